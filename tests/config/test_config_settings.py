@@ -58,6 +58,8 @@ def value_for(one: Setting) -> Any:
     key = one.name.rpartition(".")[2]
     if one.kind == "true or false":
         return one.default == "false"
+    if one.name == "checkpoint.tiers":
+        return {"cold": {"url": "s3://bucket/runs"}}
     if one.name.startswith("environment."):
         return "5GB" if key == "cache_bytes" else "7" if key == "store_patience_s" else "some"
     if key in ("severity", "runs"):
@@ -144,7 +146,7 @@ def test_the_keyword_argument_says_the_same(name: str) -> None:
 
 def test_the_register_has_all_that_the_code_reads_and_no_more() -> None:
     """Names are the arguments and fields of what is made of the tables."""
-    names = {"checkpoint.background", "checkpoint.takeover"}
+    names = {"checkpoint.background", "checkpoint.takeover", "checkpoint.tiers"}
     for table, make in MAKERS.items():
         names |= {f"checkpoint.{table}.{one}" for one in inspect.signature(make).parameters if one not in ("risk", "amount")}
     names |= {f"supervise.{one.name}" for kind in SUPERVISE for one in fields(kind)}

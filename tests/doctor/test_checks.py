@@ -14,6 +14,7 @@ from planted_faults import FAULTS, HEALTHY, machine
 from relight.cli import cli
 from relight.doctor import CHECKS, Facts, grade, judge
 from relight.doctor.checks_machine import numbers
+from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS_SAY
 from relight.doctor.explain import _BY_KIND, SYMPTOMS
 from relight.doctor.facts import Machine, StoreFacts
 from relight.doctor.finding import SEVERITIES, all_checks
@@ -54,6 +55,7 @@ def test_commands_can_be_typed() -> None:
     """What a finding, a line or an explanation says to run is a command that there is, with options that it has; paths are quoted."""
     told = [one.command for plant, _ in FAULTS.values() for one in judge(plant())]
     told += [one.command for plant, _ in FAULTS.values() for one in grade(plant(), []).lines]
+    told += [one.command for one in (*PROGRAMS_SAY, *PEOPLE_SAY)]
     told += [one.command for one in SYMPTOMS] + [command for _, command in _BY_KIND.values()]
     typed = {tuple(shlex.split(one)) for one in told if one.startswith("relight ")}
     assert len(typed) > 20

@@ -36,6 +36,7 @@ from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.commit.together import OthersFailed
 from relight.doctor import explain
+from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS, PROGRAMS_SAY, SEEN
 from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
 from relight.doctor.finding import all_checks
 from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightError, SaveFailed
@@ -282,8 +283,9 @@ def test_a_server_without_conditions_is_known_again(s3_server: Server, s3: str, 
 
 def test_no_heading_is_without_its_symptom() -> None:
     """Each section of the page is reproduced here; each symptom, and each check that names a section, names one that is there."""
-    assert {*MADE, SERVER} == set(HEADINGS)
-    assert {one.section for one in SYMPTOMS} == {*HEADINGS, *ROWS}
+    assert {*MADE, SERVER, PROGRAMS, SEEN} == set(HEADINGS)
+    assert {one.section for one in (*PROGRAMS_SAY, *PEOPLE_SAY)} == {PROGRAMS, SEEN}
+    assert {one.section for one in SYMPTOMS} == {*HEADINGS, *ROWS} - {PROGRAMS, SEEN}
     assert {one.section for one in all_checks().values()} - {""} <= {*HEADINGS, *ROWS}
 
 
@@ -321,6 +323,50 @@ def test_others_errors_are_of_the_supervisors_kinds(text: str, kind: str, sectio
     found = explain(text)
     assert (found.kind, found.section, found.known) == (kind, section, True)
     assert found.kind_means == KINDS[kind]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "section"),
+    [
+        ("OSError: [Errno 28] Auf dem Gerät ist kein Speicherplatz mehr verfügbar: '/d'", "storage", "no_space"),
+        ("OSError: [Errno 122] Quota excedida", "storage", "no_space"),
+        ("write failed, errno=28", "storage", "no_space"),
+        ("Error: io error (os error 28)", "storage", "no_space"),
+        ("OSError: [Errno 5] Eingabe-/Ausgabefehler", "storage", "store"),
+        ("OSError: [Errno 116] Veralteter Dateizugriff", "storage", "store"),
+        ("OSError: [Errno 12] Kein Speicher", "memory", PROGRAMS),
+        ("OSError: [Errno 24] Zu viele offene Dateien", "user", PROGRAMS),
+        ("ConnectionResetError: [Errno 104] Verbindung zurückgesetzt", "network", PROGRAMS),
+        ("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory", "storage", PROGRAMS),
+        ("Killed", "killed", PROGRAMS),
+        ("run.sh: line 3: 4711 Killed                  python train.py", "killed", PROGRAMS),
+        ("slurmstepd: error: Detected 1 oom_kill event in StepId=77.0. Some of the step tasks have been OOM Killed.", "memory", PROGRAMS),
+        ("[node] NCCL WARN NET/IB: ibv_poll_cq() failed with error", "network", PROGRAMS),
+        ("NCCL WARN Call to ibv_reg_mr failed with error Cannot allocate memory", "memory", PROGRAMS),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026 DUE TO TIME LIMIT ***", "preemption", PROGRAMS),
+        ("RuntimeError: can't start new thread", "user", PROGRAMS),
+        ("saving takes too long", "unknown", SEEN),
+        ("Checkpoints take 30 minutes and block training", "unknown", SEEN),
+        ("parameters are inconsistent across ranks", "unknown", SEEN),
+        ("storage costs too much", "unknown", SEEN),
+        ("out of memory on load", "unknown", SEEN),
+        ("CUDA out of memory when loading the checkpoint", "device memory", SEEN),
+        ("restoring is very slow", "unknown", SEEN),
+        ("we lost 6 hours of training", "unknown", SEEN),
+        ("the loss jumps after resuming", "unknown", SEEN),
+        ("training hangs", "unknown", SEEN),
+    ],
+)
+def test_numbers_programs_and_people_are_understood(text: str, kind: str, section: str) -> None:
+    """Error numbers in any language, words of other programs, and what people see are known, with something to do."""
+    found = explain(text)
+    assert (found.kind, found.section, found.known) == (kind, section, True)
+    assert found.means and found.do
+
+
+def test_peoples_words_explain_no_log() -> None:
+    """A log's lines about slow saves are not taken for a complaint."""
+    assert explain("\n".join(f"step {n}: saving takes too long" for n in range(50))).section == ""
 
 
 def test_the_cause_counts_not_its_consequence() -> None:

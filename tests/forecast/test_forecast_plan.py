@@ -11,6 +11,8 @@ from relight.errors import ConfigError
 from relight.forecast import Belief, prior
 from relight.forecast.planned import Layout, Measured, Question, fit, plan
 from relight.forecast.presets import SCENARIOS, preset
+from relight.keys import write_key_file
+from relight.keys.signing import write_signing_key
 from relight.forecast.sizing import of_number, size_of
 from relight.policy.table import defaults_of
 from relight.supervise.settings import read_settings
@@ -109,7 +111,7 @@ def test_each_preset_is_a_file_that_both_readers_take(name: str, tmp_path: Path)
         table = told
         for part in line.table.split("."):
             table = table[part]
-        assert table[line.key] == line.value
+        assert table[line.key] == (list(line.value) if isinstance(line.value, tuple) else line.value)
     assert max(map(len, found.toml().splitlines())) <= 140
 
 
@@ -125,6 +127,27 @@ def test_presets_differ_by_their_numbers() -> None:
     assert "checkpoint.peers.copies" not in keys["medium"]
     with pytest.raises(ConfigError, match="no preset"):
         preset("tiny")
+
+
+def test_a_preset_keeps_its_own_limits_and_no_failure_takes_a_day() -> None:
+    """The memory that a file expects is what it allows, and the longest interval is four hours at most."""
+    for name in SCENARIOS:
+        found = preset(name)
+        values = {f"{one.table}.{one.key}": one.value for one in found.lines}
+        assert float(str(values["checkpoint.adaptive.at_most"])[:-1]) <= 4 * 3600
+        limit = values.get("checkpoint.limits.memory")
+        assert limit is None or found.memory_bytes <= float(limit)  # type: ignore[arg-type]
+    assert "14.7 GB of each node's memory" in preset("resource-constrained").toml()
+
+
+def test_enterprise_has_what_an_enterprise_asks_for() -> None:
+    """Encryption, signing, audit, alerts, a further tier and peers, with what has to be done first."""
+    found = preset("enterprise", copies="s3://ours/runs", keys="/keys")
+    values = {f"{one.table}.{one.key}": one.value for one in found.lines}
+    assert values["environment.key"] == "file:/keys/store.key" and values["environment.sign"] == "ed25519:file:/keys/signing.key"
+    assert values["checkpoint.tiers.cold.url"] == "s3://ours/runs" and values["environment.audit"] == "s3://ours/runs-audit"
+    assert values["checkpoint.peers.copies"] == 1 and values["alerts.to"]
+    assert any("relight keys new" in one for one in found.first) and "RELIGHT_SETTINGS" in found.toml()
 
 
 TRAINING = """
@@ -150,7 +173,10 @@ def test_each_preset_trains_and_resumes(name: str, tmp_path: Path, monkeypatch: 
     from relight.observe import Event, subscribe
 
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "relight.toml").write_text(preset(name).toml())
+    write_key_file(str(tmp_path / "store.key"))
+    write_signing_key(str(tmp_path / "signing.key"))
+    (tmp_path / "relight.toml").write_text(preset(name, copies=str(tmp_path / "copies"), keys=str(tmp_path)).toml())
+    monkeypatch.setenv("RELIGHT_SETTINGS", str(tmp_path / "relight.toml"))
     heard: list[Event] = []
     undo = subscribe(heard.append)
     try:

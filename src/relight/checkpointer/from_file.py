@@ -8,7 +8,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from relight.observe import emit
-from relight.policy import Compact, Keep, Limits, Peers, Trigger, adaptive
+from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, adaptive
 from relight.policy.table import defaults_of
 from relight.settings.file import checked, from_variables, take_environment
 
@@ -55,27 +55,31 @@ class Completed(NamedTuple):
     peers: Peers | None
     background: bool | None
     takeover: str | None = None
+    tiers: Tiers | None = None
 
 
-def completed(given: Given, writer: str, tiers: bool) -> Completed:
+def completed(given: Given, writer: str, tiers: Tiers | bool | None, place: tuple[str, str] | None = None) -> Completed:
     """With what the file says of those that were not given. Where tiers say what each keeps, the file does not; nor are there peers where
     one rank writes, or where saves are not made in the background. Without ``save`` anywhere it is ``adaptive()``: a run that was
-    not set up saves, too."""
+    not set up saves, too. ``tiers`` are the caller's. Without them the file's count for the store and run in ``place``; None if an observer
+    has moved the run, so that copies of it would be junk."""
     take_environment()
     told, path = checked("checkpoint", defaults_of)
-    taken = {one.name: getattr(told, one.name) for one in fields(told) if getattr(given, one.name) is _LEFT_OUT.get(one.name)}
+    taken = {one.name: getattr(told, one.name) for one in fields(told) if one.name != "tiers" and getattr(given, one.name) is _LEFT_OUT.get(one.name)}
     if os.environ.get("RELIGHT_BACKGROUND"):
         taken.pop("background", None)
     if tiers:
         taken.pop("keep", None)
+    own = told.tiers.of(*place) if told.tiers is not None and not tiers and place is not None else None
     background = given.background if given.background is not None else taken.get("background")
     if writer == "rank 0" or background is False or os.environ.get("RELIGHT_BACKGROUND", "1").lower() in ("0", "false", "no"):
         taken.pop("peers", None)
     taken = {name: value for name, value in taken.items() if value is not None}
-    if taken:
+    if taken or own is not None:
         sayers = [*([str(path)] if path.exists() else []), *from_variables("checkpoint").values()]
-        emit("settings.read", f"{', '.join(taken)} as said by {', '.join(sayers)}", path=str(path), names=list(taken))
-    found = {**given._asdict(), **taken}
+        names = [*taken, *(["tiers"] if own is not None else [])]
+        emit("settings.read", f"{', '.join(names)} as said by {', '.join(sayers)}", path=str(path), names=names)
+    found = {**given._asdict(), **taken, "tiers": own if not isinstance(tiers, Tiers) else tiers}
     found["save"] = adaptive() if found["save"] is NOT_GIVEN else found["save"]
     found["keep"] = None if found["keep"] is NOT_GIVEN else found["keep"]
     return Completed(**found)

@@ -119,9 +119,10 @@ class Checkpointer(Holds):
     ) -> None:
         begins("a Checkpointer")
         settle()
-        url, name, tiers = options.where_to(path, run)
+        url, name, tiers, own = options.where_to(path, run)
         given = Given(save, keep, limits, compact, peers, options.check_background(background), takeover)
-        save, keep, limits, compact, peers, background, takeover = completed(given, writer, tiers is not None)
+        place = (url, name) if own else None
+        save, keep, limits, compact, peers, background, takeover, tiers = completed(given, writer, tiers, place)
         self._run, self._fresh = check_run_name(name), FreshStart(fresh)
         self._trigger = check_trigger(save) if save is not None else None
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())

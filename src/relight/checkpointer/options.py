@@ -36,8 +36,9 @@ OWN_KEYS = "relight."
 """How keys of metadata begin that Relight adds by itself."""
 
 
-def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str, str, Tiers | None]:
-    """The store that saves commit in, the run's name, and all tiers if there are further ones. Observers may have it elsewhere."""
+def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str, str, Tiers | None, bool]:
+    """The store that saves commit in, the run's name, all tiers if there are further ones, and whether this is the place that was given:
+    observers may have it elsewhere."""
     tiers = path if isinstance(path, Tiers) else None
     if tiers is not None and run is not None:
         raise ConfigError("run= does not go with Tiers(…)", hint="each tier's URL ends in the run's name")
@@ -51,7 +52,7 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
     meant = (url, name)
     for observer in observers:
         url, name = observer.place(url, name)
-    return url, name, tiers if (url, name) == meant else None
+    return url, name, tiers if (url, name) == meant else None, (url, name) == meant
 
 
 def check_path(path: object) -> None:

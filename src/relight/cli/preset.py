@@ -18,12 +18,15 @@ from relight.forecast.presets import SCENARIOS, preset
 @click.option("--model", metavar="N", help="Another number of parameters, such as 13B.")
 @click.option("--gpus", type=click.IntRange(1, 10**7), metavar="N", help="Another number of them.")
 @click.option("--per-node", type=click.IntRange(1, 1024), metavar="N", help="GPUs of one machine.")
+@click.option("--copies", default="", metavar="URL", help="Of enterprise: where copies go, and the audit log next to them.")
+@click.option("--keys", default="", metavar="DIR", help="Of enterprise: the directory of the key files.")
 @click.option("--explain", is_flag=True, help="A table of settings with their reasons, in place of the file.")
 @click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it there, unless there is one.")
 @json_option
 def command(
-    name: str | None, model: str | None, gpus: int | None, per_node: int | None, explain: bool, out: Path | None, as_json: bool
-) -> int:
+    name: str | None, model: str | None, gpus: int | None, per_node: int | None, copies: str, keys: str, explain: bool, out: Path | None,
+    as_json: bool,
+) -> int:  # fmt: skip
     """A relight.toml for a kind of machine, chosen by what relight plan works out. Without NAME: which there are.
 
     Its table [checkpoint] is what a Checkpointer does where the script does not say; [supervise] is for relight run. Each line says
@@ -40,7 +43,7 @@ def command(
         else:
             table(["preset", "for"], [[one, scenario.said] for one, scenario in SCENARIOS.items()], wrap=("for",))
         return 0
-    found = preset(name, model=model, gpus=gpus, per_node=per_node)
+    found = preset(name, model=model, gpus=gpus, per_node=per_node, copies=copies, keys=keys)
     if as_json:
         emit_json(
             {

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from relight.doctor.complaints import COMPLAINT_MAX, PEOPLE_SAY, PROGRAMS_SAY, Complaint, with_names
 from relight.errors import ConfigError
 from relight.supervise.classify import classify
 from relight.supervise.facts import KINDS, Facts, Worker
@@ -282,6 +284,9 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
 )
 
+_SILENT = ("unknown", "memory", "device memory", "killed")
+"""Kinds of which a person's own words say more than the kind does."""
+
 _BY_KIND: dict[str, tuple[str, str]] = {
     "user": ("correct it: starting again would only repeat it", ""),
     "memory": ("give the job more, or have it take less: smaller batches, fewer workers, relight.Limits(memory=…)", "relight doctor RUN"),
@@ -330,6 +335,8 @@ def explain(text: str) -> Explained:
     failure = classify(Facts(workers=(Worker(0, exit=1, tail=tuple(lines)),)))
     symptom, line = _symptom(lines)
     kind = failure.kind
+    if symptom is None and kind in _SILENT and len(text) <= COMPLAINT_MAX:
+        symptom, line = _complaint(PEOPLE_SAY, lines)
     clue = failure.clues[0].what.partition(": ")[2] if failure.clues else ""
     means, do = (symptom.means, symptom.do) if symptom is not None else (KINDS[kind], _BY_KIND[kind][0])
     return Explained(
@@ -340,12 +347,21 @@ def explain(text: str) -> Explained:
     )  # fmt: skip
 
 
-def _symptom(lines: list[str]) -> tuple[Symptom | None, str]:
-    """What fits, the narrowest first; of several lines that fit it, the last."""
+def _symptom(lines: list[str]) -> tuple[Symptom | Complaint | None, str]:
+    """What fits, the narrowest first; of several lines that fit it, the last. Error numbers count as their names."""
+    named = [with_names(line) for line in lines]
     for symptom in SYMPTOMS:
-        for line in reversed(lines):
-            if symptom.words.search(line):
+        for line, words in zip(reversed(lines), reversed(named)):
+            if symptom.words.search(words):
                 return symptom, line
+    return _complaint(PROGRAMS_SAY, lines)
+
+
+def _complaint(complaints: Sequence[Complaint], lines: list[str]) -> tuple[Complaint | None, str]:
+    for one in complaints:
+        for line in reversed(lines):
+            if one.words.search(with_names(line)):
+                return one, line
     return None, ""
 
 

@@ -89,10 +89,17 @@ class Warden:
         return told
 
 
+TIERS = "RELIGHT_CHECKPOINT__TIERS"
+"""The variable of ``[checkpoint.tiers]``."""
+
+
 def environment() -> dict[str, str]:
     """Return the environment of the drill's processes: they write nothing elsewhere."""
     told = child_environment()
     told.pop("RELIGHT_ANCHOR", None)  # where it stands how far the real log goes
+    for name in [one for one in told if one.startswith(TIERS)]:
+        del told[name]
+    told[TIERS] = "{}"  # the settings' further tiers hold the real run
     return told
 
 

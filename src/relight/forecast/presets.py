@@ -18,6 +18,10 @@ WORSE = 4.0
 """The longest interval is still good if failures are so many times as frequent as published: 3.6 times was measured (RSC, 1,024 GPUs)."""
 GAIN = 0.0005
 """Peers are worth their memory from this much goodput on."""
+LOST_MAX_S = 4 * 3600.0
+"""Seconds of work that one failure may take at most, whatever the plan finds: a day's work is more than anyone redoes."""
+COPIES, KEYS = "s3://BUCKET/runs", "/etc/relight"
+"""Places that stand in a file until they are replaced by real ones."""
 PATIENCE = 3.0
 """A limit is so many times what is expected."""
 
@@ -41,6 +45,8 @@ class Scenario:
     lasting: bool = False
     """What was trained has to be found again after months."""
     peers: bool = True
+    guarded: bool = False
+    """Encrypted, signed, audited, with alerts and copies in another place."""
 
 
 SCENARIOS = {
@@ -55,7 +61,7 @@ SCENARIOS = {
     "resource-constrained": Scenario(
         "one GPU in a machine with little memory and few cores", "1B", 1, 1, slack=0.02, kept=2, sparing=True, peers=False
     ),
-    "enterprise": Scenario("checkpoints that last: 70 billion parameters on 512 GPUs", "70B", 512, kept=5, lasting=True),
+    "enterprise": Scenario("checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs", "70B", 512, kept=5, lasting=True, guarded=True),
 }
 
 
@@ -65,7 +71,7 @@ class Line:
 
     table: str
     key: str
-    value: str | int | float | bool
+    value: str | int | float | bool | tuple[str, ...]
     why: str
 
 
@@ -78,6 +84,8 @@ class Preset:
     model: str
     plan: Plan
     lines: tuple[Line, ...]
+    first: tuple[str, ...] = ()
+    """What has to be done before the first start, a line each."""
 
     def toml(self) -> str:
         """The file."""
@@ -85,9 +93,11 @@ class Preset:
         layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
         head = [
             f"# relight preset {self.name}: {self.said}",
-            f"# Expected: goodput {plan.goodput:.2%}; {_tb(plan.host_bytes)} of each node's memory for snapshots.",
+            f"# Expected: goodput {plan.goodput:.2%}; {_tb(self.memory_bytes)} of each node's memory for snapshots.",
             f"# The numbers behind it: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
         ]
+        if self.first:
+            head += ["#", "# Before the first start:", *(f"# {one}" for one in self.first)]
         table = ""
         for line in self.lines:
             if line.table != table:
@@ -97,8 +107,22 @@ class Preset:
         return "\n".join(head) + "\n"
 
 
-def preset(name: str, *, model: str | None = None, gpus: int | None = None, per_node: int | None = None) -> Preset:
-    """One of ``SCENARIOS``, or the same for another model or another number of GPUs."""
+    @property
+    def memory_bytes(self) -> float:
+        """What snapshots take of a node's memory: the plan's number, or the limit that the file itself sets."""
+        layout = self.plan.question.layout
+        limit = next((line.value for line in self.lines if (line.table, line.key) == ("checkpoint.limits", "memory")), None)
+        own = limit * min(layout.gpus, layout.per_node) if isinstance(limit, int) else None
+        return self.plan.host_bytes if own is None else min(own, self.plan.host_bytes)
+
+
+def preset(
+    name: str, *, model: str | None = None, gpus: int | None = None, per_node: int | None = None, copies: str = "", keys: str = ""
+) -> Preset:
+    """One of ``SCENARIOS``, or the same for another model or another number of GPUs.
+
+    ``copies`` and ``keys``: where a preset that guards what it stores keeps copies, the audit log and its keys.
+    """
     scenario = SCENARIOS.get(name)
     if scenario is None:
         raise ConfigError(f"there is no preset {name[:40]!r}", hint=f"one of {', '.join(SCENARIOS)}")
@@ -114,20 +138,29 @@ def preset(name: str, *, model: str | None = None, gpus: int | None = None, per_
         if (model, gpus) == (scenario.model, scenario.gpus)
         else f"{scenario.said.partition(':')[0]}; here {model} on {gpus:,} GPUs"
     )
-    lines = [*_schedule(scenario, found), *_keeping(scenario, found), *_resources(scenario, found), *_watching(scenario, found)]
-    return Preset(name, said, model, found, tuple(lines))
+    copies, keys = (copies or COPIES).rstrip("/"), (keys or KEYS).rstrip("/")
+    lines = [
+        *_schedule(scenario, found), *_keeping(scenario, found), *_resources(scenario, found), *_copies(scenario, found, copies),
+        *_watching(scenario, found), *_guarding(scenario, copies, keys),
+    ]  # fmt: skip
+    return Preset(name, said, model, found, tuple(lines), _first(copies, keys) if scenario.guarded else ())
 
 
 def _schedule(scenario: Scenario, found: Plan) -> list[Line]:
     store, stall = found.levels[-1].costs, found.levels[0].costs.stall_s
     least = _up(max(store.durable_s, 1.0))
     longest = _longest(lambda interval_s: found.store_lost_at(interval_s, WORSE), least, scenario.slack)
-    most = max(least * 2, _down(min(longest, 86400.0)))
+    capped = longest > LOST_MAX_S
+    most = max(least * 2, _down(min(longest, LOST_MAX_S)))
     worse = f"{scenario.slack:.1%} more of the time is lost than at the best, with {WORSE:g} times the failures"
     apart = f"no two within {span(stall / scenario.overhead)}, as one takes {span(stall)}"
     return [
         Line("checkpoint.adaptive", "at_least", f"{least:g}s", f"a save takes {span(store.durable_s)} until it is durable in the store"),
-        Line("checkpoint.adaptive", "at_most", f"{most:g}s", f"there {worse}; {span(found.store_only[0])} is the best"),
+        Line(
+            "checkpoint.adaptive", "at_most", f"{most:g}s",
+            f"no failure takes more than {span(LOST_MAX_S)} of work; {span(found.store_only[0])} is the best" if capped
+            else f"there {worse}; {span(found.store_only[0])} is the best",
+        ),
         Line("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
     ]  # fmt: skip
 
@@ -162,7 +195,7 @@ def _resources(scenario: Scenario, found: Plan) -> list[Line]:
             levels=("memory", "store"),
         )  # fmt: skip
         gain = found.goodput - plan(near).goodput
-        if gain >= GAIN:
+        if gain >= GAIN or scenario.guarded:
             why = f"goodput {gain:+.2%}, for {_tb(2 * share)} of each node's memory: another node holds its snapshot"
             lines.append(Line("checkpoint.peers", "copies", 1, why))
     if scenario.sparing:
@@ -178,6 +211,40 @@ def _resources(scenario: Scenario, found: Plan) -> list[Line]:
             Line("checkpoint.limits", "nice", 19, "whatever else runs goes first"),
         ]
     return lines
+
+
+def _copies(scenario: Scenario, found: Plan, copies: str) -> list[Line]:
+    """Another place for what lasts: a disaster takes a store with all that is in it."""
+    if not scenario.guarded:
+        return []
+    size = found.question.size.bytes
+    months = f"{_tb(12 * size)} at most; what goes from the near store is there first"
+    return [
+        Line("checkpoint.tiers.cold", "url", copies, "another site or bucket; the run's name is added"),
+        Line("checkpoint.tiers.cold", "lag", "1h", "the copies may be so far apart"),
+        Line("checkpoint.tiers.cold.keep", "last", scenario.kept, "as near"),
+        Line("checkpoint.tiers.cold.keep", "monthly", 12, months),
+    ]
+
+
+def _guarding(scenario: Scenario, copies: str, keys: str) -> list[Line]:
+    if not scenario.guarded:
+        return []
+    return [
+        Line("environment", "key", f"file:{keys}/store.key", "what is stored is encrypted"),
+        Line("environment", "sign", f"ed25519:file:{keys}/signing.key", "records are signed"),
+        Line("environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"),
+        Line("alerts", "to", ("env:RELIGHT_ALERTS_URL",), "who is notified; relight alerts test sends one"),
+    ]
+
+
+def _first(copies: str, keys: str) -> tuple[str, ...]:
+    return (
+        f"relight keys new {keys}/store.key   (and a second one: relight keys add STORE file:…)",
+        f"relight keys new --signing {keys}/signing.key   (it prints what trust = \"…\" in [environment] has to be on readers)",
+        "export RELIGHT_SETTINGS=THIS_FILE   (keys, tiers and the audit log count only in a file that is named)",
+        f"replace {copies} and the receiver of alerts by yours",
+    )
 
 
 def _watching(scenario: Scenario, found: Plan) -> list[Line]:
@@ -224,7 +291,9 @@ def _tb(count: float) -> str:
     return f"{count / 1e6:,.3g} MB"
 
 
-def _value(value: str | int | float | bool) -> str:
+def _value(value: str | int | float | bool | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(one) for one in value)}]"
     if isinstance(value, bool):
         return "true" if value else "false"
     return f'"{value}"' if isinstance(value, str) else f"{value:_}" if isinstance(value, int) and value >= 10**6 else str(value)

@@ -41,7 +41,7 @@ _PROTECTION = (
     "job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "keys_over_http", "peers_host",
     "events", "cache",
 )  # fmt: skip
-NAMED_ONLY = frozenset({*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model"})
+NAMED_ONLY = frozenset({*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model", "checkpoint.tiers"})
 """Settings for protection, and of paths that are read, written and tidied. They count only in a file that is named, not in one that lies in
 the working directory."""
 
@@ -132,6 +132,10 @@ _CHECKPOINT = (
         ("parity", "a whole number from 1 to 4", "1", "how many nodes of data + parity may be lost"),
         ("memory", _SIZE, "what is there", "what a node holds for others"),
         ("bytes_per_second", _RATE, "no bound", "what a node sends"),
+    ),
+    Setting(
+        "checkpoint.tiers", "a table for each further store, near to far", "none",
+        "where checkpoints are copied to: url, and the arguments of tier()", "Checkpointer(Tiers(…))",
     ),
 )
 

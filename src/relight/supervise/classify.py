@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import re
 import signal
@@ -19,6 +20,11 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"\bReplicasDiffer: ", "hardware", 92),
     (r"CUDA out of memory|torch\.OutOfMemoryError|HIP out of memory|CUBLAS_STATUS_ALLOC_FAILED", "device memory", 90),
     (r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|std::bad_alloc", "memory", 85),
+    (r"oom_kill event|oom-kill|OOMKilled|out-of-memory handler|Exceeded (job|step) memory limit", "memory", 85),
+    (r"ibv_poll_cq|Got completion .*error|IBV_WC_\w+|transport retry counter exceeded", "network", 60),
+    (r"failed finding central directory|archive is corrupted|unexpected EOF, expected \d+ more bytes|pickle data was truncated", "storage", 80),
+    (r"DUE TO (TIME LIMIT|PREEMPTION)|\bEvicted\b", "preemption", 80),
+    (r"DUE TO NODE FAILURE", "hardware", 85),
     (r"device-side assert|index out of bounds: .* < ", "user", 75),
     (r"uncorrectable ECC|\bXid\b|unspecified launch failure|illegal memory access|GPU has fallen off|CUDA error", "hardware", 85),
     (r"No space left on device|Disk quota exceeded|\b(NoSpace|StoreUnavailable|LeaseHeld|SaveFailed): ", "storage", 85),
@@ -30,11 +36,23 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"Watchdog caught collective operation timeout|ncclSystemError|ncclRemoteError|NCCL (error|communicator was aborted)", "network", 60),
     (r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket Timeout|Timed out waiting|No route to host", "network", 40),
     (r"\bLateRanks: |DistNetworkError|DistStoreError|RendezvousTimeout", "network", 50),
+    (r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b", "killed", 50),
     (r"^usage: |error: (unrecognized|the following) arguments", "user", 80),
     (r"\b(Syntax|Indentation|Import|ModuleNotFound|Name|Attribute|Type|NotImplemented)Error: ", "user", 75),
     (r"\b(Key|Index|Value|Assertion|FileNotFound|Permission|IsADirectory|NotADirectory)Error: ", "user", 60),
     (r"\b\w+(Error|Exception): ", "user", 30),
 )
+_ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\bOSError\((\d{1,3}),")
+_BY_ERRNO: dict[int, tuple[str, int]] = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("storage", 85)),
+    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.EROFS, errno.EUCLEAN, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN), ("storage", 80)),
+    errno.ENOMEM: ("memory", 85),
+    **dict.fromkeys(
+        (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH,
+         errno.ENETDOWN), ("network", 40),
+    ),
+}  # fmt: skip
+"""Kinds by the number of an error, which is the same in every language of the message."""
 _PATTERNS = tuple((re.compile(pattern), kind, weight) for pattern, kind, weight in _WORDS)
 _SIGNALS = {
     signal.SIGSEGV: ("crash", 50), signal.SIGABRT: ("crash", 45), signal.SIGILL: ("crash", 60), signal.SIGFPE: ("crash", 60),
@@ -139,7 +157,12 @@ def _weighed(clue: Clue, worker: Worker, first: int | None) -> Clue:
 
 
 def _spoken(text: str) -> tuple[str, int] | None:
-    return next(((kind, weight) for pattern, kind, weight in _PATTERNS if pattern.search(text)), None)
+    by_words = next(((kind, weight) for pattern, kind, weight in _PATTERNS if pattern.search(text)), None)
+    numbers = [int(next(filter(None, found.groups()), "0")) for found in _ERRNO.finditer(text)]
+    by_number = next((_BY_ERRNO[one] for one in reversed(numbers) if one in _BY_ERRNO), None)
+    if by_words is None or by_number is None:
+        return by_words or by_number
+    return by_number if by_words[0] == "user" or by_number[1] > by_words[1] else by_words
 
 
 def _last_words(tail: tuple[str, ...]) -> str:

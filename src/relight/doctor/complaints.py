@@ -1,0 +1,181 @@
+"""Words of other programs, error numbers, and what people see without an error: what each means, and what to do. Pure."""
+
+from __future__ import annotations
+
+import errno
+import re
+from typing import NamedTuple
+
+PROGRAMS = "Words of other programs"
+SEEN = "What you see, without an error"
+COMPLAINT_MAX = 400
+"""Letters up to which a text may be a person's own words; a log is longer."""
+_NUMBER = re.compile(r"\[(?:Errno|WinError) (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\b(?:OS|IO)Error\((\d{1,3}),")
+
+
+class Complaint(NamedTuple):
+    """Words, the section of docs/troubleshooting.md, what they mean, what to do."""
+
+    words: re.Pattern[str]
+    section: str
+    means: str
+    do: str
+    command: str = ""
+
+
+def with_names(line: str) -> str:
+    """A line with the name of each error number in it (``ENOSPC``), so that the message's language does not matter."""
+    numbers = [int(next(filter(None, found.groups()), "0")) for found in _NUMBER.finditer(line)]
+    names = [errno.errorcode[one] for one in numbers if one in errno.errorcode]
+    return f"{line} {' '.join(dict.fromkeys(names))}" if names else line
+
+
+def _of(words: str, section: str, means: str, do: str, command: str = "") -> Complaint:
+    return Complaint(re.compile(words, re.IGNORECASE), section, means, do, command)
+
+
+PROGRAMS_SAY: tuple[Complaint, ...] = (
+    _of(
+        r"failed finding central directory|invalid header or archive is corrupted|PytorchStreamReader failed|unexpected EOF, expected \d+ more"
+        r"|not a zip archive|pickle data was truncated|Ran out of input|File is not a zip file|Error while deserializing header",
+        PROGRAMS,
+        "a file of torch.save or safetensors ends too early: its writer was killed, or the disk was full",
+        "take an older file; relight import and relight migrate name such files. A Relight checkpoint is never half there",
+        "relight migrate OLD STORE --dry-run",
+    ),
+    _of(
+        r"oom_kill event|oom-kill|OOMKilled|out-of-memory handler|Exceeded (job|step) memory limit|Out of memory: Kill|"
+        r"Memory cgroup out of memory",
+        PROGRAMS,
+        "the scheduler or the kernel ended a process because the job's memory limit was reached",
+        "ask for more memory, or have the job take less: fewer loader workers, relight.Limits(memory=…)",
+        "relight doctor RUN",
+    ),
+    _of(
+        r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b|Signal 9 \(SIGKILL\)|signal: 9\b",
+        PROGRAMS,
+        "a process was ended by SIGKILL: usually memory ran out, else a scheduler's or a person's kill",
+        "see whether memory ran out; a save in the background survives it, and the job resumes from there",
+        "dmesg | grep -i oom",
+    ),
+    _of(
+        r"ibv_(reg_mr|create_\w+|alloc_\w+|open_device)",
+        PROGRAMS,
+        "InfiniBand could not lock or allocate memory",
+        "raise the limit of locked memory: ulimit -l unlimited, also in the scheduler's and container's settings",
+        "relight doctor",
+    ),
+    _of(
+        r"ibv_poll_cq|Got completion .*(error|status=\d+)|IBV_WC_\w+|transport retry counter exceeded",
+        PROGRAMS,
+        "an InfiniBand link or the other node failed during an exchange",
+        "look at the link and at the node on its other side; the rank that ended first is the cause",
+        "relight incidents RUN",
+    ),
+    _of(
+        r"DUE TO TIME LIMIT|DUE TO PREEMPTION|DUE TO NODE FAILURE|\bEvicted\b",
+        PROGRAMS,
+        "the scheduler ended the job or took the node",
+        "have the scheduler send SIGTERM some time before: docs/guides/slurm.md; the job resumes from its last save",
+        "relight ls RUN",
+    ),
+    _of(
+        r"\b(EMFILE|ENFILE)\b|Too many open files",
+        PROGRAMS,
+        "the process may not open more files",
+        "ulimit -n 65536, also in the scheduler's or container's settings",
+        "relight doctor",
+    ),
+    _of(
+        r"can't start new thread|\bEAGAIN\b|Resource temporarily unavailable",
+        PROGRAMS,
+        "the user may not have more processes or threads, or the machine is short of them for a moment",
+        "ulimit -u, and the container's pids limit; fewer loader workers",
+        "relight doctor",
+    ),
+    _of(
+        r"\bENOMEM\b",
+        PROGRAMS,
+        "the kernel gave no memory",
+        "give the job more, or have it take less: smaller batches, fewer workers, relight.Limits(memory=…)",
+        "relight doctor RUN",
+    ),
+    _of(
+        r"\b(ECONNRESET|ECONNREFUSED|ETIMEDOUT|EPIPE|EHOSTUNREACH|ENETUNREACH|ENETDOWN|ECONNABORTED)\b",
+        PROGRAMS,
+        "a connection to another process or machine broke, or could not be made",
+        "see which rank ended first: the others only report that they lost it",
+        "relight incidents RUN",
+    ),
+)
+"""Words of torch, Slurm, kernels and libraries."""
+
+PEOPLE_SAY: tuple[Complaint, ...] = (
+    _of(
+        r"(out of memory|\boom\b|memory).*\b(load|restor|resum)|\b(load|restor|resum)\w*.*(out of memory|\boom\b|runs? out of memory|too much memory)",
+        SEEN,
+        "a load that builds the whole state next to the model holds it twice",
+        "restore() reads into the live tensors: memory is two slabs. Build the model once, call restore() before other copies, and give "
+        "relight.load(…, only=[…]) a part",
+        "relight show RUN",
+    ),
+    _of(
+        r"(inconsistent|mismatch|differ\w*|diverg\w*|not the same|out of sync|different \w+).*\b(ranks?|gpus?|nodes?|workers?|replicas?)\b"
+        r"|\b(ranks?|gpus?|nodes?|replicas?)\b.*(inconsistent|mismatch|differ\w*|diverg\w*|disagree|out of sync)",
+        SEEN,
+        "ranks hold different values of what should be the same, or saved at different steps",
+        "a save is one step on all ranks, or none; name what is each rank's own in per_rank=[…]; a suspect checkpoint names the tensor",
+        "relight show RUN",
+    ),
+    _of(
+        r"(storage|disk|bucket|s3|checkpoints?).*(cost|expensive|too (big|large|much)|fills?|full|grow)|(cost|too much|reduce).*(storage|disk space|bucket)",
+        SEEN,
+        "nothing is retired, or each checkpoint is stored whole",
+        "say what to keep: keep=relight.keep(last=…); store what changed only: compact=relight.Compact(…); relight plan --store-price shows what it costs",
+        "relight prune RUN --keep-last 3 --dry-run",
+    ),
+    _of(
+        r"(sav|checkpoint)\w*.*(takes? (too |so |very )?long|too long|slow\b|slows|stalls?|blocks?|minutes|hours)|slow (save|checkpoint)"
+        r"|training (stops|waits|pauses|stalls).*(sav|checkpoint)|gpus?.*idle.*(sav|checkpoint)",
+        SEEN,
+        "training waits for a save: it runs in the foreground, memory for a snapshot is missing, or the store is slow",
+        "measure where the time goes; saves in the background block for milliseconds; relight bench names the settings",
+        "relight bench STORE",
+    ),
+    _of(
+        r"(restor|resum|load|recover)\w*.*(takes? (too |so |very )?long|too long|slow\b|minutes|hours)",
+        SEEN,
+        "reading a checkpoint is bound by the store, or each rank reads all of it",
+        "RELIGHT_CACHE keeps what was read near; peers and further tiers restore from memory or a near disk",
+        "relight ready RUN --measure",
+    ),
+    _of(
+        r"(lost|lose|losing).*(hours|days|progress|work|steps)|starts? (over|again from|from (scratch|zero|step 0))",
+        SEEN,
+        "saves are far apart, or the script does not restore",
+        "call ckpt.restore() before the loop; leave save= to relight.adaptive(); relight plan shows the interval that loses least",
+        "relight ls RUN",
+    ),
+    _of(
+        r"loss.*(jump|spike|higher|different).*(resum|restor|restart|load)|(resum|restor|restart)\w*.*loss.*(jump|spike|higher|different)|not (exact|reproducible|deterministic)",
+        SEEN,
+        "something that training depends on is not restored: generators, the loader's position, a scheduler, an optimizer",
+        "relight prove names the first thing that differs after a resume",
+        "relight prove SCRIPT",
+    ),
+    _of(
+        r"(training|job|it) (hangs|is stuck|does not (move|continue|progress))|stuck (at|in|on)|no progress",
+        SEEN,
+        "a rank waits for another that is gone, hangs, or made another call",
+        "run it under relight run, which finds the rank, writes down where each stood, and starts again",
+        "relight incidents RUN latest",
+    ),
+    _of(
+        r"(corrupt|damaged|broken|truncated|unreadable).*(checkpoint|file|weights)|(checkpoint|file)s?.*(corrupt|damaged|broken|truncated)",
+        SEEN,
+        "bytes are not what was written: the disk, a copy, or a writer that was killed",
+        "verify reads every byte and names what is damaged; a restore takes the newest whole one",
+        "relight verify RUN",
+    ),
+)  # fmt: skip
+"""What people write without an error. Asked only of short texts that nothing else explains."""
