@@ -56,11 +56,12 @@ def test_every_error_kind_is_in_troubleshooting_beside_its_error() -> None:
 
 def test_every_symptom_can_be_diagnosed() -> None:
     """A heading or kind of the troubleshooting page is what ``relight doctor --error`` leads to; ``tests/doctor`` makes each of them happen."""
+    from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS_SAY
     from relight.doctor.explain import SYMPTOMS
 
     text = page("troubleshooting.md")
     headings = {one.replace('"', "") for one in re.findall(r"^## (.*)$", text, re.MULTILINE)}
-    assert {one.section for one in SYMPTOMS} == headings | set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE))
+    assert {one.section for one in (*SYMPTOMS, *PROGRAMS_SAY, *PEOPLE_SAY)} == headings | set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE))
 
 
 def test_every_command_and_option_is_in_the_reference() -> None:

@@ -18,6 +18,7 @@ from typing import Any
 
 from relight.drill.processes import kill_below
 from relight.errors import RelightError
+from relight.settings.known import variable_of
 from relight.world.children import child_command, child_environment
 
 _PR_SET_CHILD_SUBREAPER = 36
@@ -89,7 +90,7 @@ class Warden:
         return told
 
 
-TIERS = "RELIGHT_CHECKPOINT__TIERS"
+TIERS = variable_of("checkpoint.tiers")
 """The variable of ``[checkpoint.tiers]``."""
 
 

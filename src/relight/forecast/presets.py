@@ -234,7 +234,7 @@ def _guarding(scenario: Scenario, copies: str, keys: str) -> list[Line]:
         Line("environment", "key", f"file:{keys}/store.key", "what is stored is encrypted"),
         Line("environment", "sign", f"ed25519:file:{keys}/signing.key", "records are signed"),
         Line("environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"),
-        Line("alerts", "to", ("env:RELIGHT_ALERTS_URL",), "who is notified; relight alerts test sends one"),
+        Line("alerts", "to", ("env:ALERTS_URL",), "who is notified; relight alerts test sends one"),
     ]
 
 
