@@ -11,9 +11,9 @@ from relight.errors import ConfigError
 from relight.forecast import Belief, prior
 from relight.forecast.planned import Layout, Measured, Question, fit, plan
 from relight.forecast.presets import SCENARIOS, preset
+from relight.forecast.sizing import of_number, size_of
 from relight.keys import write_key_file
 from relight.keys.signing import write_signing_key
-from relight.forecast.sizing import of_number, size_of
 from relight.policy.table import defaults_of
 from relight.supervise.settings import read_settings
 

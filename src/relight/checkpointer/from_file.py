@@ -65,7 +65,8 @@ def completed(given: Given, writer: str, tiers: Tiers | bool | None, place: tupl
     has moved the run, so that copies of it would be junk."""
     take_environment()
     told, path = checked("checkpoint", defaults_of)
-    taken = {one.name: getattr(told, one.name) for one in fields(told) if one.name != "tiers" and getattr(given, one.name) is _LEFT_OUT.get(one.name)}
+    names = [one.name for one in fields(told) if one.name != "tiers"]
+    taken = {name: getattr(told, name) for name in names if getattr(given, name) is _LEFT_OUT.get(name)}
     if os.environ.get("RELIGHT_BACKGROUND"):
         taken.pop("background", None)
     if tiers:

@@ -31,8 +31,8 @@ SHOWN = 20
 @click.option("--roll-back", "back", is_flag=True, help="Take back what was brought from OLD, and nothing else.")
 @json_option
 def command(
-    old: str, new: str, run: str | None, check: str, exclude: tuple[str, ...], compress: bool, engine: str, jobs: int | None, dry_run: bool, back: bool,
-    as_json: bool,
+    old: str, new: str, run: str | None, check: str, exclude: tuple[str, ...], compress: bool, engine: str, jobs: int | None, dry_run: bool,
+    back: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Bring all checkpoints below OLD, of whatever framework, into the store NEW: a run for each folder that has some.
 

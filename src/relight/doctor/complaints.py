@@ -36,8 +36,8 @@ def _of(words: str, section: str, means: str, do: str, command: str = "") -> Com
 
 PROGRAMS_SAY: tuple[Complaint, ...] = (
     _of(
-        r"failed finding central directory|invalid header or archive is corrupted|PytorchStreamReader failed|unexpected EOF, expected \d+ more"
-        r"|not a zip archive|pickle data was truncated|Ran out of input|File is not a zip file|Error while deserializing header",
+        r"failed finding central directory|invalid header or archive is corrupted|PytorchStreamReader failed"
+        r"|unexpected EOF, expected \d+ more|not a zip archive|pickle data was truncated|Ran out of input|File is not a zip file|Error while deserializing header",
         PROGRAMS,
         "a file of torch.save or safetensors ends too early: its writer was killed, or the disk was full",
         "take an older file; relight import and relight migrate name such files. A Relight checkpoint is never half there",
@@ -112,7 +112,8 @@ PROGRAMS_SAY: tuple[Complaint, ...] = (
 
 PEOPLE_SAY: tuple[Complaint, ...] = (
     _of(
-        r"(out of memory|\boom\b|memory).*\b(load|restor|resum)|\b(load|restor|resum)\w*.*(out of memory|\boom\b|runs? out of memory|too much memory)",
+        r"(out of memory|\boom\b|memory).*\b(load|restor|resum)"
+        r"|\b(load|restor|resum)\w*.*(out of memory|\boom\b|runs? out of memory|too much memory)",
         SEEN,
         "a load that builds the whole state next to the model holds it twice",
         "restore() reads into the live tensors: memory is two slabs. Build the model once, call restore() before other copies, and give "
@@ -128,10 +129,12 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         "relight show RUN",
     ),
     _of(
-        r"(storage|disk|bucket|s3|checkpoints?).*(cost|expensive|too (big|large|much)|fills?|full|grow)|(cost|too much|reduce).*(storage|disk space|bucket)",
+        r"(storage|disk|bucket|s3|checkpoints?).*(cost|expensive|too (big|large|much)|fills?|full|grow)"
+        r"|(cost|too much|reduce).*(storage|disk space|bucket)",
         SEEN,
         "nothing is retired, or each checkpoint is stored whole",
-        "say what to keep: keep=relight.keep(last=…); store what changed only: compact=relight.Compact(…); relight plan --store-price shows what it costs",
+        "state what to keep: keep=relight.keep(last=…); store what changed only: compact=relight.Compact(…); relight plan --store-price "
+        "shows what it costs",
         "relight prune RUN --keep-last 3 --dry-run",
     ),
     _of(
@@ -157,7 +160,8 @@ PEOPLE_SAY: tuple[Complaint, ...] = (
         "relight ls RUN",
     ),
     _of(
-        r"loss.*(jump|spike|higher|different).*(resum|restor|restart|load)|(resum|restor|restart)\w*.*loss.*(jump|spike|higher|different)|not (exact|reproducible|deterministic)",
+        r"loss.*(jump|spike|higher|different).*(resum|restor|restart|load)"
+        r"|(resum|restor|restart)\w*.*loss.*(jump|spike|higher|different)|not (exact|reproducible|deterministic)",
         SEEN,
         "something that training depends on is not restored: generators, the loader's position, a scheduler, an optimizer",
         "relight prove names the first thing that differs after a resume",

@@ -13,12 +13,14 @@ from relight.doctor.finding import Check, all_checks
 FIELDS: Mapping[str, tuple[str, ...]] = {
     "accelerators": ("accelerators",), "accounts": ("supervised",), "disk": ("fsync_s", "direct", "skew_s", "exclusive", "write_bps"),
     "drills": ("drills",), "exclusive creation": ("exclusive",), "fabric": ("fabric",), "free bytes": ("free_bytes",),
-    "incidents": ("incidents",), "jobs": ("live",), "kernel's log": ("kernel",), "keys": ("keys",), "leftovers": ("leftovers", "temporaries"),
+    "incidents": ("incidents",), "jobs": ("live",), "kernel's log": ("kernel",), "keys": ("keys",),
+    "leftovers": ("leftovers", "temporaries"),
     "listing": ("runs",), "memory": ("memory_bytes",), "memory files": ("dead_supervisors",), "mode": ("mode",), "mount": ("mount",),
     "names": ("names",), "newest checkpoint": ("environment", "exact"), "overcommit": ("commit_bytes",), "packages": ("packages",),
     "place": ("error", "record", "probe", "is_directory", "absent"), "proofs": ("proofs",), "rate": ("write_bps",),
     "relight.json": ("record",), "restore": ("measured",), "room": ("size_bytes", "free_inodes"), "runs": ("runs",),
-    "settings": tuple(one.name for one in fields(Config)), "shared memory": ("shm_bytes", "shm_free_bytes"), "time of an answer": ("answer_s",), "writing": ("probe",),
+    "settings": tuple(one.name for one in fields(Config)), "shared memory": ("shm_bytes", "shm_free_bytes"),
+    "time of an answer": ("answer_s",), "writing": ("probe",),
 }  # fmt: skip
 """The fields that each look of ``facts_…`` fills, so that they are unknown if it failed. A look ``tier NAME`` fills ``tiers``."""
 _ASKED = frozenset({"error", "record", "probe", "file_error", "cache"})

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Any, NamedTuple
 
+from relight.doctor import ready_operations as more
 from relight.doctor.checks_machine import numbers, slots_bytes
 from relight.doctor.checks_store import FSYNC_LEAST_S, growth_bps
 from relight.doctor.facts import Facts, RunFacts
 from relight.doctor.finding import Finding, gb, many, span
-from relight.doctor import ready_operations as more
 from relight.doctor.ready_operations import drilled
 from relight.doctor.ready_proofs import exactness, restorable
 from relight.doctor.ready_proofs import steps_of as _steps

@@ -1,4 +1,4 @@
-"""Lines of ``relight ready`` that a production check-list has: drills of this script, alerts, audit, roles, copies, saves, versions. Pure."""
+"""Lines of ``relight ready`` for production: drills of this script, alerts, audit, roles, copies, saves, versions. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drill was made of: the script, its bytes, and the settings by which a job recovers. A drill of other ones shows nothing of a run."""
+"""The script, its bytes, and the settings of a drill. A drill of other ones shows nothing of a run."""
 
 from __future__ import annotations
 

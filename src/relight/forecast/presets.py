@@ -61,7 +61,10 @@ SCENARIOS = {
     "resource-constrained": Scenario(
         "one GPU in a machine with little memory and few cores", "1B", 1, 1, slack=0.02, kept=2, sparing=True, peers=False
     ),
-    "enterprise": Scenario("checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs", "70B", 512, kept=5, lasting=True, guarded=True),
+    "enterprise": Scenario(
+        "checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs", "70B", 512, kept=5, lasting=True,
+        guarded=True,
+    ),
 }
 
 

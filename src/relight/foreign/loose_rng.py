@@ -30,7 +30,7 @@ class LooseRng:
 
 
 def loose_rng(told: Mapping[Any, Any]) -> LooseRng:
-    """Find the generators in a dictionary that ``torch.save`` wrote: ``rng_state``, ``cuda_rng_state``, nested dictionaries of them."""
+    """Find the generators in a dictionary of ``torch.save``: ``rng_state``, ``cuda_rng_state``, nested dictionaries of them."""
     found = LooseRng()
     for key, value in told.items():
         if type(key) is not str or not _NAMED.search(key) or _OWN.search(key):
@@ -41,7 +41,7 @@ def loose_rng(told: Mapping[Any, Any]) -> LooseRng:
                 found.left_out.append((key, "not the state of one process's generators: kept as values, and not restored"))
             continue
         if parts.keys() & found.node.keys():
-            found.left_out.append((key, f"a second state of {', '.join(sorted(map(str, parts.keys() & found.node.keys())))}: kept as values"))
+            found.left_out.append((key, f"a second state of the same generator: kept as values"))
             continue
         found.node |= {str(kind): state for kind, state in parts.items()}
         found.used.add(key)

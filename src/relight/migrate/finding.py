@@ -208,7 +208,7 @@ def _walk(place: _Place, name: str, skip: str, level: int = 0) -> Iterator[tuple
         return
     inner = list(_inside(place, name, skip, level))
     yield from inner
-    if named and not inner or (not name and not is_folder):
+    if (named and not inner) or (not name and not is_folder):
         yield name, unknown
 
 

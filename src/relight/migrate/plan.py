@@ -57,7 +57,8 @@ def plan_migration(
     found = find(old, run, skip=place_of(url), exclude=exclude)
     if not found.sources and not found.unreadable:
         left = f"; {found.excluded} excluded" if found.excluded else ""
-        raise CheckpointNotFound(f"no checkpoint was found below this place{left}", where=old, hint="check the path; relight import takes one file")
+        hint = "check the path; relight import takes one file"
+        raise CheckpointNotFound(f"no checkpoint was found below this place{left}", where=old, hint=hint)
     for name in sorted({one.run for one in found.sources} - done.runs):
         _check_free(url, name)
     todo = [one for one in found.sources if one.name not in done.brought]

@@ -63,8 +63,8 @@ _NOT_IN_A_FILE = {"adaptive": {"risk"}}
 
 def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
     """The table's values: ``background``, ``takeover``, and the tables ``adaptive``, ``every``, ``keep``, ``limits``, ``compact``,
-    ``peers``, each with the arguments of the function of that name. ``adaptive`` and ``every`` together: whichever comes first. ``tiers`` has
-    a table for each further store, near to far, with the arguments of ``relight.tier``."""
+    ``peers``, each with the arguments of the function of that name. ``adaptive`` and ``every`` together: whichever comes first.
+    ``tiers`` has a table for each further store, near to far, with the arguments of ``relight.tier``."""
     known = [*_MAKERS, "background", "takeover", "tiers"]
     for name in table:
         if name not in known:
@@ -89,7 +89,8 @@ def _tiers(given: object, where: str) -> FileTiers:
         raise ConfigError("[checkpoint.tiers] has a table for each tier", where=where, hint=example)
     near = [name for name, table in given.items() if "url" not in table]
     if len(near) > 1 or (near and near[0] != next(iter(given))):
-        raise ConfigError(f"[checkpoint.tiers.{near[-1]}] has no url", where=where, hint="only the first, the script's own store, needs none")
+        hint = "only the first, the script's own store, needs none"
+        raise ConfigError(f"[checkpoint.tiers.{near[-1]}] has no url", where=where, hint=hint)
     if near and len(given) == 1:
         raise ConfigError("[checkpoint.tiers] names no further store", where=where, hint=example)
     for name, table in given.items():

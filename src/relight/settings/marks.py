@@ -12,7 +12,7 @@ from relight.settings.blame import value_at
 from relight.settings.file import parse, read_text, value_of, was_taken, which_file
 from relight.settings.known import SETTINGS, Setting
 
-SECRET = "set"
+SECRET = "set"  # noqa: S105 - a word, not a secret
 """The mark of a secret, whatever it is: a digest of a short one could be guessed."""
 OF_RECOVERY = ("checkpoint.", "supervise.")
 """The tables by which a job recovers."""

@@ -22,7 +22,7 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"\bMemoryError\b|DefaultCPUAllocator: can't allocate memory|Cannot allocate memory|std::bad_alloc", "memory", 85),
     (r"oom_kill event|oom-kill|OOMKilled|out-of-memory handler|Exceeded (job|step) memory limit", "memory", 85),
     (r"ibv_poll_cq|Got completion .*error|IBV_WC_\w+|transport retry counter exceeded", "network", 60),
-    (r"failed finding central directory|archive is corrupted|unexpected EOF, expected \d+ more bytes|pickle data was truncated", "storage", 80),
+    (r"failed finding central directory|archive is corrupted|unexpected EOF, expected \d+ more|pickle data was truncated", "storage", 80),
     (r"DUE TO (TIME LIMIT|PREEMPTION)|\bEvicted\b", "preemption", 80),
     (r"DUE TO NODE FAILURE", "hardware", 85),
     (r"device-side assert|index out of bounds: .* < ", "user", 75),
@@ -45,7 +45,9 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
 _ERRNO = re.compile(r"\[Errno (\d{1,3})\]|\b[Ee]rrno\W{1,3}(\d{1,3})\b|\bos error (\d{1,3})\b|\bOSError\((\d{1,3}),")
 _BY_ERRNO: dict[int, tuple[str, int]] = {
     **dict.fromkeys((errno.ENOSPC, errno.EDQUOT), ("storage", 85)),
-    **dict.fromkeys((errno.EIO, errno.ESTALE, errno.EROFS, errno.EUCLEAN, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN), ("storage", 80)),
+    **dict.fromkeys(
+        (errno.EIO, errno.ESTALE, errno.EROFS, errno.EUCLEAN, errno.EREMOTEIO, errno.ENOTCONN, errno.ESHUTDOWN), ("storage", 80),
+    ),
     errno.ENOMEM: ("memory", 85),
     **dict.fromkeys(
         (errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH, errno.ENETUNREACH,

@@ -66,7 +66,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise ``ConfigError``."""
         if "training_script" in message:
-            raise ConfigError("no script is named", hint="relight run [TORCHRUN'S FLAGS] SCRIPT [ARGS]…; what follows the script is its own")
+            hint = "relight run [TORCHRUN'S FLAGS] SCRIPT [ARGS]…; what follows the script is its own"
+            raise ConfigError("no script is named", hint=hint)
         unknown = next((word for word in message.split() if word.startswith("-")), "")
         close = get_close_matches(unknown, self._option_string_actions, n=1) if unknown else []
         near = f"did you mean {close[0]}? " if close and close[0] != unknown else ""
