@@ -37,7 +37,8 @@ def _of(words: str, section: str, means: str, do: str, command: str = "") -> Com
 PROGRAMS_SAY: tuple[Complaint, ...] = (
     _of(
         r"failed finding central directory|invalid header or archive is corrupted|PytorchStreamReader failed"
-        r"|unexpected EOF, expected \d+ more|not a zip archive|pickle data was truncated|Ran out of input|File is not a zip file|Error while deserializing header",
+        r"|unexpected EOF, expected \d+ more|not a zip archive|pickle data was truncated|Ran out of input"
+        r"|File is not a zip file|Error while deserializing header",
         PROGRAMS,
         "a file of torch.save or safetensors ends too early: its writer was killed, or the disk was full",
         "take an older file; relight import and relight migrate name such files. A Relight checkpoint is never half there",

@@ -41,7 +41,7 @@ def loose_rng(told: Mapping[Any, Any]) -> LooseRng:
                 found.left_out.append((key, "not the state of one process's generators: kept as values, and not restored"))
             continue
         if parts.keys() & found.node.keys():
-            found.left_out.append((key, f"a second state of the same generator: kept as values"))
+            found.left_out.append((key, "a second state of the same generator: kept as values"))
             continue
         found.node |= {str(kind): state for kind, state in parts.items()}
         found.used.add(key)

@@ -7,6 +7,7 @@ Always holds: a source that cannot be heard is reported once, with the reason, a
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import threading
 import urllib.error
@@ -118,7 +119,7 @@ class Notices:
             for source in self._sources:
                 try:
                     announced = says(self._body(source))
-                except Exception as error:  # noqa: BLE001 - a strange answer of one source must not end the polls of the others
+                except (OSError, ValueError, http.client.HTTPException) as error:
                     self._unheard(source, why_unheard(error))
                     continue
                 self._answered(source)
