@@ -221,6 +221,18 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
 
 
 @pytest.mark.slow
+def test_two_nodes_at_a_fixed_port_need_one_life_more_for_one_failure(tmp_path: Path, straight: str) -> None:
+    """With ``--master-port`` no rank connects to an address of a dead life: one killed rank costs one restart of each node."""
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}], RELIGHT_JOB_SECRET="none")
+    both = [job.start(*flags, "--node-rank", str(rank)) for rank in range(2)]
+    said = [one.communicate(timeout=240)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    assert job.end == straight and max(life for _, _, life in job.losses) == 1, said
+    assert all("Connection refused" not in one for one in said), said
+
+
+@pytest.mark.slow
 def test_two_nodes_go_back_together(tmp_path: Path) -> None:
     """The loss of a rank of one of them is no number; the other's only lost a rank, and goes back as well."""
     port = free_port()

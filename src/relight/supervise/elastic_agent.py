@@ -78,7 +78,7 @@ class Agent(LocalElasticAgent):
         self._meeting = ""
         count, store = worker_group.group_world_size or 1, worker_group.store
         told = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
-        if count > 1 and store is not None and self._joining.get_backend() != "static":  # whose nodes do not begin anew together
+        if count > 1 and store is not None:
             store.set(f"{_TOLD}/{worker_group.group_rank}", json.dumps(told))
             if worker_group.group_rank == 0:
                 store.set(_MEETING, secrets.token_hex(8))
