@@ -17,7 +17,7 @@ from relight.observe.file import LINE_BYTES_MAX
 from relight.observe.metrics import GAUGE, METRICS
 from relight.store.local import LocalStore
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import Book
+from relight.supervise.incidents import Book, Incident
 from relight.watch import Watcher
 from relight.watch.files import EventFiles
 from relight.watch.overview import MADE_HERE, OVER_S
@@ -119,6 +119,8 @@ def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
     book = Book(tmp_path / "book")
     book.at(LocalStore(url), RUN)
     book.keep(Account("job", "t", 100.0, {"training": 90.0}, {"killed": {"again": 4.0}}, {"killed": 2}, 10, 1))
+    incident = Incident("1700000000000-a", "", "h", "job", 1, "killed", "", 0, 1, 1, "", "resume", "", 0.0, {}, [], [])
+    book.write(incident)
     made = []
     for metric in METRICS:
         if metric.made is not None:

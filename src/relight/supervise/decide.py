@@ -15,6 +15,7 @@ _WAITS = ("storage", "network", "hardware")
 """What may be over by itself, later."""
 SPLIT_MAX = 16
 DAY_S = 86400.0
+ACTIONS = ("resume", "roll back", "smaller batch", "leave", "end", "stop")
 FENCED = "another attempt has taken this run over: it is in charge now"
 
 
