@@ -20,6 +20,7 @@ from torch.distributed.launcher.api import LaunchConfig
 from relight.errors import ConfigError
 from relight.observe.masking import mask_arguments
 from relight.policy.grace import GRACE, grace_of, kept_back
+from relight.supervise.departing import SERVE_S, Departing
 from relight.supervise.elastic_agent import Agent
 from relight.supervise.foreseeing import Foreseeing
 from relight.supervise.job_secret import job_secret
@@ -155,10 +156,11 @@ def _run(
         duplicate_stdout_filters=config.duplicate_stdout_filters, duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )  # fmt: skip
+    departing = Departing(config.min_nodes)
     agent = Agent(
         spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
-        supervisor=supervisor, spares=spares, joining=joining,
+        supervisor=supervisor, spares=spares, joining=joining, departing=departing,
     )  # fmt: skip
     closes = True
     try:
@@ -191,7 +193,10 @@ def _run(
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         supervisor.ended(signalled.sigval.name)
-        return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came")
+        left_s = max(0.0, grace_s - departing.since_s) if grace_s else SERVE_S
+        joining.leave(config.rdzv_endpoint, departing.others_continue, left_s)
+        others = "; the other nodes continue" if departing.others_continue else ""
+        return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came", others)
     finally:
         if closes:
             joining.shutdown()
@@ -202,11 +207,11 @@ def _is_ignored(name: str) -> bool:
     return name in signal.Signals.__members__ and signal.getsignal(signal.Signals[name]) is signal.SIG_IGN
 
 
-def _asked(supervisor: Supervisor, why: str) -> Ended:
+def _asked(supervisor: Supervisor, why: str, others: str = "") -> Ended:
     if supervisor.drains:
         return Ended(LEFT, f"this machine has left the job: {why}", supervisor.where)
     if supervisor.saved():
-        return Ended(SAVED, f"ended as it was asked to: {why}; the last step is stored")
+        return Ended(SAVED, f"ended as it was asked to: {why}; the last step is stored{others}")
     return Ended(UNSAVED, f"ended as it was asked to: {why}; the last step is not stored, the checkpoint before it stands")
 
 

@@ -44,7 +44,7 @@ from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, Rules, decide
 from relight.supervise.endings import CLOCKS_S, Endings
-from relight.supervise.facts import Decision, Facts, Worker
+from relight.supervise.facts import Decision, Departure, Facts, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
@@ -193,7 +193,10 @@ class Supervisor:
             return verdict.why
         return ""
 
-    def failed(self, workers: list[Worker], *, hung: str = "", asked_to_end: str = "", noticed: float | None = None) -> Decision:
+    def failed(
+        self, workers: list[Worker], *, hung: str = "", asked_to_end: str = "", noticed: float | None = None,
+        departure: Departure | None = None,
+    ) -> Decision:  # fmt: skip
         """The life is over, and not as it should be. What is to be done. ``workers``: exits and errors; the rest is filled in here."""
         now = self._clock()
         beats = self.beats()
@@ -207,7 +210,7 @@ class Supervisor:
             for worker in workers
         )
         kills = oom_kills()
-        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full())
+        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full(), departure)
         self._oom = kills
         failure = classify(facts)
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
@@ -220,6 +223,8 @@ class Supervisor:
         self.decision = decide(failure, self._past, self._rules, now)
         if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
             self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
+        if self._drains and self.decision.action == "end":
+            self.decision = Decision("leave", self.decision.reason)
         self._past.append(Past(failure, self.decision, now))
         incident = incident_of(
             facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group,
