@@ -37,6 +37,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "restore.mended": (logging.WARNING, "bytes that are damaged or gone in one tier were read from another"),
     "run.save": (logging.INFO, "the supervisor has the ranks save at the end of their step"),
     "run.straggler": (logging.WARNING, "the other ranks wait for one"),
+    "run.load": (logging.WARNING, "the load of a node was reduced, or restored"),
     "run.agent": (logging.WARNING, "the process that writes saves had stopped, and was ended"),
     "restore.rates": (logging.WARNING, "learning rates were lowered, as the run went back"),
     "restore.skipped": (logging.WARNING, "a damaged checkpoint was passed over"),

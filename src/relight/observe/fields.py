@@ -121,6 +121,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "restore.mended": ("file", "source"),
     "run.save": ("why", "rank"),
     "run.straggler": ("rank", "share", "others"),
+    "run.load": ("kind", "action", "before", "after"),
     "run.agent": ("pid",),
     "restore.rates": ("factor",),
     "restore.skipped": ("id", "step", "kind"),

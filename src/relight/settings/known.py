@@ -161,6 +161,8 @@ _SUPERVISE = _in(
     ("foresee", _YES, "true", "whether the node is looked at each second, for failures that are coming"),
     ("model", "a path", "rules alone", "a file of relight predict train"),
     ("recordings", "a path", "nowhere", "a directory in which what was seen is kept"),
+    ("pause", "a share from 0 to 0.9", "0.2", "share of the time that ranks pause while this node is too hot or under pressure"),
+    ("lower_power", _YES, "false", "whether accelerators' power limits are lowered under heat"),
     ("drain", _YES, "false", "whether a machine whose device is about to fail leaves the job"),
 )
 RULES = {

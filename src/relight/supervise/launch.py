@@ -25,6 +25,7 @@ from relight.supervise.elastic_agent import Agent
 from relight.supervise.foreseeing import Foreseeing
 from relight.supervise.job_secret import job_secret
 from relight.supervise.joining import LOST, EndedElsewhere, Joining
+from relight.supervise.load import Load
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
 from relight.supervise.ports import OWN_STORE
@@ -95,9 +96,11 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
     gauges = find_nvml() if settings.foreseen.foresee else None
+    load = Load(settings.foreseen.pause, supervisor.ease, gauges if settings.foreseen.lower_power else None)
     foreseeing = Foreseeing(
-        settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname()
-    )
+        settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname(),
+        load,
+    )  # fmt: skip
     supervisor.tells = foreseeing.failed
     if gauges is not None:
         supervisor.devices = gauges.xids

@@ -37,6 +37,7 @@ from relight.pulse import (
     will_of,
 )
 from relight.pulse import SETTING as PULSE
+from relight.pulse.ease import Eased, write_ease
 from relight.pulse.page import NOT_YET, UPDATING, make_page
 from relight.store import open_bytes
 from relight.supervise import own_memory, stacks
@@ -284,8 +285,19 @@ class Supervisor:
 
     # -- what there is ---------------------------------------------------------------------------------------------------------
 
-    def foreseen(self, alarm: Alarm, drain: bool) -> None:
-        """Something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that."""
+    def ease(self, share: float, until: float) -> bool:
+        """Have this node's ranks pause for a share of the time; 0: no more. Return whether they could be asked. Any thread."""
+        try:
+            write_ease(self._page(0), Eased(share, until) if share else None)
+        except OSError:
+            return False
+        return True
+
+    def foreseen(self, alarm: Alarm, drain: bool) -> bool:
+        """Act on a warning that something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that.
+
+        Return whether it is: what else is done here does not keep the failure away.
+        """
         self.save_now(alarm.why)
         with contextlib.suppress(OSError):
             tell_risk(self._page(0), Warned(self._clock(), alarm.likely, HORIZON_S, alarm.why))
@@ -293,6 +305,8 @@ class Supervisor:
             self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
         elif alarm.action == "drain node" and drain:
             self._drains = f"{alarm.why}; {alarm.reason}"
+            return True
+        return False
 
     def seen(self) -> dict[int, tuple[int, Beat]]:
         """Of each rank its process, and what it said last. Any thread."""
