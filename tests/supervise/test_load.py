@@ -19,7 +19,7 @@ from relight.foresee.sample import Accelerator, Host, Sample
 from relight.observe import Event, subscribe
 from relight.pulse.ease import Eased, ease_of, read_ease, write_ease
 from relight.supervise.decide import Rules
-from relight.supervise.foreseeing import Foreseen, Foreseeing
+from relight.supervise.foreseeing import Foreseeing, Foreseen
 from relight.supervise.limits import Patience
 from relight.supervise.load import HOLDS_S, QUIET_S, RENEW_S, TRY_S, Load
 from relight.supervise.supervisor import Supervisor

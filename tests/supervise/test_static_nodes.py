@@ -13,7 +13,13 @@ import pytest
 pytest.importorskip("torch")
 
 from torch.distributed import TCPStore
-from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousHandler, RendezvousInfo, RendezvousParameters, RendezvousTimeoutError
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousTimeoutError,
+)
 
 from relight.errors import ConfigError
 from relight.supervise.rendezvous import Forged, Meetings

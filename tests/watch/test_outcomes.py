@@ -7,7 +7,6 @@ from pathlib import Path
 
 import msgspec
 import pytest
-
 from watched import RUN, make_run, stamp
 
 from relight.catalog.diary import DIRECTORY
