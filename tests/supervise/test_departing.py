@@ -51,20 +51,20 @@ def test_a_failure_of_its_own_is_not_a_departure() -> None:
 
 
 def test_what_a_node_announces_the_others_read() -> None:
-    """Which nodes go, and whether enough are left; one node of one has nobody to announce it to."""
+    """Which nodes go, and whether enough are left; a job of one node has no other to announce it to."""
     store = HashStore()
     first, second, third = Departing(2), Departing(2), Departing(2)
     assert third.others(store, 3) is None
     first.announce(store, 0, 3, "node a (SIGTERM came)")
     first.announce(store, 0, 3, "again")
-    assert first.others_continue
+    assert first.others_continue()
     assert third.others(store, 3) == Departure("node a (SIGTERM came)", 2, 2)
     second.announce(store, 1, 3, "node b (SIGINT came)")
-    assert not second.others_continue
+    assert not second.others_continue() and not first.others_continue()
     assert third.others(store, 3) == Departure("node a (SIGTERM came), node b (SIGINT came)", 1, 2)
     alone = Departing(1)
     alone.announce(HashStore(), 0, 1, "node a")
-    assert not alone.others_continue and alone.others(HashStore(), 1) is None
+    assert not alone.others_continue() and alone.others(HashStore(), 1) is None
 
 
 def test_a_store_that_does_not_answer_costs_little_of_the_grace_period(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,7 +75,7 @@ def test_a_store_that_does_not_answer_costs_little_of_the_grace_period(monkeypat
     for store in (silent, broken):
         began, node = time.monotonic(), Departing(1)
         node.announce(store, 0, 2, "node a")
-        assert node.others(store, 2) is None and not node.others_continue
+        assert node.others(store, 2) is None and not node.others_continue()
         assert time.monotonic() - began < 2
 
 

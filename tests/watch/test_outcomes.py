@@ -72,7 +72,7 @@ def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, ca
 
 
 def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
-    """A superseded supervisor stops; the run goes on in another job. A stop of long ago is no news."""
+    """A superseded supervisor stops; the run continues in another job. A stop of long ago is no news."""
     write(run, incident(3600, "fenced", "stop"), msgspec.structs.replace(incident(3500, "network", "stop"), reason=f"{FENCED}, since"))
     assert fired(run) == {}
     old = run.with_name("old")
@@ -95,7 +95,7 @@ def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path
 
 
 def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> None:
-    """The run's log has it, whoever went back."""
+    """The run's log has the roll-back, with or without ``relight run``."""
     append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 500)
     assert fired(run) == {"rolled_back": "the run went back once within a day"}
 

@@ -1,4 +1,4 @@
-"""A node that is asked to go while other nodes can continue: it tells them through the rendezvous, saves with them, and leaves."""
+"""A node that is asked to go while other nodes can continue: it announces that in the rendezvous, saves with them, and leaves."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ class Departing:
         self._least = least
         self._announced: Any = None
         """The store in which this node announced its departure."""
-        self.others_continue = False
-        """Whether enough nodes are left without those that are known to go."""
+        self._nodes = 0
         self._asked_at: float | None = None
 
     def announce(self, store: Any, rank: int, nodes: int, why: str) -> None:
@@ -37,13 +36,13 @@ class Departing:
         if nodes < 2 or store is None or store is self._announced:
             return
         self._announced = store
-        self._asked_at = time.monotonic()
+        self._asked_at, self._nodes = time.monotonic(), nodes
+        _within(_ANSWER_S, lambda: store.set(f"{_KEY}/{rank}", why[:_WORDS_MAX]))
 
-        def write() -> None:
-            store.set(f"{_KEY}/{rank}", why[:_WORDS_MAX])
-            self.others_continue = nodes - len(_leaving(store, nodes)) >= self._least
-
-        _within(_ANSWER_S, write)
+    def others_continue(self) -> bool:
+        """Return whether enough nodes are left without those that have announced that they go. False if the store does not answer."""
+        found = self.others(self._announced, self._nodes)
+        return found is not None and found.left >= self._least
 
     @property
     def since_s(self) -> float:
@@ -51,7 +50,7 @@ class Departing:
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def others(self, store: Any, nodes: int) -> Departure | None:
-        """Return which other nodes were asked to go in the life that is over; None if no node was."""
+        """Return which nodes were asked to go in the life that is over; None if no node was."""
         if nodes < 2 or store is None:
             return None
         found: list[str] = []

@@ -197,8 +197,8 @@ def _run(
         closes = False  # or nobody could join this rendezvous again
         supervisor.ended(signalled.sigval.name)
         left_s = max(0.0, grace_s - departing.since_s) if grace_s else SERVE_S
-        joining.leave(config.rdzv_endpoint, departing.others_continue, left_s)
-        others = "; the other nodes continue" if departing.others_continue else ""
+        joining.leave(config.rdzv_endpoint, continues := departing.others_continue(), left_s)
+        others = "; the other nodes continue" if continues else ""
         return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came", others)
     finally:
         if closes:
