@@ -13,13 +13,17 @@ import pytest
 pytest.importorskip("torch")
 
 from torch.distributed import HashStore
+from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 
-from relight.supervise import departing
+from relight.supervise import departing, launch
 from relight.supervise.classify import classify
 from relight.supervise.decide import Rules, decide
 from relight.supervise.departing import Departing, leave
 from relight.supervise.facts import Departure, Facts, Worker
+from relight.supervise.incidents import incidents_in
 from relight.supervise.limits import Patience
+from relight.supervise.rendezvous import Forged
+from relight.supervise.settings import Settings
 from relight.supervise.supervisor import Supervisor
 
 ENDED = (Worker(0, -15, 5.0), Worker(1, -15, 5.1))
@@ -107,6 +111,34 @@ def test_a_node_leaves_the_rendezvous_and_serves_it_until_the_others_have_met() 
         leave(handler, endpoint, continues, grace_s)  # type: ignore[arg-type]
         assert handler.did == ["silent", "left"] and least <= time.monotonic() - began < most, endpoint
     leave(SimpleNamespace(), "127.0.0.1:29400", True, 20.0)  # type: ignore[arg-type] # a handler without a state of its own
+
+
+@pytest.mark.parametrize(
+    ("error", "action"),
+    [(RendezvousTimeoutError(), "stop"), (RendezvousConnectionError("gone"), "leave"), (RendezvousClosedError(), ""), (Forged("it"), "leave")],
+    ids=["too few", "cut off", "closed by another", "forged"],
+)
+def test_an_end_without_a_failure_is_written_down(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, action: str
+) -> None:
+    """Too few nodes stop the job; a node that is cut off leaves it to the others. A node that another has ended writes nothing."""
+
+    class Broken:
+        def __init__(self, *, supervisor: Supervisor, **_: Any) -> None:
+            self._supervisor = supervisor
+
+        def run(self) -> None:
+            self._supervisor.begin([0], {}, "life 1")
+            raise error
+
+    for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("RELIGHT_JOB_SECRET", "none")
+    monkeypatch.setattr(launch.Meetings, "handler", lambda self: SimpleNamespace(shutdown=lambda: True))
+    monkeypatch.setattr(launch, "Agent", Broken)
+    arguments = ["--nnodes", "2:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-id", "j", "train.py"]
+    assert launch.launch(launch.parse(arguments), Settings(), tmp_path).code == 1
+    assert [(one.action, one.meeting) for one in incidents_in(tmp_path)] == ([(action, "life 1 ended")] if action else [])
 
 
 def test_a_machine_that_is_drained_has_left(tmp_path: Path) -> None:

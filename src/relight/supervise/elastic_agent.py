@@ -158,7 +158,7 @@ class Agent(LocalElasticAgent):
             )
             for rank in sorted(codes)
         ]  # fmt: skip
-        asked = not self._supervisor.announced and any(code is not None and code < 0 for code in codes.values())
+        asked = not self._supervisor.announced and any(codes.values())
         departure = self._departing.others(worker_group.store, worker_group.group_world_size or 1) if asked else None
         self._decide(self._supervisor.failed(workers, hung=hung, noticed=noticed, departure=departure))
         pids = {rank: handler.proc.pid for rank, handler in context.subprocess_handlers.items()}

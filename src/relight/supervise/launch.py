@@ -186,12 +186,15 @@ def _run(
         closes = False  # it is gone
         return Ended(1, f"stopped: another node has ended the job: {error}", supervisor.where)
     except RendezvousTimeoutError:
-        return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
+        supervisor.gave_up("stop", why := f"fewer than {config.min_nodes} nodes came in time")
+        return Ended(1, f"stopped: {why}", supervisor.where)
     except Forged as error:
         closes = False  # the nodes of the job may be there, and wait
+        supervisor.gave_up("leave", str(error))
         return Ended(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
+        supervisor.gave_up("leave", f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
         return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again

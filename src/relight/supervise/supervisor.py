@@ -45,7 +45,7 @@ from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, Rules, decide
 from relight.supervise.endings import CLOCKS_S, Endings
-from relight.supervise.facts import Decision, Departure, Facts, Worker
+from relight.supervise.facts import Decision, Departure, Facts, Failure, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
@@ -243,6 +243,22 @@ class Supervisor:
         more = self.decision.reason.removeprefix(failure.why).lstrip(":; ")
         emit("run.decision", f"→ {self.decision.action}{wait}" + (f": {more}" if more else ""), action=self.decision.action)
         return self.decision
+
+    def gave_up(self, action: str, why: str) -> None:
+        """Write down that this node ends without a failure of its ranks: ``stop`` if the job ends, ``leave`` if others may continue.
+
+        Without it an operator sees a decision to resume as the last one. Nothing is written before the first life.
+        """
+        if not self._life:
+            return
+        step = max((beat.step for beat in self.beats().values()), default=-1)
+        self.decision = Decision(action, why)
+        incident = incident_of(
+            Facts(()), Failure("network", why, None, step, 0, why), self.decision, job=self._job, host=socket.gethostname(),
+            life=self._life, group=self._group, meeting=f"{self._meeting} ended" if self._meeting else "",
+        )  # fmt: skip
+        self._book.write(incident)
+        emit("run.decision", f"→ {action}: {why}", action=action)
 
     def left(self) -> None:
         """The life is over as others come or go: if one of them failed, its own node writes that down."""
