@@ -79,7 +79,7 @@ class Load:
             return False
         self._now, self._low_since = _Reduced(alarm.kind, now, reading_of(alarm.kind, sample)), None
         text = f"load reduced: {'; '.join(done)}; {_words(alarm.kind, self._now.before)}"
-        emit("run.load", text, kind=alarm.kind, action="reduced", before=_known(self._now.before), after=None)
+        emit("run.load", text, kind=alarm.kind, action="reduced", reading_before=_known(self._now.before), reading_after=None)
         return True
 
     def see(self, sample: Sample) -> None:
@@ -111,7 +111,7 @@ class Load:
         if self._power is not None:
             self._power.restore_power()
         text = f"load restored after {self._clock() - was.at:.0f} s{why}: {_words(was.kind, was.before)}, now {_number(was.kind, value)}"
-        emit("run.load", text, kind=was.kind, action="restored", before=_known(was.before), after=_known(value))
+        emit("run.load", text, kind=was.kind, action="restored", reading_before=_known(was.before), reading_after=_known(value))
 
 
 def reading_of(kind: str, sample: Sample) -> float:
