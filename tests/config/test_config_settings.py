@@ -44,7 +44,7 @@ VALUES: dict[str, Any] = {
     "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
     "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
     "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
-    "supervise.lr_cut": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
+    "supervise.lr_cut": 0.5, "supervise.pause": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
     "supervise.model": "a.model", "supervise.recordings": "seen", "alerts.to": ["env:A"], "alerts.escalate_to": ["env:B"],
     "alerts.min_severity": "info", "alerts.quiet": ["22:00-07:00"], "alerts.timezone": "Europe/Berlin",
 }  # fmt: skip

@@ -104,6 +104,31 @@ def test_what_each_says() -> None:
     nvml.close()
 
 
+def test_a_power_limit_is_lowered_where_that_is_allowed_and_given_back() -> None:
+    """A device that refuses keeps its limit; none goes below the lowest that it allows."""
+    library = Library()
+    limits, lowest = {0: 700_000, 1: 300_000}, {0: 200_000, 1: 280_000}
+
+    def set_limit(handle: int, milliwatts: int) -> None:
+        if refused == handle:
+            raise library.NVMLError(4)
+        limits[handle] = milliwatts
+
+    library.nvmlDeviceGetPowerManagementLimit = limits.__getitem__
+    library.nvmlDeviceGetPowerManagementLimitConstraints = lambda handle: [lowest[handle], 900_000]
+    library.nvmlDeviceSetPowerManagementLimit = set_limit
+    nvml, refused = Nvml(library), 1
+    assert nvml.lower_power(0.8) == [(700.0, 560.0)] and limits == {0: 560_000, 1: 300_000}
+    nvml.restore_power()
+    refused = -1
+    assert nvml.lower_power(0.8) == [(700.0, 560.0), (300.0, 280.0)]
+    nvml.restore_power()
+    assert limits == {0: 700_000, 1: 300_000}
+    nvml.restore_power()
+    nvml.close()
+    assert Nvml(Library()).lower_power(0.8) == [], "a library without power limits"
+
+
 def test_errors_that_the_driver_tells_of() -> None:
     """Each once; those of a device that has failed are hardware, those of a program that wrote where it should not are not."""
     library = Library()

@@ -221,6 +221,38 @@ def test_two_nodes_meet_again(tmp_path: Path, straight: str) -> None:
 
 
 @pytest.mark.slow
+def test_two_nodes_at_a_fixed_port_need_one_life_more_for_one_failure(tmp_path: Path, straight: str) -> None:
+    """With ``--master-port`` no rank connects to an address of a dead life: one killed rank costs one restart of each node."""
+    flags = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    job = Job(tmp_path, [{"rank": 1, "step": 17, "what": "kill"}], RELIGHT_JOB_SECRET="none")
+    both = [job.start(*flags, "--node-rank", str(rank)) for rank in range(2)]
+    said = [one.communicate(timeout=240)[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    assert job.end == straight and max(life for _, _, life in job.losses) == 1, said
+    assert all("Connection refused" not in one for one in said), said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", ["1:2", "2"])
+def test_a_node_that_is_asked_to_go_leaves_the_others_at_work(tmp_path: Path, nodes: str) -> None:
+    """SIGTERM to one ``relight run`` of two: it saves and leaves (75). The other continues from that step, or ends with 75 if it is too few."""
+    flags = ("--nnodes", nodes, "--nproc-per-node", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}",
+             "--rdzv-id", "j", "--rdzv-conf", "last_call_timeout=3", "--local-addr", "127.0.0.1")  # fmt: skip
+    job = Job(tmp_path, JOB_STEP_S="0.1", JOB_EVERY="1000", RELIGHT_JOB_SECRET="none")
+    stays, goes = (job.start(*flags, steps=60) for _ in range(2))
+    while not (tmp_path / "out").exists() or len(job.losses) < 6:
+        time.sleep(0.1)
+        assert stays.poll() is None
+    goes.terminate()
+    said = [one.communicate(timeout=240)[0] for one in (goes, stays)]
+    assert goes.returncode == 75 and "the last step is stored" in said[0], said
+    assert stays.returncode == (0 if nodes == "1:2" else 75), said
+    if nodes == "1:2":
+        steps = [step for step, _, _ in job.losses]
+        assert steps == list(range(60)) and "1 node continues" in said[1], said  # no step is lost, and none is done twice
+
+
+@pytest.mark.slow
 def test_two_nodes_go_back_together(tmp_path: Path) -> None:
     """The loss of a rank of one of them is no number; the other's only lost a rank, and goes back as well."""
     port = free_port()

@@ -89,12 +89,19 @@ def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> No
     """Each has seen its own ranks' end; the next life's end is another failure, and so is the next job's."""
     def one(host: str, life: int, job: str = "job") -> Incident:
         failure = Failure("network", "why", 0, 5, 6, "words")
-        return incident_of(Facts(()), failure, Decision("resume", "so"), job=job, host=host, life=life)
+        return incident_of(Facts(()), failure, Decision("resume", "so"), job=job, host=host, life=life, group="head:29400 j")
 
     told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
     assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]
     met = [msgspec.structs.replace(it, meeting=meeting) for it, meeting in ((told[0], "x"), (told[1], "x"), (told[2], "y"), (one("d", 1), "y"))]
     assert [(it.host, it.meeting) for it in once_each(met)] == [("a", "x"), ("b", "y")], "a machine that came later counts from 1"
+
+
+def test_a_job_that_moved_to_another_machine_has_its_own_failures() -> None:
+    """A job of one node that fails at the same step on another machine has failed twice: no second machine saw the first failure."""
+    facts, failure = Facts(()), Failure("crash", "why", 0, 5, 6, "words")
+    told = [incident_of(facts, failure, Decision("stop", "so"), job="job", host=host, life=1) for host in ("a", "b")]
+    assert [it.host for it in once_each(told)] == ["a", "b"]
 
 
 def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: Path) -> None:

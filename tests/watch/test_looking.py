@@ -124,6 +124,8 @@ def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
     )  # fmt: skip
     book.write(failed)
     book.write(After(failed.id, 1, 0, {}))
+    incident = Incident("1700000000000-a", "", "h", "job", 1, "killed", "", 0, 1, 1, "", "resume", "", 0.0, {}, [], [])
+    book.write(incident)
     made = []
     for metric in METRICS:
         if metric.made is not None:

@@ -9,6 +9,7 @@ import pytest
 
 from relight.errors import ConfigError
 from relight.watch import RunSeen, Saving, TierSeen
+from relight.watch.outcomes import Outcomes
 from relight.watch.rules import CRITICAL, FIRING, KINDS, PENDING, RESOLVED, Alert, Rule, judge, usual_rules
 from relight.watch.settings import Alerting, Target, alerting_of, read_alerting
 from relight.watch.tally import Saved
@@ -26,6 +27,10 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "tier_behind": ({"tiers": (TierSeen("cold", "u", 1, 100, 2, 5000.0, 1, None),)}, "cold lacks 2 checkpoints"),
     "damaged": ({"damaged": 1, "bad": (("abc", "a flipped bit"),)}, "abc does not count as good: a flipped bit"),
     "risk": ({"risk": 0.9, "risk_why": "memory fills up"}, "0.90: memory fills up"),
+    "job_given_up": ({"outcomes": Outcomes("stop", 400.0, given_up="an error: 3 times at step 7")}, "gave the job up 10.0 min ago"),
+    "node_excluded": ({"outcomes": Outcomes(excluded=("n7: Xid 79",))}, "1 node has left the job within a day; the last: n7: Xid 79"),
+    "rolled_back": ({"outcomes": Outcomes(roll_backs=2, roll_back_why="loss is nan")}, "went back 2 times within a day: loss is nan"),
+    "hardware_failure": ({"outcomes": Outcomes(hardware=1, hardware_why="n7: Xid 79")}, "1 hardware failure within a day; the last: n7"),
     "crash_loop": ({"recent_failures": 3}, "3 failures within an hour"),
     "retention_blocked": ({"retention_failed": 3, "retention_why": "not permitted"}, "not permitted"),
     "unreadable": ({"error": "it does not answer\nmore"}, "it does not answer"),

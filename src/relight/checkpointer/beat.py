@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relight.checkpointer.observer import observers
+from relight.checkpointer.pauses import Pauses
 from relight.errors import Diverged, ReplicasDiffer
 from relight.observe import Event, subscribe
 from relight.policy.going_back import SPIKES
@@ -33,6 +34,7 @@ class Beats:
     def __init__(self, teller: Teller) -> None:
         self._teller = teller
         self._spikes = spikes_of(os.environ.get(SPIKES, ""))
+        self._pauses = Pauses()
         self._away: tuple[int, torch.Tensor] | None = None
         self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
         subscribe(self._hear)
@@ -58,6 +60,8 @@ class Beats:
             raise ReplicasDiffer(ckpt.turned, where=f"before step {step}", hint=hint)
         at, loss = self._read(step, metrics.get("loss"))
         self._teller.stepped(step, loss)
+        if ckpt._signals is None or not ckpt._signals.ending:
+            self._pauses.after_step(self._teller.path)
         jump = None if at is None else self._spikes.see(at, loss)
         if jump is not None:
             raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")

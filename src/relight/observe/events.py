@@ -40,6 +40,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "run.save": (logging.INFO, "the supervisor has the ranks save at the end of their step"),
     "run.straggler": (logging.WARNING, "the other ranks wait for one"),
     "run.notices": (logging.WARNING, "a source of cloud notices cannot be heard, and why; or it answers again"),
+    "run.load": (logging.WARNING, "the load of a node was reduced, or restored"),
     "run.agent": (logging.WARNING, "the process that writes saves had stopped, and was ended"),
     "restore.rates": (logging.WARNING, "learning rates were lowered, as the run went back"),
     "restore.skipped": (logging.WARNING, "a damaged checkpoint was passed over"),

@@ -91,6 +91,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("relight_recent_failures", GAUGE, "Failures of the job within the last hour.", JOB),
     Metric("relight_recoveries", GAUGE, "The latest failures by outcome: recovered, failed again, stopped, left.", JOB, ("outcome",)),
     Metric("relight_recovery_success_ratio", GAUGE, "Share of the latest failures after which training went on.", JOB),
+    Metric("relight_job_given_up", GAUGE, "1: relight run has given the job up, and no attempt has begun since; 0 otherwise.", JOB),
+    Metric("relight_nodes_excluded", GAUGE, "Nodes that left the job within the last day.", JOB),
+    Metric("relight_recent_roll_backs", GAUGE, "Times within the last day that the run went back to before a step.", JOB),
+    Metric("relight_recent_hardware_failures", GAUGE, "Hardware failures of the job within the last day.", JOB),
+    Metric("relight_last_decision", GAUGE, "1 for the action that was decided after the latest failure, 0 for each other action.",
+            JOB, ("action",)),
+    Metric("relight_last_decision_time_seconds", GAUGE, "When that was decided, in seconds since 1970.", JOB),
     Metric("relight_steps_total", COUNTER, "Steps that ended for the first time.", JOB),
     Metric("relight_risk_ratio", GAUGE, "Score of the latest alarm of a failure to come, 0 once it is a quarter of an hour old.", JOB),
     # from events

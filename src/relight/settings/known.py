@@ -165,6 +165,8 @@ _SUPERVISE = _in(
     ("foresee", _YES, "true", "whether the node is looked at each second, for failures that are coming"),
     ("model", "a path", "rules alone", "a file of relight predict train"),
     ("recordings", "a path", "nowhere", "a directory in which what was seen is kept"),
+    ("pause", "a share from 0 to 0.9", "0.2", "share of the time that ranks pause while this node is too hot or under pressure"),
+    ("lower_power", _YES, "false", "whether accelerators' power limits are lowered under heat"),
     ("drain", _YES, "false", "whether a machine whose device is about to fail leaves the job"),
 )
 RULES = {
@@ -175,6 +177,10 @@ RULES = {
     "tier_behind": ("above_s", "3600", "warning", "0"),
     "damaged": ("above", "0", "critical", "0"),
     "risk": ("above", "0.8", "warning", "0"),
+    "job_given_up": ("count", "1", "critical", "0"),
+    "node_excluded": ("count", "1", "warning", "0"),
+    "rolled_back": ("count", "1", "warning", "0"),
+    "hardware_failure": ("count", "1", "warning", "0"),
     "crash_loop": ("count", "3", "critical", "0"),
     "retention_blocked": ("count", "3", "warning", "0"),
     "unreadable": ("", "", "warning", "60"),

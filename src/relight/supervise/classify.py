@@ -96,6 +96,7 @@ def classify(facts: Facts) -> Failure:
         clues=tuple(clues),
         restored=max((beat.restored for beat in beats), default=NOT_YET),
         durable=max((beat.durable for beat in beats), default=-1),
+        departure=facts.departure if best.kind == "preemption" and not facts.asked_to_end else None,
     )
 
 
@@ -117,6 +118,8 @@ def alike(words: str) -> str:
 def _clues(facts: Facts) -> Iterator[Clue]:
     if facts.asked_to_end:
         yield Clue("preemption", 100, facts.asked_to_end)
+    elif facts.departure is not None:
+        yield Clue("preemption", 65, f"asked to go: {facts.departure.nodes}")
     if facts.hung:
         yield Clue("hang", 70, facts.hung)
     if facts.oom_kills:

@@ -15,6 +15,7 @@ _WAITS = ("storage", "network", "hardware")
 """What may be over by itself, later."""
 SPLIT_MAX = 16
 DAY_S = 86400.0
+ACTIONS = ("resume", "roll back", "smaller batch", "leave", "end", "stop")
 FENCED = "another attempt has taken this run over: it is in charge now"
 
 
@@ -69,6 +70,12 @@ def decide(failure: Failure, history: Sequence[Past], rules: Rules, now: float) 
     """What to do. ``history``: of this job, oldest first. Same facts, same decision."""
     if failure.kind == "fenced":
         return Decision("stop", FENCED)
+    if failure.kind == "preemption" and failure.departure is not None:
+        left, least = failure.departure.left, failure.departure.least
+        if left >= least:
+            nodes = "1 node continues" if left == 1 else f"{left} nodes continue"
+            return Decision("resume", f"{failure.why}: {nodes}", 0.0, _kept(failure, history))
+        return Decision("end", f"{failure.why}: too few nodes are left, {left} of at least {least}")
     if failure.kind == "preemption":
         return Decision("end", f"{failure.why}: whoever wants the machine back starts the job again")
     stuck, alike = _without_progress(failure, history), _alike(failure, history)

@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import Subproc
 
 from relight.supervise.classify import is_a_loss
 from relight.supervise.decide import agreed
+from relight.supervise.departing import Departing
 from relight.supervise.facts import Decision, Worker
 from relight.supervise.joining import LOST, Joining
 from relight.supervise.procfs import look_at
@@ -47,12 +48,14 @@ class Agent(LocalElasticAgent):
     long as in other cases, ``shutdown_timeout``."""
 
     def __init__(
-        self, *, supervisor: Supervisor, spares: Spares, joining: Joining, grace_s: float, shutdown_timeout: int | None, **kwargs: Any
-    ) -> None:
+        self, *, supervisor: Supervisor, spares: Spares, joining: Joining, departing: Departing, grace_s: float,
+        shutdown_timeout: int | None, **kwargs: Any
+    ) -> None:  # fmt: skip
         shutdown_timeout = SHUTDOWN_S if shutdown_timeout is None else shutdown_timeout
         super().__init__(shutdown_timeout=grace_s or shutdown_timeout, **kwargs)  # type: ignore[arg-type]
         self._others_s = shutdown_timeout
         self._supervisor, self._spares, self._joining = supervisor, spares, joining
+        self._departing = departing
         joining.over = supervisor.ended_elsewhere
         self._decision: Decision | None = None
         self._told: dict[str, str] = {}
@@ -78,7 +81,7 @@ class Agent(LocalElasticAgent):
         self._meeting = ""
         count, store = worker_group.group_world_size or 1, worker_group.store
         told = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
-        if count > 1 and store is not None and self._joining.get_backend() != "static":  # whose nodes do not begin anew together
+        if count > 1 and store is not None:
             store.set(f"{_TOLD}/{worker_group.group_rank}", json.dumps(told))
             if worker_group.group_rank == 0:
                 store.set(_MEETING, secrets.token_hex(8))
@@ -155,7 +158,9 @@ class Agent(LocalElasticAgent):
             )
             for rank in sorted(codes)
         ]  # fmt: skip
-        self._decide(self._supervisor.failed(workers, hung=hung, noticed=noticed))
+        asked = not self._supervisor.announced and any(codes.values())
+        departure = self._departing.others(worker_group.store, worker_group.group_world_size or 1) if asked else None
+        self._decide(self._supervisor.failed(workers, hung=hung, noticed=noticed, departure=departure))
         pids = {rank: handler.proc.pid for rank, handler in context.subprocess_handlers.items()}
         failures = {
             by_local[rank].global_rank: failure_of(rank, pids[rank], code or -signal.SIGKILL, context.error_files[rank])
@@ -188,6 +193,12 @@ class Agent(LocalElasticAgent):
             self._shutdown(signal.SIGTERM, self._others_s)
         else:
             self._shutdown(signal.SIGKILL, int(SETTLE_S))
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = SHUTDOWN_S) -> None:
+        if self._supervisor.announced and self._pcontext is not None:
+            group, why = self._worker_group, f"node {socket.gethostname()} ({self._supervisor.announced})"
+            self._departing.announce(group.store, group.group_rank or 0, group.group_world_size or 1, why)
+        super()._shutdown(death_sig, timeout)
 
     def _get_fq_hostname(self) -> str:
         return socket.gethostname()  # not what a name server thinks of it, which may take seconds

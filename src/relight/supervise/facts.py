@@ -56,6 +56,17 @@ class Worker:
     """Ended by the supervisor."""
 
 
+class Departure(NamedTuple):
+    """Other nodes that were asked to go, and with which this node's ranks have ended."""
+
+    nodes: str
+    """Each node's name, and what asked it to go."""
+    left: int
+    """How many nodes are left."""
+    least: int
+    """How many the job needs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """A life of a job that is over, or must be."""
@@ -71,6 +82,7 @@ class Facts:
     """Lines of the kernel's log."""
     full: tuple[str, ...] = ()
     """File systems without room."""
+    departure: Departure | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +109,8 @@ class Failure:
     """The newest step that is stored."""
     here: bool = True
     """Whether it is a rank of this machine that failed first; True if nobody knows."""
+    departure: Departure | None = None
+    """Set if the life ended because other nodes were asked to go."""
 
 
 @dataclass(frozen=True, slots=True)

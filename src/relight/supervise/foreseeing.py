@@ -17,6 +17,8 @@ from relight.errors import ConfigError, RelightError
 from relight.foresee import Alarm, Foresight, Gauges, HostGauges, Rank, Shape, rss_bytes
 from relight.observe import emit
 from relight.pulse import Beat
+from relight.pulse.ease import SHARE_MAX
+from relight.supervise.load import Load
 
 EVERY_S = 1.0
 OFTEN_S = 60.0
@@ -37,8 +39,15 @@ class Foreseen:
     drain: bool = False
     """Whether a machine whose device is about to fail leaves the job, having saved."""
 
+    pause: float = 0.2
+    """Share of the time that ranks pause between steps while this node is too hot or under pressure; 0: they do not."""
+    lower_power: bool = False
+    """Whether accelerators' power limits are lowered under heat, and restored after it. Needs root."""
+
     def __post_init__(self) -> None:
-        for name in ("foresee", "drain"):
+        if isinstance(self.pause, bool) or not isinstance(self.pause, (int, float)) or not 0 <= self.pause <= SHARE_MAX:
+            raise ConfigError(f"[supervise] pause is a share of the time from 0 to {SHARE_MAX:g}, not {self.pause!r}")
+        for name in ("foresee", "drain", "lower_power"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"[supervise] {name} is true or false, not {value!r}")
         for name in ("model", "recordings"):
@@ -54,9 +63,11 @@ class Foreseeing:
     """Begins with the first step that ends: what a job's start looks like foretells nothing."""
 
     def __init__(
-        self, settings: Foreseen, seen: Callable[[], Seen], act: Callable[[Alarm], None], gauges: Gauges | None, host: str
-    ) -> None:
-        """``seen`` and ``act`` are called in this thread."""
+        self, settings: Foreseen, seen: Callable[[], Seen], act: Callable[[Alarm], bool], gauges: Gauges | None, host: str,
+        load: Load,
+    ) -> None:  # fmt: skip
+        """``seen`` and ``act`` are called in this thread. ``act`` returns whether it keeps the failure away."""
+        self._load = load
         self._settings, self._seen, self._act, self._gauges, self._host = settings, seen, act, gauges, host
         self._failures: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
         self._over = threading.Event()
@@ -87,13 +98,10 @@ class Foreseeing:
         model = Path(self._settings.model) if self._settings.model else None
         foresight = Foresight(model, shape=Shape(1, len(seen), accelerators))
         host = HostGauges((_place(beat.url),))
-        while not self._over.wait(EVERY_S):
-            while not self._failures.empty():
-                foresight.failed(*self._failures.get())
-            for alarm in foresight.sample(host.sample(self._ranks(), self._gauges)):
-                self._act(alarm)
-                if alarm.action != "preventive save":
-                    foresight.heeded(alarm)
+        try:
+            self._watch(foresight, host)
+        finally:
+            self._load.close()
         if self._settings.recordings:
             with contextlib.suppress(OSError):
                 Path(self._settings.recordings).mkdir(parents=True, exist_ok=True)
@@ -101,6 +109,19 @@ class Foreseeing:
                 foresight.write(Path(self._settings.recordings), host=self._host)
             except (OSError, RelightError) as error:
                 emit("foresee.unused", f"what was seen could not be written down: {error}", detector="recorder", why=str(error))
+
+    def _watch(self, foresight: Foresight, host: HostGauges) -> None:
+        while not self._over.wait(EVERY_S):
+            while not self._failures.empty():
+                foresight.failed(*self._failures.get())
+            sample = host.sample(self._ranks(), self._gauges)
+            for alarm in foresight.sample(sample):
+                averts = self._act(alarm)
+                if alarm.action == "reduce load":
+                    averts = self._load.reduce(alarm, sample)
+                if averts:
+                    foresight.heeded(alarm)
+            self._load.see(sample)
 
     def _ready(self) -> Seen:
         seen = self._seen()

@@ -233,7 +233,9 @@ def once_each(incidents: list[Incident]) -> list[Incident]:
 
 def _failure_of(one: Incident) -> tuple[str, ...]:
     """What is the same of all that was written down of one failure. A machine that came later has counted fewer lives."""
-    return (one.job, one.meeting) if one.meeting else (one.job, str(one.life), str(one.step))
+    if one.meeting:
+        return one.job, one.meeting
+    return (one.job, str(one.life), str(one.step)) if one.group else (one.id,)  # one node: no other machine saw this failure
 
 
 def is_told(kind: str) -> bool:

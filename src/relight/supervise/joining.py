@@ -16,6 +16,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from relight.observe import emit
+from relight.supervise.departing import leave
 
 LOST = (RendezvousConnectionError, RendezvousStateError, DistError)
 """What says that whoever holds the rendezvous cannot be reached. A connection lost once stays lost: torch's store makes no other."""
@@ -106,6 +107,11 @@ class Joining(RendezvousHandler):
             self._lost_at = time.monotonic()
             what = str(error) if isinstance(error, RendezvousStateError) else "the rendezvous cannot be reached"
             emit("run.apart", f"{what}: {so}")
+
+    def leave(self, endpoint: str, others_continue: bool, grace_s: float) -> None:
+        """Take this node out of the rendezvous, if it can be reached. ``grace_s``: how long that may take at most."""
+        if self._lost_at is None:
+            leave(self._inner, endpoint, others_continue, grace_s)
 
     # -- as it is
 

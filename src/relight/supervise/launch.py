@@ -21,10 +21,12 @@ from torch.distributed.launcher.api import LaunchConfig
 from relight.errors import ConfigError
 from relight.observe.masking import mask_arguments
 from relight.policy.grace import GRACE, grace_of, kept_back
+from relight.supervise.departing import SERVE_S, Departing
 from relight.supervise.elastic_agent import Agent
 from relight.supervise.foreseeing import Foreseeing
 from relight.supervise.job_secret import job_secret
 from relight.supervise.joining import LOST, EndedElsewhere, Joining
+from relight.supervise.load import Load
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
 from relight.supervise.ports import OWN_STORE
@@ -127,9 +129,11 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
     gauges = find_nvml() if settings.foreseen.foresee else None
+    load = Load(settings.foreseen.pause, supervisor.ease, gauges if settings.foreseen.lower_power else None)
     foreseeing = Foreseeing(
-        settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname()
-    )
+        settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname(),
+        load,
+    )  # fmt: skip
     supervisor.tells = foreseeing.failed
     if gauges is not None:
         supervisor.devices = gauges.xids
@@ -188,10 +192,11 @@ def _run(
         duplicate_stdout_filters=config.duplicate_stdout_filters, duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
     )  # fmt: skip
+    departing = Departing(config.min_nodes)
     agent = Agent(
         spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
-        supervisor=supervisor, spares=spares, joining=joining,
+        supervisor=supervisor, spares=spares, joining=joining, departing=departing,
     )  # fmt: skip
     closes = True
     try:
@@ -214,17 +219,23 @@ def _run(
         closes = False  # it is gone
         return Ended(1, f"stopped: another node has ended the job: {error}", supervisor.where)
     except RendezvousTimeoutError:
-        return Ended(1, f"stopped: fewer than {config.min_nodes} nodes came in time", supervisor.where)
+        supervisor.gave_up("stop", why := f"fewer than {config.min_nodes} nodes came in time")
+        return Ended(1, f"stopped: {why}", supervisor.where)
     except Forged as error:
         closes = False  # the nodes of the job may be there, and wait
+        supervisor.gave_up("leave", str(error))
         return Ended(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
+        supervisor.gave_up("leave", f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
         return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         supervisor.ended(signalled.sigval.name)
-        return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came")
+        left_s = max(0.0, grace_s - departing.since_s) if grace_s else SERVE_S
+        joining.leave(config.rdzv_endpoint, continues := departing.others_continue(), left_s)
+        others = "; the other nodes continue" if continues else ""
+        return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came", others)
     finally:
         if closes:
             joining.shutdown()
@@ -235,11 +246,11 @@ def _is_ignored(name: str) -> bool:
     return name in signal.Signals.__members__ and signal.getsignal(signal.Signals[name]) is signal.SIG_IGN
 
 
-def _asked(supervisor: Supervisor, why: str) -> Ended:
+def _asked(supervisor: Supervisor, why: str, others: str = "") -> Ended:
     if supervisor.drains:
         return Ended(LEFT, f"this machine has left the job: {why}", supervisor.where)
     if supervisor.saved():
-        return Ended(SAVED, f"ended as it was asked to: {why}; the last step is stored")
+        return Ended(SAVED, f"ended as it was asked to: {why}; the last step is stored{others}")
     return Ended(UNSAVED, f"ended as it was asked to: {why}; the last step is not stored, the checkpoint before it stands")
 
 

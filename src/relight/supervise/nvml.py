@@ -26,6 +26,8 @@ class Nvml:
         self._nvml = library
         self._handles = [library.nvmlDeviceGetHandleByIndex(at) for at in range(library.nvmlDeviceGetCount())]
         self._xids: deque[tuple[int, int]] = deque(maxlen=XIDS_KEPT)
+        self._limits: list[tuple[Any, int]] = []
+        """Devices whose power limit was lowered, and the limit before in milliwatts."""
         self._over = threading.Event()
         if self._handles:
             threading.Thread(target=self._listen, name="relight-nvml", daemon=True).start()
@@ -44,6 +46,30 @@ class Nvml:
     def close(self) -> None:
         """Listen no more."""
         self._over.set()
+
+    def lower_power(self, share: float) -> list[tuple[float, float]]:
+        """Lower each device's power limit to that share of it, at least to the lowest that the device allows. Needs root.
+
+        Return the watts before and after of each device that allows it.
+        """
+        done = []
+        for handle in self._handles:
+            with contextlib.suppress(self._nvml.NVMLError, AttributeError):
+                before = int(self._nvml.nvmlDeviceGetPowerManagementLimit(handle))
+                least = int(self._nvml.nvmlDeviceGetPowerManagementLimitConstraints(handle)[0])
+                after = max(least, int(before * share))
+                if after < before:
+                    self._nvml.nvmlDeviceSetPowerManagementLimit(handle, after)
+                    self._limits.append((handle, before))
+                    done.append((before / 1000, after / 1000))
+        return done
+
+    def restore_power(self) -> None:
+        """Give each device the limit that it had."""
+        while self._limits:
+            handle, before = self._limits.pop()
+            with contextlib.suppress(self._nvml.NVMLError):
+                self._nvml.nvmlDeviceSetPowerManagementLimit(handle, before)
 
     def _look(self, handle: Any) -> Accelerator:
         nvml = self._nvml

@@ -31,15 +31,17 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _BackendRend
 from relight.errors import ConfigError, InternalError
 from relight.supervise.job_secret import VARIABLE, Seal
 from relight.supervise.ports import with_own_port
+from relight.supervise.static_nodes import LOOPBACK, StaticNodes, served_store
 from relight.typed import from_json_bytes
 
-LOOPBACK = "127.0.0.1"
 _DYNAMIC = ("c10d", "etcd-v2")
 _REPLACED = (*_DYNAMIC, "etcd", "static")
 """torch's own back ends: one node needs none of them."""
 _STATE_BYTES_MAX = 8 << 20
 _PATCHING = threading.Lock()
 _STATE = "state"
+_STATIC_S = 600
+"""torch's own: seconds that nodes of a static rendezvous have to arrive."""
 
 
 class Forged(RendezvousStateError):
@@ -58,12 +60,16 @@ class Meetings:
         self._parameters = parameters
         self._seal = Seal(secret, parameters.run_id)
         self._state: StateHolder | None = None
+        self._static: StaticNodes | None = None
 
     def handler(self) -> RendezvousHandler:
         """Return a new one. ``Forged`` if the rendezvous already holds a state of another secret."""
         parameters = self._parameters
         if parameters.max_nodes == 1 and parameters.backend in _REPLACED:
             return OneNode(parameters.run_id, _port_in(parameters))
+        if parameters.backend == "static":
+            self._static = _static_nodes(parameters)
+            return self._static
         made: list[StateHolder] = []
 
         def holder(*told: Any, **named: Any) -> StateHolder:
@@ -85,10 +91,24 @@ class Meetings:
             return info
         told = info.bootstrap_store_info
         assert told is not None
+        if self._static is not None:
+            sealed: Any = SealedStore(info.store, self._seal, f"life {self._static.life}")
+            return RendezvousInfo(sealed, info.rank, info.world_size, told)
         store: Any = SealedStore(info.store, self._seal, f"round {self._state.round}" if self._state is not None else "")
         return with_own_port(
             RendezvousInfo(store, info.rank, info.world_size, told), self._parameters.local_addr or socket.getfqdn()
         )
+
+
+def _static_nodes(parameters: RendezvousParameters) -> StaticNodes:
+    """Return the handler of a node at a fixed address. ``ConfigError`` if the address or the node's number is missing."""
+    host, _, port = parameters.endpoint.strip().rpartition(":")
+    rank = parameters.get_as_int("rank")
+    if not host or not port.isdecimal() or rank is None:
+        hint = "--node-rank N --master-addr HOST --master-port PORT"
+        raise ConfigError("a static rendezvous needs this node's number and the address of node 0", hint=hint)
+    timeout_s = parameters.get_as_int("join_timeout") or parameters.get_as_int("timeout") or _STATIC_S
+    return StaticNodes(host.strip("[]"), int(port), rank, parameters.max_nodes, parameters.run_id, timeout_s)
 
 
 def _port_in(parameters: RendezvousParameters) -> int:
@@ -157,17 +177,7 @@ class OneNode(RendezvousHandler):
 
 def loopback_store(port: int = 0) -> TCPStore:
     """Return a store that this process serves at 127.0.0.1 and no other address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind((LOOPBACK, port))
-        one.listen(1024)
-        found = one.getsockname()[1]
-        try:
-            store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=one.fileno())
-        except NotImplementedError:  # older torch: its default server takes no socket
-            store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=one.fileno(), use_libuv=False)
-        one.detach()  # the store's server closes it
-    return store
+    return served_store(LOOPBACK, port)
 
 
 class _State(msgspec.Struct, forbid_unknown_fields=True):

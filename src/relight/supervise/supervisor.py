@@ -38,6 +38,7 @@ from relight.pulse import (
     will_of,
 )
 from relight.pulse import SETTING as PULSE
+from relight.pulse.ease import Eased, write_ease
 from relight.pulse.page import NOT_YET, UPDATING, make_page
 from relight.store import open_bytes
 from relight.supervise import own_memory, stacks
@@ -45,7 +46,7 @@ from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, Rules, decide
 from relight.supervise.endings import CLOCKS_S, Endings
-from relight.supervise.facts import Decision, Facts, Worker
+from relight.supervise.facts import Decision, Departure, Facts, Failure, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
 from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
@@ -196,7 +197,10 @@ class Supervisor:
             return verdict.why
         return ""
 
-    def failed(self, workers: list[Worker], *, hung: str = "", asked_to_end: str = "", noticed: float | None = None) -> Decision:
+    def failed(
+        self, workers: list[Worker], *, hung: str = "", asked_to_end: str = "", noticed: float | None = None,
+        departure: Departure | None = None,
+    ) -> Decision:  # fmt: skip
         """The life is over, and not as it should be. What is to be done. ``workers``: exits and errors; the rest is filled in here."""
         now = self._clock()
         beats = self.beats()
@@ -210,7 +214,7 @@ class Supervisor:
             for worker in workers
         )
         kills = oom_kills()
-        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full())
+        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full(), departure)
         self._oom = kills
         failure = classify(facts)
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
@@ -223,6 +227,8 @@ class Supervisor:
         self.decision = decide(failure, self._past, self._rules, now)
         if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
             self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
+        if self._drains and self.decision.action == "end":
+            self.decision = Decision("leave", self.decision.reason)
         self._past.append(Past(failure, self.decision, now))
         incident = incident_of(
             facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group,
@@ -240,6 +246,22 @@ class Supervisor:
         more = self.decision.reason.removeprefix(failure.why).lstrip(":; ")
         emit("run.decision", f"→ {self.decision.action}{wait}" + (f": {more}" if more else ""), action=self.decision.action)
         return self.decision
+
+    def gave_up(self, action: str, why: str) -> None:
+        """Write down that this node ends without a failure of its ranks: ``stop`` if the job ends, ``leave`` if others may continue.
+
+        Without it an operator sees a decision to resume as the last one. Nothing is written before the first life.
+        """
+        if not self._life:
+            return
+        step = max((beat.step for beat in self.beats().values()), default=-1)
+        self.decision = Decision(action, why)
+        incident = incident_of(
+            Facts(()), Failure("network", why, None, step, 0, why), self.decision, job=self._job, host=socket.gethostname(),
+            life=self._life, group=self._group, meeting=f"{self._meeting} ended" if self._meeting else "",
+        )  # fmt: skip
+        self._book.write(incident)
+        emit("run.decision", f"→ {action}: {why}", action=action)
 
     def left(self) -> None:
         """The life is over as others come or go: if one of them failed, its own node writes that down."""
@@ -286,8 +308,19 @@ class Supervisor:
 
     # -- what there is ---------------------------------------------------------------------------------------------------------
 
-    def foreseen(self, alarm: Alarm, drain: bool) -> None:
-        """Something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that."""
+    def ease(self, share: float, until: float) -> bool:
+        """Have this node's ranks pause for a share of the time; 0: no more. Return whether they could be asked. Any thread."""
+        try:
+            write_ease(self._page(0), Eased(share, until) if share else None)
+        except OSError:
+            return False
+        return True
+
+    def foreseen(self, alarm: Alarm, drain: bool) -> bool:
+        """Act on a warning that something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that.
+
+        Return whether it is: what else is done here does not keep the failure away.
+        """
         self.save_now(f"{FORESEEN}{alarm.why}"[:_REASON_MAX], named=True)
         with contextlib.suppress(OSError):
             tell_risk(self._page(0), Warned(self._clock(), alarm.likely, HORIZON_S, alarm.why))
@@ -295,6 +328,8 @@ class Supervisor:
             self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
         elif alarm.action == "drain node" and drain:
             self._drains = f"{alarm.why}; {alarm.reason}"
+            return True
+        return False
 
     def seen(self) -> dict[int, tuple[int, Beat]]:
         """Of each rank its process, and what it said last. Any thread."""

@@ -18,10 +18,12 @@ from relight.log.identity import seconds_since_epoch
 from relight.observe.metrics import BY_NAME, METRICS
 from relight.store import ByteStore
 from relight.store.urls import absolute, split_run
+from relight.supervise.decide import ACTIONS
 from relight.supervise.goodput import Account, merged
 from relight.supervise.incidents import Incident, once_each
 from relight.watch.diary import Diary, recent_failures
 from relight.watch.files import EventFiles
+from relight.watch.outcomes import Outcomes, outcomes_of
 from relight.watch.tally import Sample, Saved, Tally
 
 OVER_S = 86400.0
@@ -103,6 +105,7 @@ class RunSeen(NamedTuple):
     """Oldest first, the latest some hundred."""
     recent_failures: int = 0
     """Within the last hour."""
+    outcomes: Outcomes = Outcomes()
     risk: float = 0.0
     risk_why: str = ""
     retention_failed: int = 0
@@ -239,6 +242,7 @@ def seen_of(
         damaged=damaged, saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),
         goodput=account.goodput if account is not None else None, account=account,
         incidents=tuple(incidents)[-TIMES_SHOWN:], recent_failures=recent_failures(incidents, now),
+        outcomes=outcomes_of(incidents, history, begun, now),
         retention_failed=tally.blocked_prunes[0], retention_why=tally.blocked_prunes[2], heard_at=tally.heard_at or None,
     )  # fmt: skip
     if now - risk_at < RISK_S:
@@ -347,6 +351,11 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
         "relight_goodput_ratio": seen.goodput,
         "relight_risk_ratio": seen.risk,
         "relight_recent_failures": seen.recent_failures,
+        "relight_job_given_up": bool(seen.outcomes.given_up),
+        "relight_nodes_excluded": len(seen.outcomes.excluded),
+        "relight_recent_roll_backs": seen.outcomes.roll_backs,
+        "relight_recent_hardware_failures": seen.outcomes.hardware,
+        "relight_last_decision_time_seconds": seen.outcomes.decided_at,
         "relight_steps_total": seen.account.steps if seen.account is not None else None,
     }
     if seen.step is not None:
@@ -377,6 +386,9 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
     tried = sum(outcomes.values()) - outcomes["left"]
     if tried:
         yield Sample(BY_NAME["relight_recovery_success_ratio"], (), outcomes["recovered"] / tried)
+    if seen.outcomes.decision:
+        for action in ACTIONS:
+            yield Sample(BY_NAME["relight_last_decision"], (action,), float(action == seen.outcomes.decision))
     yield from _of_account(seen.account)
 
 

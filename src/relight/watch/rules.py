@@ -171,6 +171,31 @@ def _loops(seen: RunSeen, limit: float, now: float) -> Found:
         yield "", f"{seen.recent_failures} failures within an hour{last}"
 
 
+def _given_up(seen: RunSeen, limit: float, now: float) -> Found:
+    if bool(seen.outcomes.given_up) >= limit:
+        ago = spell(max(0.0, now - seen.outcomes.decided_at)) if seen.outcomes.decided_at is not None else "an unknown time"
+        yield "", f"relight run gave the job up {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
+
+
+def _excluded(seen: RunSeen, limit: float, now: float) -> Found:
+    if (count := len(seen.outcomes.excluded)) >= limit:
+        nodes = "1 node has" if count == 1 else f"{count} nodes have"
+        yield "", f"{nodes} left the job within a day; the last: {seen.outcomes.excluded[-1]}"
+
+
+def _went_back(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.outcomes.roll_backs >= limit:
+        times = "once" if seen.outcomes.roll_backs == 1 else f"{seen.outcomes.roll_backs} times"
+        why = f": {seen.outcomes.roll_back_why}" if seen.outcomes.roll_back_why else ""
+        yield "", f"the run went back {times} within a day{why}"
+
+
+def _hardware(seen: RunSeen, limit: float, now: float) -> Found:
+    if (count := seen.outcomes.hardware) >= limit:
+        failures = "1 hardware failure" if count == 1 else f"{count} hardware failures"
+        yield "", f"{failures} within a day; the last: {seen.outcomes.hardware_why}"
+
+
 def _blocked(seen: RunSeen, limit: float, now: float) -> Found:
     if seen.retention_failed >= limit:
         yield "", seen.retention_why or "old checkpoints could not be removed"
@@ -196,6 +221,10 @@ KINDS: dict[str, Kind] = {
     ),
     "damaged": Kind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
     "risk": Kind("a failure may be coming", "above", 0.8, WARNING, 0.0, _risky, "relight_risk_ratio > LIMIT"),
+    "job_given_up": Kind("the job was given up", "count", 1, CRITICAL, 0.0, _given_up, "relight_job_given_up >= LIMIT"),
+    "node_excluded": Kind("a node has left the job", "count", 1, WARNING, 0.0, _excluded, "relight_nodes_excluded >= LIMIT"),
+    "rolled_back": Kind("the run went back", "count", 1, WARNING, 0.0, _went_back, "relight_recent_roll_backs >= LIMIT"),
+    "hardware_failure": Kind("hardware has failed", "count", 1, WARNING, 0.0, _hardware, "relight_recent_hardware_failures >= LIMIT"),
     "crash_loop": Kind("failures within an hour", "count", 3, CRITICAL, 0.0, _loops, "relight_recent_failures >= LIMIT"),
     "retention_blocked": Kind(
         "old checkpoints cannot be removed", "count", 3, WARNING, 0.0, _blocked, "relight_retention_failed >= LIMIT"

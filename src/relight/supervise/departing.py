@@ -1,0 +1,100 @@
+"""A node that is asked to go while other nodes can continue: it announces that in the rendezvous, saves with them, and leaves."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torch.distributed.elastic.rendezvous import RendezvousHandler
+from torch.distributed.elastic.rendezvous.utils import _matches_machine_hostname
+
+from relight.supervise.facts import Departure
+
+_KEY = "relight/leaving"
+_ANSWER_S = 2.0
+"""Seconds to wait for the rendezvous' store: the node's grace period is for its ranks."""
+SERVE_S = 10.0
+"""Seconds that the node which serves the rendezvous waits for the others to meet again, if no grace period is known."""
+_WORDS_MAX = 300
+
+
+class Departing:
+    """The part of one node. ``least``: how many nodes the job needs."""
+
+    def __init__(self, least: int) -> None:
+        self._least = least
+        self._announced: Any = None
+        """The store in which this node announced its departure."""
+        self._nodes = 0
+        self._asked_at: float | None = None
+
+    def announce(self, store: Any, rank: int, nodes: int, why: str) -> None:
+        """Let the other nodes know, before a rank is signalled, that this node goes: their ranks end with its ranks. Once for each life."""
+        if nodes < 2 or store is None or store is self._announced:
+            return
+        self._announced = store
+        self._asked_at, self._nodes = time.monotonic(), nodes
+        _within(_ANSWER_S, lambda: store.set(f"{_KEY}/{rank}", why[:_WORDS_MAX]))
+
+    def others_continue(self) -> bool:
+        """Return whether enough nodes are left without those that have announced that they go. False if the store does not answer."""
+        found = self.others(self._announced, self._nodes)
+        return found is not None and found.left >= self._least
+
+    @property
+    def since_s(self) -> float:
+        """Seconds since this node announced its departure."""
+        return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
+
+    def others(self, store: Any, nodes: int) -> Departure | None:
+        """Return which nodes were asked to go in the life that is over; None if no node was."""
+        if nodes < 2 or store is None:
+            return None
+        found: list[str] = []
+        _within(_ANSWER_S, lambda: found.extend(_leaving(store, nodes)))
+        return Departure(", ".join(found), nodes - len(found), self._least) if found else None
+
+
+def leave(handler: RendezvousHandler, endpoint: str, others_continue: bool, grace_s: float) -> None:
+    """Take this node out of a dynamic rendezvous, so that the others need not wait until it counts as dead.
+
+    If this machine serves the rendezvous, wait until the others have met again, for ``grace_s`` at most: the rendezvous ends with this
+    process. Other handlers have no such state.
+    """
+    executor, holder = getattr(handler, "_op_executor", None), getattr(handler, "_state_holder", None)
+    stop = getattr(handler, "_stop_heartbeats", None)
+    if executor is None or holder is None or stop is None:
+        return
+    from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _RendezvousExitOp
+
+    def go() -> None:
+        stop()
+        executor.run(_RendezvousExitOp(), time.monotonic() + _ANSWER_S)
+
+    round_left = holder.state.round
+    _within(_ANSWER_S, go)
+    if others_continue and _matches_machine_hostname(endpoint.rpartition(":")[0].strip("[]")):
+        until = time.monotonic() + grace_s
+        while time.monotonic() < until and not (holder.state.complete and holder.state.round > round_left):
+            time.sleep(0.25)
+            _within(_ANSWER_S, holder.sync)
+
+
+def _leaving(store: Any, nodes: int) -> list[str]:
+    keys = [f"{_KEY}/{rank}" for rank in range(nodes)]
+    return [store.get(key).decode(errors="replace") for key in keys if store.check([key])]
+
+
+def _within(seconds: float, act: Callable[[], object]) -> None:
+    """Call ``act`` in a thread, and wait for it so long at most. An error is as no answer: the node ends all the same."""
+
+    def run() -> None:
+        with contextlib.suppress(Exception):
+            act()
+
+    thread = threading.Thread(target=run, name="relight-departing", daemon=True)
+    thread.start()
+    thread.join(seconds)

@@ -1,0 +1,164 @@
+"""Less load on a node that is too hot or under pressure: real pauses, real limits, measured, undone, and only then counted as done."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+
+from relight.checkpointer.pauses import PAUSE_MAX_S, Pauses
+from relight.errors import ConfigError
+from relight.foresee import Alarm
+from relight.foresee.sample import Accelerator, Host, Sample
+from relight.observe import Event, subscribe
+from relight.pulse.ease import Eased, ease_of, read_ease, write_ease
+from relight.supervise.decide import Rules
+from relight.supervise.foreseeing import Foreseeing, Foreseen
+from relight.supervise.limits import Patience
+from relight.supervise.load import HOLDS_S, QUIET_S, RENEW_S, TRY_S, Load
+from relight.supervise.supervisor import Supervisor
+
+
+def alarm(kind: str = "heat", action: str = "reduce load") -> Alarm:
+    """One."""
+    return Alarm(0.0, kind, action, "why", "reason", 0.9, "rules")
+
+
+def heat(celsius: float) -> Sample:
+    """A node whose second accelerator has that temperature."""
+    return Sample(0.0, accelerators=(Accelerator(40.0), Accelerator(celsius)))
+
+
+class Node:
+    """One whose load is reduced, with a clock that is set."""
+
+    def __init__(self, pause: float = 0.2, can_pause: bool = True, limits: list[tuple[float, float]] | None = None) -> None:
+        self.now, self.eased, self.power = 1000.0, list[tuple[float, float]](), list[str]()
+        self._limits, self._can = limits or [], can_pause
+        self.load = Load(pause, self._ease, self, lambda: self.now)
+
+    def _ease(self, share: float, until: float) -> bool:
+        self.eased.append((share, until))
+        return self._can
+
+    def lower_power(self, share: float) -> list[tuple[float, float]]:
+        """Planned."""
+        self.power.append(f"{share:g}")
+        return self._limits
+
+    def restore_power(self) -> None:
+        """Taken note of."""
+        self.power.append("restored")
+
+    def passes(self, seconds: float, sample: Sample) -> None:
+        """So long, a reading a second."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            self.load.see(sample)
+
+
+@pytest.fixture
+def events() -> Any:
+    """What is emitted."""
+    found: list[Event] = []
+    end = subscribe(found.append)
+    yield found
+    end()
+
+
+def test_load_is_reduced_measured_and_restored_when_the_reading_falls(events: list[Event]) -> None:
+    """Ranks pause and limits are lowered; after a minute of a lower temperature both are undone, with both readings reported."""
+    node = Node(limits=[(700.0, 560.0), (700.0, 560.0)])
+    assert node.load.reduce(alarm(), heat(86))
+    assert node.eased == [(0.2, 1000 + RENEW_S)] and node.power == ["0.8"]
+    node.passes(HOLDS_S + 5, heat(84))
+    assert node.eased[-1] == (0.2, node.now + RENEW_S), "renewed while it is hot"
+    node.passes(HOLDS_S + 1, heat(78))
+    assert node.eased[-1] == (0.0, 0.0) and node.power == ["0.8", "restored"]
+    first, last = (one for one in events if one.name == "run.load")
+    assert "ranks pause 20 % of the time; power limit of 2 accelerators 700 → 560 W; temperature 86 °C" in first.fields["say"]
+    assert "temperature 86 °C, now 78 °C" in last.fields["say"] and last.fields["reading_after"] == 78
+
+
+def test_what_does_not_help_is_undone_and_not_tried_again_soon(events: list[Event]) -> None:
+    """After ten minutes without effect ranks pause no more; the next alarm within an hour is not acted on."""
+    node = Node()
+    pressed = Sample(0.0, Host(psi_cpu_some=70.0, psi_io_full=math.nan))
+    assert node.load.reduce(alarm("pressure"), pressed)
+    node.passes(TRY_S + 1, pressed)
+    assert node.eased[-1] == (0.0, 0.0) and "did not help" in events[-1].fields["say"] and node.power == ["restored"]
+    assert not node.load.reduce(alarm("pressure"), pressed)
+    node.now += QUIET_S
+    assert node.load.reduce(alarm("pressure"), pressed)
+    node.load.close()
+    assert node.eased[-1] == (0.0, 0.0)
+
+
+def test_without_anything_done_an_alarm_is_not_acted_on() -> None:
+    """Pauses are off and no limit may be lowered; or the page cannot be written; or the risk is one that less load does not lower."""
+    assert not Node(pause=0.0).load.reduce(alarm(), heat(86))
+    assert not Node(can_pause=False).load.reduce(alarm(), heat(86))
+    assert not Node().load.reduce(alarm("memory"), heat(86))
+    assert Node(pause=0.0, limits=[(300.0, 240.0)]).load.reduce(alarm(), heat(86))
+
+
+def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> None:
+    """A save, or more saves, do not: the alarm comes true or it does not. Nor does a drain that is not allowed, nor load that stays."""
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    sample, alarms = heat(86), [alarm("link", "save more often"), alarm("ecc", "drain node"), alarm(), alarm("memory", "preventive save")]
+    for drain, pause, averted in ((False, 0.0, set()), (True, 0.0, {"drain node"}), (False, 0.2, {"reduce load"})):
+        heeded = set[str]()
+        foresight: Any = SimpleNamespace(sample=lambda _: alarms, heeded=lambda one, to=heeded: to.add(one.action))
+        rounds = iter([False, True])
+        foreseeing = Foreseeing(
+            Foreseen(foresee=False), dict, lambda one, drain=drain: watched.foreseen(one, drain), None, "h", Load(pause, lambda *_: True)
+        )
+        foreseeing._over = SimpleNamespace(wait=lambda _, rounds=rounds: next(rounds))  # type: ignore[assignment]
+        foreseeing._watch(foresight, SimpleNamespace(sample=lambda *_: sample))  # type: ignore[arg-type]
+        assert heeded == averted, (drain, pause)
+    watched.close()
+
+
+def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
+    """A fifth of the time; not after the supervisor has stopped asking, nor longer than five seconds at once."""
+    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    now, slept = [100.0], list[float]()
+    pauses = Pauses(lambda: now[0], slept.append)
+    try:
+        page = watched.begin([0, 1], {})[1]["RELIGHT_PULSE"]
+
+        def step(seconds: float) -> float:
+            now[0] += seconds
+            return pauses.after_step(page)
+
+        assert step(1) == step(1) == 0
+        assert watched.ease(0.2, 150.0)
+        assert [step(1), step(4), step(40)] == pytest.approx([0.25, 1.0, PAUSE_MAX_S])
+        assert step(10) == 0, "its time is over"
+        assert watched.ease(0.2, 1e6) and step(1) > 0 and watched.ease(0.0, 0.0) and step(1) == 0
+        assert slept == pytest.approx([0.25, 1.0, PAUSE_MAX_S, 0.25]) and Pauses().after_step("") == 0
+    finally:
+        watched.close()
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[1, 2, 3]", b"[2, 5]", b"[-1, 5]", b"[0.5, 1e999]", b'["x", 1]', b"[NaN, 5]", b"[" * 9000])
+def test_an_invalid_page_asks_for_no_pause(tmp_path: Path, data: bytes) -> None:
+    """Whatever is in the file."""
+    page = tmp_path / "pulse-0"
+    write_ease(page, Eased(0.5, 7.0))
+    assert read_ease(page) == Eased(0.5, 7.0) and json.loads(ease_of(page).read_bytes()) == [0.5, 7.0]
+    ease_of(page).write_bytes(data)
+    assert read_ease(page) is None
+
+
+def test_the_settings_are_checked() -> None:
+    """A share of the time, and a switch."""
+    for wrong in ({"pause": 1.5}, {"pause": True}, {"pause": "much"}, {"lower_power": 1}):
+        with pytest.raises(ConfigError):
+            Foreseen(**wrong)  # type: ignore[arg-type]
