@@ -52,6 +52,7 @@ from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
 from relight.checkpointer.upkeep import record_damage, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
+from relight.commit.pack_writer import Pace
 from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.format.names import check_run_name
 from relight.keys import Guard
@@ -133,7 +134,7 @@ class Checkpointer(Holds):
         per_rank = options.check_per_rank(per_rank, self._components)
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
-        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard)
+        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard, self._limits, self._run)
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._under_way = UnderWay()
@@ -385,7 +386,7 @@ class Checkpointer(Holds):
     def _why_now(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
         if self._ranks is not None:
             free = None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
-            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1)
+            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1, self._due)
         if self._signals is not None and self._signals.pending:
             return self._signals.pending
         return None if micro_step is not None else self._due or (self._trigger.due(self._facts(step, metrics)) if self._trigger else None)
@@ -497,8 +498,7 @@ class Checkpointer(Holds):
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
             self._policy.tell(done.error, begun.save.step, self._policy.retries)
-            if self._policy.retries and done.error.retryable:
-                self._due = begun.save.reason
+            self._due = self._policy.again(begun.save.reason, done.error, self._failed_in_a_row) or self._due
             self._count_failure(begun.save, quiet=quiet)
 
     def _drain(self, *, quiet: bool = False) -> None:
@@ -525,6 +525,7 @@ class Checkpointer(Holds):
         retries = self._policy.retries if self._ranks is None else 0  # several ranks try again at another step
         report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
         if report is None:
+            self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks is not None else self._due
             return self._count_failure(save)
         self._committed(save, report, numbers, perf_counter() - started, micro_step)
         if self._attempt is not None and self._world.rank == 0:
@@ -546,7 +547,8 @@ class Checkpointer(Holds):
         return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-        return request_of(state, step, reason, metrics, self._user(micro_step), self._surroundings(), self._parent)
+        pace = Pace(self._limits.threads, self._limits.bytes_per_second)
+        return request_of(state, step, reason, metrics, self._user(micro_step), self._surroundings(), self._parent, pace)
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:
         self._trusted.committed(report.id)
