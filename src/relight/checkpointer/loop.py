@@ -20,7 +20,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
-from relight.checkpointer.closed import Closed
+from relight.checkpointer.closed import Closed, Ended
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
@@ -289,9 +289,12 @@ class Checkpointer(Holds):
         if self._background is not None:
             self._background.barrier()
 
-    def close(self, *, save: bool = True) -> None:
-        """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine."""
+    def close(self, *, save: bool = True) -> Ended:
+        """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine.
+
+        Waits ``Limits(deadline_s=)`` for copies on further tiers. ``Ended`` names the missing ones; so does ``ended`` after a ``with``."""
         self._close("close() was called", save)
+        return self.ended
 
     def _close(self, why: str, save: bool = True) -> None:
         if self._closed is not None or self._calls.elsewhere:
@@ -305,7 +308,7 @@ class Checkpointer(Holds):
             if save and self._attempt is not None and self._last_step is not None and unsaved:
                 self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
-            self._outwards.wait(self._limits.deadline_s)
+            self._outwards.finish(self._limits.deadline_s)
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
                 dismiss(self._store.url, self._run, self._limits.deadline_s)  # the trainer before this one was killed behind its last step
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
