@@ -107,25 +107,24 @@ def test_differences_do_not_depend_on_what_codecs_gain(codecs: str, differences:
     assert not choose(Compact(codecs=codecs), seen, Conditions(2)).differences
 
 
-@pytest.mark.parametrize("codecs", ["auto", "always"])
-def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codecs: str) -> None:
+def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of an embedding of which few rows changed a save in the background stores the differences, and every checkpoint restores exactly."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     torch.manual_seed(0)
-    embedding, states = torch.nn.Embedding(8192, 256), []
+    embedding, states = torch.nn.Embedding(2048, 512), []
     with relight.Checkpointer(
         tmp_path / "s" / "run", embedding=embedding, save=relight.every(steps=1), signals=False,
         compact=Compact(full_every=8, codecs=codecs), limits=relight.Limits(when_busy="queue"),
     ) as ckpt:  # fmt: skip
         for step in range(3):
             with torch.no_grad():
-                embedding.weight[torch.randint(0, 8192, (8,))] += 0.01
+                embedding.weight[torch.randint(0, 2048, (8,))] += 0.01
             handle = ckpt.step(step)
             assert handle is not None and handle.wait()
             states.append(embedding.weight.detach().clone())
     run = Run(LocalStore(str(tmp_path / "s")), "run")
     first, *later = run.history().live
-    assert first.body.new_bytes > 6e6 and all(one.body.new_bytes < 0.2e6 for one in later), new_megabytes(run)
+    assert first.body.new_bytes > 3e6 and all(one.body.new_bytes < 0.2e6 for one in later), new_megabytes(run)
     for one, state in zip(run.history().live, states, strict=True):
         assert tensors(run, one)["embedding/weight"] == state.numpy().tobytes()
     opened = run.open(later[-1])
