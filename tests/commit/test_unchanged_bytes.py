@@ -114,7 +114,7 @@ def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypat
     embedding, states = torch.nn.Embedding(2048, 512), []
     with relight.Checkpointer(
         tmp_path / "s" / "run", embedding=embedding, save=relight.every(steps=1), signals=False,
-        compact=Compact(full_every=8, codecs=codecs), limits=relight.Limits(when_busy="queue"),
+        compact=Compact(full_every=8), limits=relight.Limits(when_busy="queue", nice=0),
     ) as ckpt:  # fmt: skip
         for step in range(3):
             with torch.no_grad():

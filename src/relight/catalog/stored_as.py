@@ -62,7 +62,8 @@ def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
     rules of the save name: an exact tensor may share a chunk with a lossy one.
     """
     lossy = opened.root.user.get(LOSSY)
-    patterns = {pattern: str(one["as"]) for pattern, one in lossy.items() if isinstance(one, dict) and "as" in one} if isinstance(lossy, dict) else {}
+    named = lossy.items() if isinstance(lossy, dict) else ()
+    patterns = {pattern: str(one["as"]) for pattern, one in named if isinstance(one, dict) and "as" in one}
     whole: dict[str, int] = {}
     stored: dict[str, float] = {}
     ways: dict[str, set[str]] = {}

@@ -20,7 +20,19 @@ from relight.log.identity import seconds_since_epoch
 from relight.log.related import are_unrelated
 from relight.log.superseded import superseded
 from relight.policy.keep import Candidate
-from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, NOTE_TOPIC, NOW, PACE_TOPIC, Group, Pace, Tier, decode_tiers, encode_tiers, groups_of
+from relight.policy.tiers import (
+    COPYING_TOPIC,
+    DRAINED_TOPIC,
+    NOTE_TOPIC,
+    NOW,
+    PACE_TOPIC,
+    Group,
+    Pace,
+    Tier,
+    decode_tiers,
+    encode_tiers,
+    groups_of,
+)
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
 from relight.store.urls import split_run

@@ -234,7 +234,8 @@ def _lossy_here(request: SaveRequest) -> dict[str, str]:
     lossy, tensors = dict(request.smaller.rules.lossy), request.items if request.plan is None else request.plan.tensors
     if request.seat is not None:
         return lossy
-    return {pattern: way for pattern, way in lossy.items() if is_used(request.smaller.rules, pattern, ((one.name, one.dtype) for one in tensors))}
+    kinds = [(one.name, one.dtype) for one in tensors]
+    return {pattern: way for pattern, way in lossy.items() if is_used(request.smaller.rules, pattern, kinds)}
 
 
 def _inexact(request: SaveRequest) -> list[str]:

@@ -328,7 +328,8 @@ def _marks(plan: SavePlan) -> Iterator[tuple[tuple[int, int], int, bytes]]:
                     pack.until(at + length)
                 yield (index, number), length, b"".join(pack.image[begin : min(begin + MARK_BYTES, at + length)] for begin in starts)
             elif number:
-                yield (index, number), length, b"".join(_piece(pack, edges, begin, min(MARK_BYTES, at + length - begin)) for begin in starts)
+                mark = b"".join(_piece(pack, edges, begin, min(MARK_BYTES, at + length - begin)) for begin in starts)
+                yield (index, number), length, mark
             at += length
 
 

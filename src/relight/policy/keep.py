@@ -201,12 +201,12 @@ def _evicted(
         if over > 0 and one.elsewhere and one.id not in spared and not one.tags and not one.held and not needed:
             evicted[one.id] = f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and it is on {one.elsewhere}"
             over -= one.bytes
-    named = lasting(rules, [one for one in counted])
+    named = lasting(rules, counted)
     for one in reversed(staying):
         needed = any(user not in evicted for user in one.needed_by)
         may_go = one.passed and one.id not in spared and one.id not in evicted and not one.tags and not one.held
         if over > 0 and may_go and one.id not in named and not needed:
-            evicted[one.id] = f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and no further tier will get it: newer ones go first"
+            evicted[one.id] = f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and no further tier will get it: newer ones do"
             over -= one.bytes
     return evicted
 

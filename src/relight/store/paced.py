@@ -15,7 +15,9 @@ SMALL_BYTES = 64 << 10
 class Bound(Protocol):
     """What keeps a bound: see ``NodePace``."""
 
-    piece_bytes: int
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes to move at once."""
 
     def spend(self, length: int) -> None:
         """Wait until ``length`` more bytes may be moved."""
