@@ -27,6 +27,9 @@ def seen(coded: float | None = None, code_s: float = FAST, store_s: float | None
     [
         (Compact(), seen(), False, False, "nothing to compare"),
         (Compact(), seen(equal=0.0), False, False, "0.0% of the last two"),
+        (Compact(), seen(alike=0.0, equal=0.0), False, False, "0.0% of it may be"),
+        (Compact(), seen(alike=0.5), True, False, "50.0% of it may be"),
+        (Compact(), seen(alike=0.5, equal=0.0), True, False, "50.0% of it may be"),
         (Compact(), seen(equal=0.99), True, False, "99%"),
         (Compact(reuse=False), seen(equal=0.99), False, False, "reuse is off"),
         (Compact(full_every=3), seen(equal=0.99, since_full=2), True, False, "99%"),

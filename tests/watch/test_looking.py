@@ -20,7 +20,7 @@ from relight.supervise.goodput import Account
 from relight.supervise.incidents import After, Book, Incident
 from relight.watch import Watcher
 from relight.watch.files import EventFiles
-from relight.watch.overview import MADE_HERE, OVER_S, outcomes_of
+from relight.watch.overview import MADE_HERE, OVER_S, recoveries_of
 from relight.watch.tally import LABEL_VALUES_MAX
 
 BEGAN = 1_700_000_000
@@ -153,8 +153,8 @@ def test_recovery_success_counts_failures_after_which_training_continued() -> No
         incident(1, "restart", True), incident(2, "restart"), incident(3, "leave"), incident(4, "end"), incident(5, "restart", True),
         incident(6, "stop"), incident(7, "restart"),
     ]  # fmt: skip
-    assert outcomes_of(found) == {"recovered": 2, "failed again": 1, "stopped": 1, "left": 1}
-    assert outcomes_of([]) == {"recovered": 0, "failed again": 0, "stopped": 0, "left": 0}
+    assert recoveries_of(found) == {"recovered": 2, "failed again": 1, "stopped": 1, "left": 1}
+    assert recoveries_of([]) == {"recovered": 0, "failed again": 0, "stopped": 0, "left": 0}
 
 
 def test_what_all_ranks_tell_counts_once(tmp_path: Path) -> None:

@@ -36,6 +36,7 @@ class Place(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The rules by which saves are made smaller, encoded; empty for none."""
     guard: dict[str, Any] | None = None
     """How the store is guarded, as ``Guard.told`` says it; None if it is not. It holds keys: not to be written down anywhere."""
+    read_bytes_per_second: float | None = None
 
 
 class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):

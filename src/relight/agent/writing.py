@@ -27,6 +27,7 @@ from relight.policy import Compact, Keep
 from relight.policy.compact import Conditions
 from relight.reclaim import PruneReport, Room
 from relight.store import open_bytes
+from relight.store.paced import paced
 from relight.typed import from_msgpack
 from relight.world import behind_all
 
@@ -104,7 +105,8 @@ class Writer:
     def __init__(self, place: Place) -> None:
         self.place = place
         self.guard = Guard.heard(place.guard) if place.guard is not None else Guard()
-        self._store = open_bytes(place.url, guard=self.guard)
+        store = open_bytes(place.url, guard=self.guard)
+        self._store = paced(store, f"{store.url}/{place.run}", place.bytes_per_second, place.read_bytes_per_second)
         self._log = Log(self._store, place.run)
         rules = from_msgpack(place.compact, Compact) if place.compact else None
         self._attempt = Attempt(CommitPlace(self._store, self._log, place.store_id, place.run_id, place.epoch), rules)

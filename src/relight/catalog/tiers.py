@@ -20,7 +20,19 @@ from relight.log.identity import seconds_since_epoch
 from relight.log.related import are_unrelated
 from relight.log.superseded import superseded
 from relight.policy.keep import Candidate
-from relight.policy.tiers import DRAINED_TOPIC, NOTE_TOPIC, NOW, PACE_TOPIC, Group, Pace, Tier, decode_tiers, encode_tiers, groups_of
+from relight.policy.tiers import (
+    COPYING_TOPIC,
+    DRAINED_TOPIC,
+    NOTE_TOPIC,
+    NOW,
+    PACE_TOPIC,
+    Group,
+    Pace,
+    Tier,
+    decode_tiers,
+    encode_tiers,
+    groups_of,
+)
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
 from relight.store.urls import split_run
@@ -94,6 +106,13 @@ def drained_to(history: History) -> dict[str, set[str]]:
     for note in _notes(history, DRAINED_TOPIC):
         found.setdefault(str(note.data.get("tier")), set()).add(str(note.data.get("id")))
     return found
+
+
+def copying_to(history: History) -> dict[str, str]:
+    """Of each further tier, by name: the checkpoint whose copying began last, unless the copy is there."""
+    found = {str(note.data.get("tier")): str(note.data.get("id")) for note in _notes(history, COPYING_TOPIC)}
+    drained = drained_to(history) if found else {}
+    return {tier: one for tier, one in found.items() if one not in drained.get(tier, ())}
 
 
 def drained_bytes(history: History, tier: str) -> dict[str, int]:

@@ -417,7 +417,7 @@ class Background:
                     self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
                     self._rank == 0, self._limits.deadline_s / 2,
                     msgspec.msgpack.encode(rules) if (rules := self._attempt.compact) is not None else b"",
-                    guard.told() if (guard := guard_of(place.store)) else None,
+                    guard.told() if (guard := guard_of(place.store)) else None, self._limits.read_bytes_per_second,
                 )
             )  # fmt: skip
         except (RelightError, OSError) as error:  # no descriptor, memory or process may be left for it

@@ -2,10 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import NamedTuple
 
 from relight.errors import ConfigError, Fenced
+
+
+class Ended(NamedTuple):
+    """How a run ended on this rank: after which step, and which checkpoints further tiers lack, as ids by tier. Rank 0 knows of tiers."""
+
+    step: int | None
+    missing: Mapping[str, Sequence[str]]
+
+    @property
+    def exit_code(self) -> int:
+        """0, or 1 if a tier lacks a checkpoint, as ``relight drain`` exits: ``sys.exit(ckpt.close().exit_code)``."""
+        return 1 if self.missing else 0
 
 
 class Closed(NamedTuple):

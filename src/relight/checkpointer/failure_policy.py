@@ -29,6 +29,13 @@ class Failures:
         emit("save.failed", f"the save at step {step} failed: {failed}\n  {ahead}", step=step, kind=failed.kind, turn=turn)
         return failed
 
+    def again(self, reason: str, error: RelightError | None, failed_before: int) -> str | None:
+        """Return ``reason`` if the save must be tried again at a later step, None if not. ``failed_before``: failed saves in a row so far.
+
+        For saves that cannot be repeated at once: those of several ranks, and those of the agent, which have their step's state no more.
+        """
+        return reason if error is not None and error.retryable and may_retry(error) and failed_before < self.retries else None
+
     def stop_after(self, in_a_row: int, error: RelightError | None, step: int) -> None:
         """Raise if so many failed saves in a row are too many. A fault of Relight's own is raised itself, under its own name."""
         if self.raise_after is None or in_a_row < self.raise_after:

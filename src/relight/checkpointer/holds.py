@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from relight.capture import capture
 from relight.catalog.tiers import Further
+from relight.checkpointer.closed import Ended
 from relight.checkpointer.component_watch import ComponentWatch
+from relight.checkpointer.outwards import Outwards
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.requested import user_of
 from relight.checkpointer.resume import Resumed
@@ -39,6 +41,7 @@ class Holds:
     _parent: str | None
     """The checkpoint that the next one follows."""
     _closed: Closed | None
+    _outwards: Outwards
     _attempt: Attempt | None
     _background: Background | BackgroundElsewhere | None
     _last_saved: At | None
@@ -50,6 +53,11 @@ class Holds:
     """The reason of a save that was put off."""
     _verified: dict[str, bool]
     _environment: Callable[[], dict[str, Any]] | None
+
+    @property
+    def ended(self) -> Ended:
+        """How the run ended here, once ``close()`` or the ``with`` block is over."""
+        return Ended(self._last_step, dict(self._outwards.missing))
 
     @property
     def _last_saved_step(self) -> int | None:

@@ -20,7 +20,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
-from relight.checkpointer.closed import Closed
+from relight.checkpointer.closed import Closed, Ended
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import Failures, check_failures
@@ -52,6 +52,7 @@ from relight.checkpointer.trusted import Trusted
 from relight.checkpointer.under_way import Begun, UnderWay
 from relight.checkpointer.upkeep import record_damage, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
+from relight.commit.pack_writer import Pace
 from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.format.names import check_run_name
 from relight.keys import Guard
@@ -134,7 +135,7 @@ class Checkpointer(Holds):
         per_rank = options.check_per_rank(per_rank, self._components)
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
-        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard)
+        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard, self._limits, self._run)
         self._outwards = Outwards(tiers if self._world.rank == 0 else None)
         self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
         self._under_way = UnderWay()
@@ -289,9 +290,12 @@ class Checkpointer(Holds):
         if self._background is not None:
             self._background.barrier()
 
-    def close(self, *, save: bool = True) -> None:
-        """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine."""
+    def close(self, *, save: bool = True) -> Ended:
+        """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine.
+
+        Waits ``Limits(deadline_s=)`` for copies on further tiers. ``Ended`` names the missing ones; so does ``ended`` after a ``with``."""
         self._close("close() was called", save)
+        return self.ended
 
     def _close(self, why: str, save: bool = True) -> None:
         if self._closed is not None or self._calls.elsewhere:
@@ -305,7 +309,7 @@ class Checkpointer(Holds):
             if save and self._attempt is not None and self._last_step is not None and unsaved:
                 self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
-            self._outwards.wait(self._limits.deadline_s)
+            self._outwards.finish(self._limits.deadline_s)
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
                 dismiss(self._store.url, self._run, self._limits.deadline_s)  # the trainer before this one was killed behind its last step
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
@@ -386,7 +390,7 @@ class Checkpointer(Holds):
     def _why_now(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
         if self._ranks is not None:
             free = None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
-            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1)
+            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1, self._due)
         if self._signals is not None and self._signals.pending:
             return self._signals.pending
         return None if micro_step is not None else self._due or (self._trigger.due(self._facts(step, metrics)) if self._trigger else None)
@@ -498,8 +502,7 @@ class Checkpointer(Holds):
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
             self._policy.tell(done.error, begun.save.step, self._policy.retries)
-            if self._policy.retries and done.error.retryable:
-                self._due = begun.save.reason
+            self._due = self._policy.again(begun.save.reason, done.error, self._failed_in_a_row) or self._due
             self._count_failure(begun.save, quiet=quiet)
 
     def _drain(self, *, quiet: bool = False) -> None:
@@ -526,6 +529,7 @@ class Checkpointer(Holds):
         retries = self._policy.retries if self._ranks is None else 0  # several ranks try again at another step
         report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
         if report is None:
+            self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks is not None else self._due
             return self._count_failure(save)
         self._committed(save, report, numbers, perf_counter() - started, micro_step)
         if self._attempt is not None and self._world.rank == 0:
@@ -547,7 +551,8 @@ class Checkpointer(Holds):
         return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-        return request_of(state, step, reason, metrics, self._user(micro_step), self._surroundings(), self._parent)
+        pace = Pace(self._limits.threads, self._limits.bytes_per_second)
+        return request_of(state, step, reason, metrics, self._user(micro_step), self._surroundings(), self._parent, pace)
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:
         self._trusted.committed(report.id)

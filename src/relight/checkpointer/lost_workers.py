@@ -107,10 +107,17 @@ class _Uncaught:
         self._open.discard(ckpt)
 
     def ended(self, error: BaseException, trace: TracebackType | None) -> None:
-        """Save and end as the signal asks, if ``error`` is part of an ending."""
+        """Do what the end of a ``with`` block does: save the last consistent step, and end as a signal asks if ``error`` follows from it.
+
+        An interactive session continues after an error, and its Checkpointer with it: only what a signal ends is ended there.
+        """
         for ckpt in list(self._open):
-            if ckpt._closed is None and not ckpt._calls.elsewhere and ends_by(ckpt._signals, error):
-                ckpt.__exit__(type(error), error, trace)
+            ends = not hasattr(sys, "ps1") or ends_by(ckpt._signals, error)
+            if ckpt._closed is None and not ckpt._calls.elsewhere and ends:
+                try:
+                    ckpt.__exit__(type(error), error, trace)
+                except Exception as second:  # the traceback of the first error must still be printed
+                    emit("save.failed", f"ending after {type(error).__name__} failed: {second}", step=ckpt._last_step, kind="exception")
 
 
 class _Hook:

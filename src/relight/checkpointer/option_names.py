@@ -65,7 +65,7 @@ _MEANT: dict[str, str] = {
     **dict.fromkeys(("handle_signals", "signal_handlers", "signal", "preemption", "save_on_preemption", "preemption_checkpoint"),
                     "signals=True, which is the default"),
     **dict.fromkeys(("threads", "num_threads", "thread_count", "memory", "nice", "timeout", "timeout_s", "timeout_secs", "deadline",
-                     "deadline_s", "bytes_per_second", "max_bandwidth"), _LIMITS),
+                     "deadline_s", "bytes_per_second", "read_bytes_per_second", "max_bandwidth"), _LIMITS),
     **dict.fromkeys(("compress", "compression", "codec", "codecs", "dedup", "incremental"), "compact=relight.Compact(…)"),
     **dict.fromkeys(("encryption", "encryption_key", "key", "password"), 'encrypt="file:PATH"'),
     **dict.fromkeys(("replicas", "replication", "replication_factor"), "peers=relight.Peers(copies=…)"),

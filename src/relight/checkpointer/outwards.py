@@ -10,7 +10,19 @@ from dataclasses import replace
 from time import monotonic
 from typing import Any
 
-from relight.catalog.tiers import Further, Reach, announce, attempt_name, check_same_run, open_tier, read_tier, tiers_of
+from relight.catalog.tiers import (
+    Further,
+    Reach,
+    announce,
+    attempt_name,
+    check_same_run,
+    drained_to,
+    newest_seq,
+    open_tier,
+    read_tier,
+    retired_among,
+    tiers_of,
+)
 from relight.checkpointer.save_handle import Save
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
@@ -22,10 +34,14 @@ from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
 from relight.policy.adaptive import is_routine
-from relight.policy.tiers import NOW, PACE_TOPIC, groups_of
+from relight.policy.keep import with_recorded
+from relight.policy.tiers import NOW, PACE_TOPIC, groups_of, owed
+from relight.reclaim.prune import candidates_of
 from relight.store.around import guard_of
 from relight.store.urls import absolute
 
+RETRY_S = 5.0
+"""Seconds between two looks at what is left to copy while the run's end waits for it."""
 REMEMBERED = 100
 """Saves whose handles hear of it when they are drained."""
 
@@ -56,6 +72,18 @@ def read_further(further: Sequence[Further], near: History) -> list[Reach]:
     return reaches
 
 
+def _lacking(history: History) -> dict[str, list[str]]:
+    """What each further tier still lacks, as the nearest one's log knows it."""
+    found: dict[str, list[str]] = {}
+    there, candidates = drained_to(history), candidates_of(history)
+    for tier in tiers_of(history):
+        copied = there.get(tier.name, set())
+        rules = with_recorded(tier.keep, history.best_by)
+        if lacks := owed(rules, candidates, newest_seq(history, copied), had=retired_among(history, copied)):
+            found[tier.name] = lacks
+    return found
+
+
 def _emit(name: str, say: str, fields: dict[str, Any]) -> None:
     emit(name, say, **fields)
 
@@ -74,7 +102,9 @@ class Outwards:
         self._changed = threading.Condition()
         self._drainer: Drainer | None = None
         self._attempt: Attempt | None = None
-        self._hurries = False
+        self._hurries = self._fenced = False
+        self.missing: dict[str, list[str]] = {}
+        """What the run's end found missing: ids of checkpoints, by tier."""
         self._undo = subscribe(self._hear) if self._names else lambda: None
 
     def begin(self, attempt: Attempt) -> None:
@@ -112,19 +142,34 @@ class Outwards:
             self._drainer = Drainer(place.store.url, place.log.run, _emit, lambda: True, guard=guard_of(place.store))
         self._drainer.wake()
 
-    def wait(self, timeout: float) -> bool:
+    def wait(self, timeout: float, *, again: bool = False) -> bool:
         """Until the newest durable save is on all further tiers, of copies on as many as are enough, or so many have failed meanwhile that
-        it won't be. False if it is not."""
+        it won't be. False if it is not. ``again``: failures do not end the wait, and the wait was reported before."""
         last = next((save for save in reversed(self._saves) if save.done and save.id), None)
         if last is None or last.drained:
             return True
         self._hurry()
-        emit("drain.waiting", f"waiting until step {last.step} is on {', '.join(sorted(self._names))}", id=last.id, step=last.step)
+        if not again:
+            emit("drain.waiting", f"waiting until step {last.step} is on {', '.join(sorted(self._names))}", id=last.id, step=last.step)
         ends = monotonic() + timeout
         with self._changed:
             self._failed.clear()
-            self._changed.wait_for(lambda: last.drained or self._is_hopeless(last), max(0.0, ends - monotonic()))
+            self._changed.wait_for(lambda: last.drained or (not again and self._is_hopeless(last)), max(0.0, ends - monotonic()))
         return last.drained
+
+    def finish(self, timeout: float) -> None:
+        """Wait for the copies of the newest save, until ``timeout`` is over: a tier that failed once may answer again. ``missing`` and an
+        event then name what is not there. A tier that another attempt has taken over is not waited for."""
+        if not self._names or self._attempt is None:
+            return
+        ends, done = monotonic() + timeout, self.wait(timeout)
+        while not done and monotonic() < ends and str(None) not in self._failed and not self._fenced:
+            done = self.wait(max(0.0, min(RETRY_S, ends - monotonic())), again=True)
+        with contextlib.suppress(RelightError):
+            self.missing = _lacking(self._attempt.history())
+        if self.missing:
+            names = "; ".join(f"{tier} lacks {', '.join(ids)}" for tier, ids in self.missing.items())
+            emit("drain.unfinished", f"the run ends before its copies are made: {names}; relight drain copies them", missing=self.missing)
 
     def _hurry(self) -> None:
         """Whoever waits for a save on all tiers has asked for it there: from here on each goes to all of them, whatever its turn."""
@@ -161,6 +206,7 @@ class Outwards:
         elif event.name in ("drain.failed", "drain.fenced") and (tier in self._names or tier is None):
             with self._changed:
                 self._failed.add(str(tier))
+                self._fenced = self._fenced or event.name == "drain.fenced"
                 self._changed.notify_all()
 
     def _is_hopeless(self, save: Save) -> bool:

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from relight.agent import Done, Request
-from relight.agent.messages import Report
+from relight.agent.messages import Report, words_of
 from relight.capture import Captured
 from relight.catalog.tiers import Further
 from relight.checkpointer.agree import begin_together
@@ -36,6 +36,7 @@ from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
+from relight.store.paced import paced
 from relight.typed import from_msgpack
 from relight.world import LateRanks, World, late
 
@@ -69,17 +70,25 @@ def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: st
 
 
 def open_for(
-    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, guard: Guard
+    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, guard: Guard, limits: Limits, run: str
 ) -> tuple[ByteStore, Sequence[Further], bool]:
-    """The store, the tiers behind it, and whether saves are made in the background: only a local store's can be."""
-    if not isinstance(ranks, OneWriter):
+    """The store, the tiers behind it, and whether saves are made in the background: only a local store's can be. ``limits`` bound what
+    is written to the store and read from all of them."""
+    read_bound = limits.read_bytes_per_second
+
+    def open_all() -> tuple[ByteStore, Sequence[Further]]:
         store = open_bytes(url, guard=guard)
-        return store, open_further(tiers, guard_of(store)), wants_background and store.shared
+        purpose, further = f"{store.url}/{run}", open_further(tiers, guard_of(store))
+        slowed = [(name, paced(one, purpose, None, read_bound), there) for name, one, there in further]
+        return paced(store, purpose, limits.bytes_per_second, read_bound), slowed
+
+    if not isinstance(ranks, OneWriter):
+        store, further = open_all()
+        return store, further, wants_background and store.shared
     opened: list[tuple[ByteStore, Sequence[Further]]] = []
 
     def open_it() -> bytes:
-        store = open_bytes(url, guard=guard)
-        opened.append((store, open_further(tiers, guard_of(store))))
+        opened.append(open_all())
         return b"1" if wants_background and opened[0][0].shared else b""
 
     in_background = bool(ranks.first(open_it, "opening the store"))
@@ -218,9 +227,7 @@ class BackgroundForAll(Background):
                 time.sleep(POLL_S)
 
     def _and_all(self, done: Done) -> None:
-        error = done.error
-        told = None if error is None else (error.kind, error.what, error.where, error.hint, error.retryable)
-        report = msgspec.structs.replace(done.report, error=told)
+        report = msgspec.structs.replace(done.report, error=None if done.error is None else words_of(done.error))
         with contextlib.suppress(LateRanks):
             self._ranks.world.put_up(report.id, msgspec.msgpack.encode(report))
             self._told.append(report.id)

@@ -143,7 +143,7 @@ class Ranks:
         return "".join(digits)
 
     def why_now(
-        self, facts: Facts, trigger: Trigger | None, signals: Signals | None, busy: bool, nearly_busy: bool = False
+        self, facts: Facts, trigger: Trigger | None, signals: Signals | None, busy: bool, nearly_busy: bool = False, due: str | None = None
     ) -> str | None:
         """The reason for all ranks to save now, or None: the step's number tells each of them, or one of them asked at the step before.
 
@@ -151,7 +151,8 @@ class Ranks:
         it: the exchange that was begun at the last call has had a step's time, in which the ranks met in training's own exchanges.
 
         ``busy``: this rank has no memory for a save now. What is due while one of them has none is made once all have. ``nearly_busy``: a
-        save at this step takes its last memory. Ranks learn of it one step later, when the next save may be due.
+        save at this step takes its last memory. Ranks learn of it one step later, when the next save may be due. ``due``: the reason of a
+        save of this rank that failed and must be tried again.
         """
         if self._lost:
             return None
@@ -160,7 +161,7 @@ class Ranks:
             agreed = self.world.agreed()
             if agreed is not None and agreed[0]:
                 asked = _ASKED[agreed[0]]
-                reason = asked or reason or (trigger.due(facts) if trigger is not None else None) or "another rank asked"
+                reason = asked or reason or (trigger.due(facts) if trigger is not None else None) or due or "another rank asked"
                 if asked and signals is not None:
                     signals.adopt(asked)
             if reason is not None and reason not in _ASKED and agreed is not None and agreed[1]:
@@ -174,7 +175,7 @@ class Ranks:
             wish = 0
             if signals is not None and signals.pending and signals.pending != reason:
                 wish = _ASKED.index(signals.pending)
-            elif reason is None and self._put_off is None and trigger is not None and trigger.due(facts):
+            elif reason is None and self._put_off is None and (due or (trigger is not None and trigger.due(facts))):
                 wish = 1
             self.world.propose([wish, int(busy or (nearly_busy and reason is not None))])
         except LateRanks as error:

@@ -19,7 +19,7 @@ from relight.cli.ls import entry
 from relight.cli.output import Styled, age, code_text, emit_json, escape, facts_list, metrics_text, paint, plural, progress, size, table
 from relight.commit.save import COMPACT, SUSPECT
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.format import Leaf, Tensor, decode_tree
+from relight.format import Leaf, Root, Tensor, decode_tree
 from relight.format.class_names import CLASSES, name_in, recorded_classes
 from relight.format.tree import join_path
 from relight.policy.best_by import BEST, selector
@@ -118,7 +118,7 @@ def command(
         ("tags", " ".join(found.history.tags_of(root.id))),
         ("parents", " ".join(root.parents)),
         ("needs", " ".join(root.requires)),
-        ("size", f"{size(root.logical_bytes)} of tensors, {size(root.stored_bytes)} stored"),
+        ("size", _sizes(root)),
         ("made with", _software(root.environment)),
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
@@ -192,14 +192,21 @@ def _is_own(opened: Opened) -> bool:
     return COPIED_FROM not in opened.root.user
 
 
+def _sizes(root: Root) -> str:
+    """What the tensors take, and what is stored of them: with this checkpoint, and with those that it shares chunks with."""
+    if root.new_bytes == root.stored_bytes:
+        return f"{size(root.logical_bytes)} of tensors, {size(root.stored_bytes)} stored"
+    return f"{size(root.logical_bytes)} of tensors, {size(root.new_bytes)} stored here; a restore reads {size(root.stored_bytes)}"
+
+
 def _codecs(rows: Sequence[StoredAs]) -> None:
     """A line for each kind of chunk."""
     cells = [
-        [row.dtype, row.role, row.chunks, size(row.bytes), size(row.stored_bytes), f"{row.stored_bytes / max(row.bytes, 1):.0%}",
-         row.coded, row.differences, row.elsewhere, row.derived]
+        [row.dtype, row.role, row.chunks, size(row.bytes), size(row.new_bytes), f"{row.new_bytes / max(row.bytes, 1):.0%}",
+         size(row.stored_bytes), row.coded, row.differences, row.elsewhere, row.derived]
         for row in rows
     ]  # fmt: skip
-    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "coded", "diffs", "elsewhere", "derived"]
+    columns = ["dtype", "role", "chunks", "bytes", "stored", "of it", "to read", "coded", "diffs", "elsewhere", "derived"]
     table(columns, cells, right=tuple(columns[2:]))
 
 

@@ -13,7 +13,7 @@ from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, parse_home, stored_file
 from relight.format.records import CommitBody
 from relight.format.stored import CHAIN_MAX, OWN, Piece
-from relight.policy.compact import DRAG, LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, choose
+from relight.policy.compact import DRAG, EQUAL_MIN, LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, choose
 
 if TYPE_CHECKING:
     from relight.commit.on_gpu import OnGpu
@@ -29,6 +29,10 @@ class Where(NamedTuple):
     """One for each link of the chain."""
 
 
+MARKS, MARK_BYTES = 4, 16
+"""Samples of each chunk that show at once that it changed, and the bytes of one."""
+OLDER_SAVES, OLDER_MAX = 8, 100_000
+"""Chunks that the last save does not have and an earlier one had: for how many saves they are remembered, and how many of them."""
 MEASURED_BYTES_MIN = 1 << 20
 SEEN_S_MIN = 1e-3
 """Hashing for less than that does not tell how crowded the processors are."""
@@ -103,6 +107,16 @@ class Smaller:
     hashes: Sequence[Sequence[tuple[int, bytes]]] = ()
     audited: int = 0
     """How many chunks were compared that are said to be unchanged."""
+    older: dict[tuple[bytes, int], tuple[int, Where]] = field(default_factory=dict)
+    """Chunks of earlier saves that the last one does not have, by hash and length: in which save they were last, and where they are."""
+    marks: dict[tuple[int, int], bytes] = field(default_factory=dict)
+    """Samples of each chunk of the last save, by pack and number: what has none in common with them is no chunk of that save."""
+    older_marks: list[frozenset[bytes]] = field(default_factory=list)
+    """The samples of the saves before it, the newest first."""
+    saves: int = 0
+    """Saves of this attempt so far."""
+    born: dict[str, int] = field(default_factory=dict)
+    """Of the checkpoints that a save may need, by id: the number that ``saves`` had when each was committed."""
     base: int = 0
     """The number of its COMMIT."""
     donors: tuple[str, ...] = ()
@@ -145,14 +159,19 @@ class Smaller:
         """Another may have saved since, and retired what this one goes by."""
         if not set(self.donors) <= set(live):
             self.forget()
+        self.older = {key: one for key, one in self.older.items() if all(_id_of(directory) in live for directory, _ in one[1].homes)}
 
-    def known(self, before: Before | None, vouched: Vouched | None = None) -> Known:
-        """What the save that was chosen for may make use of."""
+    def known(self, before: Before | None, vouched: Vouched | None = None, *, older: bool = False) -> Known:
+        """What the save that was chosen for may make use of. ``older``: chunks of saves before the last one as well. Several ranks name
+        the checkpoints that they need by their places in a list of the last save's, so they leave ``older`` out."""
         if self.chosen is None or len(self.donors) > DONORS_MAX:
             return NOTHING
         fits = before is not None and self.chosen.differences and self.donors[:1] == (before.id,)
         same = vouched.tensors if vouched is not None and self.donors[:1] == (vouched.id,) else frozenset[int]()
-        return Known(self.chunks if self.chosen.reuse else {}, self.rows, before if fits else None, self.hashes, same)
+        chunks = self.chunks if self.chosen.reuse else {}
+        if older and chunks and self.older:
+            chunks = {**{key: where for key, (_, where) in self.older.items()}, **chunks}
+        return Known(chunks, self.rows, before if fits else None, self.hashes, same)
 
     def met(self, spent: Spent, under: Conditions, lanes: int, whole: int, took_s: float) -> None:
         """What the store took that wrote ``lanes`` files at a time, hashing, coding, and all of a save of ``whole`` bytes. Of a few bytes
@@ -179,8 +198,9 @@ class Smaller:
 
     def forget(self) -> None:
         """Have the next save store everything itself."""
-        self.chunks, self.rows, self.hashes, self.base, self.donors = {}, [], (), 0, ()
-        self.seen.equal = self.seen.untrained = None
+        self.chunks, self.rows, self.hashes, self.base, self.donors, self.older = {}, [], (), 0, (), {}
+        self.seen.equal = self.seen.alike = self.seen.untrained = None
+        self.marks, self.older_marks = {}, []
 
     def find(self, body: CommitBody, seq: int, part: Part, untrained: float, keeps: Collection[str]) -> None:
         """Before the first save: a checkpoint of the run, record ``seq`` of its log, that somebody else has written; and what share of the
@@ -201,11 +221,55 @@ class Smaller:
         self.base, self.donors = seq, (directory.id, *requires)
         before, self.rows = self.chunks, rows_of(str(directory), part.packs)
         self.chunks, self.hashes = chunks_of(part.packs, self.rows), [pack.chunks for pack in part.packs]
+        self.saves += 1
+        self.born[directory.id] = self.saves
+        if not requires and self.rules.full_every is not None and self.seen.since_full >= self.rules.full_every:
+            self.older = {}  # this save was to need no earlier one, so the next ones start from it
+        else:
+            self._remember(before)
         if before:
             total = sum(length for pack in part.packs for length, _ in pack.chunks)
             equal = sum(length for pack in part.packs for length, value in pack.chunks if (value, length) in before)
             self.seen.equal = equal / max(total, 1)
-        self.seen.since_full = self.seen.since_full + 1 if requires else 1
+        oldest = min((self.born[one] for one in requires if one in self.born), default=None)
+        ages = self.seen.since_full + 1 if oldest is None else self.saves - oldest + 1
+        self.seen.since_full = ages if requires else 1
+        self.born = {one: number for one, number in self.born.items() if one in self.donors or self.saves - number <= OLDER_SAVES}
+
+
+    @property
+    def wants_samples(self) -> bool:
+        """Whether samples of the next save's chunks must decide if it is compared with earlier ones: the last two had little in common."""
+        self.seen.alike = None
+        return bool(self.marks) and (self.seen.equal or 0) < EQUAL_MIN
+
+    def remember_marks(self, marks: dict[tuple[int, int], bytes]) -> None:
+        """Take the samples of the save that was learned last."""
+        self.older_marks = [frozenset(self.marks.values()), *self.older_marks][: OLDER_SAVES - 1] if self.older else []
+        self.marks = marks
+
+    def may_be_there(self, place: tuple[int, int], mark: bytes) -> bool:
+        """Whether a chunk with such samples may be, in whole or in part, that of the last save at its place, or an older save's."""
+        then = self.marks.get(place, b"")
+        pieces = range(0, min(len(mark), len(then)), MARK_BYTES)
+        alike = any(mark[at : at + MARK_BYTES] == then[at : at + MARK_BYTES] for at in pieces)
+        return alike or any(mark in older for older in self.older_marks)
+
+    def _remember(self, before: Chunks) -> None:
+        """Keep the chunks of the save before that the last one does not have: a later save may have them again."""
+        kept = {key: one for key, one in self.older.items() if key not in self.chunks and self.saves - one[0] < OLDER_SAVES}
+        for key, where in before.items():
+            if key not in self.chunks:
+                kept.pop(key, None)
+                kept[key] = self.saves - 1, where
+        surplus = len(kept) - OLDER_MAX
+        self.older = dict(list(kept.items())[surplus:]) if surplus > 0 else kept
+
+
+def _id_of(directory: str) -> str:
+    """The id of the checkpoint whose directory that is; empty if it is none."""
+    parsed = parse_home(directory)
+    return parsed[1].id if parsed is not None else ""
 
 
 def _bounded(times: float) -> float:

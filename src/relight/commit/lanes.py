@@ -95,11 +95,10 @@ def _go_on(failed: threading.Event | None, name: str) -> None:
 def _shared_by(lanes: int, pace: Pace | None) -> Pace:
     """The pace of each of several packs that are written at once."""
     pace = pace or Pace()
-    rate, progress = pace.bytes_per_second, pace.progress
+    progress = pace.progress
     return replace(
         pace,
         threads=max(1, pace.threads // lanes),
-        bytes_per_second=None if rate is None else rate / lanes,
         progress=None if progress is None else _in_turn(progress),
     )
 

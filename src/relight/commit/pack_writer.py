@@ -99,10 +99,11 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How hard a pack may be written: hashing threads, and bytes a second (None: as fast as it goes)."""
+    """How hard a pack may be written: hashing threads, and bytes a second (None: as fast as possible)."""
 
     threads: int = THREADS
     bytes_per_second: float | None = None
+    """The bound that the store keeps, see ``PacedStore``: by it a save knows whether coding pays."""
     progress: Callable[[int], None] | None = None
     """Told the bytes of a pack that have been written, now and then."""
     spent: Spent = field(default_factory=Spent)
@@ -212,7 +213,6 @@ def _fill(
 
 def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
     hashes: list[bytes] = []
-    started = time.monotonic()
     with (
         ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash", initializer=step_back, initargs=(HASHERS_BEHIND,)) as hashers,
         ThreadPoolExecutor(min(WRITES_AT_ONCE, pace.threads), thread_name_prefix="relight-write") as writers,
@@ -245,8 +245,6 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
             written(WRITES_AT_ONCE - 1)
             while jobs and jobs[0].done():
                 hashes.append(jobs.popleft().result())
-            if pace.bytes_per_second:
-                time.sleep(max(0.0, (offset + length) / pace.bytes_per_second - (time.monotonic() - started)))
         written(0)
         while len(hashes) < len(plan.chunks):
             hash_on(plan.size)

@@ -29,7 +29,7 @@ from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.log.superseded import superseded
 from relight.observe import tell_span
-from relight.policy.compact import LOSSY_BOUNDS, Conditions
+from relight.policy.compact import LOSSY_BOUNDS, Conditions, is_used
 from relight.store import ByteStore, put
 from relight.store.again import decoded
 from relight.store.base import Uncertain, beneath, lanes_of
@@ -223,15 +223,24 @@ def _said(request: SaveRequest) -> dict[str, Any]:
     told = {"reuse": chosen.reuse, "coded": chosen.coded, "reason": chosen.reason, "differences": chosen.differences}
     said: dict[str, Any] = {COMPACT: {**told, **({} if chosen.kinds is None else {"kinds": list(chosen.kinds)})}}
     if rules.lossy:
-        said[LOSSY] = {pattern: {"as": way, "relative_error": LOSSY_BOUNDS[way]} for pattern, way in rules.lossy.items()}
-    return said
+        said[LOSSY] = {pattern: {"as": way, "relative_error": LOSSY_BOUNDS[way]} for pattern, way in _lossy_here(request).items()}
+    return said if said.get(LOSSY, True) else {COMPACT: said[COMPACT]}
+
+
+def _lossy_here(request: SaveRequest) -> dict[str, str]:
+    """The patterns by which some tensor of this save is stored inexactly. A rank of several knows its own part alone: all patterns."""
+    if request.smaller is None or request.urgent:
+        return {}
+    lossy, tensors = dict(request.smaller.rules.lossy), request.items if request.plan is None else request.plan.tensors
+    if request.seat is not None:
+        return lossy
+    kinds = [(one.name, one.dtype) for one in tensors]
+    return {pattern: way for pattern, way in lossy.items() if is_used(request.smaller.rules, pattern, kinds)}
 
 
 def _inexact(request: SaveRequest) -> list[str]:
     """Why a resume from it is not exact, if tensors are stored so."""
-    if request.smaller is None or request.urgent:
-        return []
-    return [f"{pattern} is stored as {way}" for pattern, way in request.smaller.rules.lossy.items()]
+    return [f"{pattern} is stored as {way}" for pattern, way in _lossy_here(request).items()]
 
 
 def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
@@ -239,19 +248,22 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     smaller = request.smaller
     if smaller is None or request.urgent:
         return write_packs(place.store, prefix, plan, request.pace)
-    from relight.commit.smaller import audited, write_smaller_packs  # with numpy, which takes a tenth of a second to import
+    from relight.commit.smaller import alike, audited, write_smaller_packs  # with numpy, which takes a tenth of a second to import
 
     spent = Spent()
     pace = replace(request.pace or Pace(), spent=spent)
     look_at_newest(place.store, place.log, smaller, plan, request.seat.rank if request.seat is not None else 0)
     if smaller.donors:
         smaller.check_there(there_for(fold(place.log.read())))
+    alone = request.seat is None
+    if smaller.wants_samples:
+        smaller.seen.alike = alike(plan, smaller)
     under = Conditions(pace.threads, min(lanes_of(place.store), len(plan.packs)), pace.bytes_per_second)
     choice, began = smaller.choice(under), time.perf_counter()
     lanes = under.lanes
-    if choice.reuse or choice.coded or smaller.rules.lossy:
+    if choice.reuse or choice.coded or choice.differences or smaller.rules.lossy:
         lanes = 1
-        known = smaller.known(request.before, request.vouched)
+        known = smaller.known(request.before, request.vouched, older=alone)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:
             known = audited(smaller, plan, known, request.vouched.wrong)
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice, pace, smaller.rules, smaller.coder())
@@ -264,6 +276,10 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
 def look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
     """What a save has shown, for the next one."""
     smaller.learn(directory, part, seq, requires)
+    if smaller.rules.reuse or smaller.rules.full_every is not None:
+        from relight.commit.smaller import marks_of
+
+        smaller.remember_marks(marks_of(plan))
     if smaller.rules.codecs != "never":
         from relight.commit.smaller import sampled
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import accumulate
 from typing import NamedTuple
 
-from relight.commit.earlier import Known, Smaller, Where, placed
+from relight.commit.earlier import MARK_BYTES, MARKS, Known, Smaller, Where, placed
 from relight.commit.masters import Masters
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
-from relight.format.codecs import Kind, choose, encode, kind_of
+from relight.format.codecs import Kind, choose, difference, encode, kind_of, unchanged
 from relight.format.entropy import Compress, compress
 from relight.format.lossy import RUNS_MAX, Stretch, encode_lossy
 from relight.format.manifest import Pack, contents, tensors_in
@@ -28,7 +30,7 @@ from relight.format.names import stored_file
 from relight.format.planes import Rooms
 from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
-from relight.policy.compact import AUDIT_BYTES, Choice, Compact, Sample, lossy_way
+from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, Compact, Sample, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
 
@@ -42,6 +44,8 @@ SAMPLED, SAMPLED_BYTES = 6, 512 << 10
 done before a save is told of, in the midst of training."""
 READ_MAX = 1.75
 """What a reader may have to read of a chunk, all that it differs from included, over the chunk itself: so long are chains at most."""
+UNCHANGED_MIN = 0.75
+"""If at least this share of a chunk is unchanged, its differences are stored: they are a small part of it, and coded quickly."""
 _NO_BYTES = memoryview(b"")
 _OWN = threading.local()
 
@@ -100,7 +104,7 @@ class _Coder(NamedTuple):
         if derived is not None:
             return _Chunk(value, None, derived, DERIVED)
         if number not in self.coded:
-            return _Chunk(value, None, data, False)
+            return self._little_changed(number, at, data, value) or _Chunk(value, None, data, False)
         began = time.perf_counter()
         earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
@@ -113,6 +117,17 @@ class _Coder(NamedTuple):
             way = choose(data, kind)
         body = None if way is None else encode(data, way, None, rooms, self.by)
         return _Chunk(value, None, data if body is None else body, body is not None, None, time.perf_counter() - began)
+
+    def _little_changed(self, number: int, at: int, data: memoryview, value: bytes) -> _Chunk | None:
+        """Return the chunk as differences from the save before if most of it is unchanged, whatever codecs cost; None otherwise."""
+        earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
+        if earlier is None or unchanged(data, earlier[0]) < UNCHANGED_MIN:
+            return None
+        base, where = earlier
+        body = encode(data, difference(self.elements[number], len(data)), base, _rooms(), compress)
+        if body is None or not self._may_stand(where, len(body), len(data)):
+            return None
+        return _Chunk(value, None, body, True, where)
 
     def _may_stand(self, where: Where | None, stored: int, length: int) -> bool:
         """Whether differences from there are read for little enough, and what they differ from did not change while they were made."""
@@ -150,7 +165,6 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     pieces: list[Piece] = []
     hashes: list[bytes] = []
     out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size, pace.spent)
-    started = time.monotonic()
     try:
         for number, (length, chunk) in enumerate(zip(plan.chunks, _made(plan, coder, pace), strict=True)):
             hashes.append(chunk.hash)
@@ -166,8 +180,6 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
                 pace.spent.add_coded(coder.kinds[number], length, chunk.took_s)
             if pace.progress is not None:
                 pace.progress(length)
-            if pace.bytes_per_second:
-                time.sleep(max(0.0, out.size / pace.bytes_per_second - (time.monotonic() - started)))
         before = time.perf_counter()
         out.finish()
         fsync_s = time.perf_counter() - before
@@ -284,6 +296,50 @@ def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Cl
                 held.chunks.append((pack, at, length))
                 found[of] = held._replace(derived=held.derived + (length if piece is not None and piece.derived else 0))
     return found
+
+
+def marks_of(plan: SavePlan) -> dict[tuple[int, int], bytes]:
+    """Samples of every chunk but the packs' headers, by pack and number. Cost: a few reads of 16 bytes a chunk."""
+    return {place: mark for place, _, mark in _marks(plan)}
+
+
+def alike(plan: SavePlan, smaller: Smaller) -> float:
+    """Return the share of the save that may be as in an earlier one, by samples; at least ``EQUAL_MIN`` is not counted to its end.
+
+    What the samples miss is stored once more: a chunk that kept most of its bytes and none of those that were sampled.
+    """
+    whole, found = max(plan.logical_bytes, 1), 0
+    for place, length, mark in _marks(plan):
+        found += length if smaller.may_be_there(place, mark) else 0
+        if found >= EQUAL_MIN * whole:
+            break
+    return found / whole
+
+
+def _marks(plan: SavePlan) -> Iterator[tuple[tuple[int, int], int, bytes]]:
+    for index, pack in enumerate(plan.packs):
+        edges = [0, *accumulate(source.length for source in pack.sources)] if pack.image is None else []
+        at = 0
+        for number, length in enumerate(pack.chunks):
+            step = max(length - MARK_BYTES, 0) // (MARKS - 1)
+            starts = [at + step * turn for turn in range(MARKS)] if step else [at]
+            if number and pack.image is not None:
+                if pack.until is not None:
+                    pack.until(at + length)
+                yield (index, number), length, b"".join(pack.image[begin : min(begin + MARK_BYTES, at + length)] for begin in starts)
+            elif number:
+                mark = b"".join(_piece(pack, edges, begin, min(MARK_BYTES, at + length - begin)) for begin in starts)
+                yield (index, number), length, mark
+            at += length
+
+
+def _piece(pack: PackPlan, edges: Sequence[int], begin: int, length: int) -> bytes:
+    """Bytes of one source, fewer if it ends there."""
+    number = bisect_right(edges, begin) - 1
+    source, start = pack.sources[number], begin - edges[number]
+    into = bytearray(min(length, source.length - start))
+    copy_from(source, start, memoryview(into))
+    return bytes(into)
 
 
 def _range(plan: PackPlan, at: int, length: int) -> memoryview:

@@ -31,7 +31,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, LeaseH
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy.keep import with_recorded
-from relight.policy.tiers import DRAINED_TOPIC, Pace, Tier, owed
+from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, Pace, Tier, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
@@ -141,6 +141,8 @@ class _Way:
     def _copy(self, one: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
         started, told = time.monotonic(), 0
         limit = self._tier.bytes_per_second
+        begun = NoteBody(topic=COPYING_TOPIC, data={"tier": self._tier.name, "id": one.id})
+        self._log.append(partial(_noted, begun))  # else retention may remove it near before all of it is copied
 
         def progress(length: int) -> None:
             if self._progress is not None:

@@ -91,6 +91,22 @@ def choose(data: memoryview, kind: Kind, base: memoryview | None = None) -> Way 
     return best if best.share <= GAIN else None
 
 
+def unchanged(data: memoryview, base: memoryview) -> float:
+    """Return the share of ``data`` that equals ``base``, in words of eight bytes. Cost: one read of both, a few GB/s."""
+    whole = len(data) // 8 * 8
+    if not whole:
+        return float(data == base)
+    here, there = np.frombuffer(data[:whole], np.uint64), np.frombuffer(base[:whole], np.uint64)
+    return int(np.count_nonzero(here == there)) * 8 / whole
+
+
+def difference(kind: Kind, length: int) -> Way:
+    """The way for a chunk of which most equals its base: zstd steps over the long runs of zeros between the changes."""
+    if length % kind.width:
+        kind = BYTES
+    return Way(kind, True, (1,) * kind.width, ("repeats",) * kind.width, 0.0)
+
+
 def encode(
     data: memoryview, way: Way, base: memoryview | None = None, rooms: Rooms | None = None, by: Compress = compress
 ) -> bytes | None:

@@ -103,6 +103,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "read.again": (logging.WARNING, "bytes came damaged, and whole when they were read once more"),
     "cache.read": (logging.DEBUG, "a file was read through the cache"),
     "cache.off": (logging.WARNING, "the cache's disk refuses: nothing more is cached"),
+    "drain.unfinished": (logging.WARNING, "the run ended before further tiers had what they must hold"),
     "anchor.failed": (logging.WARNING, "how far the log goes could not be written down elsewhere"),
     "anchor.adopted": (logging.WARNING, "an anchor of an earlier version was accepted, with damaged records below it"),
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),

@@ -172,6 +172,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "drain.done": ("tier", "id", "step", "bytes", "seconds"),
     "drain.found": ("tier", "id", "step"),
     "drain.waiting": ("id", "step"),
+    "drain.unfinished": ("missing",),
     "drain.failed": ("tier", "id", "kind"),
     "drain.fenced": ("tier", "kind"),
     "scrub.repaired": ("tier", "id", "file", "detail", "repaired_from"),

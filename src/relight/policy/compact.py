@@ -15,7 +15,7 @@ CODERS = ("cpu", "gpu")
 AUDIT_BYTES = 8 << 20
 """Of what is taken to be unchanged, so much is compared in each save all the same."""
 EQUAL_MIN = 0.01
-"""If less than this share of the last two saves was equal, looking for it is not worth a file of another kind."""
+"""If less than this share of a save can be as in an earlier one, all of it is stored, in plain files that anything opens."""
 LOSSY = "RELIGHT_LOSSY"
 """The setting that stores tensors inexactly, whatever a script says: ``prove --lossy`` uses it."""
 LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
@@ -38,10 +38,11 @@ SLACK = 0.9
 class Compact:
     """How a run's saves are to be made smaller. Every one of them restores to the same bits as without.
 
-    ``reuse``: a chunk that the save before has is not stored again, and that save is kept as long as it is needed. ``codecs``: what is
+    ``reuse``: a chunk that an earlier save has is not stored again, and that save is kept as long as it is needed. ``codecs``: what is
     stored is coded: ``"auto"`` where that takes no longer than storing it as it is would, ``"always"``, or ``"never"``. ``full_every``:
-    each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake, and codecs
-    may store differences from the save before; None: how long is left to retention, and there are no differences. ``coder``: who codes:
+    each so many saves one stores everything itself, so that no checkpoint is kept for longer than that for another's sake. Of a chunk
+    that changed a little, the others store the differences from the save before, however fast the store is; ``codecs="never"`` stores
+    the whole chunk. None: how long is left to retention, and there are no differences. ``coder``: who codes:
     ``"cpu"``, or ``"gpu"``, nvCOMP on the device, where both are there; what it codes is read anywhere.
     ``trust_versions``: parameters that need no gradient, and that no optimizer has, are neither copied nor hashed while their version
     counters, addresses and samples of their bytes stay the same; some of them are compared in each save all the same. What writes to them
@@ -93,8 +94,22 @@ def lossy_of(text: str) -> dict[str, str]:
 
 def lossy_way(rules: Compact, name: str, dtype: str) -> str | None:
     """How a tensor of that name is stored; None: as it is."""
-    way = next((way for pattern, way in rules.lossy.items() if fnmatchcase(name, pattern)), None) if dtype == "float32" else None
+    return lossy_in(rules.lossy, name, dtype)
+
+
+def lossy_in(patterns: Mapping[str, str], name: str, dtype: str) -> str | None:
+    """How ``patterns`` store a tensor of that name and dtype inexactly; None: exactly."""
+    way = next((way for pattern, way in patterns.items() if fnmatchcase(name, pattern)), None) if dtype == "float32" else None
     return None if way == "int8" and any(one in name for one in SECOND_MOMENTS) else way
+
+
+def is_used(rules: Compact, pattern: str, tensors: Iterable[tuple[str, str]]) -> bool:
+    """Whether some tensor, given by name and dtype, is stored inexactly because of ``pattern``."""
+
+    def pattern_of(name: str) -> str | None:
+        return next((one for one in rules.lossy if fnmatchcase(name, one)), None)
+
+    return any(lossy_way(rules, name, dtype) is not None and pattern_of(name) == pattern for name, dtype in tensors)
 
 
 class Sample(NamedTuple):
@@ -115,6 +130,8 @@ class Experience:
 
     equal: float | None = None
     """The share of bytes that two saves, one behind the other, had in common."""
+    alike: float | None = None
+    """The share of bytes of the save that is being made that may be as in an earlier one, by samples of each chunk; None: not sampled."""
     untrained: float | None = None
     """The share of the first save that nothing trains, if there is a checkpoint before it that may have the same."""
     samples: tuple[Sample, ...] | None = None
@@ -163,7 +180,8 @@ def choose(rules: Compact, seen: Experience, under: Conditions) -> Choice:
     reuse, why_reuse = _reuse(rules, seen)
     kinds, why_coded = _coded(rules, seen, under, 1 if reuse or rules.lossy else under.lanes)
     coded = kinds is None or bool(kinds)
-    differences = coded and rules.full_every is not None and 0 < seen.since_full < rules.full_every
+    differences = rules.codecs != "never" and rules.full_every is not None and 0 < seen.since_full < rules.full_every
+    differences = differences and (coded or seen.alike is None or seen.alike >= EQUAL_MIN)
     return Choice(reuse, coded, f"{why_reuse}; {why_coded}", differences, kinds)
 
 
@@ -182,16 +200,19 @@ def _left(coded: Iterable[Sample]) -> float:
 
 
 def _reuse(rules: Compact, seen: Experience) -> tuple[bool, str]:
+    """Whether chunks are compared with earlier saves, and why."""
     if not rules.reuse:
         return False, "reuse is off"
+    if rules.full_every is not None and seen.since_full >= rules.full_every:
+        return False, f"every {rules.full_every} saves one stores everything itself"
     if seen.equal is None and (seen.untrained or 0) >= EQUAL_MIN:
         return True, f"nothing trains {seen.untrained:.0%} of it, and there is a checkpoint before"
+    if seen.alike is not None and (seen.equal or 0) < EQUAL_MIN:
+        return seen.alike >= EQUAL_MIN, f"{seen.alike:.1%} of it may be as in an earlier save"
     if seen.equal is None:
         return False, "nothing to compare with yet"
     if seen.equal < EQUAL_MIN:
         return False, f"{seen.equal:.1%} of the last two saves was equal"
-    if rules.full_every is not None and seen.since_full >= rules.full_every:
-        return False, f"every {rules.full_every} saves one stores everything itself"
     return True, f"{seen.equal:.0%} of the last two saves was equal"
 
 

@@ -32,7 +32,7 @@ class Keep:
     prune_abandoned: bool = False
     """Whether the rules also apply to abandoned checkpoints: no ancestors of the newest good one. False: all of them stay."""
     capacity: int | None = None
-    """Bytes above which the oldest go that are elsewhere too, whatever the rules say: see ``relight.tier``."""
+    """Bytes above which the oldest go that are elsewhere too, then those that no further tier will get, whatever the rules say."""
 
     @property
     def is_everything(self) -> bool:
@@ -62,6 +62,8 @@ class Candidate:
     """When it was committed, as whoever committed it saw the clock: seconds since the epoch."""
     elsewhere: str = ""
     """Where else it is, safely; empty if nowhere."""
+    passed: bool = False
+    """Whether there are further tiers, and none of them lacks it: it is there, or a newer one will be in its place."""
     routine: bool = False
     """Whether nothing but a schedule asked for it."""
     aside: bool = False
@@ -185,7 +187,11 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
 def _evicted(
     rules: Keep, newest_first: Sequence[Candidate], counted: Sequence[Candidate], reasons: Mapping[str, Sequence[str]]
 ) -> dict[str, str]:
-    """What goes for want of room, oldest first: what is elsewhere too, unless somebody named it, or it is the newest that verifies."""
+    """What goes for lack of room, oldest first: what is elsewhere too; then what no further tier will get, as a newer one took its place.
+
+    What a tag, ``every`` or ``best`` names stays, and the newest, and the newest that verifies. Without further tiers nothing is
+    ``passed``: no checkpoint goes that is nowhere else.
+    """
     staying = [one for one in newest_first if reasons[one.id]]
     over = sum(one.bytes for one in staying) - rules.capacity if rules.capacity is not None else 0
     spared = {one.id for one in (*counted[:1], *[one for one in counted if one.verified][:1])}
@@ -194,6 +200,13 @@ def _evicted(
         needed = any(user not in evicted for user in one.needed_by)
         if over > 0 and one.elsewhere and one.id not in spared and not one.tags and not one.held and not needed:
             evicted[one.id] = f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and it is on {one.elsewhere}"
+            over -= one.bytes
+    named = lasting(rules, counted)
+    for one in reversed(staying):
+        needed = any(user not in evicted for user in one.needed_by)
+        may_go = one.passed and one.id not in spared and one.id not in evicted and not one.tags and not one.held
+        if over > 0 and may_go and one.id not in named and not needed:
+            evicted[one.id] = f"the tier is above its {(rules.capacity or 0) / 1e9:g} GB, and no further tier will get it: newer ones do"
             over -= one.bytes
     return evicted
 

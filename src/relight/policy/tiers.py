@@ -21,6 +21,8 @@ DRAINED_TOPIC = "drained"
 
 PACE_TOPIC = "tiers' pace"
 """Topic of the NOTE that says how often each further tier gets a copy of what a schedule saves."""
+COPYING_TOPIC = "copying outwards"
+"""Topic of the NOTE that names the checkpoint which is being copied to a further tier: it stays near until the copy is there."""
 NOW = "all"
 """In place of tiers' names in it: from here on every save goes to all of them."""
 
@@ -130,7 +132,8 @@ def tier(
 
     Without ``keep`` everything that is copied there stays. What its rules name for good (``every``, ``best``, tags) is always copied;
     otherwise the newest is, and those in between as far as there is time. Above ``capacity`` (``"2TB"``) the oldest go that are safe
-    further out, whatever its rules say of them.
+    further out, whatever its rules say of them; then the oldest that no further tier will get, because the copies are slower than the
+    saves. What ``every``, ``best`` or a tag names waits until it is copied.
 
     With ``relight.adaptive()`` the interval of copies is worked out from what they cost the steps; ``lag`` (``"10m"``, seconds) is the
     longest that it may be, and 0 copies every save.

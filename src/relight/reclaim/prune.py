@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from relight.catalog.checked import damage
 from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
-from relight.catalog.tiers import drained_to, groups_in, newest_seq, pace_of, retired_among, tiers_of
+from relight.catalog.tiers import copying_to, drained_to, groups_in, newest_seq, pace_of, retired_among, tiers_of
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
@@ -184,6 +184,9 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
     held |= {one: "the newest one that is not suspect" for one in _kept_for_suspects(history, known or {}) if one not in held}
     lines = [replace(one, abandoned=one.id in abandoned) for one in found]
     tiers, drained = {tier.name: tier for tier in tiers_of(history)}, drained_to(history)
+    for name, one in copying_to(history).items():
+        if name in tiers:
+            held.setdefault(one, f"being copied to {name}")
     tiers = {name: replace(tier, keep=with_recorded(tier.keep, history.best_by)) for name, tier in tiers.items()}
     for group in groups_in(history):
         lacks, has = Counter[str](), Counter[str]()
@@ -199,7 +202,7 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
         for one, count in has.items():
             if count >= group.quorum:
                 elsewhere.setdefault(one, group.name)
-    return [replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, "")) for one in lines]
+    return [replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, ""), passed=bool(tiers)) for one in lines]
 
 
 def abandoned_in(history: History, known: Mapping[str, bool] | None = None) -> set[str]:

@@ -380,7 +380,7 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
         for name, value in told.items():
             if value is not None:
                 yield Sample(BY_NAME[name], (tier.name,), float(value))
-    outcomes = outcomes_of(seen.incidents)
+    outcomes = recoveries_of(seen.incidents)
     for outcome, count in outcomes.items():
         yield Sample(BY_NAME["relight_recoveries"], (outcome,), float(count))
     tried = sum(outcomes.values()) - outcomes["left"]
@@ -392,7 +392,7 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
     yield from _of_account(seen.account)
 
 
-def outcomes_of(incidents: Sequence[Incident]) -> dict[str, int]:
+def recoveries_of(incidents: Sequence[Incident]) -> dict[str, int]:
     """Count failures by what followed, oldest first. A job that was asked to end did not fail; the newest may still be on its way back."""
     found = dict.fromkeys(("recovered", "failed again", "stopped", "left"), 0)
     fates = {"stop": "stopped", "leave": "left"}

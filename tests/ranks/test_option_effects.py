@@ -1,0 +1,138 @@
+"""What each option does, on one rank, several ranks, and where rank 0 writes, in the background and in the foreground: a table."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import relight
+from relight.catalog import Run as StoredRun
+from relight.checkpointer import boundary, loop
+from relight.errors import SaveFailed, StoreUnavailable
+from relight.store import LocalStore
+from relight.world import Alone, LateRanks, Together
+
+MODES = {
+    f"{name}, {'background' if background else 'foreground'}": (size, options, background)
+    for name, size, options in (("one rank", 1, {}), ("several ranks", 2, {}), ("rank 0 writes", 2, {"writer": "rank 0"}))
+    for background in (True, False)
+}
+Run = Callable[..., list[Any]]
+
+
+@pytest.fixture(name="train", params=MODES)
+def train_fixture(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Calls a function with a Checkpointer on each rank of one mode, and returns what it returned on each."""
+    size, fixed, background = MODES[request.param]
+    local = threading.local()
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(boundary, "FREE_S", 1.0)
+    monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
+
+    def run(action: Callable[[relight.Checkpointer, torch.nn.Module], Any], elements: int = 1000, **options: Any) -> list[Any]:
+        def one(world: Together) -> Any:
+            local.world = world if size > 1 else Alone()
+            model = torch.nn.Module()
+            model.frozen = torch.nn.Parameter(torch.arange(float(elements)), requires_grad=False)
+            model.weight = torch.nn.Parameter(torch.zeros(elements))
+            given = {"limits": relight.Limits(deadline_s=60, when_busy="queue"), "save": relight.every(steps=2), **options}
+            with relight.Checkpointer(tmp_path / "s" / "run", model=model, signals=False, background=background, **fixed, **given) as ckpt:
+                return action(ckpt, model)
+
+        return Together.run(size, one, 60.0)
+
+    run.ranks, run.at_once = size, size == 1 and not background  # type: ignore[attr-defined]
+    return run
+
+
+def steps_of(ckpt: relight.Checkpointer, model: torch.nn.Module, steps: int = 10, pause_s: float = 0.0) -> int:
+    start = ckpt.restore()
+    for step in range(start, steps):
+        with torch.no_grad():
+            model.weight += 1
+        ckpt.step(step, loss=float(step))
+        time.sleep(pause_s)
+    return start
+
+
+def saved_steps(tmp_path: Path) -> list[int]:
+    return [one.step for one in relight.open(tmp_path / "s" / "run").checkpoints()]
+
+
+def test_saves_retention_metadata_and_storage(train: Run, tmp_path: Path) -> None:
+    """Every due save is made, the rules keep what they name, metadata is stored, and what did not change is stored once."""
+    train(steps_of, keep=relight.keep(last=3, every=6), metadata={"owner": "me"}, compact=relight.Compact(), elements=300_000)
+    assert saved_steps(tmp_path) == [1, 5, 7, 9], "the first stays: its frozen tensor is needed"
+    run = StoredRun(LocalStore(str(tmp_path / "s")), "run")
+    last = run.history().live[-1]
+    assert run.open(last).root.user["owner"] == "me" and last.body.new_bytes < 0.6 * last.body.logical_bytes
+
+
+def test_a_busy_queue_is_waited_for(train: Run, tmp_path: Path) -> None:
+    """With when_busy="queue" every due save is made at its own step, however slow the store is."""
+    limits = relight.Limits(memory=1 << 20, bytes_per_second=1e6, when_busy="queue", deadline_s=60)
+    train(steps_of, elements=20_000, limits=limits, keep=relight.keep(last=50))
+    assert saved_steps(tmp_path) == [1, 3, 5, 7, 9]
+
+
+def test_bounds_hold_for_all_ranks_together(train: Run) -> None:
+    """Five saves of 0.8 MB at 4 MB/s take a second in each mode, and reading one back at 2 MB/s takes 0.4 s."""
+    began = time.monotonic()
+    train(steps_of, elements=100_000, limits=relight.Limits(bytes_per_second=4e6, when_busy="queue", deadline_s=60))
+    assert time.monotonic() - began > 0.9
+
+    def restored(ckpt: relight.Checkpointer, model: torch.nn.Module) -> float:
+        begins = time.monotonic()
+        assert ckpt.restore() == 10 and float(model.weight.detach()[0]) == 10
+        return time.monotonic() - begins
+
+    assert max(train(restored, elements=100_000, limits=relight.Limits(read_bytes_per_second=2e6, deadline_s=60))) > 0.3
+
+
+@pytest.mark.parametrize("policy", ["warn", "retry", "raise"])
+def test_a_failed_save(train: Run, tmp_path: Path, policy: str) -> None:
+    """"warn" leaves the failed save out, "retry" makes it again at once or at a later step, "raise" stops training."""
+    run, ranks = tmp_path / "s" / "run", train.ranks  # type: ignore[attr-defined]
+    together = threading.Barrier(ranks, timeout=20)
+
+    def with_a_fault(ckpt: relight.Checkpointer, model: torch.nn.Module) -> str:
+        ckpt.restore()
+        for step in range(9):
+            if step == 3:  # the run's directory is away while this step is saved
+                if together.wait() == 0:
+                    run.rename(tmp_path / "away")
+                    run.touch()
+                together.wait()
+            try:
+                handle = ckpt.step(step)
+                if step == 3 and handle is not None:
+                    with contextlib.suppress(StoreUnavailable, SaveFailed, LateRanks):
+                        handle.wait(timeout=20)
+                    ckpt._collect()
+            except SaveFailed as error:
+                raised = str(error)
+            else:
+                raised = ""
+            if step == 3:
+                if together.wait() == 0:
+                    run.unlink()
+                    (tmp_path / "away").rename(run)
+                together.wait()
+            if raised:
+                return raised
+        return ""
+
+    raised = train(with_a_fault, save=relight.every(steps=4), on_failure=policy)
+    steps = saved_steps(tmp_path)
+    if policy == "raise":
+        assert all("1 saves in a row failed" in one for one in raised) and steps in ([], [3]), "leaving the block saves the last step"
+        return
+    assert 3 not in steps and raised == [""] * ranks and steps[-2:] == [7, 8]
+    assert any(3 < step < 7 for step in steps) == (policy == "retry" and not train.at_once)  # type: ignore[attr-defined]
