@@ -15,14 +15,18 @@ from collections.abc import Callable
 
 from relight.agent.client import Agent
 from relight.agent.messages import PROTOCOL
+from relight.agent.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, is_agent, wake
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
 from relight.world.children import child_command, child_environment
 from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
+from relight.world.process_state import STOPPED, process_at
 from relight.world.proof import ProofFailed, prove_as_caller
 
 START_S = 20.0
+PROOF_S = 20.0
+"""Seconds that a process which listens has to prove itself, however long the caller would wait for its answers."""
 UNUSABLE = 4
 """Exit status of an agent that cannot listen in its directory; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
@@ -94,6 +98,8 @@ def _find_or_start(
             if started is not None and time.monotonic() > ends - deadline_s / 2:
                 raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
             started = _start(name, nice, linger_s, directory.path)
+        if started.poll() is None:
+            _rouse(started.pid, deadline_s)  # it may have been stopped before it listens
         if time.monotonic() > ends:
             why = f": {failures[-1]}" if failures else ""
             raise StoreUnavailable(f"no agent within {deadline_s:.0f} s{why}", where=f"{directory.path}/{name}.sock")
@@ -122,7 +128,9 @@ def _connect(
     try:
         pid, _ = peer_of(found)
         seen(pid)
-        prove_as_caller(found, secret, name, timeout_s)
+        timeout_s = min(timeout_s, PROOF_S)
+        _rouse(pid, timeout_s)
+        prove_as_caller(found, secret, name, timeout_s, lambda: _rouse(pid, timeout_s))
         found.settimeout(None)
         return Agent(found, pid)
     except TimeoutError as error:
@@ -137,6 +145,25 @@ def _connect(
         found.close()
         failures.append(f"process {pid} ended the proof ({error.strerror or error})")
         return None
+
+
+def _rouse(pid: int, timeout_s: float) -> None:
+    """Continue the agent that listens if it is stopped, as it would never answer; end it if it stays stopped. Returns at once if it runs."""
+    process = process_at(pid)
+    if process is None or process.state not in STOPPED:
+        return
+    for action, wait_s in ((wake, CONTINUE_AFTER_S), (end, END_AFTER_S)):
+        ends = time.monotonic() + min(wait_s, timeout_s / 4)
+        while process.state in STOPPED:
+            if time.monotonic() > ends:
+                if action is wake:
+                    wake(process, min(wait_s, timeout_s / 4))
+                elif is_agent(process):
+                    end(process)
+                break
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen[bytes]:

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from relight.agent import Agent, AgentDied, Done, Layout, Request, connect
 from relight.agent import Item as AgentItem
 from relight.agent import Place as AgentPlace
+from relight.agent.launch import START_S
 from relight.agent.messages import to_bits
 from relight.agent.writing import plan_layout
 from relight.arena import SEALED, Slot, SlotLayout, lay_out
@@ -45,6 +46,8 @@ from relight.store.around import guard_of
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
 _WAYS_MAX = 4
+_UNHURRIED_S = 16.0
+"""Seconds left for a wait from which a stopped agent gets its full time to continue by itself; with less it gets that share."""
 REQUEST_ROOM = 1 << 20
 """Beyond twice the first tree: what later trees, metrics and settings may need."""
 
@@ -142,6 +145,8 @@ class Background:
         self._seats: dict[int, tuple[int, Seat]] = {}
         """Of the saves that are under way, where several ranks make them: step and seat."""
         self._changed = threading.Condition()
+        self.bound: Callable[[float], float] = lambda seconds: seconds
+        """The seconds that a wait may take instead of the deadline: fewer, if the trainer must end sooner."""
         self._refused: str = ""
         self._warming: threading.Thread | None = None
         _all.add(self)
@@ -187,6 +192,15 @@ class Background:
         """Whether agent and memory were asked for."""
         return self._warming is not None or self._shape is not None
 
+    @property
+    def _deadline_s(self) -> float:
+        return self.bound(self._limits.deadline_s)
+
+    @property
+    def agent_words(self) -> str:
+        """The agent and its state, for messages of waits that were in vain."""
+        return self._agent.standstill.words if self._agent is not None else "there is no agent"
+
     def _warm(self, wait_s: float) -> bool:
         if self._warming is not None and self._warming.is_alive():
             self._warming.join(wait_s)
@@ -196,7 +210,7 @@ class Background:
     def free_slot(self, wait_s: float = 0.0, hurry: bool = False) -> bool:
         """Whether a save could begin now, without waiting for another to be written. ``hurry``: it must, so none may be held back."""
         self.barrier()
-        if not self._warm(wait_s):
+        if not self._warm(self.bound(wait_s)):
             return False
         with self._changed:
             shape = self._shape
@@ -204,7 +218,7 @@ class Background:
                 return True
             if hurry and len(shape.busy) == len(shape.slots):
                 self.hurry()
-            return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), wait_s)
+            return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), self.bound(wait_s))
 
     def hurry(self) -> None:
         """Somebody waits for all saves that were begun."""
@@ -225,7 +239,7 @@ class Background:
     def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
         """Begin to save: the number that ``on_done`` will tell. None if it cannot be done this way now (no memory, no agent)."""
         tree = encode_tree(state.tree)
-        if not self._warm(self._limits.deadline_s):
+        if not self._warm(self._deadline_s):
             return None
         shape = self._prepare(state, len(tree))
         if shape is None:
@@ -256,7 +270,7 @@ class Background:
             slot.begin(number)
             slot.view[shape.layout.request : shape.layout.request + len(body)] = body
             if self._finishing is not None:
-                self._finishing.result(self._limits.deadline_s)  # what arrives from devices arrives in the same memory each time
+                self._finishing.result(self._deadline_s)  # what arrives from devices arrives in the same memory each time
             base = shape.address(index)
             self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
             copies = shape.copies_of(state, self._overlaps, same)
@@ -336,14 +350,16 @@ class Background:
     def close(self, polite: bool = True) -> None:
         """Finish copying, and part from the agent, which goes on writing what is sealed. ``polite``: nothing need be kept in memory."""
         self.barrier()
-        self._warm(self._limits.deadline_s)
+        self._warm(self._deadline_s)
         self._hook.close()
-        self._copier.close()
-        self._finisher.shutdown(wait=True)
+        self._copier.close(self.bound(5.0))
+        if self._finishing is not None:
+            wait([self._finishing], self._deadline_s)
+        self._finisher.shutdown(wait=False)
         agent, self._agent = self._agent, None
         if agent is not None:
             if polite:
-                agent.bye(self._limits.deadline_s)
+                agent.bye(self._deadline_s)
             agent.close()
         shape, self._shape = self._shape, None
         if shape is not None:
@@ -382,7 +398,7 @@ class Background:
             if shape is not None:
                 _give_back(shape)
             self._shape = None
-            slots = agent.slots(laid_out.size, 2, self._limits.memory, self._limits.deadline_s)
+            slots = agent.slots(laid_out.size, 2, self._limits.memory, self._deadline_s)
             if not slots:
                 self._refused = f"{laid_out.size}"  # asked once for each size: the answer was told
                 return None
@@ -402,7 +418,9 @@ class Background:
         if old is not None:
             old.close()
         try:
-            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, seen=teller().writes)
+            deadline_s = max(1.0, self.bound(START_S))
+            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=teller().writes)
+            agent.standstill.patience = lambda: self.bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
 
             def on_done(done: Done) -> None:
@@ -467,7 +485,7 @@ class Background:
 
     def _changed_wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:
-            return self._changed.wait_for(condition, self._limits.deadline_s)
+            return self._changed.wait_for(condition, self._deadline_s)
 
 
 _all: weakref.WeakSet[Background] = weakref.WeakSet()

@@ -29,7 +29,7 @@ from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, completed
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.inline_writer import after_inline, write_inline
-from relight.checkpointer.last_moments import LastMoments
+from relight.checkpointer.last_moments import LastMoments, no_time
 from relight.checkpointer.leaving import leave
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
@@ -233,6 +233,8 @@ class Checkpointer(Holds):
             self._background.interval(perf_counter() - self._returned_s)
         self._collect()
         reason = self._why_now(step, metrics, micro_step)
+        if reason in ENDS and self._signals is not None and self._signals.ending:
+            self._last_moments.closing(self._limits.deadline_s)
         save = None
         if reason is not None:
             with self._saving():
@@ -297,6 +299,7 @@ class Checkpointer(Holds):
         if self._closed is not None or self._calls.elsewhere:
             return
         teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
+        self._last_moments.closing(self._limits.deadline_s)
         self._neighbours.ends()
         ends = False
         try:
@@ -307,7 +310,7 @@ class Checkpointer(Holds):
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
-                dismiss(self._store.url, self._run, self._limits.deadline_s)  # the trainer before this one was killed behind its last step
+                dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))  # the trainer before this one was killed behind its last step
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
             ends = True
         finally:
@@ -422,6 +425,8 @@ class Checkpointer(Holds):
             if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
             self._drain()  # this one is made here, and must not overtake those that the agent has
+            if self._last_moments.over:
+                return self._count_failure(no_time(step, reason))
         return self._write(state, step, reason, metrics, tag, micro_step)
 
     def _capture(self, micro_step: int | None) -> Captured:
@@ -443,6 +448,7 @@ class Checkpointer(Holds):
                 self._ranks, self._attempt, self._components, self._keep, self._limits, self._under_way.on_done,
                 self._under_way.on_sealed, self._trusted,
             )  # fmt: skip
+            self._background.bound = self._last_moments.bound
         return self._background
 
     def _begin(
@@ -507,7 +513,8 @@ class Checkpointer(Holds):
         if self._background is not None:
             self._background.barrier()
             self._background.hurry()
-        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s))
+        words = self._background.agent_words if self._background is not None else ""
+        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), words)
         self._collect(quiet=quiet)
 
     def _now_durable(self, begun: Begun, done: Done) -> None:

@@ -210,7 +210,7 @@ class BackgroundForAll(Background):
     def close(self, polite: bool = True) -> None:
         """See ``Background``. Whoever ends takes the board along: the others are to have read it."""
         super().close(polite)
-        ends = time.monotonic() + GRACE_S
+        ends = time.monotonic() + self.bound(GRACE_S)
         names = [f"{self._told[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._told else []
         self._told.clear()
         with contextlib.suppress(LateRanks):
@@ -238,6 +238,7 @@ class BackgroundElsewhere:
 
     warmed = True
     pack_bytes = 0
+    agent_words = "rank 0's agent writes it"
     free_slots: int | None = None
     """It needs none."""
 
@@ -245,6 +246,7 @@ class BackgroundElsewhere:
         self, ranks: OneWriter, place: Place, on_done: Callable[[Done], None], on_sealed: Callable[[int, float], None]
     ) -> None:
         self.place = place
+        self.bound: Callable[[float], float] = lambda seconds: seconds
         self._ranks, self._on_done, self._on_sealed = ranks, on_done, on_sealed
         self._number = 0
         self._waiting: deque[tuple[Report, float]] = deque()
@@ -306,7 +308,7 @@ class BackgroundElsewhere:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(self._ranks.timeout_s)
+            self._thread.join(self.bound(self._ranks.timeout_s))
 
     def _look(self) -> None:
         """In a thread."""

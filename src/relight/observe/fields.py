@@ -152,6 +152,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "agent.memory": ("slots", "wanted", "bytes"),
     "versions.wrong": ("tensor",),
     "agent.crashed": ("pid", "status"),
+    "agent.stopped": ("pid", "action"),
     "agent.lost": ("kind",),
     "ranks.differ": ("component", "ranks"),
     "replicas.differ": ("tensors",),
