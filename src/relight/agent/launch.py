@@ -19,6 +19,7 @@ from relight.agent.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, is_agen
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
+from relight.world import spawn
 from relight.world.children import child_command, child_environment
 from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
 from relight.world.process_state import STOPPED, process_at
@@ -148,7 +149,7 @@ def _connect(
 
 
 def _rouse(pid: int, timeout_s: float) -> None:
-    """Continue the agent that listens if it is stopped, as it would never answer; end it if it stays stopped. Returns at once if it runs."""
+    """Continue the agent that listens if it is stopped, as it would never answer; end it if it stays so. Return at once if it runs."""
     process = process_at(pid)
     if process is None or process.state not in STOPPED:
         return
@@ -180,7 +181,8 @@ def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen
     except OSError:
         os.close(words)
         raise
-    threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True).start()
+    if not spawn.start(threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True)):
+        os.close(words)  # it is reaped when this process starts another, or ends
     return process
 
 

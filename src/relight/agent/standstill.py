@@ -1,7 +1,7 @@
 """Notice an agent that is stopped while its trainer needs it. Continue it, then end it: a stopped process holds no training.
 
-A stopped process (SIGSTOP, a debugger, a suspended terminal) keeps its sockets open, so a wait for it sees no error. Whether it is stopped is
-read from /proc. A process that runs, however slowly, is left alone: the deadlines of the waits bound it.
+A stopped process (SIGSTOP, a debugger, a suspended terminal) keeps its sockets open, so a wait for it sees no error. Its state is read
+from /proc. A process that runs, however slowly, is left alone: the deadlines of the waits bound it.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,8 @@ from relight.policy.overlap import Overlap
 from relight.pulse import teller
 from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 from relight.store.around import guard_of
+from relight.world import spawn
+from relight.world.spawn import Pool
 
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
@@ -137,7 +139,7 @@ class Background:
         self._shape: _Shape | None = None
         self._snapshot: Snapshot | None = None
         self._queued: list[DeviceSnapshot] = []
-        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="relight-finish")
+        self._finisher = Pool(1, "relight-finish")
         self._finishing: Future[None] | None = None
         self._copier = Copier(1)
         self._hook = StepHook(self.barrier)
@@ -148,6 +150,9 @@ class Background:
         self.bound: Callable[[float], float] = lambda seconds: seconds
         """The seconds that a wait may take instead of the deadline: fewer, if the trainer must end sooner."""
         self._refused: str = ""
+        self._said_lost = ""
+        """The last reason that was reported for there being no agent."""
+        self._joining_since = self._join_again = 0.0
         self._warming: threading.Thread | None = None
         _all.add(self)
         self._untouched = True
@@ -184,8 +189,9 @@ class Background:
             with contextlib.suppress(RelightError):
                 self._prepare(state, tree_bytes)
 
-        self._warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
-        self._warming.start()
+        warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
+        if spawn.start(warming):  # else the first save waits for agent and memory itself
+            self._warming = warming
 
     @property
     def warmed(self) -> bool:
@@ -378,7 +384,7 @@ class Background:
 
     def _prepare(self, state: Captured, tree_bytes: int) -> _Shape | None:
         """The layout of such a state with a free slot, laid out and told to the agent if that was not done yet."""
-        if not self._alive() and not self._join():
+        if not self._alive() and (time.monotonic() < self._join_again or not self._join()):
             return None
         shape, agent = self._shape, self._agent
         assert agent is not None
@@ -413,7 +419,7 @@ class Background:
 
     def _join(self) -> bool:
         """Find or start the agent. False, and told, if there is none to be had: saves are then made by the trainer."""
-        place = self._attempt.place
+        place, self._joining_since = self._attempt.place, time.monotonic()
         old, self._agent, self._shape = self._agent, None, None
         if old is not None:
             old.close()
@@ -441,12 +447,18 @@ class Background:
         except (RelightError, OSError) as error:  # no descriptor, memory or process may be left for it
             self._lost(error)
             return False
-        self._agent = agent
+        self._agent, self._said_lost = agent, ""
         weakref.finalize(self, _let_go, os.getpid(), agent, self._copier)
         return True
 
     def _lost(self, error: Exception) -> None:
-        emit("agent.lost", f"this save is made by the trainer, which waits for it: {error}", kind=known(error).kind)
+        """Report, once for each reason, that the trainer writes saves itself. Ask for an agent again after ten times what this try took."""
+        took_s = time.monotonic() - self._joining_since
+        self._join_again = time.monotonic() + (10 * took_s if took_s > 1 else 0.0)
+        found = known(error)
+        if f"{found.kind}: {found.what}" != self._said_lost:
+            self._said_lost = f"{found.kind}: {found.what}"
+            emit("agent.lost", f"saves are made by the trainer, which waits for them, until there is an agent: {error}", kind=found.kind)
 
     def _finished(self, done: Done) -> None:
         self._free(done.report.number)

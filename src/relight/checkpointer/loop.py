@@ -310,7 +310,8 @@ class Checkpointer(Holds):
                 self._drain()
             self._outwards.wait(self._limits.deadline_s)
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
-                dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))  # the trainer before this one was killed behind its last step
+                # the trainer before this one was killed after its last step
+                dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
             ends = True
         finally:

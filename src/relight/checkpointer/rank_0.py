@@ -37,7 +37,7 @@ from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
 from relight.store.around import guard_of
 from relight.typed import from_msgpack
-from relight.world import LateRanks, World, late
+from relight.world import LateRanks, World, late, spawn
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
 """How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""
@@ -275,8 +275,11 @@ class BackgroundElsewhere:
             self._waiting.append((report, time.monotonic()))
             self._changed.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
+            self._thread = thread if spawn.start(thread) else None
+        if self._thread is None:  # this thread waits for the outcome instead
+            while self._waiting:
+                self._look_once(*self._waiting[0])
         return self._number
 
     def hurry(self) -> None:
@@ -318,21 +321,25 @@ class BackgroundElsewhere:
                 if self._closed:
                     return
                 report, since = self._waiting[0]
-            try:
-                found = self._ranks.world.look_up(report.id)
-                if found is not None:
-                    self._ranks.world.put_up(f"{report.id}/{self._ranks.world.rank}", b"read")
-            except LateRanks as error:
-                self._waiting.popleft()
-                self._on_done(Done(report, error))
-                continue
-            waited = time.monotonic() - since
-            if found is None and waited <= self._ranks.timeout_s:
-                time.sleep(POLL_S)
-                continue
+            self._look_once(report, since)
+
+    def _look_once(self, report: Report, since: float) -> None:
+        """Report the outcome of the first save that waits, if it is known or late; else pause."""
+        try:
+            found = self._ranks.world.look_up(report.id)
+            if found is not None:
+                self._ranks.world.put_up(f"{report.id}/{self._ranks.world.rank}", b"read")
+        except LateRanks as error:
             self._waiting.popleft()
-            if found is None:
-                self._on_done(Done(report, late([0], "telling what came of a save", waited)))
-                continue
-            told = msgspec.structs.replace(from_msgpack(found, Report), number=report.number)
-            self._on_done(Done(told, None if told.error is None else error_from(*told.error)))
+            self._on_done(Done(report, error))
+            return
+        waited = time.monotonic() - since
+        if found is None and waited <= self._ranks.timeout_s:
+            time.sleep(POLL_S)
+            return
+        self._waiting.popleft()
+        if found is None:
+            self._on_done(Done(report, late([0], "telling what came of a save", waited)))
+            return
+        told = msgspec.structs.replace(from_msgpack(found, Report), number=report.number)
+        self._on_done(Done(told, None if told.error is None else error_from(*told.error)))

@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import NamedTuple
 
 from relight.commit.earlier import Known, Smaller, Where, placed
@@ -31,6 +31,7 @@ from relight.layout.sources import copy_from
 from relight.policy.compact import AUDIT_BYTES, Choice, Compact, Sample, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
+from relight.world.spawn import Pool
 
 HELD_BYTES = 16 << 20
 """What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
@@ -307,7 +308,7 @@ def _made(plan: PackPlan, coder: _Coder, pace: Pace) -> Iterator[_Chunk]:
     if plan.size <= INLINE_BYTES:
         yield from (coder.make(number, at, data) for number, (at, data) in chunks)
         return
-    with ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-code") as pool:
+    with Pool(pace.threads, "relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
             for number, (at, data) in chunks:

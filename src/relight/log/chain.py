@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -26,6 +25,7 @@ from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.anchored import anchor_of
 from relight.store.base import READS_AT_ONCE, Uncertain
+from relight.world.spawn import Pool
 
 RECORDS_MAX = 2_000_000
 NAMES_MAX = 1000
@@ -356,7 +356,7 @@ class Log:
         at_once = self._store.parallel_reads
         if at_once <= READS_AT_ONCE or len(numbers) < MANY:
             return [(seq, self._load(seq)) for seq in numbers]
-        with ThreadPoolExecutor(at_once, thread_name_prefix="relight-log") as pool:
+        with Pool(at_once, "relight-log") as pool:
             return list(zip(numbers, pool.map(self._load, numbers)))
 
     def _put(self, seq: int, slot: _Slot) -> None:

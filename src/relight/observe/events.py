@@ -69,6 +69,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "versions.wrong": (logging.WARNING, "a parameter that was trusted to be unchanged was written to without a trace"),
     "agent.crashed": (logging.WARNING, "the process that writes saves ended by itself, which it should not"),
     "agent.stopped": (logging.WARNING, "the process that writes saves is stopped: it was continued, or ended and replaced"),
+    "threads.refused": (logging.WARNING, "the system started no thread: saves and restores use fewer, and take longer"),
     "agent.lost": (logging.WARNING, "there is no agent: saves are made by the trainer, which waits for them"),
     "ranks.differ": (logging.WARNING, "ranks hold different values of what should be the same for all; one of them is saved"),
     "replicas.differ": (logging.ERROR, "ranks that should hold the same tensor do not: the checkpoint is suspect"),

@@ -153,6 +153,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "versions.wrong": ("tensor",),
     "agent.crashed": ("pid", "status"),
     "agent.stopped": ("pid", "action"),
+    "threads.refused": ("thread",),
     "agent.lost": ("kind",),
     "ranks.differ": ("component", "ranks"),
     "replicas.differ": ("tensors",),
