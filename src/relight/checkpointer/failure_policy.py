@@ -11,10 +11,12 @@ from relight.policy.units import whole_of
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Try a failed save ``retries`` times more; after ``raise_after`` failed saves in a row raise, None for never."""
+    """Try a failed save ``retries`` times more; after ``raise_after`` failed saves in a row raise, None for never. ``begin_again``: begin a
+    new log if the run's directory was removed."""
 
     retries: int = 0
     raise_after: int | None = None
+    begin_again: bool = False
 
     def tell(self, error: Exception, step: int, turn: int) -> RelightError:
         """Report that the save at ``step`` failed at try ``turn``, and what follows. Return the error as one of ours.
@@ -43,10 +45,16 @@ def may_retry(error: RelightError) -> bool:
     return not isinstance(error, InternalError) and not (error.__cause__ is not None and is_fault(error.__cause__))
 
 
-def failures(*, retries: int = 0, raise_after: int | None = None) -> Failures:
-    """The policy for ``Checkpointer(on_failure=…)``: how often to try again at once, and after how many failed saves in a row to raise."""
+def failures(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> Failures:
+    """The policy for ``Checkpointer(on_failure=…)``: how often to try again at once, and after how many failed saves in a row to raise.
+
+    ``begin_again=True``: if the run's directory is moved or deleted while it is trained, begin a new log in the same place and save there.
+    Only where one process saves.
+    """
+    if not isinstance(begin_again, bool):
+        raise ConfigError(f"begin_again= takes True or False, not {shown(begin_again)}")
     most = None if raise_after is None else whole_of(raise_after, "raise_after")
-    return Failures(whole_of(retries, "retries", least=0, most=100), most)
+    return Failures(whole_of(retries, "retries", least=0, most=100), most, begin_again)
 
 
 def check_failures(value: str | Failures) -> Failures:

@@ -62,6 +62,11 @@ class LastMoments:
         if self._closes is None:
             self._closes = self._clock() + seconds
 
+    @property
+    def is_closing(self) -> bool:
+        """Whether ``closing`` was called."""
+        return self._closes is not None
+
     def bound(self, seconds: float) -> float:
         """The seconds that a wait may take: ``seconds``, or what is left of the grace or of ``close()``, whichever is least."""
         left = [seconds, *([] if self.left_s is None else [self.left_s])]

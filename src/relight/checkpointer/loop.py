@@ -17,6 +17,7 @@ from relight.capture import Captured, Recall, capture, environment_soon, settle
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
+from relight.checkpointer.begun_again import begin_again
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
@@ -544,6 +545,7 @@ class Checkpointer(Holds):
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
         self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
         if not quiet:
+            begin_again(self, save.error)
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
         return save
 

@@ -35,6 +35,7 @@ from relight.keys import Guard
 from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
+from relight.store.again import first_contact
 from relight.store.around import guard_of
 from relight.typed import from_msgpack
 from relight.world import LateRanks, World, late, spawn
@@ -91,7 +92,7 @@ def begin(
 ) -> Attempt:
     """One attempt for all: this process, or rank 0, takes charge of the run, unless ``check`` raises."""
     if ranks is None:
-        return Attempt.begin(store, run, reason=reason, check=check)
+        return first_contact(lambda: Attempt.begin(store, run, reason=reason, check=check))
     attempt = begin_together(ranks, store, run, reason, check)
     if not isinstance(ranks, OneWriter):
         return attempt

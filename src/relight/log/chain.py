@@ -12,7 +12,7 @@ from itertools import islice
 
 import msgspec
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, RunRemoved, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format.digest import ZERO_HEX
 from relight.format.names import LOG_DIR, check_run_name, parse_record_file, record_file
@@ -200,7 +200,8 @@ class Log:
                 return None
             if view.head < 0:
                 where, hint = f"{self._store.url.rstrip('/')}/{self._run}", "move it back; or stop, and start again where it is now"
-                raise CorruptCheckpoint("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
+                hint += "; or begin a new log there: on_failure=relight.failures(begin_again=True)"
+                raise RunRemoved("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
             record = self._append(view, *wanted, run_id=view.run_id)
             if record is not None:
                 return record

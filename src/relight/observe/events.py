@@ -19,6 +19,8 @@ EVENTS: dict[str, tuple[int, str]] = {
     "attempt.started": (logging.INFO, "this process took charge of the run"),
     "attempt.ended": (logging.INFO, "this process is done with the run, as it should be"),
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
+    "run.renewed": (logging.WARNING, "the run's directory was removed, and a new log was begun in the same place, as asked"),
+    "store.retried": (logging.WARNING, "the store failed at the first contact, and is tried again for a few seconds"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
     "best.chosen": (logging.INFO, "a checkpoint was chosen as the best, and by which metric"),
     "metric.unreadable": (logging.WARNING, "a metric is left out of saves: it cannot be read as a number, or there are too many"),

@@ -152,6 +152,8 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "agent.memory": ("slots", "wanted", "bytes"),
     "versions.wrong": ("tensor",),
     "agent.crashed": ("pid", "status"),
+    "run.renewed": ("run", "store"),
+    "store.retried": ("kind",),
     "agent.stopped": ("pid", "action"),
     "threads.refused": ("thread",),
     "agent.lost": ("kind",),
