@@ -31,6 +31,8 @@ PROOF_S = 20.0
 UNUSABLE = 4
 """Exit status of an agent that cannot listen in its directory; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
+_unreaped: list[subprocess.Popen[bytes]] = []
+"""Agents for which no thread waits: they are reaped when this process starts another, or ends."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -168,6 +170,7 @@ def _rouse(pid: int, timeout_s: float) -> None:
 
 
 def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen[bytes]:
+    _unreaped[:] = [one for one in _unreaped if one.poll() is None]
     # Its own session, so that Ctrl-C at the terminal does not reach it.
     environment = child_environment(OMP_NUM_THREADS="1")
     command = child_command("relight.agent.serve", name, str(nice), str(linger_s))
@@ -182,7 +185,8 @@ def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen
         os.close(words)
         raise
     if not spawn.start(threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True)):
-        os.close(words)  # it is reaped when this process starts another, or ends
+        os.close(words)
+        _unreaped.append(process)
     return process
 
 

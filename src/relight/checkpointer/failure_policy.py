@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown
 from relight.observe import emit
 from relight.policy.units import whole_of
+from relight.world import LateRanks
+
+_REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
+_REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
+"""Of torch's allocators, and of Python's threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,16 @@ class Failures:
         if isinstance(error, InternalError):
             raise error
         raise SaveFailed(f"{in_a_row} saves in a row failed", where=f"step {step}") from error
+
+
+def ends_a_save(error: Exception) -> bool:
+    """Whether an error while the state is captured ends that save alone: other ranks are late, or the system refused memory, a
+    descriptor, a thread. Anything else is a fault in the caller's components, and raised."""
+    if isinstance(error, (LateRanks, MemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno in _REFUSALS
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSED_WORDS)
 
 
 def may_retry(error: RelightError) -> bool:

@@ -24,7 +24,7 @@ from relight.checkpointer.calls import Calls
 from relight.checkpointer.closed import Closed
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.curve import Curve
-from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.failure_policy import Failures, check_failures, ends_a_save
 from relight.checkpointer.fresh_start import FreshStart
 from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, completed
 from relight.checkpointer.heir import Heirs
@@ -419,7 +419,9 @@ class Checkpointer(Holds):
             state = self._capture(micro_step)
             if micro_step is not None:
                 self._boundary.forget()  # nothing older is to be saved behind it
-        except LateRanks as error:
+        except Exception as error:
+            if not ends_a_save(error):
+                raise
             failed = Save(step, reason)
             failed.error = self._policy.tell(error, step, self._policy.retries)
             return self._count_failure(failed)
@@ -441,7 +443,7 @@ class Checkpointer(Holds):
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            with contextlib.suppress(LateRanks):  # the first save will say so
+            with contextlib.suppress(LateRanks, MemoryError, OSError):  # the first save will say so
                 background.warm_up(self._capture(None))
 
     def _in_background(self) -> Background | BackgroundElsewhere | None:
