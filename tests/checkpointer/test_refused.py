@@ -220,3 +220,20 @@ def test_the_first_contact_has_a_bound() -> None:
     with pytest.raises(StoreUnavailable):
         first_contact(lambda: broken(False))
     assert len(tries) == 1
+
+
+@pytest.mark.parametrize("name", ["fsync", "link", "mkdir", "pwrite"])
+def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """One write that fails (EIO), the very first or any later one, costs one save at most."""
+    monkeypatch.setattr("relight.store.again.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
+    found, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
+
+    def counted(*words: Any, **named: Any) -> Any:
+        found.count()
+        return real(*words, **named)
+
+    monkeypatch.setattr(os, name, counted)
+    calls = life(tmp_path / "none", found, 0)
+    assert calls
+    for at in [*range(1, min(calls, 6) + 1), *range(7, calls + 1, 11)]:
+        life(tmp_path / f"{at}", found, at)

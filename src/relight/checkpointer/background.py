@@ -379,6 +379,10 @@ class Background:
 
     # -- inside
 
+    def number_from(self, former: Background) -> None:
+        """Count saves on from those of ``former``, of which some may not be known to have ended."""
+        self._number = former._number
+
     def _alive(self) -> bool:
         return self._agent is not None and self._agent.alive
 

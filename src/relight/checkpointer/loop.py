@@ -547,7 +547,7 @@ class Checkpointer(Holds):
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
         self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
         if not quiet:
-            begin_again(self, save.error)
+            begin_again(self, save)
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
         return save
 
