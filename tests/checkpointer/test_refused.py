@@ -20,8 +20,8 @@ from relight.checkpointer.failure_policy import ends_a_save
 from relight.errors import StoreUnavailable
 from relight.observe import Event, subscribe
 from relight.store.again import FirstContact, first_contact
-from relight.world import spawn
-from relight.world.spawn import Pool
+from relight.world import new_threads
+from relight.world.new_threads import Pool
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ def seen() -> Iterator[list[Event]]:
 
 @pytest.fixture(autouse=True)
 def _fresh_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spawn, "_reported", threading.Event())
+    monkeypatch.setattr(new_threads, "_reported", threading.Event())
 
 
 class Refusals:

@@ -35,7 +35,7 @@ from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
-from relight.world import spawn
+from relight.world import new_threads
 
 A = TypeVar("A", Slots, Have, Met)
 
@@ -87,7 +87,7 @@ class Agent:
         self._running: dict[int, str] = {}
         self.on_done: Callable[[Done], None] = lambda done: None
         self._reader = threading.Thread(target=self._read, name="relight-agent-reader", daemon=True)
-        if not spawn.start(self._reader):
+        if not new_threads.start(self._reader):
             self._wire.close()
             raise StoreUnavailable("no thread could be started to listen to the agent", hint="raise ulimit -u or the cgroup's pids.max")
         _agents.add(self)

@@ -19,7 +19,7 @@ from relight.agent.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, is_agen
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
-from relight.world import spawn
+from relight.world import new_threads
 from relight.world.children import child_command, child_environment
 from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
 from relight.world.process_state import STOPPED, process_at
@@ -184,7 +184,7 @@ def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen
     except OSError:
         os.close(words)
         raise
-    if not spawn.start(threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True)):
+    if not new_threads.start(threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True)):
         os.close(words)
         _unreaped.append(process)
     return process

@@ -31,7 +31,7 @@ from relight.catalog.opened import Opened
 from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_runs, runs_of
 from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
-from relight.world import spawn
+from relight.world import new_threads
 from relight.world.local_sockets import Listener, LocalDirectory, name_of, peer_of
 from relight.world.proof import prove_as_caller, prove_as_listener
 
@@ -266,9 +266,9 @@ class _Lending:
             for rank, link in self._links.items():
                 jobs.append(self._pool.submit(self._taken_back, rank, link))
         except RuntimeError as error:
-            if not spawn.is_refused(error):
+            if not new_threads.is_refused(error):
                 raise
-            spawn.report("relight-lend")
+            new_threads.report("relight-lend")
             return self._alone(jobs)
         try:
             total = self._table.read(self._table.of(self._own), self._lend) + self._table.read(self._table.rest)

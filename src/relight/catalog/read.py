@@ -30,7 +30,7 @@ from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import tell_read_again
 from relight.store.base import READS_AT_ONCE, forget_copies, lanes_of
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 HASHERS = 2
 READ_BYTES = 8 << 20

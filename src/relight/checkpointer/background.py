@@ -42,8 +42,8 @@ from relight.policy.overlap import Overlap
 from relight.pulse import teller
 from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 from relight.store.around import guard_of
-from relight.world import spawn
-from relight.world.spawn import Pool
+from relight.world import new_threads
+from relight.world.new_threads import Pool
 
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
@@ -190,7 +190,7 @@ class Background:
                 self._prepare(state, tree_bytes)
 
         warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
-        if spawn.start(warming):  # else the first save waits for agent and memory itself
+        if new_threads.start(warming):  # else the first save waits for agent and memory itself
             self._warming = warming
 
     @property

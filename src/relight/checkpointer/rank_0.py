@@ -38,7 +38,7 @@ from relight.store import ByteStore, open_bytes
 from relight.store.again import first_contact
 from relight.store.around import guard_of
 from relight.typed import from_msgpack
-from relight.world import LateRanks, World, late, spawn
+from relight.world import LateRanks, World, late, new_threads
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
 """How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""
@@ -277,7 +277,7 @@ class BackgroundElsewhere:
             self._changed.notify_all()
         if self._thread is None:
             thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
-            self._thread = thread if spawn.start(thread) else None
+            self._thread = thread if new_threads.start(thread) else None
         if self._thread is None:  # this thread waits for the outcome instead
             while self._waiting:
                 self._look_once(*self._waiting[0])

@@ -14,7 +14,7 @@ from relight.errors import SaveFailed
 from relight.format.manifest import Pack
 from relight.store import ByteStore, Writer
 from relight.store.base import lanes_of
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 
 def lanes_of_rank(store: ByteStore, world: int) -> int:

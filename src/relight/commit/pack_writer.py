@@ -22,7 +22,7 @@ from relight.layout import Source
 from relight.layout.sources import copy_from
 from relight.store import PAGE, Writer, page_buffer
 from relight.world import step_back
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 SLAB_BYTES = 16 << 20
 THREADS = 2

@@ -31,7 +31,7 @@ from relight.layout.sources import copy_from
 from relight.policy.compact import AUDIT_BYTES, Choice, Compact, Sample, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 HELD_BYTES = 16 << 20
 """What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""

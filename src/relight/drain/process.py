@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from relight.keys import Guard
-from relight.world import spawn
+from relight.world import new_threads
 from relight.world.children import child_command, child_environment
 
 PAUSE_S = 5.0
@@ -54,7 +54,7 @@ class Drainer:
             self._woken = True
             if self._thread is None:
                 thread = threading.Thread(target=self._work, name="relight-drainer", daemon=True)
-                if not spawn.start(thread):  # the next save's call tries again
+                if not new_threads.start(thread):  # the next save's call tries again
                     self._woken = False
                     return
                 self._thread = thread

@@ -25,7 +25,7 @@ from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.anchored import anchor_of
 from relight.store.base import READS_AT_ONCE, Uncertain
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 RECORDS_MAX = 2_000_000
 NAMES_MAX = 1000

@@ -17,7 +17,7 @@ from relight.peers.messages import PIECE_BYTES, Ask, Data, Inventory, Read, Refu
 from relight.peers.wire import Caller, Gone, call, check_token
 from relight.store.base import Reader
 from relight.store.buffers import page_buffer
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 ASK_AT_ONCE = 64
 IDLE_CALLS_MAX = 8

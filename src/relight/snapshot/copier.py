@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from relight.snapshot.watch import Marks
-from relight.world import spawn
+from relight.world import new_threads
 
 _NICE = 5
 
@@ -110,7 +110,7 @@ class Copier:
         with self._changed:
             if not self._threads:
                 threads = [threading.Thread(target=self._work, name="relight-copy", daemon=True) for _ in range(self._wanted)]
-                self._threads = [thread for thread in threads if spawn.start(thread)]
+                self._threads = [thread for thread in threads if new_threads.start(thread)]
             if self._threads:
                 self._current = snapshot
                 self._changed.notify_all()

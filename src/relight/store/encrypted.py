@@ -40,7 +40,7 @@ from relight.store.around import Around, rewrites
 from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, forget_copies
 from relight.store.buffers import page_buffer
 from relight.store.keyring import Ring, open_ring, slots_in, some_unreadable
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 BATCH_PAGES = 32
 """What is read at once: 4 MiB."""

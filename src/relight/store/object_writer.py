@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from relight.errors import RelightError, StoreUnavailable
-from relight.world import spawn
+from relight.world import new_threads
 
 PART_BYTES = 8 << 20
 """One part of a multipart upload, and the size up to which an object is put in one request."""
@@ -109,7 +109,7 @@ class ObjectWriter:
     def _start(self) -> None:
         if self._thread is None:
             thread = threading.Thread(target=self._upload, name="relight-put", daemon=True)
-            if not spawn.start(thread):
+            if not new_threads.start(thread):
                 raise StoreUnavailable("no thread could be started to upload it", where=self._path, hint="raise ulimit -u or pids.max")
             self._thread = thread
 

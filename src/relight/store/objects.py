@@ -22,8 +22,8 @@ from relight.store.object_client import Bucket, Clients, Patience, clients_of, i
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
-from relight.world import spawn
-from relight.world.spawn import Pool
+from relight.world import new_threads
+from relight.world.new_threads import Pool
 
 T = TypeVar("T")
 
@@ -361,7 +361,7 @@ class ObjectStore:
                 told.append((None, error))
 
         thread = threading.Thread(target=work, name="relight-list", daemon=True)  # the caller may be in an event loop of its own
-        if spawn.start(thread):
+        if new_threads.start(thread):
             thread.join()
         else:
             work()

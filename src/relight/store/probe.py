@@ -16,7 +16,7 @@ from typing import Protocol
 from relight.errors import ConfigError, RelightError
 from relight.observe import emit
 from relight.store.object_client import surroundings
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 PROBE_PREFIX = ".relight-probe-"
 RACERS = 8

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from relight.world.spawn import Pool
+from relight.world.new_threads import Pool
 
 T = TypeVar("T")
 LAST = 19
