@@ -21,7 +21,7 @@ from relight.errors import StoreUnavailable
 from relight.observe import Event, subscribe
 from relight.store.again import FirstContact, first_contact
 from relight.world import new_threads
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ def test_a_pool_without_threads(threads: Refusals) -> None:
     for at, always in ((1, True), (1, False), (2, True)):
         threads.calls, threads.at, threads.always = 0, at, always
         made: list[int] = []
-        with Pool(3, "relight-try") as pool:
+        with ThreadPool(3, "relight-try") as pool:
             # the pool's own module counts as ours
             assert list(pool.map(lambda value: made.append(value) or value * value, range(20))) == [n * n for n in range(20)]
             failed = pool.submit(lambda: 1 // 0)

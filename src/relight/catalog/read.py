@@ -30,7 +30,7 @@ from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import tell_read_again
 from relight.store.base import READS_AT_ONCE, forget_copies, lanes_of
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 HASHERS = 2
 READ_BYTES = 8 << 20
@@ -176,8 +176,8 @@ class _Work:
             there = kept and len(kept[-1]) >= self._room_bytes
             self._rooms.put(kept.pop() if there else None)  # made when it is needed
         if readers:
-            self._readers = Pool(readers, "relight-read")
-            self._hashers = Pool(hashers, "relight-hash")
+            self._readers = ThreadPool(readers, "relight-read")
+            self._hashers = ThreadPool(hashers, "relight-hash")
 
     def read(self, jobs: list[_Job]) -> None:
         """Read all of it; what was read may still be waiting to be hashed."""
@@ -293,8 +293,8 @@ def each_chunk(
         return data
 
     with (
-        Pool(HASHERS, "relight-hash") as hashers,
-        Pool(at_once, "relight-read") as readers,
+        ThreadPool(HASHERS, "relight-hash") as hashers,
+        ThreadPool(at_once, "relight-read") as readers,
     ):
 
         def read(number: int, offset: int, length: int, room: memoryview) -> Future[memoryview]:

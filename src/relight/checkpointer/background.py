@@ -43,7 +43,7 @@ from relight.pulse import teller
 from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 from relight.store.around import guard_of
 from relight.world import new_threads
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
@@ -139,7 +139,7 @@ class Background:
         self._shape: _Shape | None = None
         self._snapshot: Snapshot | None = None
         self._queued: list[DeviceSnapshot] = []
-        self._finisher = Pool(1, "relight-finish")
+        self._finisher = ThreadPool(1, "relight-finish")
         self._finishing: Future[None] | None = None
         self._copier = Copier(1)
         self._hook = StepHook(self.barrier)

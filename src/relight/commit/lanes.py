@@ -14,7 +14,7 @@ from relight.errors import SaveFailed
 from relight.format.manifest import Pack
 from relight.store import ByteStore, Writer
 from relight.store.base import lanes_of
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 
 def lanes_of_rank(store: ByteStore, world: int) -> int:
@@ -42,7 +42,7 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: Pace | None
             failed.set()
             raise
 
-    with Pool(lanes, "relight-lane") as pool:
+    with ThreadPool(lanes, "relight-lane") as pool:
         jobs = [pool.submit(write, pack) for pack in plan.packs]
         try:
             wait(jobs)

@@ -31,7 +31,7 @@ from relight.layout.sources import copy_from
 from relight.policy.compact import AUDIT_BYTES, Choice, Compact, Sample, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 HELD_BYTES = 16 << 20
 """What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
@@ -308,7 +308,7 @@ def _made(plan: PackPlan, coder: _Coder, pace: Pace) -> Iterator[_Chunk]:
     if plan.size <= INLINE_BYTES:
         yield from (coder.make(number, at, data) for number, (at, data) in chunks)
         return
-    with Pool(pace.threads, "relight-code") as pool:
+    with ThreadPool(pace.threads, "relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
             for number, (at, data) in chunks:

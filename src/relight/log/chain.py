@@ -25,7 +25,7 @@ from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.anchored import anchor_of
 from relight.store.base import READS_AT_ONCE, Uncertain
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 RECORDS_MAX = 2_000_000
 NAMES_MAX = 1000
@@ -357,7 +357,7 @@ class Log:
         at_once = self._store.parallel_reads
         if at_once <= READS_AT_ONCE or len(numbers) < MANY:
             return [(seq, self._load(seq)) for seq in numbers]
-        with Pool(at_once, "relight-log") as pool:
+        with ThreadPool(at_once, "relight-log") as pool:
             return list(zip(numbers, pool.map(self._load, numbers)))
 
     def _put(self, seq: int, slot: _Slot) -> None:

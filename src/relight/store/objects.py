@@ -23,7 +23,7 @@ from relight.store.object_uploads import abort_upload, boto3_client, list_upload
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
 from relight.world import new_threads
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 T = TypeVar("T")
 
@@ -57,7 +57,7 @@ class ObjectStore:
         self._bucket = Bucket.of(url)
         self._patience = patience or Patience.usual()
         self.url = url.rstrip("/")
-        self._pool: Pool | None = None
+        self._pool: ThreadPool | None = None
         self._pool_lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -287,7 +287,7 @@ class ObjectStore:
             return
         with self._pool_lock:
             if self._pool is None:
-                self._pool = Pool(PARALLEL, "relight-get")
+                self._pool = ThreadPool(PARALLEL, "relight-get")
         jobs = [
             self._pool.submit(self._read_piece, path, etag, offset + start, into[start : start + PIECE_BYTES])
             for start in range(0, len(into), PIECE_BYTES)

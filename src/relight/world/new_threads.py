@@ -44,14 +44,14 @@ def report(name: str) -> None:
         emit("threads.refused", f"{text}; raise ulimit -u, ulimit -v or the cgroup's pids.max", thread=name)
 
 
-class Pool:
+class ThreadPool:
     """A ``ThreadPoolExecutor`` whose caller does the work itself where no thread can be started. Tasks must not wait for each other."""
 
     def __init__(self, size: int, name: str, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()) -> None:
         self._name = name
         self._threads = ThreadPoolExecutor(size, thread_name_prefix=name, initializer=initializer, initargs=initargs)
 
-    def __enter__(self) -> Pool:
+    def __enter__(self) -> ThreadPool:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

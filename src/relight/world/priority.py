@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from relight.world.new_threads import Pool
+from relight.world.new_threads import ThreadPool
 
 T = TypeVar("T")
 LAST = 19
@@ -49,7 +49,7 @@ def behind_all(work: Callable[[], T], nice: int) -> T:
     """What ``work`` gives, or raises, done in what processor time others leave, in a thread of its own and those that it
     starts. This one waits, and the process has ``nice`` again behind it. Where all cores are busy that takes many times as long: it is for
     what nobody waits for."""
-    with Pool(1, "relight-behind", initializer=step_back, initargs=(LAST,)) as pool:
+    with ThreadPool(1, "relight-behind", initializer=step_back, initargs=(LAST,)) as pool:
         _lower_group(LAST)
         try:
             return pool.submit(work).result()
