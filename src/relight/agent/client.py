@@ -215,7 +215,7 @@ class Agent:
         with self._waiting(), self._changed:
             if not self._changed.wait_for(lambda: self._answers or self._lost is not None, timeout):
                 self._late += 1
-                raise StoreUnavailable(f"no answer within {timeout:.0f} s: {self.standstill.words}")
+                raise StoreUnavailable(f"the agent did not answer within {timeout:.0f} s; {self.standstill.words}")
             if not self._answers:
                 raise StoreUnavailable(f"the agent is gone: {self._lost}")
             answer, fds = self._answers.pop(0)

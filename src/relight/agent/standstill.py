@@ -38,7 +38,7 @@ class Standstill:
     def words(self) -> str:
         """The agent and its state, for messages."""
         one = self._process
-        return "the agent" if one is None else f"the agent (process {one.pid}) is {one.words}"
+        return "its process is not seen" if one is None else f"process {one.pid} is {one.words}"
 
     def check(self, needed: bool) -> bool:
         """Look at the agent, and act if it is stopped and ``needed``. False if it was ended and its connection must go."""

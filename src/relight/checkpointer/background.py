@@ -205,7 +205,7 @@ class Background:
     @property
     def agent_words(self) -> str:
         """The agent and its state, for messages of waits that were in vain."""
-        return self._agent.standstill.words if self._agent is not None else "there is no agent"
+        return f"the agent: {self._agent.standstill.words}" if self._agent is not None else "there is no agent"
 
     def _warm(self, wait_s: float) -> bool:
         if self._warming is not None and self._warming.is_alive():
