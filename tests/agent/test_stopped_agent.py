@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -274,3 +276,14 @@ def test_the_state_of_a_process() -> None:
         child.wait()
     assert found.state == "" and found.words == "gone"
     assert process_at(0) is None
+
+
+def test_a_forgotten_background_is_collected(tmp_path: Path) -> None:
+    """The check of the agent keeps no Checkpointer alive: one that its owner dropped lets its agent go."""
+    ckpt, agent = trained(tmp_path)
+    background = weakref.ref(ckpt._background)  # type: ignore[arg-type]
+    del ckpt
+    gc.collect()
+    assert background() is None
+    psutil.wait_procs([agent], 10)
+    assert not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE

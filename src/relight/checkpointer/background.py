@@ -430,7 +430,8 @@ class Background:
         try:
             deadline_s = max(1.0, self.bound(START_S))
             agent = connect(place.store.url, place.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=teller().writes)
-            agent.standstill.patience = lambda: self.bound(_UNHURRIED_S) / _UNHURRIED_S
+            bound = self.bound  # not self: the agent's thread would keep this object alive
+            agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
 
             def on_done(done: Done) -> None:
