@@ -150,7 +150,7 @@ class Background:
         self.bound: Callable[[float], float] = lambda seconds: seconds
         """The seconds that a wait may take instead of the deadline: fewer, if the trainer must end sooner."""
         self._refused: str = ""
-        self._said_lost = ""
+        self._lost_reason = ""
         """The last reason that was reported for there being no agent."""
         self._joining_since = self._join_again = 0.0
         self._warming: threading.Thread | None = None
@@ -452,7 +452,7 @@ class Background:
         except (RelightError, OSError) as error:  # no descriptor, memory or process may be left for it
             self._lost(error)
             return False
-        self._agent, self._said_lost = agent, ""
+        self._agent, self._lost_reason = agent, ""
         weakref.finalize(self, _let_go, os.getpid(), agent, self._copier)
         return True
 
@@ -461,8 +461,8 @@ class Background:
         took_s = time.monotonic() - self._joining_since
         self._join_again = time.monotonic() + (10 * took_s if took_s > 1 else 0.0)
         found = known(error)
-        if f"{found.kind}: {found.what}" != self._said_lost:
-            self._said_lost = f"{found.kind}: {found.what}"
+        if f"{found.kind}: {found.what}" != self._lost_reason:
+            self._lost_reason = f"{found.kind}: {found.what}"
             emit("agent.lost", f"saves are made by the trainer, which waits for them, until there is an agent: {error}", kind=found.kind)
 
     def _finished(self, done: Done) -> None:

@@ -443,7 +443,7 @@ class Checkpointer(Holds):
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            with contextlib.suppress(LateRanks, MemoryError, OSError):  # the first save will say so
+            with contextlib.suppress(LateRanks, MemoryError, OSError):  # the first save reports it
                 background.warm_up(self._capture(None))
 
     def _in_background(self) -> Background | BackgroundElsewhere | None:
