@@ -100,6 +100,12 @@ class CorruptCheckpoint(RelightError):
     kind = "corrupt"
 
 
+class RunRemoved(CorruptCheckpoint):
+    """The run's directory, or its log, was moved or deleted while a process trains the run."""
+
+    kind = "removed"
+
+
 class UnsafeContent(RelightError):
     """A file asks for something no reader may do: leave the store, nest without end, claim absurd sizes."""
 

@@ -125,12 +125,12 @@ def test_a_migration_is_not_made_by_modules_of_the_working_directory(trap: Path,
     """Its processes are spawned: from the first submit to the last one."""
     seen: list[str | None] = []
 
-    class Pool(ProcessPoolExecutor):
+    class ThreadPool(ProcessPoolExecutor):
         def submit(self, *told: Any, **more: Any) -> Any:
             seen.append(os.environ.get("PYTHONSAFEPATH"))
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(engines, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(engines, "ProcessPoolExecutor", ThreadPool)
     with pytest.raises(KeyboardInterrupt):
         list(engines.outcomes("local", 1, [object()]))  # type: ignore[list-item]
     assert seen == ["1"]

@@ -12,6 +12,7 @@ from tree import SOURCES, TESTS, rel
 import relight
 
 BROAD_MAY_STAND = {
+    "world/new_threads.py": "what a task raises is kept for the caller that asks for its result",
     "agent/serve.py": "one trainer's error is not another's: told, and the process goes on",
     "agent/writing.py": "a save that fails in any way is reported to its trainer",
     "commit/on_gpu.py": "a driver's, a library's: processors code then, and the choice says why",

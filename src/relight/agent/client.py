@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -30,12 +30,18 @@ from relight.agent.messages import (
     ToTrainer,
     Want,
 )
+from relight.agent.standstill import CHECK_S, Standstill
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
+from relight.world import new_threads
 
 A = TypeVar("A", Slots, Have, Met)
+
+
+SEND_S = 60.0
+"""Seconds that the agent may leave a message unread once its socket is full, at most."""
 
 
 class AgentDied(StoreUnavailable):
@@ -68,7 +74,11 @@ class Agent:
     def __init__(self, connection: socket.socket, pid: int = 0) -> None:
         """``pid``: who is at the other end; 0: nobody knows."""
         self.pid = pid
+        self.standstill = Standstill(pid)
+        self._waits = 0
+        """Calls of this process that wait for the agent now."""
         self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer, (Slots, Have))
+        self._wire.bound(SEND_S, CHECK_S, self._check)
         self._answers: list[tuple[Slots | Have | Met, list[int]]] = []
         self._late = 0
         """How many answers are still to come that nobody waits for any more."""
@@ -76,9 +86,11 @@ class Agent:
         self._lost: str | None = None
         self._running: dict[int, str] = {}
         self.on_done: Callable[[Done], None] = lambda done: None
-        _agents.add(self)
         self._reader = threading.Thread(target=self._read, name="relight-agent-reader", daemon=True)
-        self._reader.start()
+        if not new_threads.start(self._reader):
+            self._wire.close()
+            raise StoreUnavailable("no thread could be started to listen to the agent", hint="raise ulimit -u or the cgroup's pids.max")
+        _agents.add(self)
 
     @property
     def alive(self) -> bool:
@@ -152,7 +164,7 @@ class Agent:
         except Gone:
             return
         if wait_s:
-            with self._changed:
+            with self._waiting(), self._changed:
                 self._changed.wait_for(lambda: self._lost is not None, wait_s)
 
     def close(self) -> None:
@@ -177,18 +189,33 @@ class Agent:
         self._changed = threading.Condition()  # another thread may have held the old one at the fork
         self._lost, self._running, self.on_done = "it belongs to the process that this one was forked from", {}, lambda done: None
 
+    @contextlib.contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """A call that waits for the agent: meanwhile an agent that is stopped is continued, or ended."""
+        self._waits += 1
+        try:
+            yield
+        finally:
+            self._waits -= 1
+
+    def _check(self) -> None:
+        """In the reader's thread, while nothing comes: see ``Standstill``."""
+        if not self.standstill.check(bool(self._running) or self._waits > 0):
+            self._wire.hang_up()
+
     def _send(self, message: object) -> None:
         try:
-            self._wire.send(message)
+            with self._waiting():
+                self._wire.send(message)
         except Gone as error:
             self._loose(str(error))
             raise StoreUnavailable(f"the agent is gone: {error}") from error
 
     def _answer(self, kind: type[A], timeout: float) -> tuple[A, list[int]]:
-        with self._changed:
+        with self._waiting(), self._changed:
             if not self._changed.wait_for(lambda: self._answers or self._lost is not None, timeout):
                 self._late += 1
-                raise StoreUnavailable(f"the agent did not answer within {timeout:.0f} s")
+                raise StoreUnavailable(f"the agent did not answer within {timeout:.0f} s; {self.standstill.words}")
             if not self._answers:
                 raise StoreUnavailable(f"the agent is gone: {self._lost}")
             answer, fds = self._answers.pop(0)

@@ -15,17 +15,24 @@ from collections.abc import Callable
 
 from relight.agent.client import Agent
 from relight.agent.messages import PROTOCOL
+from relight.agent.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, is_agent, wake
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
+from relight.world import new_threads
 from relight.world.children import child_command, child_environment
 from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
+from relight.world.process_state import STOPPED, process_at
 from relight.world.proof import ProofFailed, prove_as_caller
 
 START_S = 20.0
+PROOF_S = 20.0
+"""Seconds that a process which listens has to prove itself, however long the caller would wait for its answers."""
 UNUSABLE = 4
 """Exit status of an agent that cannot listen in its directory; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
+_unreaped: list[subprocess.Popen[bytes]] = []
+"""Agents for which no thread waits: they are reaped when this process starts another, or ends."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
 
 
@@ -94,6 +101,8 @@ def _find_or_start(
             if started is not None and time.monotonic() > ends - deadline_s / 2:
                 raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
             started = _start(name, nice, linger_s, directory.path)
+        if started.poll() is None:
+            _rouse(started.pid, deadline_s)  # it may have been stopped before it listens
         if time.monotonic() > ends:
             why = f": {failures[-1]}" if failures else ""
             raise StoreUnavailable(f"no agent within {deadline_s:.0f} s{why}", where=f"{directory.path}/{name}.sock")
@@ -122,7 +131,9 @@ def _connect(
     try:
         pid, _ = peer_of(found)
         seen(pid)
-        prove_as_caller(found, secret, name, timeout_s)
+        timeout_s = min(timeout_s, PROOF_S)
+        _rouse(pid, timeout_s)
+        prove_as_caller(found, secret, name, timeout_s, lambda: _rouse(pid, timeout_s))
         found.settimeout(None)
         return Agent(found, pid)
     except TimeoutError as error:
@@ -139,7 +150,27 @@ def _connect(
         return None
 
 
+def _rouse(pid: int, timeout_s: float) -> None:
+    """Continue the agent that listens if it is stopped, as it would never answer; end it if it stays so. Return at once if it runs."""
+    process = process_at(pid)
+    if process is None or process.state not in STOPPED:
+        return
+    for action, wait_s in ((wake, CONTINUE_AFTER_S), (end, END_AFTER_S)):
+        ends = time.monotonic() + min(wait_s, timeout_s / 4)
+        while process.state in STOPPED:
+            if time.monotonic() > ends:
+                if action is wake:
+                    wake(process, min(wait_s, timeout_s / 4))
+                elif is_agent(process):
+                    end(process)
+                break
+            time.sleep(0.02)
+        else:
+            return
+
+
 def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen[bytes]:
+    _unreaped[:] = [one for one in _unreaped if one.poll() is None]
     # Its own session, so that Ctrl-C at the terminal does not reach it.
     environment = child_environment(OMP_NUM_THREADS="1")
     command = child_command("relight.agent.serve", name, str(nice), str(linger_s))
@@ -153,7 +184,9 @@ def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen
     except OSError:
         os.close(words)
         raise
-    threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True).start()
+    if not new_threads.start(threading.Thread(target=_reap, args=(process, words), name="relight-agent-reaper", daemon=True)):
+        os.close(words)
+        _unreaped.append(process)
     return process
 
 

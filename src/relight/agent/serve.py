@@ -56,7 +56,7 @@ from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.observe import flush_events, write_events
-from relight.world import lower_priority
+from relight.world import lower_priority, new_threads
 from relight.world.local_sockets import LocalDirectory, peer_of
 from relight.world.proof import prove_as_listener
 
@@ -171,7 +171,10 @@ class Server:
                 break
             with self._lock:
                 self._proving += 1
-            threading.Thread(target=self._admit, args=(connection,), daemon=True).start()
+            if not new_threads.start(threading.Thread(target=self._admit, args=(connection,), daemon=True, name="relight-agent-admit")):
+                connection.close()  # its trainer writes by itself
+                with self._lock:
+                    self._proving -= 1
         if self._drainer is not None:
             self._drainer.stop()
         self._neighbours.close()
@@ -215,7 +218,7 @@ class Server:
             self._proving -= 1
             self._sessions.add(session)
             self._seen = True
-        threading.Thread(target=_watch, args=(session, pid), daemon=True).start()
+        new_threads.start(threading.Thread(target=_watch, args=(session, pid), daemon=True, name="relight-agent-watch"))
         self._listen(session)
 
     def _listen(self, session: Session) -> None:

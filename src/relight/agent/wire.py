@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import array
 import os
+import select
 import socket
+import struct
 import threading
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -34,6 +37,15 @@ class Wire(Generic[T]):
         self._sending = threading.Lock()
         self._buffer = bytearray()
         self._fds: list[int] = []
+        self._tick_ms: int | None = None
+        self._idle: Callable[[], None] = lambda: None
+
+    def bound(self, send_s: float, tick_s: float, idle: Callable[[], None]) -> None:
+        """Bound this end's waits: a ``send`` ends the connection after ``send_s`` without room, and ``receive`` calls ``idle`` each
+        ``tick_s`` while nothing comes."""
+        self._tick_ms, self._idle = int(1000 * tick_s), idle
+        whole = int(send_s)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, int((send_s - whole) * 1e6)))
 
     def send(self, message: Any, fds: list[int] | None = None) -> None:
         """Send all of it. ``Gone`` if nobody is there."""
@@ -46,6 +58,9 @@ class Wire(Generic[T]):
                     data = data[sent:]
                 if data:  # of nothing, too, whoever has gone meanwhile makes an error
                     self._socket.sendall(data)
+        except BlockingIOError as error:  # part of the message may be sent: no other may follow it
+            self.hang_up()
+            raise Gone("it reads nothing any more") from error
         except OSError as error:
             raise Gone(str(error)) from error
 
@@ -95,6 +110,7 @@ class Wire(Generic[T]):
     def _more(self) -> None:
         room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0  # without room the kernel closes them
         try:
+            self._await()
             data, extra, _, _ = self._socket.recvmsg(1 << 20, room, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise Gone(str(error)) from error
@@ -108,6 +124,15 @@ class Wire(Generic[T]):
         if not data:
             raise Gone("closed")
         self._buffer += data
+
+    def _await(self) -> None:
+        """Return when something has come, or the connection has ended."""
+        if self._tick_ms is None:
+            return
+        waiting = select.poll()
+        waiting.register(self._socket, select.POLLIN)
+        while not waiting.poll(self._tick_ms):
+            self._idle()
 
 
 def close_all(fds: list[int]) -> None:

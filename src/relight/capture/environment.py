@@ -18,6 +18,7 @@ import torch
 from relight.capture.revision import code_revision, is_other_code
 from relight.observe.masking import mask_arguments
 from relight.version import VERSION
+from relight.world import new_threads
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY")
 _EXACT = {
@@ -56,7 +57,8 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.is_available()
     code: Future[dict[str, Any] | None] = Future()
-    threading.Thread(target=lambda: code.set_result(code_revision()), name="relight-code", daemon=True).start()
+    if not new_threads.start(threading.Thread(target=lambda: code.set_result(code_revision()), name="relight-code", daemon=True)):
+        code.set_result(None)  # unknown; git itself would need a process
     now: dict[str, Any] = {
         "relight": VERSION,
         "python": platform.python_version(),

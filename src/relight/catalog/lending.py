@@ -21,7 +21,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import msgspec
 
@@ -31,6 +31,7 @@ from relight.catalog.opened import Opened
 from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_runs, runs_of
 from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
+from relight.world import new_threads
 from relight.world.local_sockets import Listener, LocalDirectory, name_of, peer_of
 from relight.world.proof import prove_as_caller, prove_as_listener
 
@@ -258,8 +259,17 @@ class _Lending:
 
     def read(self) -> int:
         """All of it; how many bytes were read from the store here."""
-        jobs = [self._pool.submit(self._borrow) for _ in self._owners]
-        jobs += [self._pool.submit(self._taken_back, rank, link) for rank, link in self._links.items()]
+        jobs: list[Future[None]] = []
+        try:
+            for _ in self._owners:
+                jobs.append(self._pool.submit(self._borrow))
+            for rank, link in self._links.items():
+                jobs.append(self._pool.submit(self._taken_back, rank, link))
+        except RuntimeError as error:
+            if not new_threads.is_refused(error):
+                raise
+            new_threads.report("relight-lend")
+            return self._alone(jobs)
         try:
             total = self._table.read(self._table.of(self._own), self._lend) + self._table.read(self._table.rest)
             for job in jobs:
@@ -268,6 +278,14 @@ class _Lending:
         except BaseException as error:
             self._fail(error)
             raise
+
+    def _alone(self, jobs: Sequence[Future[None]]) -> int:
+        """Read all that this rank needs itself, as no thread could be started; the ranks that wait for it do the same."""
+        for link in self._links.values():
+            link.shut()
+        wait(jobs)
+        left = [number for number in self._table.mine if number in self._own or number not in self._came]
+        return self._table.read(self._table.of(left)) + self._table.read(self._table.rest)
 
     def close(self) -> None:
         """End: whoever still waits for this rank sees that it is gone."""

@@ -12,7 +12,7 @@ import queue
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -30,6 +30,7 @@ from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import tell_read_again
 from relight.store.base import READS_AT_ONCE, forget_copies, lanes_of
+from relight.world.new_threads import ThreadPool
 
 HASHERS = 2
 READ_BYTES = 8 << 20
@@ -175,8 +176,8 @@ class _Work:
             there = kept and len(kept[-1]) >= self._room_bytes
             self._rooms.put(kept.pop() if there else None)  # made when it is needed
         if readers:
-            self._readers = ThreadPoolExecutor(readers, thread_name_prefix="relight-read")
-            self._hashers = ThreadPoolExecutor(hashers, thread_name_prefix="relight-hash")
+            self._readers = ThreadPool(readers, "relight-read")
+            self._hashers = ThreadPool(hashers, "relight-hash")
 
     def read(self, jobs: list[_Job]) -> None:
         """Read all of it; what was read may still be waiting to be hashed."""
@@ -292,8 +293,8 @@ def each_chunk(
         return data
 
     with (
-        ThreadPoolExecutor(HASHERS, thread_name_prefix="relight-hash") as hashers,
-        ThreadPoolExecutor(at_once, thread_name_prefix="relight-read") as readers,
+        ThreadPool(HASHERS, "relight-hash") as hashers,
+        ThreadPool(at_once, "relight-read") as readers,
     ):
 
         def read(number: int, offset: int, length: int, room: memoryview) -> Future[memoryview]:

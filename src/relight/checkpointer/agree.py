@@ -13,6 +13,7 @@ from relight.commit.save import Place
 from relight.errors import error_of, known
 from relight.log import History, Log
 from relight.store import ByteStore
+from relight.store.again import first_contact
 from relight.world import LateRanks
 
 _PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
@@ -54,7 +55,7 @@ def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str, check:
     mine: list[Attempt] = []
 
     def begin() -> bytes:
-        mine.append(Attempt.begin(store, run, reason=reason, check=check))
+        mine.append(first_contact(lambda: Attempt.begin(store, run, reason=reason, check=check)))
         place = mine[0].place
         return msgspec.json.encode([place.store_id, place.run_id, place.epoch])
 

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from relight.agent import Agent, AgentDied, Done, Layout, Request, connect
 from relight.agent import Item as AgentItem
 from relight.agent import Place as AgentPlace
+from relight.agent.launch import START_S
 from relight.agent.messages import to_bits
 from relight.agent.writing import plan_layout
 from relight.arena import SEALED, Slot, SlotLayout, lay_out
@@ -41,10 +42,14 @@ from relight.policy.overlap import Overlap
 from relight.pulse import teller
 from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 from relight.store.around import guard_of
+from relight.world import new_threads
+from relight.world.new_threads import ThreadPool
 
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
 _WAYS_MAX = 4
+_UNHURRIED_S = 16.0
+"""Seconds left for a wait from which a stopped agent gets its full time to continue by itself; with less it gets that share."""
 REQUEST_ROOM = 1 << 20
 """Beyond twice the first tree: what later trees, metrics and settings may need."""
 
@@ -134,7 +139,7 @@ class Background:
         self._shape: _Shape | None = None
         self._snapshot: Snapshot | None = None
         self._queued: list[DeviceSnapshot] = []
-        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="relight-finish")
+        self._finisher = ThreadPool(1, "relight-finish")
         self._finishing: Future[None] | None = None
         self._copier = Copier(1)
         self._hook = StepHook(self.barrier)
@@ -142,7 +147,12 @@ class Background:
         self._seats: dict[int, tuple[int, Seat]] = {}
         """Of the saves that are under way, where several ranks make them: step and seat."""
         self._changed = threading.Condition()
+        self.bound: Callable[[float], float] = lambda seconds: seconds
+        """The seconds that a wait may take instead of the deadline: fewer, if the trainer must end sooner."""
         self._refused: str = ""
+        self._lost_reason = ""
+        """The last reason that was reported for there being no agent."""
+        self._joining_since = self._join_again = 0.0
         self._warming: threading.Thread | None = None
         _all.add(self)
         self._untouched = True
@@ -179,13 +189,23 @@ class Background:
             with contextlib.suppress(RelightError):
                 self._prepare(state, tree_bytes)
 
-        self._warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
-        self._warming.start()
+        warming = threading.Thread(target=prepare, name="relight-warm-up", daemon=True)
+        if new_threads.start(warming):  # else the first save waits for agent and memory itself
+            self._warming = warming
 
     @property
     def warmed(self) -> bool:
         """Whether agent and memory were asked for."""
         return self._warming is not None or self._shape is not None
+
+    @property
+    def _deadline_s(self) -> float:
+        return self.bound(self._limits.deadline_s)
+
+    @property
+    def agent_words(self) -> str:
+        """The agent and its state, for messages of waits that were in vain."""
+        return f"the agent: {self._agent.standstill.words}" if self._agent is not None else "there is no agent"
 
     def _warm(self, wait_s: float) -> bool:
         if self._warming is not None and self._warming.is_alive():
@@ -196,7 +216,7 @@ class Background:
     def free_slot(self, wait_s: float = 0.0, hurry: bool = False) -> bool:
         """Whether a save could begin now, without waiting for another to be written. ``hurry``: it must, so none may be held back."""
         self.barrier()
-        if not self._warm(wait_s):
+        if not self._warm(self.bound(wait_s)):
             return False
         with self._changed:
             shape = self._shape
@@ -204,7 +224,7 @@ class Background:
                 return True
             if hurry and len(shape.busy) == len(shape.slots):
                 self.hurry()
-            return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), wait_s)
+            return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), self.bound(wait_s))
 
     def hurry(self) -> None:
         """Somebody waits for all saves that were begun."""
@@ -225,7 +245,7 @@ class Background:
     def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
         """Begin to save: the number that ``on_done`` will tell. None if it cannot be done this way now (no memory, no agent)."""
         tree = encode_tree(state.tree)
-        if not self._warm(self._limits.deadline_s):
+        if not self._warm(self._deadline_s):
             return None
         shape = self._prepare(state, len(tree))
         if shape is None:
@@ -256,7 +276,7 @@ class Background:
             slot.begin(number)
             slot.view[shape.layout.request : shape.layout.request + len(body)] = body
             if self._finishing is not None:
-                self._finishing.result(self._limits.deadline_s)  # what arrives from devices arrives in the same memory each time
+                self._finishing.result(self._deadline_s)  # what arrives from devices arrives in the same memory each time
             base = shape.address(index)
             self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
             copies = shape.copies_of(state, self._overlaps, same)
@@ -336,14 +356,16 @@ class Background:
     def close(self, polite: bool = True) -> None:
         """Finish copying, and part from the agent, which goes on writing what is sealed. ``polite``: nothing need be kept in memory."""
         self.barrier()
-        self._warm(self._limits.deadline_s)
+        self._warm(self._deadline_s)
         self._hook.close()
-        self._copier.close()
-        self._finisher.shutdown(wait=True)
+        self._copier.close(self.bound(5.0))
+        if self._finishing is not None:
+            wait([self._finishing], self._deadline_s)
+        self._finisher.shutdown(wait=False)
         agent, self._agent = self._agent, None
         if agent is not None:
             if polite:
-                agent.bye(self._limits.deadline_s)
+                agent.bye(self._deadline_s)
             agent.close()
         shape, self._shape = self._shape, None
         if shape is not None:
@@ -357,12 +379,16 @@ class Background:
 
     # -- inside
 
+    def number_from(self, former: Background) -> None:
+        """Count saves on from those of ``former``, of which some may not be known to have ended."""
+        self._number = former._number
+
     def _alive(self) -> bool:
         return self._agent is not None and self._agent.alive
 
     def _prepare(self, state: Captured, tree_bytes: int) -> _Shape | None:
         """The layout of such a state with a free slot, laid out and told to the agent if that was not done yet."""
-        if not self._alive() and not self._join():
+        if not self._alive() and (time.monotonic() < self._join_again or not self._join()):
             return None
         shape, agent = self._shape, self._agent
         assert agent is not None
@@ -382,7 +408,7 @@ class Background:
             if shape is not None:
                 _give_back(shape)
             self._shape = None
-            slots = agent.slots(laid_out.size, 2, self._limits.memory, self._limits.deadline_s)
+            slots = agent.slots(laid_out.size, 2, self._limits.memory, self._deadline_s)
             if not slots:
                 self._refused = f"{laid_out.size}"  # asked once for each size: the answer was told
                 return None
@@ -397,12 +423,15 @@ class Background:
 
     def _join(self) -> bool:
         """Find or start the agent. False, and told, if there is none to be had: saves are then made by the trainer."""
-        place = self._attempt.place
+        place, self._joining_since = self._attempt.place, time.monotonic()
         old, self._agent, self._shape = self._agent, None, None
         if old is not None:
             old.close()
         try:
-            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, seen=teller().writes)
+            deadline_s = max(1.0, self.bound(START_S))
+            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=teller().writes)
+            bound = self.bound  # not self: the agent's thread would keep this object alive
+            agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
 
             def on_done(done: Done) -> None:
@@ -423,12 +452,18 @@ class Background:
         except (RelightError, OSError) as error:  # no descriptor, memory or process may be left for it
             self._lost(error)
             return False
-        self._agent = agent
+        self._agent, self._lost_reason = agent, ""
         weakref.finalize(self, _let_go, os.getpid(), agent, self._copier)
         return True
 
     def _lost(self, error: Exception) -> None:
-        emit("agent.lost", f"this save is made by the trainer, which waits for it: {error}", kind=known(error).kind)
+        """Report, once for each reason, that the trainer writes saves itself. Ask for an agent again after ten times what this try took."""
+        took_s = time.monotonic() - self._joining_since
+        self._join_again = time.monotonic() + (10 * took_s if took_s > 1 else 0.0)
+        found = known(error)
+        if f"{found.kind}: {found.what}" != self._lost_reason:
+            self._lost_reason = f"{found.kind}: {found.what}"
+            emit("agent.lost", f"saves are made by the trainer, which waits for them, until there is an agent: {error}", kind=found.kind)
 
     def _finished(self, done: Done) -> None:
         self._free(done.report.number)
@@ -467,7 +502,7 @@ class Background:
 
     def _changed_wait(self, condition: Callable[[], bool]) -> bool:
         with self._changed:
-            return self._changed.wait_for(condition, self._limits.deadline_s)
+            return self._changed.wait_for(condition, self._deadline_s)
 
 
 _all: weakref.WeakSet[Background] = weakref.WeakSet()

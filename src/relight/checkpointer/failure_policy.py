@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown
 from relight.observe import emit
 from relight.policy.units import whole_of
+from relight.world import LateRanks
+
+_REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
+_REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
+"""Of torch's allocators, and of Python's threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Try a failed save ``retries`` times more; after ``raise_after`` failed saves in a row raise, None for never."""
+    """Try a failed save ``retries`` times more; after ``raise_after`` failed saves in a row raise, None for never. ``begin_again``: begin a
+    new log if the run's directory was removed."""
 
     retries: int = 0
     raise_after: int | None = None
+    begin_again: bool = False
 
     def tell(self, error: Exception, step: int, turn: int) -> RelightError:
         """Report that the save at ``step`` failed at try ``turn``, and what follows. Return the error as one of ours.
@@ -45,15 +53,31 @@ class Failures:
         raise SaveFailed(f"{in_a_row} saves in a row failed", where=f"step {step}") from error
 
 
+def ends_a_save(error: Exception) -> bool:
+    """Whether an error while the state is captured ends that save alone: other ranks are late, or the system refused memory, a
+    descriptor, a thread. Anything else is a fault in the caller's components, and raised."""
+    if isinstance(error, (LateRanks, MemoryError)):
+        return True
+    if isinstance(error, OSError):
+        return error.errno in _REFUSALS
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _REFUSED_WORDS)
+
+
 def may_retry(error: RelightError) -> bool:
     """Whether the same save may be tried again: not after a fault in code."""
     return not isinstance(error, InternalError) and not (error.__cause__ is not None and is_fault(error.__cause__))
 
 
-def failures(*, retries: int = 0, raise_after: int | None = None) -> Failures:
-    """The policy for ``Checkpointer(on_failure=…)``: how often to try again at once, and after how many failed saves in a row to raise."""
+def failures(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> Failures:
+    """The policy for ``Checkpointer(on_failure=…)``: how often to try again at once, and after how many failed saves in a row to raise.
+
+    ``begin_again=True``: if the run's directory is moved or deleted while it is trained, begin a new log in the same place and save there.
+    Only where one process saves.
+    """
+    if not isinstance(begin_again, bool):
+        raise ConfigError(f"begin_again= takes True or False, not {shown(begin_again)}")
     most = None if raise_after is None else whole_of(raise_after, "raise_after")
-    return Failures(whole_of(retries, "retries", least=0, most=100), most)
+    return Failures(whole_of(retries, "retries", least=0, most=100), most, begin_again)
 
 
 def check_failures(value: str | Failures) -> Failures:

@@ -12,6 +12,7 @@ import msgspec
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import ENDS
+from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.policy.grace import GRACE, Hurry, fits, grace_of
 from relight.typed import from_json_bytes
@@ -28,6 +29,7 @@ class LastMoments:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._grace_s = clock, grace_of(os.environ.get(GRACE, ""))
         self._ends: float | None = None
+        self._closes: float | None = None
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
 
     def begin(self) -> None:
@@ -55,9 +57,20 @@ class LastMoments:
         """Whether there is no time any more."""
         return self.left_s is not None and self.left_s <= 0
 
+    def closing(self, seconds: float) -> None:
+        """Give all waits of ``close()`` together ``seconds`` from now; the first call counts."""
+        if self._closes is None:
+            self._closes = self._clock() + seconds
+
+    @property
+    def is_closing(self) -> bool:
+        """Whether ``closing`` was called."""
+        return self._closes is not None
+
     def bound(self, seconds: float) -> float:
-        """So long, but no longer than there is."""
-        return seconds if self.left_s is None else max(0.0, min(seconds, self.left_s))
+        """The seconds that a wait may take: ``seconds``, or what is left of the grace or of ``close()``, whichever is least."""
+        left = [seconds, *([] if self.left_s is None else [self.left_s])]
+        return max(0.0, min([*left, *([] if self._closes is None else [self._closes - self._clock()])]))
 
     def allow(self, step: int, begun: Iterable[Save], ranks: Ranks | None) -> bool:
         """Whether to save the step that the job ends behind: the same on all ranks, who each ask at this point. Tells if not."""
@@ -72,3 +85,11 @@ class LastMoments:
         if not fit.fits:
             emit("save.late", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
         return fit.fits
+
+
+def no_time(step: int, reason: str) -> Save:
+    """Report a save for which no time is left, as those before it took all of it. Return its handle, which has the error."""
+    save = Save(step, reason)
+    save.error = StoreUnavailable("not begun: the grace of the signal is over", where=f"step {step}")
+    emit("save.late", f"step {step} is not saved, the checkpoint before it stands: no time is left", step=step)
+    return save

@@ -17,6 +17,7 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
     """Save what the last step left, unless ``error`` forbids it, and close ``ckpt``. End the process if ``error`` is part of an ending."""
     signals = ckpt._signals
     ending = ends_by(signals, error)
+    ckpt._last_moments.closing(ckpt._limits.deadline_s)
     try:
         if isinstance(error, Exception) and not isinstance(error, (Diverged, Fenced, ReplicasDiffer)) and not _handed_over(ckpt, error):
             ckpt._drain(quiet=True)

@@ -17,19 +17,20 @@ from relight.capture import Captured, Recall, capture, environment_soon, settle
 from relight.checkpointer import options
 from relight.checkpointer.agree import together
 from relight.checkpointer.background import Background
+from relight.checkpointer.begun_again import begin_again
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
 from relight.checkpointer.closed import Closed, Ended
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.curve import Curve
-from relight.checkpointer.failure_policy import Failures, check_failures
+from relight.checkpointer.failure_policy import Failures, check_failures, ends_a_save
 from relight.checkpointer.fresh_start import FreshStart
 from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, completed
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.inline_writer import after_inline, write_inline
-from relight.checkpointer.last_moments import LastMoments
+from relight.checkpointer.last_moments import LastMoments, no_time
 from relight.checkpointer.leaving import leave
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
@@ -234,6 +235,8 @@ class Checkpointer(Holds):
             self._background.interval(perf_counter() - self._returned_s)
         self._collect()
         reason = self._why_now(step, metrics, micro_step)
+        if reason in ENDS and self._signals is not None and self._signals.ending:
+            self._last_moments.closing(self._limits.deadline_s)
         save = None
         if reason is not None:
             with self._saving():
@@ -301,6 +304,7 @@ class Checkpointer(Holds):
         if self._closed is not None or self._calls.elsewhere:
             return
         teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
+        self._last_moments.closing(self._limits.deadline_s)
         self._neighbours.ends()
         ends = False
         try:
@@ -311,7 +315,8 @@ class Checkpointer(Holds):
                 self._drain()
             self._outwards.finish(self._limits.deadline_s)
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
-                dismiss(self._store.url, self._run, self._limits.deadline_s)  # the trainer before this one was killed behind its last step
+                # the trainer before this one was killed after its last step
+                dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
             ends = True
         finally:
@@ -418,7 +423,9 @@ class Checkpointer(Holds):
             state = self._capture(micro_step)
             if micro_step is not None:
                 self._boundary.forget()  # nothing older is to be saved behind it
-        except LateRanks as error:
+        except Exception as error:
+            if not ends_a_save(error):
+                raise
             failed = Save(step, reason)
             failed.error = self._policy.tell(error, step, self._policy.retries)
             return self._count_failure(failed)
@@ -426,6 +433,8 @@ class Checkpointer(Holds):
             if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
             self._drain()  # this one is made here, and must not overtake those that the agent has
+            if self._last_moments.over:
+                return self._count_failure(no_time(step, reason))
         return self._write(state, step, reason, metrics, tag, micro_step)
 
     def _capture(self, micro_step: int | None) -> Captured:
@@ -438,7 +447,7 @@ class Checkpointer(Holds):
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            with contextlib.suppress(LateRanks):  # the first save will say so
+            with contextlib.suppress(LateRanks, MemoryError, OSError):  # the first save reports it
                 background.warm_up(self._capture(None))
 
     def _in_background(self) -> Background | BackgroundElsewhere | None:
@@ -447,6 +456,7 @@ class Checkpointer(Holds):
                 self._ranks, self._attempt, self._components, self._keep, self._limits, self._under_way.on_done,
                 self._under_way.on_sealed, self._trusted,
             )  # fmt: skip
+            self._background.bound = self._last_moments.bound
         return self._background
 
     def _begin(
@@ -510,7 +520,8 @@ class Checkpointer(Holds):
         if self._background is not None:
             self._background.barrier()
             self._background.hurry()
-        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s))
+        words = self._background.agent_words if self._background is not None else ""
+        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), words)
         self._collect(quiet=quiet)
 
     def _now_durable(self, begun: Begun, done: Done) -> None:
@@ -540,6 +551,7 @@ class Checkpointer(Holds):
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
         self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
         if not quiet:
+            begin_again(self, save)
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
         return save
 

@@ -37,6 +37,7 @@ from relight.policy.adaptive import is_routine
 from relight.policy.keep import with_recorded
 from relight.policy.tiers import NOW, PACE_TOPIC, groups_of, owed
 from relight.reclaim.prune import candidates_of
+from relight.store.again import first_contact
 from relight.store.around import guard_of
 from relight.store.urls import absolute
 
@@ -110,7 +111,7 @@ class Outwards:
     def begin(self, attempt: Attempt) -> None:
         """Tell the log which tiers there are, if that is not what it says already, and take charge of each that answers."""
         self._attempt = attempt
-        history = attempt.history()
+        history = first_contact(attempt.history)
         before = tiers_of(history)
         if self._tiers[1:] != before:
             announce(attempt.place.log, self._tiers, attempt.epoch)

@@ -8,6 +8,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.log.tried import probe
 from relight.observe import emit
 from relight.store import ByteStore
+from relight.store.again import first_contact
 
 __all__ = ["check_room", "probe", "try_store"]
 
@@ -16,7 +17,7 @@ def try_store(store: ByteStore, run: str, ranks: Ranks | None, rank: int, state_
     """Write to the store, and compare its room with what is to be kept; by rank 0. Where one rank writes for all, all raise its error."""
     with together(ranks if isinstance(ranks, OneWriter) else None, "trying the store"):
         if rank == 0:
-            probe(store, run)
+            first_contact(lambda: probe(store, run))
             check_room(store, state_bytes, checkpoints)
 
 

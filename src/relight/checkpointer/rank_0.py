@@ -35,10 +35,11 @@ from relight.keys import Guard
 from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
+from relight.store.again import first_contact
 from relight.store.around import guard_of
 from relight.store.paced import paced
 from relight.typed import from_msgpack
-from relight.world import LateRanks, World, late
+from relight.world import LateRanks, World, late, new_threads
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
 """How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""
@@ -100,7 +101,7 @@ def begin(
 ) -> Attempt:
     """One attempt for all: this process, or rank 0, takes charge of the run, unless ``check`` raises."""
     if ranks is None:
-        return Attempt.begin(store, run, reason=reason, check=check)
+        return first_contact(lambda: Attempt.begin(store, run, reason=reason, check=check))
     attempt = begin_together(ranks, store, run, reason, check)
     if not isinstance(ranks, OneWriter):
         return attempt
@@ -219,7 +220,7 @@ class BackgroundForAll(Background):
     def close(self, polite: bool = True) -> None:
         """See ``Background``. Whoever ends takes the board along: the others are to have read it."""
         super().close(polite)
-        ends = time.monotonic() + GRACE_S
+        ends = time.monotonic() + self.bound(GRACE_S)
         names = [f"{self._told[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._told else []
         self._told.clear()
         with contextlib.suppress(LateRanks):
@@ -245,6 +246,7 @@ class BackgroundElsewhere:
 
     warmed = True
     pack_bytes = 0
+    agent_words = "rank 0's agent writes it"
     free_slots: int | None = None
     """It needs none."""
 
@@ -252,6 +254,7 @@ class BackgroundElsewhere:
         self, ranks: OneWriter, place: Place, on_done: Callable[[Done], None], on_sealed: Callable[[int, float], None]
     ) -> None:
         self.place = place
+        self.bound: Callable[[float], float] = lambda seconds: seconds
         self._ranks, self._on_done, self._on_sealed = ranks, on_done, on_sealed
         self._number = 0
         self._waiting: deque[tuple[Report, float]] = deque()
@@ -280,8 +283,11 @@ class BackgroundElsewhere:
             self._waiting.append((report, time.monotonic()))
             self._changed.notify_all()
         if self._thread is None:
-            self._thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
+            self._thread = thread if new_threads.start(thread) else None
+        if self._thread is None:  # this thread waits for the outcome instead
+            while self._waiting:
+                self._look_once(*self._waiting[0])
         return self._number
 
     def hurry(self) -> None:
@@ -313,7 +319,7 @@ class BackgroundElsewhere:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join(self._ranks.timeout_s)
+            self._thread.join(self.bound(self._ranks.timeout_s))
 
     def _look(self) -> None:
         """In a thread."""
@@ -323,21 +329,25 @@ class BackgroundElsewhere:
                 if self._closed:
                     return
                 report, since = self._waiting[0]
-            try:
-                found = self._ranks.world.look_up(report.id)
-                if found is not None:
-                    self._ranks.world.put_up(f"{report.id}/{self._ranks.world.rank}", b"read")
-            except LateRanks as error:
-                self._waiting.popleft()
-                self._on_done(Done(report, error))
-                continue
-            waited = time.monotonic() - since
-            if found is None and waited <= self._ranks.timeout_s:
-                time.sleep(POLL_S)
-                continue
+            self._look_once(report, since)
+
+    def _look_once(self, report: Report, since: float) -> None:
+        """Report the outcome of the first save that waits, if it is known or late; else pause."""
+        try:
+            found = self._ranks.world.look_up(report.id)
+            if found is not None:
+                self._ranks.world.put_up(f"{report.id}/{self._ranks.world.rank}", b"read")
+        except LateRanks as error:
             self._waiting.popleft()
-            if found is None:
-                self._on_done(Done(report, late([0], "telling what came of a save", waited)))
-                continue
-            told = msgspec.structs.replace(from_msgpack(found, Report), number=report.number)
-            self._on_done(Done(told, None if told.error is None else error_from(*told.error)))
+            self._on_done(Done(report, error))
+            return
+        waited = time.monotonic() - since
+        if found is None and waited <= self._ranks.timeout_s:
+            time.sleep(POLL_S)
+            return
+        self._waiting.popleft()
+        if found is None:
+            self._on_done(Done(report, late([0], "telling what came of a save", waited)))
+            return
+        told = msgspec.structs.replace(from_msgpack(found, Report), number=report.number)
+        self._on_done(Done(told, None if told.error is None else error_from(*told.error)))

@@ -35,6 +35,7 @@ from relight.log.truncated import RESTORED_ELSEWHERE, whole_log
 from relight.observe import emit
 from relight.peers import Remote
 from relight.store import ByteStore
+from relight.store.again import first_contact
 
 
 @dataclass(slots=True)
@@ -125,7 +126,7 @@ def _walk(
         with together(ranks, "reading the log"):
             if ranks is None or leads == (ranks.world.rank == 0):  # the first one first: what it sees, the others then see as well
                 with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
-                    view = whole_log(store, run)
+                    view = first_contact(lambda: whole_log(store, run))
                 behind = read_further(further, fold(view) if view is not None else History())
                 refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
     if view is None and ranks is None and not further:
@@ -173,7 +174,7 @@ def begun_history(attempt: Attempt, parent: str | None, rank: int) -> History:
 
     Without that note, a first save that was killed before its COMMIT would look like the proof of a lost record.
     """
-    history = attempt.history()
+    history = first_contact(attempt.history)
     if rank == 0 and parent is not None and parent not in history.by_id and parent not in history.retired:
         attempt.note(RESTORED_ELSEWHERE, {"checkpoint": parent})
     return history

@@ -28,6 +28,7 @@ from relight.observe import emit
 from relight.policy import Adaptive, Tiers, Trigger
 from relight.policy.tiers import PACE_TOPIC
 from relight.pulse import Warned, read_risk, teller
+from relight.world import new_threads
 
 REMEMBERED = 32
 """Saves and steps whose medians count."""
@@ -166,8 +167,8 @@ class Scheduled:
         if paces is not None:
             self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))
         if self._unwritten and self._attempt is not None and (self._writer is None or not self._writer.is_alive()):
-            self._writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
-            self._writer.start()
+            writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
+            self._writer = writer if new_threads.start(writer) else None  # without it the next decision writes both
 
     def _seen(self, now: float, rules: Adaptive) -> Seen:
         belief = prior(self._devices)

@@ -33,6 +33,8 @@ class UnderWay:
     def __init__(self) -> None:
         self._begun: dict[int, Begun] = {}
         self._outcomes: deque[Done] = deque()
+        self._reported: set[int] = set()
+        """Saves that were reported as not durable in time: once each, however many waits follow."""
 
     def __bool__(self) -> bool:
         return bool(self._begun)
@@ -79,14 +81,19 @@ class UnderWay:
         """What has become of saves since the last call, one after the other: whoever stops in between hears of the rest the next time."""
         while self._outcomes:
             done = self._outcomes.popleft()
+            self._reported.discard(done.report.number)
             yield self._begun.pop(done.report.number), done
 
-    def wait(self, seconds: float) -> None:
-        """Until nothing is being written any more, no longer than so many seconds. What failed unheard is told."""
+    def wait(self, seconds: float, writer: str = "") -> None:
+        """Wait until nothing is being written, ``seconds`` at most. Report each save that is not durable by then, once; ``writer``: what
+        the process that writes it does."""
         ends = monotonic() + seconds
-        for save in self.saves:
+        for number, begun in list(self._begun.items()):
+            save = begun.save
             try:
                 save.wait(max(0.0, ends - monotonic()))
             except RelightError as error:
-                if save.error is None:
-                    emit("save.failed", f"the save at step {save.step}: {error}", step=save.step, kind=error.kind)
+                if save.error is None and number not in self._reported:
+                    self._reported.add(number)
+                    text = f"the save at step {save.step}: {error}"
+                    emit("save.failed", f"{text}; {writer}" if writer else text, step=save.step, kind=error.kind)

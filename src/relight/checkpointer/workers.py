@@ -169,7 +169,10 @@ def in_forked_child(number: int) -> None:
         _end(number)
     elif _holding != "held":
         _holding = "held"
-        threading.Thread(target=_hold, args=(page, number), name="relight-hold", daemon=True).start()
+        try:
+            threading.Thread(target=_hold, args=(page, number), name="relight-hold", daemon=True).start()
+        except RuntimeError:  # the system starts no thread
+            _end(number)
 
 
 # -- inside

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from dataclasses import replace
 
 from relight.commit.pack_writer import Pace, write_pack
@@ -14,6 +14,7 @@ from relight.errors import SaveFailed
 from relight.format.manifest import Pack
 from relight.store import ByteStore, Writer
 from relight.store.base import lanes_of
+from relight.world.new_threads import ThreadPool
 
 
 def lanes_of_rank(store: ByteStore, world: int) -> int:
@@ -41,7 +42,7 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: Pace | None
             failed.set()
             raise
 
-    with ThreadPoolExecutor(lanes, thread_name_prefix="relight-lane") as pool:
+    with ThreadPool(lanes, "relight-lane") as pool:
         jobs = [pool.submit(write, pack) for pack in plan.packs]
         try:
             wait(jobs)

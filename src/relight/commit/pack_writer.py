@@ -11,7 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from relight.layout import Source
 from relight.layout.sources import copy_from
 from relight.store import PAGE, Writer, page_buffer
 from relight.world import step_back
+from relight.world.new_threads import ThreadPool
 
 SLAB_BYTES = 16 << 20
 THREADS = 2
@@ -144,7 +145,7 @@ def write_pack(
             _write(writer, offset, buffer, min(slab_bytes, plan.size - offset))
         return _checked(hashes, plan)
     buffers = (page_buffer(slab_bytes), page_buffer(slab_bytes))
-    with ThreadPoolExecutor(threads, thread_name_prefix="relight-hash") as pool:
+    with ThreadPool(threads, "relight-hash") as pool:
         filled: tuple[int, memoryview] | None = None
         for turn, (offset, pieces) in enumerate(slabs):
             buffer = buffers[turn % 2]
@@ -214,8 +215,8 @@ def _fill(
 def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
     hashes: list[bytes] = []
     with (
-        ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-hash", initializer=step_back, initargs=(HASHERS_BEHIND,)) as hashers,
-        ThreadPoolExecutor(min(WRITES_AT_ONCE, pace.threads), thread_name_prefix="relight-write") as writers,
+        ThreadPool(pace.threads, "relight-hash", initializer=step_back, initargs=(HASHERS_BEHIND,)) as hashers,
+        ThreadPool(min(WRITES_AT_ONCE, pace.threads), "relight-write") as writers,
     ):
         jobs: deque[Future[bytes]] = deque()
         writes: deque[Future[None]] = deque()

@@ -12,7 +12,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from relight.layout.sources import copy_from
 from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, Compact, Sample, lossy_way
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
+from relight.world.new_threads import ThreadPool
 
 HELD_BYTES = 16 << 20
 """What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
@@ -363,7 +364,7 @@ def _made(plan: PackPlan, coder: _Coder, pace: Pace) -> Iterator[_Chunk]:
     if plan.size <= INLINE_BYTES:
         yield from (coder.make(number, at, data) for number, (at, data) in chunks)
         return
-    with ThreadPoolExecutor(pace.threads, thread_name_prefix="relight-code") as pool:
+    with ThreadPool(pace.threads, "relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
             for number, (at, data) in chunks:

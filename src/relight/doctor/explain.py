@@ -227,6 +227,12 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight version",
     ),
     _of(
+        r"\bRunRemoved\b|the run's log is gone",
+        "removed",
+        "the run's directory, or its log, was moved or deleted while it trains",
+        "move it back; or give on_failure=relight.failures(begin_again=True), which begins a new log there",
+    ),
+    _of(
         r"\bCorruptCheckpoint\b|is not what was committed|bytes long, \d+ were committed|none of .* checkpoints? can be restored",
         "corrupt",
         "bytes are not what was committed, or are gone",

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from relight.keys import Guard
+from relight.world import new_threads
 from relight.world.children import child_command, child_environment
 
 PAUSE_S = 5.0
@@ -52,8 +53,11 @@ class Drainer:
                 return
             self._woken = True
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="relight-drainer", daemon=True)
-                self._thread.start()
+                thread = threading.Thread(target=self._work, name="relight-drainer", daemon=True)
+                if not new_threads.start(thread):  # the next save's call tries again
+                    self._woken = False
+                    return
+                self._thread = thread
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:

@@ -6,14 +6,13 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
 import msgspec
 
-from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, RunRemoved, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format.digest import ZERO_HEX
 from relight.format.names import LOG_DIR, check_run_name, parse_record_file, record_file
@@ -26,6 +25,7 @@ from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.anchored import anchor_of
 from relight.store.base import READS_AT_ONCE, Uncertain
+from relight.world.new_threads import ThreadPool
 
 RECORDS_MAX = 2_000_000
 NAMES_MAX = 1000
@@ -200,7 +200,8 @@ class Log:
                 return None
             if view.head < 0:
                 where, hint = f"{self._store.url.rstrip('/')}/{self._run}", "move it back; or stop, and start again where it is now"
-                raise CorruptCheckpoint("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
+                hint += "; or begin a new log there: on_failure=relight.failures(begin_again=True)"
+                raise RunRemoved("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
             record = self._append(view, *wanted, run_id=view.run_id)
             if record is not None:
                 return record
@@ -356,7 +357,7 @@ class Log:
         at_once = self._store.parallel_reads
         if at_once <= READS_AT_ONCE or len(numbers) < MANY:
             return [(seq, self._load(seq)) for seq in numbers]
-        with ThreadPoolExecutor(at_once, thread_name_prefix="relight-log") as pool:
+        with ThreadPool(at_once, "relight-log") as pool:
             return list(zip(numbers, pool.map(self._load, numbers)))
 
     def _put(self, seq: int, slot: _Slot) -> None:

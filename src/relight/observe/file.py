@@ -58,7 +58,11 @@ def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") 
         return
     with _lock:
         if _writer is None:
-            _writer = EventWriter(directory)
+            try:
+                _writer = EventWriter(directory)
+            except RuntimeError as error:  # the process is at its limit of threads: training goes on without a file of events
+                emit("events.lost", f"events are not written to a file: {error}", count=0)
+                return
     _writer.names({"store": store, "run": run, "rank": rank, "role": role})
 
 
@@ -82,8 +86,8 @@ class EventWriter:
         self._head: dict[str, Any] = {}
         self._named: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._work, name="relight-events", daemon=True)
-        self._undo = subscribe(self.hear)
         self._thread.start()
+        self._undo = subscribe(self.hear)
 
     def hear(self, event: Event) -> None:
         """An event: one put into a queue that never blocks, and may be interrupted by itself."""

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from relight.errors import CorruptCheckpoint, StoreUnavailable
@@ -18,6 +17,7 @@ from relight.peers.messages import PIECE_BYTES, Ask, Data, Inventory, Read, Refu
 from relight.peers.wire import Caller, Gone, call, check_token
 from relight.store.base import Reader
 from relight.store.buffers import page_buffer
+from relight.world.new_threads import ThreadPool
 
 ASK_AT_ONCE = 64
 IDLE_CALLS_MAX = 8
@@ -49,7 +49,7 @@ class Remote:
         found: dict[str, Inventory] = {}
         wanted = list(dict.fromkeys(addresses))
         if wanted:
-            with ThreadPoolExecutor(min(ASK_AT_ONCE, len(wanted)), thread_name_prefix="relight-peers-ask") as pool:
+            with ThreadPool(min(ASK_AT_ONCE, len(wanted)), "relight-peers-ask") as pool:
                 for address, inventory in zip(wanted, pool.map(self._ask, wanted)):
                     if inventory is not None:
                         found[address] = inventory

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 
 from relight.snapshot.watch import Marks
+from relight.world import new_threads
 
 _NICE = 5
 
@@ -108,11 +109,13 @@ class Copier:
             return
         with self._changed:
             if not self._threads:
-                self._threads = [threading.Thread(target=self._work, name="relight-copy", daemon=True) for _ in range(self._wanted)]
-                for thread in self._threads:
-                    thread.start()
-            self._current = snapshot
-            self._changed.notify_all()
+                threads = [threading.Thread(target=self._work, name="relight-copy", daemon=True) for _ in range(self._wanted)]
+                self._threads = [thread for thread in threads if new_threads.start(thread)]
+            if self._threads:
+                self._current = snapshot
+                self._changed.notify_all()
+        if not self._threads:  # the caller copies all of it now
+            snapshot.wait()
 
     def close(self, wait_s: float = 5.0) -> None:
         """End the threads; what is being copied is finished first."""

@@ -6,7 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from relight.errors import RelightError, StoreUnavailable
 from relight.observe import emit
@@ -42,6 +42,33 @@ def again(patience: Pauses, call: Callable[[], T]) -> T:
                 raise
         rest(pause)
         pause = min(2 * pause, patience.pause_max_s)
+
+
+class FirstContact(NamedTuple):
+    """Patience at the first contact with a store, before any step is lost: one failing call must not end a job."""
+
+    deadline_s: float = 3.0
+    pause_s: float = 0.1
+    pause_max_s: float = 1.0
+
+
+def first_contact(call: Callable[[], T], patience: FirstContact | None = None) -> T:
+    """Return what ``call`` gives; repeat it for a few seconds while the store fails. ``call`` must be safe to repeat.
+
+    The first failure is reported as an event. The last one is raised.
+    """
+    reported: list[bool] = []
+
+    def watched() -> T:
+        try:
+            return call()
+        except StoreUnavailable as error:
+            if not reported and error.retryable:
+                reported.append(True)
+                emit("store.retried", f"the store failed at the first contact, and is tried again: {error}", kind=error.kind)
+            raise
+
+    return again(patience or FirstContact(), watched)
 
 
 def rest(pause_s: float) -> None:

@@ -10,7 +10,7 @@ import ctypes
 import os
 import secrets
 import threading
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 
 from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format.cipher import (
@@ -40,6 +40,7 @@ from relight.store.around import Around, rewrites
 from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, forget_copies
 from relight.store.buffers import page_buffer
 from relight.store.keyring import Ring, open_ring, slots_in, some_unreadable
+from relight.world.new_threads import ThreadPool
 
 BATCH_PAGES = 32
 """What is read at once: 4 MiB."""
@@ -259,7 +260,7 @@ class _EncryptingWriter:
         self._rooms: list[memoryview] = []
         self._turn = 0
         self._writing: list[Future[None] | None] = [None] * ROOMS
-        self._thread: ThreadPoolExecutor | None = None
+        self._thread: ThreadPool | None = None
 
     def write_at(self, offset: int, data: memoryview) -> None:
         data = data.cast("B")[: max(0, self._size - offset)]  # what is beyond is only there to fill up the last block
@@ -349,7 +350,7 @@ class _EncryptingWriter:
             self._inner.write_at(offset, data)
             return
         if self._thread is None:
-            self._thread = ThreadPoolExecutor(ROOMS - 1, thread_name_prefix="relight-cipher")
+            self._thread = ThreadPool(ROOMS - 1, "relight-cipher")
         self._writing[mine] = self._thread.submit(self._inner.write_at, offset, data)
 
     def _wait(self, turn: int) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 from relight.errors import RelightError, StoreUnavailable
+from relight.world import new_threads
 
 PART_BYTES = 8 << 20
 """One part of a multipart upload, and the size up to which an object is put in one request."""
@@ -107,8 +108,10 @@ class ObjectWriter:
 
     def _start(self) -> None:
         if self._thread is None:
-            self._thread = threading.Thread(target=self._upload, name="relight-put", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._upload, name="relight-put", daemon=True)
+            if not new_threads.start(thread):
+                raise StoreUnavailable("no thread could be started to upload it", where=self._path, hint="raise ulimit -u or pids.max")
+            self._thread = thread
 
     def _takes(self, offset: int, length: int) -> bool:
         """Whether a piece may come in: there is room, or it is the one that the upload waits for, or there is no upload any more."""

@@ -12,7 +12,6 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
@@ -23,6 +22,8 @@ from relight.store.object_client import Bucket, Clients, Patience, clients_of, i
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
+from relight.world import new_threads
+from relight.world.new_threads import ThreadPool
 
 T = TypeVar("T")
 
@@ -56,7 +57,7 @@ class ObjectStore:
         self._bucket = Bucket.of(url)
         self._patience = patience or Patience.usual()
         self.url = url.rstrip("/")
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool: ThreadPool | None = None
         self._pool_lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -286,7 +287,7 @@ class ObjectStore:
             return
         with self._pool_lock:
             if self._pool is None:
-                self._pool = ThreadPoolExecutor(PARALLEL, thread_name_prefix="relight-get")
+                self._pool = ThreadPool(PARALLEL, "relight-get")
         jobs = [
             self._pool.submit(self._read_piece, path, etag, offset + start, into[start : start + PIECE_BYTES])
             for start in range(0, len(into), PIECE_BYTES)
@@ -360,8 +361,10 @@ class ObjectStore:
                 told.append((None, error))
 
         thread = threading.Thread(target=work, name="relight-list", daemon=True)  # the caller may be in an event loop of its own
-        thread.start()
-        thread.join()
+        if new_threads.start(thread):
+            thread.join()
+        else:
+            work()
         result, error = told[0]
         if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
             raise StoreUnavailable(

@@ -11,12 +11,12 @@ import contextlib
 import os
 import secrets
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
 from relight.errors import ConfigError, RelightError
 from relight.observe import emit
 from relight.store.object_client import surroundings
+from relight.world.new_threads import ThreadPool
 
 PROBE_PREFIX = ".relight-probe-"
 RACERS = 8
@@ -62,7 +62,7 @@ def _probe(store: Creates) -> bool:
         first, second = store.create(paths[0], b"1"), store.create(paths[0], b"2")
         if not first or second:
             return False
-        with ThreadPoolExecutor(RACERS, thread_name_prefix="relight-probe") as pool:
+        with ThreadPool(RACERS, "relight-probe") as pool:
             won = sum(pool.map(lambda number: store.create(paths[1], b"%d" % number), range(RACERS)))
         if won != 1:
             emit("store.alone", f"{store.url}: {won} of {RACERS} creations of one name at once succeeded", url=store.url)

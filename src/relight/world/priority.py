@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
+
+from relight.world.new_threads import ThreadPool
 
 T = TypeVar("T")
 LAST = 19
@@ -48,7 +49,7 @@ def behind_all(work: Callable[[], T], nice: int) -> T:
     """What ``work`` gives, or raises, done in what processor time others leave, in a thread of its own and those that it
     starts. This one waits, and the process has ``nice`` again behind it. Where all cores are busy that takes many times as long: it is for
     what nobody waits for."""
-    with ThreadPoolExecutor(1, thread_name_prefix="relight-behind", initializer=step_back, initargs=(LAST,)) as pool:
+    with ThreadPool(1, "relight-behind", initializer=step_back, initargs=(LAST,)) as pool:
         _lower_group(LAST)
         try:
             return pool.submit(work).result()

@@ -14,28 +14,36 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import select
 import socket
 import time
+from collections.abc import Callable
 
 _MAGIC = b"relight-proof-1\n"
 _NONCE, _MAC = 32, 32
 _YES = b"\1"
+_TICK_S = 0.5
 
 
 class ProofFailed(ConnectionError):
     """The process at the other end does not know the secret."""
 
 
-def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout_s: float) -> None:
-    """Prove the secret to a listener, which proves it first. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone."""
+def prove_as_caller(
+    connection: socket.socket, secret: bytes, name: str, timeout_s: float, idle: Callable[[], None] = lambda: None
+) -> None:
+    """Prove the secret to a listener, which proves it first. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone.
+
+    ``idle`` is called each ``_TICK_S`` while no answer comes: the listener may have been stopped.
+    """
     ends, mine = time.monotonic() + timeout_s, secrets.token_bytes(_NONCE)
     _send(connection, _MAGIC + mine, ends)
-    answer = _receive(connection, _NONCE + _MAC, ends)
+    answer = _receive(connection, _NONCE + _MAC, ends, idle)
     theirs, proof = answer[:_NONCE], answer[_NONCE:]
     if not hmac.compare_digest(proof, _mac(secret, b"listener", name, mine, theirs)):
         raise ProofFailed("the process that listens does not know the secret")
     _send(connection, _mac(secret, b"caller", name, mine, theirs), ends)
-    if _receive(connection, len(_YES), ends) != _YES:
+    if _receive(connection, len(_YES), ends, idle) != _YES:
         raise ProofFailed("the process that listens refused the proof")
 
 
@@ -61,10 +69,14 @@ def _send(connection: socket.socket, data: bytes, ends: float) -> None:
     connection.sendall(data)
 
 
-def _receive(connection: socket.socket, length: int, ends: float) -> bytes:
+def _receive(connection: socket.socket, length: int, ends: float, idle: Callable[[], None] | None = None) -> bytes:
     """Receive exactly so many bytes. Descriptors that come with them are closed by the kernel, as no room is given for them."""
     data = b""
+    waiting = select.poll()
+    waiting.register(connection, select.POLLIN)
     while len(data) < length:
+        while idle is not None and time.monotonic() < ends and not waiting.poll(int(1000 * _TICK_S)):
+            idle()
         _limit(connection, ends)
         more = connection.recv(length - len(data))
         if not more:

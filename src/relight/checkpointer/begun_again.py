@@ -1,0 +1,54 @@
+"""Begin a new log where a run's directory was removed under a live run, if the caller asked for that."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING
+
+from relight.checkpointer.background import Background
+from relight.checkpointer.save_handle import Save
+from relight.errors import RelightError, RunRemoved
+from relight.observe import emit
+
+if TYPE_CHECKING:
+    from relight.checkpointer.loop import Checkpointer
+
+_renewed: weakref.WeakKeyDictionary[Checkpointer, int] = weakref.WeakKeyDictionary()
+"""The last step before a new log was begun: saves up to it went to the old run."""
+_reported: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+"""Those for which it was reported that no new log could be begun."""
+
+
+def begin_again(ckpt: Checkpointer, failed: Save) -> None:
+    """Take charge of a new, empty run in the same place if ``failed`` shows that the old one was removed. The next step is then saved.
+
+    Does nothing unless the failure policy asks for it, and nothing where several ranks save together: they would have to agree.
+    """
+    if not isinstance(failed.error, RunRemoved) or not ckpt._policy.begin_again or ckpt._ranks is not None or ckpt._attempt is None:
+        return
+    if failed.step <= _renewed.get(ckpt, -1):  # begun before the new log was
+        return
+    former, parent = ckpt._attempt, ckpt._parent
+    background, ckpt._background = ckpt._background, None
+    if background is not None:
+        background.close(polite=False)
+    ckpt._takeover.release()
+    ckpt._attempt = ckpt._parent = None
+    try:
+        ckpt._take_charge()
+    except RelightError as second:
+        ckpt._attempt, ckpt._parent = former, parent
+        if ckpt not in _reported:
+            _reported.add(ckpt)
+            emit("save.failed", f"a new log could not be begun: {second}", step=ckpt._last_step or 0, kind=second.kind)
+        return
+    _renewed[ckpt] = ckpt._last_step if ckpt._last_step is not None else failed.step
+    if isinstance(background, Background) and isinstance(fresh := ckpt._in_background(), Background):
+        fresh.number_from(background)
+    where = f"{ckpt._store.url}/{ckpt._run}"
+    text = f"{where} was removed: a new log is begun there; the older checkpoints are gone"
+    emit("run.renewed", text, run=ckpt._run, store=ckpt._store.url)
+    if ckpt._last_moments.is_closing and ckpt._last_step is not None:  # no later step will save this one
+        ckpt._save(ckpt._last_step, "end", ckpt._last_metrics, None, ckpt._last_micro_step, may_wait=True)
+    else:
+        ckpt._due = "asked"

@@ -1,0 +1,78 @@
+"""The state of another process of this user, as the kernel shows it, and the signals for a stopped one. Torch-free."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import NamedTuple
+
+STOPPED = frozenset("Tt")
+"""Letters of a process that does nothing until it is continued: by a signal, or by a tracer."""
+_WORDS = {
+    "R": "running", "S": "waiting", "D": "waiting for a disk or a network file system", "T": "stopped by a signal",
+    "t": "stopped by a debugger", "Z": "ended", "X": "ended", "": "gone",
+}  # fmt: skip
+
+
+class Process(NamedTuple):
+    """One process: its number and its start, as a number may be given to another process later."""
+
+    pid: int
+    started: str
+
+    @property
+    def state(self) -> str:
+        """The kernel's letter for the state; empty if the process is gone. Costs one small read."""
+        state, started = _read(self.pid)
+        return state if started == self.started else ""
+
+    @property
+    def words(self) -> str:
+        """The state in words, for messages."""
+        state = self.state
+        return _WORDS.get(state, f"in state {state}")
+
+    def send(self, number: signal.Signals) -> bool:
+        """Send a signal to this process and to no later one with its number. Return whether it was sent."""
+        try:
+            handle = os.pidfd_open(self.pid)
+        except OSError:  # gone; or no descriptor is left, so that the number has to do
+            if not self.state:
+                return False
+            with contextlib.suppress(OSError):
+                os.kill(self.pid, number)
+                return True
+            return False
+        try:
+            if not self.state:
+                return False
+            signal.pidfd_send_signal(handle, number)
+            return True
+        except OSError:
+            return False
+        finally:
+            os.close(handle)
+
+
+def process_at(pid: int) -> Process | None:
+    """Return the process with that number; None if there is none, or /proc does not show it."""
+    state, started = _read(pid) if pid > 0 else ("", "")
+    return Process(pid, started) if state else None
+
+
+def command_of(pid: int) -> list[str]:
+    """Return the words with which that process was started; empty if they cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _read(pid: int) -> tuple[str, str]:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return fields[0], fields[19]
+    except (OSError, IndexError):
+        return "", ""

@@ -1,0 +1,289 @@
+"""A stopped agent holds nothing: every wait of the trainer's thread for it has a bound, and its end is reported."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from torch import nn
+
+import relight
+from relight.agent import client, connect, launch, standstill
+from relight.agent.wire import Gone, Wire
+from relight.checkpointer.last_moments import LastMoments
+from relight.log import Log, fold
+from relight.observe import Event, subscribe
+from relight.store import open_bytes
+from relight.world.process_state import STOPPED, process_at
+
+SOON_S = 0.2
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
+    for module, name in ((standstill, "CONTINUE_AFTER_S"), (standstill, "END_AFTER_S"), (client, "CHECK_S"), (launch, "CONTINUE_AFTER_S"), (launch, "END_AFTER_S")):
+        monkeypatch.setattr(module, name, SOON_S)
+
+
+@pytest.fixture
+def seen() -> Iterator[list[Event]]:
+    """Events of this test."""
+    found: list[Event] = []
+    undo = subscribe(found.append)
+    yield found
+    undo()
+
+
+@pytest.fixture
+def stopped() -> Iterator[list[psutil.Process]]:
+    """Processes that a test stops, which end with it."""
+    found: list[psutil.Process] = []
+    yield found
+    for one in found:
+        if one.is_running():
+            one.kill()
+
+
+def trained(folder: Path, deadline_s: float = 60.0) -> tuple[relight.Checkpointer, psutil.Process]:
+    """A Checkpointer with one durable save of step 0, and its agent."""
+    ckpt = relight.Checkpointer(
+        folder / "store" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), limits=relight.Limits(deadline_s=deadline_s)
+    )
+    ckpt.restore()
+    ckpt.save(0)
+    return ckpt, psutil.Process(ckpt._background._agent.pid)  # type: ignore[union-attr]
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [one.step for one in fold(Log(open_bytes(folder / "store"), "run").read()).live]
+
+
+def actions(seen: list[Event]) -> list[str]:
+    return [event.fields["action"] for event in seen if event.name == "agent.stopped"]
+
+
+def test_a_stopped_agent_is_continued(tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]) -> None:
+    """close() continues a stopped agent, loses no save, and reports it once."""
+    ckpt, agent = trained(tmp_path)
+    stopped.append(agent)
+    agent.suspend()
+    longest = 0.0
+    for step in range(1, 6):
+        before = time.monotonic()
+        ckpt.step(step)
+        longest = max(longest, time.monotonic() - before)
+    before = time.monotonic()
+    ckpt.close()
+    assert time.monotonic() - before < 10
+    assert longest < 1
+    assert actions(seen) == ["continued"]
+    assert steps_of(tmp_path)[-1] == 5
+    assert not [event for event in seen if event.name == "save.failed"]
+
+
+def test_an_agent_that_stays_stopped_is_replaced(
+    tmp_path: Path, seen: list[Event], stopped: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that no signal continues (a debugger has it) is ended, its saves are reported once each, and the last step is saved."""
+    monkeypatch.setattr(standstill, "wake", lambda process, seconds: False)
+    ckpt, agent = trained(tmp_path)
+    stopped.append(agent)
+    agent.suspend()
+    for step in range(1, 6):
+        ckpt.step(step)
+    before = time.monotonic()
+    ckpt.close()
+    assert time.monotonic() - before < 15
+    assert actions(seen) == ["ended"]
+    assert not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE
+    assert steps_of(tmp_path)[-1] == 5
+    failed = [event.fields["step"] for event in seen if event.name == "save.failed"]
+    assert failed and len(failed) == len(set(failed))
+
+
+def test_saves_that_nobody_waits_for_continue_too(tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]) -> None:
+    """A stopped agent that has a save to write is continued while training goes on, before progress is lost."""
+    ckpt, agent = trained(tmp_path)
+    stopped.append(agent)
+    agent.suspend()
+    ckpt.save(1, block=False)
+    ends = time.monotonic() + 15
+    while steps_of(tmp_path)[-1] != 1 and time.monotonic() < ends:
+        time.sleep(0.05)
+    assert steps_of(tmp_path)[-1] == 1
+    ckpt.close()
+    assert actions(seen) == ["continued"]
+
+
+def test_an_idle_agent_may_be_stopped(tmp_path: Path, seen: list[Event], stopped: list[psutil.Process]) -> None:
+    """A stopped agent that the trainer does not need is left alone."""
+    ckpt, agent = trained(tmp_path)
+    stopped.append(agent)
+    agent.suspend()
+    time.sleep(4 * SOON_S)
+    assert agent.status() == psutil.STATUS_STOPPED and not actions(seen)
+    ckpt.close()
+    assert actions(seen) == ["continued"]
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_an_agent_of_before_is_stopped(
+    tmp_path: Path, seen: list[Event], stopped: list[psutil.Process], monkeypatch: pytest.MonkeyPatch, wakes: bool
+) -> None:
+    """A start that finds a stopped agent continues it, or ends it and starts another."""
+    if not wakes:
+        monkeypatch.setattr(launch, "wake", lambda process, seconds: False)
+    first = connect(str(tmp_path / "store"), "run")
+    agent = psutil.Process(first.pid)
+    stopped.append(agent)
+    agent.suspend()
+    before = time.monotonic()
+    second = connect(str(tmp_path / "store"), "run")
+    assert time.monotonic() - before < 10
+    assert (second.pid == first.pid) is wakes
+    stopped.append(psutil.Process(second.pid))
+    assert actions(seen) == ["continued" if wakes else "ended"]
+    first.close()
+    second.close()
+
+
+def test_an_agent_is_stopped_before_it_listens(
+    tmp_path: Path, seen: list[Event], stopped: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent that is stopped while it starts is continued within the start's deadline."""
+    start = launch._start
+
+    def start_stopped(*words: object) -> subprocess.Popen[bytes]:
+        process = start(*words)  # type: ignore[arg-type]
+        os.kill(process.pid, signal.SIGSTOP)
+        stopped.append(psutil.Process(process.pid))
+        return process
+
+    monkeypatch.setattr(launch, "_start", start_stopped)
+    agent = connect(str(tmp_path / "store"), "run")
+    assert actions(seen) == ["continued"]
+    agent.close()
+
+
+def test_an_agent_that_does_nothing_takes_one_deadline(
+    tmp_path: Path, seen: list[Event], stopped: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All waits of close() together take one deadline where the agent runs and does nothing; each save is reported once, with its state."""
+    monkeypatch.setattr(standstill.Standstill, "check", lambda self, needed: True)  # as if it looked alive
+    ckpt, agent = trained(tmp_path, deadline_s=2.0)
+    stopped.append(agent)
+    agent.suspend()
+    for step in range(1, 6):
+        ckpt.step(step)
+    before = time.monotonic()
+    ckpt.close()
+    assert time.monotonic() - before < 5
+    late = [event for event in seen if event.name == "save.failed"]
+    assert len(late) == len({event.fields["step"] for event in late}) == 2
+    assert steps_of(tmp_path)[-1] == 5  # made by the trainer
+
+
+SCRIPT = """
+import os, signal, sys, time, torch
+import relight
+torch.set_num_threads(1)
+ckpt = relight.Checkpointer(sys.argv[1], model=torch.nn.Linear(8, 8), save=relight.every(steps=1), background=True)
+ckpt.restore()
+ckpt.save(0)
+if sys.argv[2] == "dead":
+    from relight.agent import standstill
+    standstill.Standstill.check = lambda self, needed: True
+os.kill(ckpt._background._agent.pid, signal.SIGSTOP)
+for step in range(1, 5):
+    ckpt.step(step)
+print(ckpt._background._agent.pid, time.monotonic(), flush=True)
+os.kill(os.getpid(), signal.SIGTERM)
+ckpt.step(5)
+"""
+
+
+@pytest.mark.parametrize("agent", ["stopped", "dead"])
+def test_a_grace_bounds_every_wait(tmp_path: Path, agent: str) -> None:
+    """SIGTERM with a grace of 8 s ends the process within it, whatever the agent does; a stopped agent costs no step."""
+    told = {**os.environ, "RELIGHT_GRACE_S": "8"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "store" / "run"), agent], env=told, capture_output=True, text=True, timeout=60, check=False
+    )
+    ended = time.monotonic()
+    assert done.stdout, done.stderr
+    pid, began = done.stdout.split()[:2]
+    if psutil.pid_exists(int(pid)):
+        os.kill(int(pid), signal.SIGKILL)
+    assert done.returncode == -signal.SIGTERM, done.stderr
+    assert ended - float(began) < 10, done.stderr
+    if agent == "stopped":
+        assert steps_of(tmp_path)[-1] == 5, done.stderr
+
+
+def test_a_full_socket_ends_the_connection() -> None:
+    """A message that the other end does not read is given up after the bound, and no half message is followed by another."""
+    here, there = socket.socketpair()
+    wire: Wire[object] = Wire(here, object)
+    wire.bound(0.2, 1.0, lambda: None)
+    before = time.monotonic()
+    with pytest.raises(Gone, match="reads nothing"):
+        wire.send(b"x" * (8 << 20))
+    assert time.monotonic() - before < 5
+    with pytest.raises(Gone):
+        wire.send(b"y")
+    wire.close()
+    there.close()
+
+
+def test_the_waits_of_close_share_one_deadline() -> None:
+    """Each wait of close() gets what those before it left; a grace that ends sooner counts instead."""
+    now = [0.0]
+    moments = LastMoments(lambda: now[0])
+    assert moments.bound(5.0) == 5.0
+    moments.closing(10.0)
+    now[0] = 8.0
+    moments.closing(10.0)
+    assert moments.bound(5.0) == 2.0
+    now[0] = 11.0
+    assert moments.bound(5.0) == 0.0
+
+
+def test_the_state_of_a_process() -> None:
+    """A process is known by its number and its start; a stopped one is seen as stopped, and a later one with its number is not it."""
+    child = subprocess.Popen(["sleep", "60"])
+    try:
+        found = process_at(child.pid)
+        assert found is not None and found.state in "SRD"
+        os.kill(child.pid, signal.SIGSTOP)
+        os.waitpid(child.pid, os.WUNTRACED)
+        assert found.state in STOPPED and "stopped" in found.words
+        assert not found._replace(started="1").send(signal.SIGKILL)
+        assert child.poll() is None
+        assert found.send(signal.SIGKILL)
+    finally:
+        child.kill()
+        child.wait()
+    assert found.state == "" and found.words == "gone"
+    assert process_at(0) is None
+
+
+def test_a_forgotten_background_is_collected(tmp_path: Path) -> None:
+    """The check of the agent keeps no Checkpointer alive: one that its owner dropped lets its agent go."""
+    ckpt, agent = trained(tmp_path)
+    background = weakref.ref(ckpt._background)  # type: ignore[arg-type]
+    del ckpt
+    gc.collect()
+    assert background() is None
+    psutil.wait_procs([agent], 10)
+    assert not agent.is_running() or agent.status() == psutil.STATUS_ZOMBIE
