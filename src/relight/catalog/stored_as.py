@@ -80,8 +80,8 @@ def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
                     ratio, way = (piece.length if piece.home == OWN else 0) / lengths[number], _way(piece)
                 for tensor, begin, end in held:
                     exact = way == "lossy" and patterns and lossy_in(patterns, tensor.name, tensor.dtype) is None
-                    part = 1.0 if exact and piece.home == OWN else ratio
-                    stored[tensor.name] = stored.get(tensor.name, 0.0) + (end - begin) * part
+                    share = 1.0 if exact and piece.home == OWN else ratio
+                    stored[tensor.name] = stored.get(tensor.name, 0.0) + (end - begin) * share
                     if way and not exact:
                         ways.setdefault(tensor.name, set()).add(way)
     return {name: (", ".join(sorted(said)), stored[name] / whole[name]) for name, said in ways.items() if whole[name]}

@@ -313,7 +313,7 @@ class Checkpointer(Holds):
             if save and self._attempt is not None and self._last_step is not None and unsaved:
                 self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
-            self._outwards.finish(self._limits.deadline_s)
+            self._outwards.finish(self._last_moments.bound(self._limits.deadline_s))
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
                 # the trainer before this one was killed after its last step
                 dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))
