@@ -112,7 +112,7 @@ def staged() -> Iterator[tuple[Crew, Names]]:
         (strict_module, "_check", lambda value, where, depth: None),
         (pack_writer_module, "page_buffer", _buffer),
         (read_module, "page_buffer", _buffer),
-        (read_module, "ThreadPoolExecutor", _AtOnce),
+        (read_module, "ThreadPool", _AtOnce),
         (chain_module, "decode_record", _remembered(chain_module.decode_record)),
         (chain_module.Log, "_shared", staticmethod(_same)),
         (opened_module, "decode_part", _remembered_part(opened_module.decode_part)),
