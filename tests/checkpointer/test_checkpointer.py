@@ -617,7 +617,7 @@ def test_a_signal_behind_the_last_step_is_not_swallowed(run: str, how: str, monk
         with contextlib.suppress(ValueError), relight.Checkpointer(run, save=None, state={"x": 1}, background=False) as ckpt:
             ckpt.step(0)
             if how == "closing":
-                monkeypatch.setattr(ckpt._outwards, "wait", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
+                monkeypatch.setattr(ckpt._outwards, "finish", lambda seconds: os.kill(os.getpid(), signal.SIGTERM))
             else:
                 os.kill(os.getpid(), signal.SIGTERM)
             if how == "failed":
