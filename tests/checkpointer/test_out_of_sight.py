@@ -13,6 +13,7 @@ import pytest
 import relight
 from relight.checkpointer import takeover
 from relight.checkpointer.out_of_sight import may_live
+from relight.cli import cli
 from relight.errors import LeaseHeld
 from relight.store import LocalStore
 from relight.world import local_sockets
@@ -182,3 +183,11 @@ def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer
     process.kill()
     process.wait()
     assert takeover.look(store, "run") is None
+
+
+def test_a_process_that_copied_checkpoints_here_is_not_in_the_way(trained: relight.Checkpointer, tmp_path: Path) -> None:
+    """A copy is no attempt, though the process that made it lives: no FENCE says that it trains."""
+    assert cli.main(["cp", str(tmp_path / "store" / "run"), str(tmp_path / "copies" / "run")], standalone_mode=False) == 0
+    assert takeover.look(LocalStore(tmp_path / "copies"), "run") is None
+    sign = takeover.look(LocalStore(tmp_path / "store"), "run")
+    assert sign is not None

@@ -357,7 +357,6 @@ def look(store: ByteStore, run: str) -> Sign | None:
     newest: Record | None = None
     seen: list[Record] = []
     """The trainer's records of its epoch, newest first."""
-    alive = False
     for seq in numbers[:RECORDS_READ]:
         key = f"{prefix}/{record_file(seq)}"
         try:
@@ -373,20 +372,20 @@ def look(store: ByteStore, run: str) -> Sign | None:
         if record.epoch != newest.epoch:
             break
         if isinstance(body, FenceBody) or (isinstance(body, CommitBody) and not body.origin and not body.home):
-            if not seen:
-                alive = process_of(record.writer)[0] == _host() and _age(record) < ALIVE_MAX_S and not _is_gone(record, address)
-                if _ended(record) or (not alive and (_is_gone(record, address) or _age(record) > WAIT_MAX_S)):
-                    return None
+            if not seen and (_ended(record) or _age(record) > ALIVE_MAX_S):
+                return None
             seen.append(record)
         if isinstance(body, FenceBody):
             if body.reason not in _BY_TRAINERS:
                 return None
             break
-    if newest is None or not seen:
+    if newest is None or not seen or (newest.epoch == 0 and not isinstance(seen[-1].body, FenceBody)):  # copies: no attempt took charge
         return None
-    host, pid = process_of(seen[-1].writer)
+    host, pid = process_of(seen[-1].writer)  # of the FENCE: a COMMIT may be the copy of a tool that still runs
     window_s, age_s = _window(seen), _age(seen[0])
-    if age_s > window_s and not alive:
+    is_gone = _is_gone(seen[-1], address)
+    alive = host == _host() and not is_gone
+    if not alive and (is_gone or age_s > min(window_s, WAIT_MAX_S)):
         return None
     return Sign(newest.epoch, seen[0].seq, address, host, pid, age_s, certain=False, window_s=window_s, alive=alive)
 
