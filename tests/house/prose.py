@@ -56,7 +56,7 @@ ROWS: dict[str, str] = {
 _PATTERNS = {row: re.compile(pattern, re.IGNORECASE) for row, pattern in ROWS.items()}
 _IDENTIFIER = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|_+")
 _WORD = re.compile(r"[A-Za-z][A-Za-z']*")
-_OWN_PAGES = ("docs/writing.md", "tests/house/prose.py", "tests/house/test_prose.py")
+_OWN_PAGES = ("docs/writing.md", "docs/notes/040-plain-words.md", "tests/house/prose.py", "tests/house/test_prose.py")
 """Files that quote the words in order to replace them."""
 
 
