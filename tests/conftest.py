@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Generator
 
 import pytest
@@ -12,6 +14,12 @@ __all__ = ["noted_secrets"]
 
 _LONG = ("ranks", "supervise", "drill", "agent", "simulate", "crash", "exact", "prove", "damage")
 """Rooms whose files take longest: given out first, so that several workers end at about the same time."""
+
+
+def pytest_configure() -> None:
+    """Undo what a shell does to a background command (``make test &``): it ignores SIGINT, and every process that a test starts would inherit that."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
