@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from relight.config.show import Said
 
 _WIDTH = 84
-_VALUE_MIN = 12
+_VALUE_MIN = 10
 
 
 @click.group("config")
