@@ -242,7 +242,10 @@ class Agent:
                         self._changed.notify_all()
         except Gone as error:
             self._loose(str(error))
+        except MemoryError:
+            self._loose("there was no memory for its messages")
         finally:
+            self._loose("its messages are not read any more")  # by whatever error: no call may wait for an answer until its deadline
             self._wire.close()
 
     def _finished(self, report: Report) -> None:
