@@ -16,8 +16,12 @@ from torch import nn
 
 import relight
 from relight.agent import Agent
+from relight.agent.client import Done
+from relight.agent.messages import Report
 from relight.agent.wire import Wire
 from relight.capture import arithmetic
+from relight.checkpointer.save_handle import Save
+from relight.checkpointer.under_way import Begun, UnderWay
 from relight.errors import StoreUnavailable
 from relight.observe import Event, subscribe, thread_start
 from relight.snapshot import copier
@@ -228,3 +232,17 @@ def test_the_end_of_a_run_that_is_stored(tmp_path: Path, asked: bool) -> None:
     ckpt.step(0)
     assert not ckpt.ended.unsaved, "it is not over"
     assert ckpt.close(save=asked).exit_code == 0 and not ckpt.ended.unsaved
+
+
+def test_two_outcomes_of_one_save_end_no_training() -> None:
+    """The agent's answer and the end of its connection may both bring a save's outcome: the first counts, and the loop goes on."""
+    under_way = UnderWay()
+    for number in (1, 2):
+        under_way.add(number, Begun(Save(number, "every"), {}, (number, None), None))
+    for number in (1, 1, 2):
+        under_way.on_done(Done(Report(number, f"id{number}"), StoreUnavailable("gone")))
+    heard = []
+    for begun, _ in under_way.over():
+        heard.append(begun.save.step)
+        under_way.on_done(Done(Report(2, "id2"), StoreUnavailable("again")))  # while the first one is handled
+    assert heard == [1, 2] and not under_way
