@@ -30,12 +30,12 @@ from relight.agent.messages import (
     ToTrainer,
     Want,
 )
-from relight.agent.standstill import CHECK_S, Standstill
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
 from relight.world import new_threads
+from relight.world.standstill import CHECK_S, Standstill
 
 A = TypeVar("A", Slots, Have, Met)
 

@@ -35,7 +35,7 @@ class UnderWay:
         self._begun: dict[int, Begun] = {}
         self._outcomes: deque[Done] = deque()
         self._decided: set[int] = set()
-        """Saves whose outcome is known, and not collected yet. Two threads may bring one: the agent's answer, and the end of its connection."""
+        """Saves whose outcome is known, and not collected yet. Two threads may bring one: by the agent's answer, and by its end."""
         self._deciding = threading.Lock()
         self._reported: set[int] = set()
         """Saves that were reported as not durable in time: once each, however many waits follow."""
