@@ -6,12 +6,14 @@ A process at its limit (``ulimit -u``, ``ulimit -v``, a cgroup's ``pids.max``) g
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, InvalidStateError
 from queue import Empty, SimpleQueue
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -21,6 +23,10 @@ from relight.observe.thread_start import REFUSED, start_thread
 T = TypeVar("T")
 _AT_SHUTDOWN = "at interpreter shutdown"
 _reported = threading.Event()
+_END_S = 10.0
+"""Seconds that the end of the process waits for tasks that are not done, at most."""
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def is_refused(error: BaseException) -> bool:
@@ -65,6 +71,7 @@ class ThreadPool:
         self._threads: list[threading.Thread] = []
         self._lock, self._closed = threading.Lock(), False
         self._end = weakref.finalize(self, self._tasks.put, None)
+        _pools.add(self)
 
     def __enter__(self) -> ThreadPool:
         return self
@@ -88,6 +95,7 @@ class ThreadPool:
             thread = threading.Thread(target=_work, args=self._words, name=f"{self._name}_{len(self._threads)}", daemon=True)
             if start(thread):
                 self._threads.append(thread)
+                _threads.add(thread)
                 self._tasks.put(task)
                 return task.future
         task.run()
@@ -150,3 +158,13 @@ def _work(
                 task.future.set_exception(error)
         task = None
         idle.release()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """End all threads of pools: one that is inside a library while the interpreter is taken down may crash the process."""
+    ends = monotonic() + _END_S
+    for pool in list(_pools):
+        pool.shutdown(wait=False)
+    for thread in list(_threads):
+        thread.join(max(0.0, ends - monotonic()))
