@@ -108,7 +108,7 @@ def test_the_pool_works_without_threads(dead_at_start: list[str]) -> None:
 
 
 def test_a_dropped_pool_lets_its_threads_end() -> None:
-    """Threads of a pool that nobody shut down end with it."""
+    """Threads of a pool that was not shut down end with it."""
     pool = ThreadPool(2, "relight-dropped")
     assert pool.submit(lambda: 1).result(10) == 1
     thread = pool._threads[0]
@@ -235,14 +235,14 @@ def test_the_end_of_a_run_that_is_stored(tmp_path: Path, asked: bool) -> None:
 
 
 def test_two_outcomes_of_one_save_end_no_training() -> None:
-    """The agent's answer and the end of its connection may both bring a save's outcome: the first counts, and the loop goes on."""
+    """The agent's answer and the end of its connection may both bring a save's outcome: the first counts, and training continues."""
     under_way = UnderWay()
     for number in (1, 2):
         under_way.add(number, Begun(Save(number, "every"), {}, (number, None), None))
     for number in (1, 1, 2):
         under_way.on_done(Done(Report(number, f"id{number}"), StoreUnavailable("gone")))
-    heard = []
+    collected = []
     for begun, _ in under_way.over():
-        heard.append(begun.save.step)
+        collected.append(begun.save.step)
         under_way.on_done(Done(Report(2, "id2"), StoreUnavailable("again")))  # while the first one is handled
-    assert heard == [1, 2] and not under_way
+    assert collected == [1, 2] and not under_way

@@ -55,13 +55,15 @@ class Snapshot:
                 return False
             index = self._queue.popleft()
             self._taken.add(index)
+        copied = False
         try:
             self._copy(index)
-        except BaseException:  # no memory for a sample, say
-            with self._lock:
-                self._taken.discard(index)
-                self._queue.append(index)  # for the trainer, whose wait would have no end otherwise
-            raise
+            copied = True
+        finally:
+            if not copied:  # no memory for a sample: the trainer copies it, whose wait would have no end otherwise
+                with self._lock:
+                    self._taken.discard(index)
+                    self._queue.append(index)
         with self._lock:
             self._left -= 1
             last = not self._left

@@ -144,7 +144,7 @@ def _work(
 ) -> None:
     """Do tasks until the pool ends. It has no reference to the pool, so that a pool that its owner dropped ends."""
     if initializer is not None:
-        with contextlib.suppress(Exception):  # a priority, say: the tasks count more
+        with contextlib.suppress(Exception):  # a refused priority: the tasks count more
             initializer(*initargs)
     while True:
         task = tasks.get()
