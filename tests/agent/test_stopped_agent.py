@@ -18,12 +18,13 @@ import pytest
 from torch import nn
 
 import relight
-from relight.agent import client, connect, launch, standstill
+from relight.agent import client, connect, launch
 from relight.agent.wire import Gone, Wire
 from relight.checkpointer.last_moments import LastMoments
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
 from relight.store import open_bytes
+from relight.world import standstill
 from relight.world.process_state import STOPPED, process_at
 
 SOON_S = 0.2
@@ -96,7 +97,7 @@ def test_an_agent_that_stays_stopped_is_replaced(
     tmp_path: Path, seen: list[Event], stopped: list[psutil.Process], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An agent that no signal continues (a debugger has it) is ended, its saves are reported once each, and the last step is saved."""
-    monkeypatch.setattr(standstill, "wake", lambda process, seconds: False)
+    monkeypatch.setattr(standstill, "wake", lambda process, seconds, words: False)
     ckpt, agent = trained(tmp_path)
     stopped.append(agent)
     agent.suspend()
@@ -202,7 +203,7 @@ ckpt = relight.Checkpointer(sys.argv[1], model=torch.nn.Linear(8, 8), save=relig
 ckpt.restore()
 ckpt.save(0)
 if sys.argv[2] == "dead":
-    from relight.agent import standstill
+    from relight.world import standstill
     standstill.Standstill.check = lambda self, needed: True
 os.kill(ckpt._background._agent.pid, signal.SIGSTOP)
 for step in range(1, 5):

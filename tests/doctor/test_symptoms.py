@@ -32,6 +32,7 @@ from relight.checkpointer.replicas import Difference
 from relight.checkpointer.restorable import Restorable
 from relight.checkpointer.resume import Resumed, say_restored
 from relight.checkpointer.stale import Stale
+from relight.cli.doctor import _explain
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
 from relight.commit.together import OthersFailed
@@ -410,3 +411,12 @@ def test_the_command_explains(capfd: pytest.CaptureFixture[str], monkeypatch: py
     assert found.code == 0 and found.json["kind"] == "device memory" and "CUDA out of memory" in found.json["line"]
     assert at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "hello"]).code == 1
     assert at_hand.in_process(monkeypatch, capfd, ["doctor", "--error", "x", "--log", "y"]).code == 2
+
+
+def test_a_symptom_is_not_called_unknown(capsys: pytest.CaptureFixture[str]) -> None:
+    """Words that are explained do not stand below "nothing tells"."""
+    assert _explain(explain("saving takes too long"), as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert "unknown" not in shown and "waits for a save" in shown
+    assert _explain(explain("[Errno 28] No space left on device"), as_json=False) == 0
+    assert capsys.readouterr().out.startswith("storage: ")

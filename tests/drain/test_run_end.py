@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import subprocess
 import threading
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 import relight
 from relight.catalog import Run
+from relight.drain import process
 from relight.log import fold
 from relight.observe import Event, subscribe
 from relight.policy.keep import Candidate, Keep, decide_keep
 from relight.store import LocalStore
+from relight.world import standstill
 
 MB = 1_000_000
 
@@ -107,3 +111,45 @@ def test_the_end_names_what_is_not_copied(tmp_path: Path) -> None:
     assert 1.8 < time.monotonic() - began < 6
     assert ended.missing == {"far": [save.id]} and ended.exit_code == 1 and ckpt.close() == ended
     assert [one.fields["missing"] for one in found if one.name == "drain.unfinished"] == [{"far": [save.id]}]
+
+
+@pytest.mark.parametrize("wakes", [True, False])
+def test_a_stopped_copier_holds_no_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wakes: bool) -> None:
+    """The process that copies is stopped: it is continued, or replaced, so close() does not wait for its whole deadline."""
+    monkeypatch.setattr(standstill, "CONTINUE_AFTER_S", 0.2)
+    monkeypatch.setattr(standstill, "END_AFTER_S", 0.2)
+    monkeypatch.setattr(process, "CHECK_S", 0.1)
+    monkeypatch.setattr(process, "PAUSE_S", 0.1)
+    if not wakes:
+        monkeypatch.setattr(standstill, "wake", lambda *words: False)
+    started: list[psutil.Process] = []
+    popen = subprocess.Popen
+
+    def stopped(*words: object, **named: object) -> subprocess.Popen[bytes]:
+        child = popen(*words, **named)  # type: ignore[call-overload]
+        if "relight.drain" not in words[0]:  # type: ignore[operator]
+            return child  # type: ignore[no-any-return]
+        started.append(psutil.Process(child.pid))
+        if len(started) == 1:
+            started[0].suspend()
+        return child  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(process.subprocess, "Popen", stopped)
+    seen: list[Event] = []
+    undo = subscribe(seen.append)
+    tiers = relight.Tiers(near=relight.tier(tmp_path / "near" / "run"), far=relight.tier(tmp_path / "far" / "run"))
+    limits = relight.Limits(deadline_s=300)
+    ckpt = relight.Checkpointer(tiers, save=None, background=False, signals=False, limits=limits, t=torch.zeros(10))
+    ckpt.restore()
+    ckpt.step(0)
+    before = time.monotonic()
+    try:
+        assert ckpt.close().missing == {}
+    finally:
+        undo()
+        for one in started:
+            if one.is_running():
+                one.kill()
+    assert time.monotonic() - before < 150
+    assert [event.fields["action"] for event in seen if event.name == "agent.stopped"] == ["continued" if wakes else "ended"]
+    assert len(started) >= (1 if wakes else 2)

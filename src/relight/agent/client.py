@@ -30,12 +30,12 @@ from relight.agent.messages import (
     ToTrainer,
     Want,
 )
-from relight.agent.standstill import CHECK_S, Standstill
 from relight.agent.wire import Gone, Wire, close_all
 from relight.arena import Memory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
 from relight.world import new_threads
+from relight.world.standstill import CHECK_S, Standstill
 
 A = TypeVar("A", Slots, Have, Met)
 
@@ -242,7 +242,10 @@ class Agent:
                         self._changed.notify_all()
         except Gone as error:
             self._loose(str(error))
+        except MemoryError:
+            self._loose("there was no memory for its messages")
         finally:
+            self._loose("its messages are not read any more")  # by whatever error: no call may wait for an answer until its deadline
             self._wire.close()
 
     def _finished(self, report: Report) -> None:

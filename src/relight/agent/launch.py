@@ -15,15 +15,15 @@ from collections.abc import Callable
 
 from relight.agent.client import Agent
 from relight.agent.messages import PROTOCOL
-from relight.agent.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, is_agent, wake
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
 from relight.world import new_threads
 from relight.world.children import child_command, child_environment
 from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
-from relight.world.process_state import STOPPED, process_at
+from relight.world.process_state import STOPPED, command_of, process_at
 from relight.world.proof import ProofFailed, prove_as_caller
+from relight.world.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, wake
 
 START_S = 20.0
 PROOF_S = 20.0
@@ -31,6 +31,7 @@ PROOF_S = 20.0
 UNUSABLE = 4
 """Exit status of an agent that cannot listen in its directory; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
+_MODULE = "relight.agent.serve"
 _unreaped: list[subprocess.Popen[bytes]] = []
 """Agents for which no thread waits: they are reaped when this process starts another, or ends."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
@@ -161,7 +162,7 @@ def _rouse(pid: int, timeout_s: float) -> None:
             if time.monotonic() > ends:
                 if action is wake:
                     wake(process, min(wait_s, timeout_s / 4))
-                elif is_agent(process):
+                elif _MODULE in command_of(pid):  # one that has not proved itself yet is ended only if it was started as an agent
                     end(process)
                 break
             time.sleep(0.02)
@@ -173,7 +174,7 @@ def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen
     _unreaped[:] = [one for one in _unreaped if one.poll() is None]
     # Its own session, so that Ctrl-C at the terminal does not reach it.
     environment = child_environment(OMP_NUM_THREADS="1")
-    command = child_command("relight.agent.serve", name, str(nice), str(linger_s))
+    command = child_command(_MODULE, name, str(nice), str(linger_s))
     words = os.memfd_create("relight-agent-words", os.MFD_CLOEXEC)
     command += [str(words), path]
     try:

@@ -21,6 +21,10 @@ FDS_MAX = 253
 T = TypeVar("T")
 
 
+RECEIVE_BYTES = 64 << 10
+"""Bytes that one call receives at most, and that it allocates each time."""
+
+
 class Gone(ConnectionError):
     """The other end is not there any more."""
 
@@ -111,7 +115,7 @@ class Wire(Generic[T]):
         room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0  # without room the kernel closes them
         try:
             self._await()
-            data, extra, _, _ = self._socket.recvmsg(1 << 20, room, socket.MSG_CMSG_CLOEXEC)
+            data, extra, _, _ = self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
             raise Gone(str(error)) from error
         for level, kind, payload in extra:

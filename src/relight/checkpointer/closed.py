@@ -10,15 +10,18 @@ from relight.errors import ConfigError, Fenced
 
 
 class Ended(NamedTuple):
-    """How a run ended on this rank: after which step, and which checkpoints further tiers lack, as ids by tier. Rank 0 knows of tiers."""
+    """How a run ended on this rank: after which step, and which checkpoints further tiers lack, as ids by tier. Rank 0 knows of tiers.
+
+    ``unsaved``: no checkpoint has the last step, although it was due at the end: each save of it failed."""
 
     step: int | None
     missing: Mapping[str, Sequence[str]]
+    unsaved: bool = False
 
     @property
     def exit_code(self) -> int:
-        """0, or 1 if a tier lacks a checkpoint, as ``relight drain`` exits: ``sys.exit(ckpt.close().exit_code)``."""
-        return 1 if self.missing else 0
+        """0, or 1 if the last step is unsaved or a tier lacks a checkpoint: ``sys.exit(ckpt.close().exit_code)``."""
+        return 1 if self.missing or self.unsaved else 0
 
 
 class Closed(NamedTuple):
@@ -28,11 +31,13 @@ class Closed(NamedTuple):
     step: int | None
     at: float
     superseded: bool = False
+    saves: bool = True
+    """Whether the last step was to be saved."""
 
     @classmethod
-    def now(cls, why: str, step: int | None, *, superseded: bool = False) -> Closed:
+    def now(cls, why: str, step: int | None, *, superseded: bool = False, saves: bool = True) -> Closed:
         """Return the end that happens now, after ``step``."""
-        return cls(why, step, monotonic(), superseded)
+        return cls(why, step, monotonic(), superseded, saves)
 
     def refuse(self, run: str) -> None:
         """Raise the error of a call that comes after the end."""

@@ -57,7 +57,14 @@ class Holds:
     @property
     def ended(self) -> Ended:
         """How the run ended here, once ``close()`` or the ``with`` block is over."""
-        return Ended(self._last_step, dict(self._outwards.missing))
+        return Ended(self._last_step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and self._unsaved)
+
+    @property
+    def _unsaved(self) -> bool:
+        """Whether no save has the last step of this attempt."""
+        if self._attempt is None or self._last_step is None:
+            return False
+        return (self._last_step, self._last_micro_step) != self._last_saved
 
     @property
     def _last_saved_step(self) -> int | None:

@@ -309,8 +309,7 @@ class Checkpointer(Holds):
         ends = False
         try:
             self._drain()
-            unsaved = self._last_step is not None and (self._last_step, self._last_micro_step) != self._last_saved
-            if save and self._attempt is not None and self._last_step is not None and unsaved:
+            if save and self._unsaved and self._last_step is not None:
                 self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.finish(self._last_moments.bound(self._limits.deadline_s))
@@ -320,7 +319,7 @@ class Checkpointer(Holds):
             emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
             ends = True
         finally:
-            self._finish(Closed.now(why, self._last_step), ends=ends)
+            self._finish(Closed.now(why, self._last_step, saves=save), ends=ends)
         if self._signals is not None:
             self._signals.end()  # if it was asked for behind the last step
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from time import monotonic
@@ -33,6 +34,9 @@ class UnderWay:
     def __init__(self) -> None:
         self._begun: dict[int, Begun] = {}
         self._outcomes: deque[Done] = deque()
+        self._decided: set[int] = set()
+        """Saves whose outcome is known, and not collected yet. Two threads may bring one: by the agent's answer, and by its end."""
+        self._deciding = threading.Lock()
         self._reported: set[int] = set()
         """Saves that were reported as not durable in time: once each, however many waits follow."""
 
@@ -65,10 +69,12 @@ class UnderWay:
 
     def on_done(self, done: Done) -> None:
         """In another thread: tell the handle; the loop hears of it at its next call."""
-        begun = self._begun.get(done.report.number)
-        if begun is None:
-            return
-        self._outcomes.append(done)
+        with self._deciding:
+            begun = self._begun.get(done.report.number)
+            if begun is None or done.report.number in self._decided:
+                return
+            self._decided.add(done.report.number)
+            self._outcomes.append(done)
         save, report = begun.save, done.report
         if done.error is None:
             save.timings.update(report.timings)
@@ -82,7 +88,10 @@ class UnderWay:
         while self._outcomes:
             done = self._outcomes.popleft()
             self._reported.discard(done.report.number)
-            yield self._begun.pop(done.report.number), done
+            begun = self._begun.pop(done.report.number, None)
+            self._decided.discard(done.report.number)
+            if begun is not None:
+                yield begun, done
 
     def wait(self, seconds: float, writer: str = "") -> None:
         """Wait until nothing is being written, ``seconds`` at most. Report each save that is not durable by then, once; ``writer``: what

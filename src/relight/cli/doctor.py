@@ -231,7 +231,8 @@ def _explain(found: Explained, as_json: bool) -> int:
             where=found.line[:80],
             hint="give more of the log: relight doctor --log FILE; or run it under relight run",
         )
-    click.echo(f"{paint(found.kind, 'bold')}: {escape(found.kind_means)}")
+    if found.kind != "unknown":  # a symptom without an error: what it means stands below
+        click.echo(f"{paint(found.kind, 'bold')}: {escape(found.kind_means)}")
     for head, text in (("line", found.line), ("means", found.means), ("do", found.do), ("run", found.command)):
         _say(head, text)
     if found.section:

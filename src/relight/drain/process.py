@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import os
+import select
+import signal
 import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -16,6 +19,7 @@ import msgspec
 from relight.keys import Guard
 from relight.world import new_threads
 from relight.world.children import child_command, child_environment
+from relight.world.standstill import CHECK_S, COPIER, Standstill
 
 PAUSE_S = 5.0
 """Before a tier that failed is tried again; twice as long each time."""
@@ -35,7 +39,7 @@ class Drainer:
         self._url, self._run, self._tell, self._patient, self._nice = url, run, tell, patient, nice
         self._changed = threading.Condition()
         self._woken = self._working = self._stopped = False
-        self._child: subprocess.Popen[str] | None = None
+        self._child: subprocess.Popen[bytes] | None = None
         self._known: deque[tuple[str, str]] = deque(maxlen=KNOWN_MAX)
         """Tier and id of copies that were told of."""
         self._thread: threading.Thread | None = None
@@ -73,6 +77,7 @@ class Drainer:
             self._changed.notify_all()
         if child is not None:
             child.terminate()
+            child.send_signal(signal.SIGCONT)  # one that is stopped gets the signal only then
         if self._thread is not None:
             self._thread.join(10.0)
         if child is not None and child.poll() is None:
@@ -117,14 +122,14 @@ class Drainer:
                 return True
             child = self._child = subprocess.Popen(
                 child_command("relight.drain", self._url, self._run, str(self._nice)),
-                env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+                env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
         with child.stdin, child.stdout:  # its standard input ends when this process does: it then stops
-            child.stdin.write(f"{_told(self._guard)}\n")
+            child.stdin.write(f"{_told(self._guard)}\n".encode())
             child.stdin.flush()
-            for line in child.stdout:
+            for line in _lines(child.stdout.fileno(), Standstill(child.pid, words=COPIER)):
                 try:
                     name, say, fields = json.loads(line)
                 except ValueError:
@@ -146,6 +151,20 @@ class Drainer:
         if not known:
             self._known.append(copy)
         return name == "drain.done" or not known
+
+
+def _lines(fd: int, standstill: Standstill) -> Iterator[bytes]:
+    """Lines that the child writes until its end. A child that is stopped meanwhile is continued, or ended: close() may wait for copies."""
+    waiting, buffer = select.poll(), b""
+    waiting.register(fd, select.POLLIN)
+    while True:
+        while not waiting.poll(1000 * CHECK_S):
+            standstill.check(True)
+        data = os.read(fd, 1 << 16)
+        if not data:
+            return
+        *lines, buffer = (buffer + data).split(b"\n")
+        yield from lines
 
 
 def _told(guard: Guard) -> str:

@@ -70,7 +70,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "agent.memory": (logging.WARNING, "there is not the memory for snapshots that was asked for"),
     "versions.wrong": (logging.WARNING, "a parameter that was trusted to be unchanged was written to without a trace"),
     "agent.crashed": (logging.WARNING, "the process that writes saves ended by itself, which it should not"),
-    "agent.stopped": (logging.WARNING, "the process that writes saves is stopped: it was continued, or ended and replaced"),
+    "agent.stopped": (logging.WARNING, "a process that saves or copies was stopped: it was continued, or ended and replaced"),
     "threads.refused": (logging.WARNING, "the system started no thread: saves and restores use fewer, and take longer"),
     "agent.lost": (logging.WARNING, "there is no agent: saves are made by the trainer, which waits for them"),
     "ranks.differ": (logging.WARNING, "ranks hold different values of what should be the same for all; one of them is saved"),

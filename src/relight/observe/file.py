@@ -21,6 +21,7 @@ from typing import Any
 
 from relight.observe.events import Event, emit, subscribe
 from relight.observe.own_files import OwnFiles, check_private
+from relight.observe.thread_start import start_thread
 
 SETTING = "RELIGHT_EVENTS"
 QUEUED_MAX = 4096
@@ -86,7 +87,7 @@ class EventWriter:
         self._head: dict[str, Any] = {}
         self._named: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._work, name="relight-events", daemon=True)
-        self._thread.start()
+        start_thread(self._thread)
         self._undo = subscribe(self.hear)
 
     def hear(self, event: Event) -> None:

@@ -14,6 +14,8 @@ from relight.snapshot.watch import Marks
 from relight.world import new_threads
 
 _NICE = 5
+RETURNED_S = 0.1
+"""Seconds between two checks whether another thread has returned a slice that it could not copy."""
 
 
 class Snapshot:
@@ -53,13 +55,15 @@ class Snapshot:
                 return False
             index = self._queue.popleft()
             self._taken.add(index)
-        one, marks = self._slices[index], self._marks
-        target = self._base + one.target
-        there = marks.is_there(one.tensor)
-        if there:
-            ctypes.memmove(target, one.source, one.length)
-        if not there or not marks.fits(index, target):
-            self._touched.add(marks.watched.names[one.tensor])
+        copied = False
+        try:
+            self._copy(index)
+            copied = True
+        finally:
+            if not copied:  # no memory for a sample: the trainer copies it, whose wait would have no end otherwise
+                with self._lock:
+                    self._taken.discard(index)
+                    self._queue.append(index)
         with self._lock:
             self._left -= 1
             last = not self._left
@@ -69,6 +73,15 @@ class Snapshot:
         if last:
             self._finish()
         return True
+
+    def _copy(self, index: int) -> None:
+        one, marks = self._slices[index], self._marks
+        target = self._base + one.target
+        there = marks.is_there(one.tensor)
+        if there:
+            ctypes.memmove(target, one.source, one.length)
+        if not there or not marks.fits(index, target):
+            self._touched.add(marks.watched.names[one.tensor])
 
     def start(self) -> None:
         """If there is nothing to copy, it is complete at once."""
@@ -80,14 +93,33 @@ class Snapshot:
         if self.complete.is_set():
             return
         before = time.perf_counter()
-        while self.help():
-            self.copied_by_trainer += 1
-        self.complete.wait()
+        while not self.complete.is_set():
+            try:
+                if self.help():
+                    self.copied_by_trainer += 1
+                else:
+                    self.complete.wait(RETURNED_S)
+            except MemoryError:
+                self._abort()
         self.waited_s += time.perf_counter() - before
+
+    def _abort(self) -> None:
+        """Copy nothing more: what is left counts as changed, so that the save fails and training continues."""
+        with self._lock:
+            left, self._left = list(self._queue), self._left - len(self._queue)
+            self._queue.clear()
+            self._touched.update(self._marks.watched.names[self._slices[index].tensor] for index in left)
+            last = not self._left
+        if last:
+            self._finish()
 
     def _finish(self) -> None:
         try:
-            self._on_complete(sorted(self._touched | self._marks.touched()))
+            try:
+                touched = self._touched | self._marks.touched()
+            except MemoryError:
+                touched = {*self._touched, *self._marks.watched.names}
+            self._on_complete(sorted(touched))
         finally:
             self.complete.set()
 
@@ -134,8 +166,9 @@ class Copier:
                 snapshot = self._current
                 if snapshot is None:
                     return
-            while snapshot.help():
-                pass
+            with contextlib.suppress(MemoryError):  # the trainer copies what is left, at its next optimizer.step
+                while snapshot.help():
+                    pass
             with self._changed:
                 if self._current is snapshot:
                     self._current = None

@@ -6,29 +6,41 @@ A process at its limit (``ulimit -u``, ``ulimit -v``, a cgroup's ``pids.max``) g
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, InvalidStateError
+from queue import Empty, SimpleQueue
+from time import monotonic
 from types import TracebackType
 from typing import Any, TypeVar
 
 from relight.observe import emit
+from relight.observe.thread_start import REFUSED, start_thread
 
 T = TypeVar("T")
-_REFUSED = "can't start new thread"
+_AT_SHUTDOWN = "at interpreter shutdown"
 _reported = threading.Event()
+_END_S = 10.0
+"""Seconds that the end of the process waits for tasks that are not done, at most."""
+_pools: weakref.WeakSet[ThreadPool] = weakref.WeakSet()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def is_refused(error: BaseException) -> bool:
     """Whether ``error`` is the system's refusal to start a thread."""
-    return isinstance(error, RuntimeError) and _REFUSED in str(error)
+    return isinstance(error, RuntimeError) and REFUSED in str(error)
 
 
 def start(thread: threading.Thread) -> bool:
     """Start a thread. False, reported, if the system refuses it: the caller does without."""
     try:
-        thread.start()
+        start_thread(thread)
     except RuntimeError as error:
+        if _AT_SHUTDOWN in str(error):
+            return False
         if not is_refused(error):
             raise
         report(thread.name)
@@ -45,11 +57,21 @@ def report(name: str) -> None:
 
 
 class ThreadPool:
-    """A ``ThreadPoolExecutor`` whose caller does the work itself where no thread can be started. Tasks must not wait for each other."""
+    """Threads that do tasks. If no thread can be started, the caller does the task itself. Tasks must not wait for each other.
+
+    A ``ThreadPoolExecutor`` starts its threads by ``Thread.start``, which may wait for good (``observe.thread_start``), and a thread of
+    it that runs out of memory between two tasks takes the next one with it.
+    """
 
     def __init__(self, size: int, name: str, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()) -> None:
-        self._name = name
-        self._threads = ThreadPoolExecutor(size, thread_name_prefix=name, initializer=initializer, initargs=initargs)
+        self._size, self._name = size, name
+        self._tasks: SimpleQueue[_Task | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._words = (self._tasks, self._idle, initializer, initargs)
+        self._threads: list[threading.Thread] = []
+        self._lock, self._closed = threading.Lock(), False
+        self._end = weakref.finalize(self, self._tasks.put, None)
+        _pools.add(self)
 
     def __enter__(self) -> ThreadPool:
         return self
@@ -60,14 +82,23 @@ class ThreadPool:
     def submit(self, work: Callable[..., T], /, *words: Any, **named: Any) -> Future[T]:
         """Have ``work`` done. Done when this returns if no thread could be started; its error is the future's in any case."""
         task = _Task(work, words, named)
-        try:
-            self._threads.submit(task.run)
-        except RuntimeError as error:
-            if is_refused(error):
-                report(self._name)
-            elif "interpreter shutdown" not in str(error):
-                raise
-            task.run()  # a thread that the pool has may have taken it from the queue meanwhile
+        with self._lock:
+            if self._closed:
+                raise RuntimeError(f"the pool {self._name} is shut down")
+            if self._idle.acquire(blocking=False):
+                self._tasks.put(task)
+                return task.future
+            self._threads = [thread for thread in self._threads if thread.is_alive()]
+            if len(self._threads) >= self._size:
+                self._tasks.put(task)
+                return task.future
+            thread = threading.Thread(target=_work, args=self._words, name=f"{self._name}_{len(self._threads)}", daemon=True)
+            if start(thread):
+                self._threads.append(thread)
+                _threads.add(thread)
+                self._tasks.put(task)
+                return task.future
+        task.run()
         return task.future
 
     def map(self, work: Callable[[Any], T], values: Iterable[Any]) -> Iterator[T]:
@@ -75,19 +106,29 @@ class ThreadPool:
         return iter([future.result() for future in [self.submit(work, value) for value in values]])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads. See ``ThreadPoolExecutor``."""
-        self._threads.shutdown(wait, cancel_futures=cancel_futures)
+        """End the threads when all tasks are done. ``cancel_futures``: those that no thread has begun are cancelled."""
+        with self._lock:
+            self._closed = True
+            if cancel_futures:
+                with contextlib.suppress(Empty):
+                    while True:
+                        task = self._tasks.get_nowait()
+                        if task is not None:
+                            task.future.cancel()
+            self._end()
+        for thread in self._threads if wait else ():
+            thread.join()
 
 
 class _Task:
-    """One call, made once: by a thread of the pool, or by the caller."""
+    """One call, made once."""
 
     def __init__(self, work: Callable[..., Any], words: tuple[Any, ...], named: dict[str, Any]) -> None:
-        self._call, self._free = (work, words, named), threading.Lock()
+        self._call = (work, words, named)
         self.future: Future[Any] = Future()
 
     def run(self) -> None:
-        if not self._free.acquire(blocking=False) or not self.future.set_running_or_notify_cancel():
+        if not self.future.set_running_or_notify_cancel():
             return
         (work, words, named), self._call = self._call, (None, (), {})  # type: ignore[assignment]
         try:
@@ -96,3 +137,34 @@ class _Task:
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
+
+
+def _work(
+    tasks: SimpleQueue[_Task | None], idle: threading.Semaphore, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
+) -> None:
+    """Do tasks until the pool ends. It has no reference to the pool, so that a pool that its owner dropped ends."""
+    if initializer is not None:
+        with contextlib.suppress(Exception):  # a refused priority: the tasks count more
+            initializer(*initargs)
+    while True:
+        task = tasks.get()
+        if task is None:
+            tasks.put(None)  # for the next thread
+            return
+        try:
+            task.run()
+        except BaseException as error:  # noqa: BLE001 (no memory for the call itself: who waits for the result must get one)
+            with contextlib.suppress(InvalidStateError):
+                task.future.set_exception(error)
+        task = None
+        idle.release()
+
+
+@atexit.register
+def _at_exit() -> None:
+    """End all threads of pools: one that is inside a library while the interpreter is taken down may crash the process."""
+    ends = monotonic() + _END_S
+    for pool in list(_pools):
+        pool.shutdown(wait=False)
+    for thread in list(_threads):
+        thread.join(max(0.0, ends - monotonic()))
