@@ -20,7 +20,7 @@ from relight.fleet.policies import Policy
 from relight.fleet.result import DETECTING, LOST, RESTARTING, WAITING, Outcome
 from relight.fleet.saves import Saved, Shelf
 from relight.fleet.scenario import FAILURES_MAX, Failing, Scenario
-from relight.fleet.schedules import schedule_of
+from relight.fleet.schedules import bound_of, schedule_of
 from relight.foresee.act import action_for
 from relight.foresee.gate import LATELY, PRECISION, distrust
 from relight.foresee.score import HORIZON_S
@@ -399,5 +399,5 @@ class _Run:
         return Outcome(
             self.policy.name, self.seed, wall, self.trained - lost, self.saving, {name: dict(parts) for name, parts in self.spent.items()},
             dict(self.failures), dict(self.actions), dict(self.restored), self.saves, self.durable, self.alarms, self.false_alarms, peaks,
-            stored, self.schedule.interval_s,
+            stored, self.schedule.interval_s, *bound_of(self.schedule.decision),
         )  # fmt: skip
