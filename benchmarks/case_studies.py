@@ -1,7 +1,7 @@
 """``python -m benchmarks.case_studies``: both case studies of docs/case-studies.md, before and after: goodput, way back, network, storage.
 
-Saves of a GPT in mixed precision, coded and as differences, give the share of the bytes that is stored. The shipped scenarios are simulated,
-``relight plan`` has the price of the storage, and ``link.json`` the share of a link (``make link``). One figure, one JSON.
+Saves of a GPT in mixed precision, coded and as differences, give the share of the bytes that is stored. The shipped scenarios are
+simulated, ``relight plan`` has the price of the storage, and ``link.json`` the share of a link (``make link``). One figure, one JSON.
 """
 
 from __future__ import annotations
@@ -106,7 +106,8 @@ def main() -> None:
         found["cases"][name] = {side: summary(one) for side, one in sides.items()}
         for side, policies in found["cases"][name].items():
             for policy, one in policies.items():
-                print(f"{name} {side:6} {policy:11} goodput {one['goodput']:.2%}, saves {one['saving']:.2%}, back {one['way_back_s']:.0f} s", flush=True)
+                said = f"goodput {one['goodput']:.2%}, saves {one['saving']:.2%}, back {one['way_back_s']:.0f} s"
+                print(f"{name} {side:6} {policy:11} {said}", flush=True)
     if (RESULTS / "link.json").is_file():
         found["link"] = json.loads((RESULTS / "link.json").read_bytes())["ways"]
     options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
