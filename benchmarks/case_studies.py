@@ -13,9 +13,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import relight
 from benchmarks.codecs import Training
 from benchmarks.machine import describe
+from benchmarks.workloads import SHAPES, Shape
 from relight.world.children import child_command, child_environment
 
 RESULTS = Path(__file__).parent / "results"
@@ -27,9 +30,11 @@ TARGETS = {
 PLAN = ("plan", "70B", "--gpus", "1024", "--keep", "24", "--store-price", "20", "--json")
 
 
-def saved(folder: Path, warm: int, apart: int, count: int) -> Path:
+def saved(folder: Path, warm: int, apart: int, count: int, small: bool) -> Path:
     """A run with so many saves of a GPT that trains, ``apart`` steps from each other."""
-    training = Training("S", mixed=True)
+    SHAPES["XS"] = Shape(layers=4, width=192, heads=4, vocabulary=256, batch=4, context=64, steps=0, saves=0)
+    torch.set_num_threads(1)
+    training = Training("XS" if small else "S", mixed=True)
     with relight.Checkpointer(
         folder / "run", model=training.model, optimizer=training.optimizer, state={"masters": training.masters}, background=True,
         compact=relight.Compact(codecs="always", full_every=8), save=relight.every(steps=10**9), keep=relight.keep(last=100),
@@ -90,14 +95,16 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=200)
     parser.add_argument("--apart", type=int, default=100)
     parser.add_argument("--count", type=int, default=9)
+    parser.add_argument("--small", action="store_true", help="a GPT of 2 million parameters instead of 10")
     parser.add_argument("--out", type=Path, default=RESULTS / "case-studies.json")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as top:
-        run = saved(Path(top), options.warm, options.apart, options.count)
+        run = saved(Path(top), options.warm, options.apart, options.count, options.small)
         whole, coded = told(*PLAN), told(*PLAN, "--stored", str(run))
     found: dict[str, Any] = {"machine": describe(Path(tempfile.gettempdir())), "seeds": options.seeds, "targets": TARGETS, "cases": {}}
     found["storage"] = {
-        "warm": options.warm, "apart": options.apart, "saves": options.count, "share": coded["known"]["stored"]["value"],
+        "small": options.small, "warm": options.warm, "apart": options.apart, "saves": options.count,
+        "share": coded["known"]["stored"]["value"],
         "source": coded["known"]["stored"]["source"], "bytes": [whole["kept_bytes"], coded["kept_bytes"]],
         "price_a_month": [whole["month"]["storage"], coded["month"]["storage"]],
     }  # fmt: skip
