@@ -1,7 +1,7 @@
 """``python -m benchmarks.case_studies``: both case studies of docs/case-studies.md, before and after: goodput, way back, network, storage.
 
-Saves of a GPT in mixed precision, coded and as differences, give the share of the bytes that is stored. The shipped scenarios are
-simulated, ``relight plan`` has the price of the storage, and ``link.json`` the share of a link (``make link``). One figure, one JSON.
+Saves of a GPT in mixed precision, coded and as differences, give the share of the bytes that is stored: those of ``benchmarks.mixed``, or
+with ``--train`` new ones, which ``relight plan --stored`` reads. The shipped scenarios are simulated, ``relight plan`` has the price of the storage, and ``link.json`` the share of a link (``make link``). One figure, one JSON.
 """
 
 from __future__ import annotations
@@ -53,6 +53,12 @@ def told(*arguments: str) -> Any:
     return json.loads(subprocess.run(command, env=child_environment(), stdout=subprocess.PIPE, check=True).stdout)
 
 
+def measured_before(apart: int) -> float:
+    """The share of the bytes that saves so many steps apart have stored, as ``python -m benchmarks.mixed`` has measured it."""
+    rows = json.loads((RESULTS / "mixed-S.json").read_bytes())["apart"][str(apart)]
+    return float(sum(row["of_it"] * row["logical_bytes"] for row in rows) / sum(row["logical_bytes"] for row in rows))
+
+
 def summary(case: dict[str, Any]) -> dict[str, Any]:
     """What the page has of a policy: shares of the time, seconds of a way back, bytes."""
     wall_s = case["scenario"]["days"] * 86400
@@ -95,18 +101,21 @@ def main() -> None:
     parser.add_argument("--warm", type=int, default=200)
     parser.add_argument("--apart", type=int, default=100)
     parser.add_argument("--count", type=int, default=9)
+    parser.add_argument("--train", action="store_true", help="train a GPT and store its saves, instead of what mixed-S.json has")
     parser.add_argument("--small", action="store_true", help="a GPT of 2 million parameters instead of 10")
     parser.add_argument("--out", type=Path, default=RESULTS / "case-studies.json")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as top:
-        run = saved(Path(top), options.warm, options.apart, options.count, options.small)
-        whole, coded = told(*PLAN), told(*PLAN, "--stored", str(run))
+    whole = told(*PLAN)
+    if options.train:
+        with tempfile.TemporaryDirectory() as top:
+            run = saved(Path(top), options.warm, options.apart, options.count, options.small)
+            stored = told(*PLAN, "--stored", str(run))["known"]["stored"]
+    else:
+        stored = {"value": measured_before(options.apart), "source": f"measured: mixed-S.json, {options.apart} steps apart"}
     found: dict[str, Any] = {"machine": describe(Path(tempfile.gettempdir())), "seeds": options.seeds, "targets": TARGETS, "cases": {}}
     found["storage"] = {
-        "small": options.small, "warm": options.warm, "apart": options.apart, "saves": options.count,
-        "share": coded["known"]["stored"]["value"],
-        "source": coded["known"]["stored"]["source"], "bytes": [whole["kept_bytes"], coded["kept_bytes"]],
-        "price_a_month": [whole["month"]["storage"], coded["month"]["storage"]],
+        "share": stored["value"], "source": stored["source"], "bytes": [whole["kept_bytes"], round(whole["kept_bytes"] * stored["value"])],
+        "price_a_month": [whole["month"]["storage"], whole["month"]["storage"] * stored["value"]],
     }  # fmt: skip
     for name, scenario in CASES.items():
         sides = {side: told("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0] for side in ("before", "after")}
