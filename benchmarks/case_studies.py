@@ -1,7 +1,8 @@
 """``python -m benchmarks.case_studies``: both case studies of docs/case-studies.md, before and after: goodput, way back, network, storage.
 
 Saves of a GPT in mixed precision, coded and as differences, give the share of the bytes that is stored: those of ``benchmarks.mixed``, or
-with ``--train`` new ones, which ``relight plan --stored`` reads. The shipped scenarios are simulated, ``relight plan`` has the price of the storage, and ``link.json`` the share of a link (``make link``). One figure, one JSON.
+with ``--train`` new ones, which ``relight plan --stored`` reads. The shipped scenarios are simulated, ``relight plan`` has the price of
+the storage, and ``link.json`` the share of a link (``make link``). One figure, one JSON.
 """
 
 from __future__ import annotations
