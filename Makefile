@@ -13,7 +13,7 @@ PLUGINS := build/plugins
 SIZE ?= M
 WORKERS ?= 2
 
-.PHONY: help demo test check docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm readers soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet pages slurm manifests clusters fuzz production clean
+.PHONY: help demo test check docs site unit long crash slips endings kills matrix layouts ranks simulate nonces lives drill hosts preempt hour storm readers soak teeth grid damage oracle racing peers faults ceph azure bench exports migrations optimizers powercuts blocks nfs plugins gpu foreign wheel package idle lock fleet cases link pages slurm manifests clusters fuzz production clean
 
 help: ## what there is
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -125,6 +125,12 @@ drill: $(STAMP) ## all rehearsals of relight drill, on the job that it brings: f
 
 fleet: $(STAMP) ## the simulator against closed forms and published results, and a schedule that learns against one that knows: an hour
 	$(BIN)/python -m benchmarks.fleet
+
+cases: $(STAMP) ## both case studies, before and after: goodput, way back, storage; half an hour
+	$(BIN)/python -m benchmarks.case_studies
+
+link: $(STAMP) ## the share of a network link that a save takes, with and without a bound: by root, in network namespaces
+	$(BIN)/python -m benchmarks.link --out benchmarks/results/link.json
 
 storm: $(STAMP) ## 600 SIGKILLs of trainer, agent, both, while saves are under way
 	$(BIN)/python tests/agent/storm.py --count 600

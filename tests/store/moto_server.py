@@ -13,7 +13,7 @@ from werkzeug.serving import run_simple
 
 
 def main() -> None:
-    """Listen at the port that is named."""
+    """Listen at the port that is named, and at the address if one is."""
     moto, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
 
     def app(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
@@ -22,7 +22,7 @@ def main() -> None:
         with lock:
             return [b"".join(moto(environ, start))]
 
-    run_simple("127.0.0.1", int(sys.argv[1]), app, threaded=True)
+    run_simple(sys.argv[2] if len(sys.argv) > 2 else "127.0.0.1", int(sys.argv[1]), app, threaded=True)
 
 
 if __name__ == "__main__":

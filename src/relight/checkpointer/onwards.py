@@ -50,7 +50,7 @@ class Onwards:
         if self._groups:
             self._steps.append((at, seconds))
 
-    def decide(self, decision: Decision | None, overhead: float, at_most_s: float = math.inf) -> dict[str, str | float] | None:
+    def decide(self, decision: Decision | None, overhead: float, at_most_s: float | None = math.inf) -> dict[str, str | float] | None:
         """What a note is to say, if that is another than before: the least seconds between two copies to each tier, and why."""
         new = bool(self._heard)
         while self._heard:

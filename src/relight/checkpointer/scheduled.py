@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from itertools import pairwise
+from math import inf
 from statistics import median, pstdev
 from time import monotonic
 
@@ -19,8 +20,8 @@ from relight.checkpointer.onwards import Onwards
 from relight.commit import Attempt
 from relight.errors import RelightError
 from relight.forecast import Belief, Bounds, Decision, Seen, decide, prior
-from relight.forecast.schedule import STILL
-from relight.forecast.told import TOPIC, encode
+from relight.forecast.schedule import STILL, costly
+from relight.forecast.told import TOPIC, decode, encode
 from relight.format.records import NoteBody
 from relight.log import Checkpoint, History, Log
 from relight.log.identity import seconds_since_epoch
@@ -65,6 +66,7 @@ class Scheduled:
         self._lives: tuple[float, ...] = ()
         self._last_s, self._step, self._extra_s = 0.0, 0, 0.0
         self._due, self._unsteady = True, 1.0
+        self._bound_told = False
         self._warned: Warned | None = None
         self._likely, self._look_again_s = 0.0, 0.0
         self.decision: Decision | None = None
@@ -81,6 +83,9 @@ class Scheduled:
         self._failures = len(self._lives)
         if not self._leads:
             return
+        if known := saves_cost(history):
+            self._stalls.append(known[0])
+            self._durables.append(known[1])
         self._attempt = attempt
         with contextlib.suppress(RelightError):
             self._restarts = restarts(attempt)
@@ -163,6 +168,12 @@ class Scheduled:
                 step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
             )  # fmt: skip
             self._unwritten.append(NoteBody(topic=TOPIC, data=encode(self._step, self.decision)))
+        if self._leads and self.decision.bound and not self._bound_told:
+            self._bound_told = True
+            numbers = self.decision.numbers
+            what = costly(self.decision.bound, numbers["bound_cost"], numbers["free_s"])
+            share, free_s = round(numbers["bound_cost"], 4), round(numbers["free_s"], 3)
+            emit("schedule.bound", what, bound=self.decision.bound, share=share, free_s=free_s)
         paces = self._onwards.decide(self.decision, self._rules.overhead, self._rules.at_most_s)
         if paces is not None:
             self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))
@@ -217,6 +228,21 @@ def unsteady(losses: list[float]) -> float:
     newest = moves[-max(8, len(losses) // 8) :]
     usual = pstdev(moves[: -len(newest)]) if len(moves) > 2 * len(newest) else 0.0
     return max(1.0, pstdev(newest) / usual) if usual > 0 else 1.0
+
+
+def saves_cost(history: History) -> tuple[float, float] | None:
+    """Return what a save took from the steps and until durable, as the newest decision in the log has measured it; None if none has.
+
+    A process that starts would otherwise guess a save to be cheap, and after each failure save again and again until its interval has
+    doubled to what an expensive save needs.
+    """
+    for record in reversed(history.notes):
+        body = record.body
+        if isinstance(body, NoteBody) and body.topic == TOPIC and (made := decode(body.data)) is not None:
+            stall_s, durable_s = made.numbers.get("stall_s", inf), made.numbers.get("durable_s", inf)
+            if made.numbers.get("guessed_save") == 0.0 and 0 <= stall_s <= durable_s < inf:
+                return stall_s, durable_s
+    return None
 
 
 def lived(history: History, epoch: int) -> tuple[tuple[float, ...], float]:

@@ -31,7 +31,7 @@ Say = Callable[[str, Any], None]
 @click.option("--settings", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="Instead of ./relight.toml.")
 @click.option("--max-lost-steps", type=click.IntRange(min=0), metavar="N", help="More than that fails.")
 @click.option("--max-seconds", type=click.FloatRange(min=0), metavar="S", help="So long until training goes on; longer fails.")
-@click.option("--timeout", type=_SECONDS, default=300.0, show_default=True, metavar="S", help="For one rehearsal.")
+@click.option("--timeout", type=_SECONDS, metavar="S", help="For one rehearsal; else by what the job takes here.")
 @click.option("--deadline", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="For all of them.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write what came of it here, as Markdown.")
 @click.option("--remember", metavar="RUN", default="", help="With which run; --from and --live say so, too.")
@@ -44,8 +44,8 @@ Say = Callable[[str, Any], None]
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[[TORCHRUN'S FLAGS] SCRIPT [ARGS]…]")
 def command(
     only: str, source: str, env: tuple[str, ...], settings: Path | None, max_lost_steps: int | None, max_seconds: float | None,
-    timeout: float, deadline: float, report: Path | None, remember: str, history: str, live: str, copies: str, yes: bool, keep: Path | None,
-    as_json: bool, arguments: tuple[str, ...],
+    timeout: float | None, deadline: float, report: Path | None, remember: str, history: str, live: str, copies: str, yes: bool,
+    keep: Path | None, as_json: bool, arguments: tuple[str, ...],
 ) -> int:  # fmt: skip
     """Break a job on purpose, and see whether it goes on as docs/recovery.md says.
 

@@ -15,8 +15,8 @@ from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, paint, size, table
 from relight.errors import ConfigError
 from relight.forecast import PUBLISHED, Belief, prior
-from relight.forecast.planned import Layout, Measured, Plan, Question, fit, plan
-from relight.forecast.schedule import span
+from relight.forecast.planned import Known, Layout, Measured, Plan, Question, fit, plan
+from relight.forecast.schedule import costly, span
 from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, of_number, size_of
 from relight.policy.units import bytes_of, seconds_of
 
@@ -52,6 +52,11 @@ _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
 )
 @click.option("--gpu-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a GPU for an hour, in whatever money.")
 @click.option("--store-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a TB in the store for a month.")
+@click.option("--stored", metavar="RUN", help="A run whose checkpoints tell the share of the bytes that is stored.")
+@click.option("--at-least", metavar="TIME", help="The shortest interval between saves, as of relight.adaptive().")
+@click.option("--at-most", metavar="TIME", help="The longest; the plan has what these two cost.")
+@click.option("--stall", metavar="TIME", help="What a save takes from the steps; by default copying to the host.")
+@click.option("--durable", metavar="TIME", help="From a save's beginning until it is in the store.")
 @click.option(
     "--measured", multiple=True, type=click.Path(path_type=Path), metavar="JSON", help="Of relight bench --json; may be given again."
 )
@@ -68,6 +73,8 @@ def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: b
       relight plan 70B --gpus 512 --mtbf 12h
       relight bench /scratch --json > here.json
       relight plan runs/demo --measured here.json --plot plan.png
+      relight plan 70B --gpus 512 --store-price 20 --stored runs/demo
+      relight plan 70B --gpus 4096 --stall 30m --at-most 1h
     """
     if png is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
@@ -107,6 +114,11 @@ def plan_for(
     gpu_price: float | None = None,
     store_price: float | None = None,
     measured: Sequence[Path] = (),
+    stored: str | None = None,
+    at_least: str | None = None,
+    at_most: str | None = None,
+    stall: str | None = None,
+    durable: str | None = None,
 ) -> tuple[Plan, str]:
     """The plan, and what it was made for in words."""
     of, said = model_size(model, precision, optimizer)
@@ -115,12 +127,18 @@ def plan_for(
     if mtbf is not None:
         belief, source = Belief(belief.shape, belief.shape * seconds_of(mtbf, "--mtbf")), "given"
     given = {"copy": copy_, "link": link, "store_write": store_write, "store_read": store_read}
+    given_times = {
+        name: Measured(seconds_of(text, f"--{name}"), 0.0, "given")
+        for name, text in (("stall", stall), ("durable", durable)) if text is not None
+    }  # fmt: skip
     question = Question(
         size=of, layout=Layout(gpus, per_node, tp, pp, zero), belief=belief, rate_source=source,
         paces={name: float(bytes_of(text, f"--{name.replace('_', '-')}")) for name, text in given.items() if text is not None},
-        measured=read_measured(measured), start_s=None if restart is None else seconds_of(restart, "--restart"),
+        measured=read_measured(measured) | given_times, start_s=None if restart is None else seconds_of(restart, "--restart"),
         levels=tuple(one.strip() for one in levels.split(",")), window_s=seconds_of(window, "--window"), kept=keep,
-        gpu_hour=gpu_price, store_tb_month=store_price,
+        gpu_hour=gpu_price, store_tb_month=store_price, stored=None if stored is None else stored_share(stored),
+        at_least_s=0.0 if at_least is None else seconds_of(at_least, "--at-least"),
+        at_most_s=None if at_most is None else seconds_of(at_most, "--at-most"),
     )  # fmt: skip
     return plan(question), said
 
@@ -156,6 +174,16 @@ def _of_run(text: str) -> tuple[Size, str]:
             name = _ROLES.get(one.role, "other state")
             parts[name] = parts.get(name, 0) + one.length
     return Size(parts, "as the checkpoint has it"), f"checkpoint {opened.root.id}, step {opened.root.step} of {found.run.name}"
+
+
+def stored_share(text: str) -> Known:
+    """Return the bytes that a run's live checkpoints store over the bytes of their states, from the records in its log."""
+    found = open_run_at(text, warnings=False)
+    bodies = [one.body for one in found.history.live if one.body.logical_bytes > 0]
+    if not bodies:
+        raise ConfigError("no checkpoint states its bytes", where=text, hint="save the run once, then name it again")
+    share = sum(one.new_bytes for one in bodies) / sum(one.logical_bytes for one in bodies)
+    return Known(share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {found.run.name}")
 
 
 def read_measured(paths: Sequence[Path]) -> dict[str, Measured]:
@@ -207,11 +235,13 @@ def show(found: Plan, said: str) -> None:
 _LABELS = {
     "copy": "GPU to host, a second", "link": "node to node, a second", "store_write": "into the store, a second",
     "store_read": "out of the store, a second", "start": "until processes are up", "mtbf": "between failures", "stall_s": "a save's stall",
-    "durable_s": "a save until durable", "load_s": "a load",
+    "durable_s": "a save until durable", "load_s": "a load", "stored": "stored of each byte",
 }  # fmt: skip
 
 
 def _value(name: str, value: float) -> str:
+    if name == "stored":
+        return f"{value:.1%}"
     return span(value) if name in ("start", "mtbf", "stall_s", "durable_s", "load_s") else size(round(value))
 
 
@@ -228,7 +258,16 @@ def _facts(found: Plan) -> list[tuple[str, object]]:
         ("write", f"{size(round(of / window))}/s for a save in {span(window)}, {size(round(of / store))}/s at one in {span(store)}"),
         ("read", f"{size(round(found.load_bytes / window))}/s for a load in {span(window)}, {size(round(found.load_bytes))} in all"),
         ("storage", f"{size(found.kept_bytes)} for {question.kept} kept and one being written"),
+        *_bounded(found),
     ]  # fmt: skip
+
+
+def _bounded(found: Plan) -> list[tuple[str, object]]:
+    """What the bounds cost that were asked for."""
+    question = found.question
+    bounds = [f"at_least={span(question.at_least_s)}"] if question.at_least_s else []
+    bounds += [f"at_most={span(question.at_most_s)}"] if question.at_most_s is not None else []
+    return [("bound", costly(", ".join(bounds), found.bound_cost, found.free.levels[0].interval_s))] if bounds else []
 
 
 def to_dict(found: Plan, said: str) -> dict[str, Any]:
@@ -245,5 +284,9 @@ def to_dict(found: Plan, said: str) -> dict[str, Any]:
              "restart_s": one.costs.restart_s, "share": one.share}
             for nested, one in zip(found.best.levels, found.levels)
         ],
+        "bound": {
+            "at_least_s": question.at_least_s, "at_most_s": question.at_most_s, "cost": found.bound_cost,
+            "free_interval_s": found.free.levels[0].interval_s, "free_goodput": 1 - found.free.waste,
+        },
         "known": {name: {"value": one.value, "source": one.source} for name, one in found.known.items()},
     }  # fmt: skip

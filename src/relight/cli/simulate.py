@@ -202,6 +202,11 @@ def _show(case: Case, found: list[Summary], seeds: int) -> None:
     table([*columns], rows, right=columns[1:])
     click.echo()
     _by_cause(found)
+    bounded = [one for one in found if one.bound]
+    if bounded:
+        click.echo()
+    for one in bounded:
+        click.echo(f"{escape(_short(one.policy))}: {escape(one.bound)}")
     if len(found) > 1:
         click.echo()
         _against_first(found)

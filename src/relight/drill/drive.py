@@ -18,6 +18,7 @@ from relight.catalog.run import Run
 from relight.drill.copies import CopyRehearsal
 from relight.drill.live import Live, rehearsals_of
 from relight.drill.made_of import MadeOf, made_of
+from relight.drill.pace import Limit, Pace
 from relight.drill.programme import REHEARSALS
 from relight.drill.rehearsals import Rehearsal, Shown, Stage
 from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, Outcome
@@ -43,8 +44,8 @@ class DrillOptions:
     max_lost_steps: int | None = None
     max_seconds: float | None = None
     """Until training goes on."""
-    timeout_s: float = 300.0
-    """For one rehearsal."""
+    timeout_s: float | None = None
+    """For one rehearsal; None: it follows what the job takes on this machine (``Pace``)."""
     deadline_s: float = 3600.0
     """For all: those that have not begun by then are left out."""
     source: Run | None = None
@@ -65,15 +66,16 @@ def run(options: DrillOptions) -> DrillReport:
     if options.copies is not None:
         return _run_copies(options, options.copies)
     chosen, began, outcomes = chosen_of(options.only), time.monotonic(), list[Outcome]()
+    pace = Pace(options.timeout_s)
     made = made_of(options.target)
     with _folder(options.keep) as top:
         if (source := options.source) is not None:
             outcomes.append(_tried(options, "copy", COPIED, lambda: bring(source, top / "store")))
             if outcomes[0].verdict == FAILED:
                 chosen = []
-        references = References(options.target, top)
+        references = References(options.target, top, pace)
         for one in chosen:
-            outcomes.append(_in_time(options, one, began, lambda one, s: _rehearse(options.target, one, top, s, references)))
+            outcomes.append(_in_time(options, one, began, pace, lambda one, limit: _rehearse(options.target, one, top, limit, references)))
             if options.keep is None and options.target.built_in:
                 shutil.rmtree(top / one.name, ignore_errors=True)
     return _report(options, options.target.name, began, outcomes, made)
@@ -83,7 +85,8 @@ def _run_live(options: DrillOptions, run: Run) -> DrillReport:
     chosen, began = rehearsals_of(list(options.only)), time.monotonic()
     with contextlib.closing(Live(run)) as live:
         made = live.made_of()
-        outcomes = [_in_time(options, one, began, live.do) for one in chosen]
+        pace = live.pace(options.timeout_s)
+        outcomes = [_in_time(options, one, began, pace, live.do) for one in chosen]
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes, made)
 
 
@@ -101,14 +104,17 @@ def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
 
         outcomes.append(_tried(options, "copy", COPIED, bring_them))
         for one in chosen if made else ():
-            outcomes.append(_in_time(options, one, began, lambda one, _: one.do(made[0])))
+            outcomes.append(_in_time(options, one, began, Pace(options.timeout_s), lambda one, _: one.do(made[0])))
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
 
 
-def _in_time(options: DrillOptions, one: R, began: float, do: Callable[[R, float], Shown]) -> Outcome:
-    left = began + options.deadline_s - time.monotonic()
-    if left > 0:
-        return _tried(options, one.name, one.what, lambda: do(one, min(options.timeout_s, left)))
+def _in_time(options: DrillOptions, one: R, began: float, pace: Pace, do: Callable[[R, Limit], Shown]) -> Outcome:
+    over_at = began + options.deadline_s
+    if time.monotonic() < over_at:
+        outcome = _tried(options, one.name, one.what, lambda: do(one, Limit(pace, over_at)))
+        if outcome.verdict == PASSED:
+            pace.passed(outcome.took_s)
+        return outcome
     outcome = Outcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
     options.say(one.name, outcome)
     return outcome
@@ -161,11 +167,11 @@ def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
     return [one for one in REHEARSALS.values() if not names or one.name in names]
 
 
-def _rehearse(target: Target, one: Rehearsal, top: Path, timeout_s: float, references: References) -> Shown:
+def _rehearse(target: Target, one: Rehearsal, top: Path, limit: Limit, references: References) -> Shown:
     folder = top / one.name
     store = folder / "store" if target.built_in else top / "store"
     try:
-        return one.do(Stage(target, folder, store, time.monotonic() + timeout_s, references), one)
+        return one.do(Stage(target, folder, store, limit, references), one)
     finally:
         for incidents in store.glob(f"*/{DIRECTORY}"):  # they are not to be held against the next
             incidents.rename(folder / f"incidents of {incidents.parent.name}")
@@ -183,8 +189,8 @@ def over_limits(shown: Shown, options: DrillOptions) -> str:
 class References:
     """What the built-in job ends with if nothing happens to it: run when it is first asked for."""
 
-    def __init__(self, target: Target, top: Path) -> None:
-        self._target, self._top = target, top
+    def __init__(self, target: Target, top: Path, pace: Pace) -> None:
+        self._target, self._top, self._pace = target, top, pace
         self._known: dict[int, str] = {}
 
     def __call__(self, without: int) -> str:
@@ -194,7 +200,7 @@ class References:
             folder.mkdir(parents=True)
             alone = folder / "relight.toml"
             alone.write_text("[supervise]\nspares = false\n", encoding="ascii")  # nobody's place is to be taken
-            with Job(replace(self._target, settings=str(alone)), folder, folder / "store", time.monotonic() + 120.0) as job:
+            with Job(replace(self._target, settings=str(alone)), folder, folder / "store", Limit(self._pace)) as job:
                 (folder / "out.go").touch()
                 job.start(without=without)
                 if code := job.has_ended():

@@ -13,14 +13,16 @@ from typing import TypeVar
 
 from relight.catalog.run import Run
 from relight.drill.made_of import MadeOf, of_script
+from relight.drill.pace import Limit, Pace
 from relight.drill.pages import Pages, running
 from relight.drill.processes import is_below
 from relight.drill.programme import REHEARSALS
 from relight.drill.rehearsals import SETTLED_STEPS, Rehearsal, Shown, is_there, judged
-from relight.drill.stage import LOOK_S, Wrong
+from relight.drill.stage import LOOK_S, CannotTry, Wrong
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.pulse import Beat
 from relight.supervise.incidents import Incident, read_incidents
+from relight.supervise.procfs import began_at
 
 T = TypeVar("T")
 MAY = ("kill", "hang", "preempt")
@@ -55,32 +57,40 @@ class Live:
         argv = self._run.open(newest[0]).root.environment.get("argv") if newest else None
         return of_script([str(one) for one in argv] if isinstance(argv, list) else [], folder)
 
-    def do(self, rehearsal: Rehearsal, timeout_s: float) -> Shown:
+    def pace(self, timeout_s: float | None) -> Pace:
+        """Return what this job takes to come back: by its earlier restarts, else by how long its processes took until their first step."""
+        pace = Pace(timeout_s)
+        known = [one.after.seconds.get("all", 0.0) for one in read_incidents(self._run.store, self._run.name) if one.after is not None]
+        beats = self._pages.beats().values()
+        first = [beat.first_at - began for beat in beats if beat.steps and (began := began_at(beat.pid)) is not None]
+        pace.started(max(known or first, default=LOOK_S))
+        return pace
+
+    def do(self, rehearsal: Rehearsal, limit: Limit) -> Shown:
         """One."""
-        ends = time.monotonic() + timeout_s
-        rank, beat = sorted(self._settled(ends).items())[-1]
+        rank, beat = sorted(self._settled(limit).items())[-1]
         if rehearsal.name == "preempt":
-            return self._end_it(ends)
+            return self._end_it(limit)
         before = {one.id for one in read_incidents(self._run.store, self._run.name)}
         broken = time.monotonic()
         os.kill(beat.pid, signal.SIGKILL if rehearsal.name == "kill" else signal.SIGSTOP)
         try:
-            incident = _wait(lambda: self._over_it(before), "step behind the failure", ends)
+            incident = _wait(lambda: self._over_it(before), "step behind the failure", limit)
         finally:
             if rehearsal.name == "hang" and is_below(beat.pid, self._supervisor):  # nobody took it for one that hangs
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(beat.pid, signal.SIGCONT)
         shown = judged(rehearsal, incident, self._pages.beats(), rank, broken)
-        self._settled(ends)
+        self._settled(limit)
         return shown
 
-    def _settled(self, ends: float) -> dict[int, Beat]:
+    def _settled(self, limit: Limit) -> dict[int, Beat]:
         def look() -> dict[int, Beat] | None:
             beats = {rank: beat for rank, beat in self._pages.beats().items() if is_below(beat.pid, self._supervisor)}
             well = all(beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values())
             return beats if beats and well else None
 
-        return _wait(look, "steps with a checkpoint behind them", ends)
+        return _wait(look, "steps with a checkpoint behind them", limit)
 
     def _over_it(self, before: set[str]) -> Incident | None:
         if not is_there(self._supervisor):
@@ -88,10 +98,10 @@ class Live:
         found = [one for one in read_incidents(self._run.store, self._run.name) if one.id not in before]
         return next((one for one in found if one.after is not None and one.host == socket.gethostname()), None)
 
-    def _end_it(self, ends: float) -> Shown:
+    def _end_it(self, limit: Limit) -> Shown:
         broken = time.monotonic()
         os.kill(self._supervisor, signal.SIGTERM)
-        _wait(lambda: None if is_there(self._supervisor) else True, "end of relight run", ends)
+        _wait(lambda: None if is_there(self._supervisor) else True, "end of relight run", limit)
         took = time.monotonic() - broken
         last, live = max(beat.step for beat in self._pages.beats().values()), self._run.history().live
         stored = live[-1].step if live else -1
@@ -109,11 +119,13 @@ def rehearsals_of(names: list[str]) -> list[Rehearsal]:
     return [REHEARSALS[name] for name in MAY if name in (names or ["kill"])]
 
 
-def _wait(until: Callable[[], T | None], what: str, ends: float) -> T:
+def _wait(until: Callable[[], T | None], what: str, limit: Limit) -> T:
     while True:
         found = until()
         if found is not None:
             return found
-        if time.monotonic() > ends:
+        if time.monotonic() > limit.ends:
+            if limit.cut_short:
+                raise CannotTry(f"the drill's time was over (--deadline) before there was a {what}")
             raise Wrong(f"no {what} in time")
         time.sleep(LOOK_S)

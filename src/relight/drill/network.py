@@ -15,8 +15,8 @@ from relight.pulse import Beat
 _OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _WIRE, _PORT = "wire", 29400
 _HERE, _THERE = "10.77.0.1", "10.77.0.2"
-_NOTICED_WITHIN_S, _LONGER_S = 90.0, 70.0
-"""Longer than a node waits for an answer of the rendezvous: 60 s."""
+_ANSWER_S, _NOTICED_WITHIN_S, _LONGER_S = 60.0, 90.0, 70.0
+"""How long a node waits for an answer of the rendezvous, and longer than that. Where the job starts slowly, so does what notices."""
 _STARTS_MAX = 3
 _KINDS = ("hang", "network")
 """A node that is not answered can't tell a wire from a rank that stands still; one that is answered by a closed connection can."""
@@ -29,12 +29,14 @@ def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
     reason = cannot([*_OWN_NETWORK, "ip", "link", "add", _WIRE, "type", "veth", "peer", "name", "end"])
     if reason:
         raise CannotTry(f"no network of its own can be made here: {reason}")
-    with Job(stage.target, stage.folder, stage.store, stage.ends, _OWN_NETWORK) as job, TwoNodes(job) as nodes:
+    with Job(stage.target, stage.folder, stage.store, stage.limit, _OWN_NETWORK) as job, TwoNodes(job) as nodes:
         nodes.start()
         before = job.wait(nodes.ready, "steps of both nodes with a checkpoint behind them")
+        job.makes_steps()
+        noticed_within_s = max(_NOTICED_WITHIN_S, _ANSWER_S + 3 * stage.limit.pace.start_s)
         nodes.cut()
         broken = time.monotonic()
-        noticed = job.wait(lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", _NOTICED_WITHIN_S)
+        noticed = job.wait(lambda: time.monotonic() if job.incidents() else None, "sign that a node has noticed", noticed_within_s)
         time.sleep(_LONGER_S)
         nodes.mend()
         mended = time.monotonic()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from relight.drill.orders import Order
+from relight.drill.pace import Limit
 from relight.drill.stage import CannotTry, Job, Wrong
 from relight.drill.target import Target
 from relight.pulse import Beat
@@ -18,8 +19,8 @@ from relight.supervise.procfs import look_at
 
 SETTLED_STEPS = 3
 """A script's job has gone on when it has made so many steps."""
-AHEAD_S = 0.5
-"""What a script is told to do at a step is told so long before that, so that all ranks hear of it in time."""
+AHEAD_S, AHEAD_STARTS = 0.5, 0.05
+"""Seconds, and share of the slowest start, by which an order comes before the step that it is for, so that all ranks read it in time."""
 
 
 class Shown(NamedTuple):
@@ -40,13 +41,13 @@ class Stage:
     target: Target
     folder: Path
     store: Path
-    ends: float
+    limit: Limit
     reference: Callable[[int], str]
     """The hash that the built-in job ends with, if it leaves out the samples of that step; -1: of none."""
 
     def job(self) -> Job:
         """One on its own machine."""
-        return Job(self.target, self.folder, self.store, self.ends)
+        return Job(self.target, self.folder, self.store, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,8 @@ def _tell(job: Job, what: str) -> tuple[int, int]:
     job.start()
     rank, beat = sorted(job.ready().items())[-1]
     usual = (beat.step_at - beat.first_at) / max(1, beat.steps - 1)
-    step = max(one.step for one in job.beats().values()) + 2 + int(AHEAD_S / max(usual, 1e-3))
+    ahead_s = max(AHEAD_S, AHEAD_STARTS * job.limit.pace.start_s)
+    step = max(one.step for one in job.beats().values()) + 2 + int(ahead_s / max(usual, 1e-3))
     job.orders.give(Order(what, step, rank))
     return rank, step
 
@@ -230,7 +232,9 @@ def steps_again(job: Job) -> dict[int, Beat]:
         beats = job.beats()
         return beats if beats and all(beat.steps for beat in beats.values()) else None
 
-    return job.wait(look, "step of the job that was started again")
+    beats = job.wait(look, "step of the job that was started again")
+    job.makes_steps()
+    return beats
 
 
 def is_there(pid: int) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeVar
 from relight.catalog import verify_checkpoint, verify_log
 from relight.catalog.run import Run, list_runs
 from relight.drill.orders import Orders
+from relight.drill.pace import Limit
 from relight.drill.pages import Pages
 from relight.drill.processes import arguments_of, descendants, is_below
 from relight.drill.target import Target
@@ -48,10 +49,11 @@ def own_store(path: str | Path) -> ByteStore:
 class Job:
     """One, in a directory of its own. What it starts ends with the ``with`` block."""
 
-    def __init__(self, target: Target, folder: Path, store: Path, ends: float, prefix: Sequence[str] = ()) -> None:
-        """``ends``: until when it may take, on the monotonic clock; ``prefix``: what its processes are enclosed by."""
+    def __init__(self, target: Target, folder: Path, store: Path, limit: Limit, prefix: Sequence[str] = ()) -> None:
+        """``limit``: until when it may take; ``prefix``: what its processes are enclosed by."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.target, self.folder, self.store, self._ends = target, folder, store, ends
+        self.target, self.folder, self.store, self.limit = target, folder, store, limit
+        self._started_at = time.monotonic()
         self.orders = Orders(folder / "orders")
         self.warden = Warden(prefix)
         self.outside = Path(f"/proc/{self.warden.pid}/root") if prefix else Path("/")
@@ -79,6 +81,7 @@ class Job:
         told = {**environment(), **self.target.environment(self.store), **(env or {})}
         cwd = str(self.folder) if self.target.built_in else os.getcwd()
         command = self.target.command(self.folder, self.store, *flags, without=without)
+        self._started_at = time.monotonic()
         self._process = self.warden.start(command, env=told, cwd=cwd, log=self._log)
         self._pages = Pages(self._process)
 
@@ -115,9 +118,11 @@ class Job:
     # -- waiting ---------------------------------------------------------------------------------------------------------------
 
     def wait(self, until: Callable[[], T | None], what: str, within_s: float = math.inf, *, over: bool = False) -> T:
-        """Until it gives something that is not None. ``Wrong`` if time is up, or the job ends first, unless it may be ``over``."""
+        """Until it gives something that is not None. ``Wrong`` if time is up, or the job ends first, unless it may be ``over``.
+
+        ``CannotTry`` if the drill's own end came first.
+        """
         began = time.monotonic()
-        ends = min(self._ends, began + within_s)
         while True:
             code = self.code  # looked at first: what it did before it ended counts
             found = until()
@@ -125,9 +130,16 @@ class Job:
                 return found
             if code is not None and not over:
                 raise Wrong(f"relight run ended with {code} before {what}: {self.last_words()}")
+            ends = min(self.limit.ends, began + within_s)
             if time.monotonic() > ends:
+                if self.limit.cut_short and ends < began + within_s:
+                    raise CannotTry(f"the drill's time was over (--deadline) before there was a {what}: {self._at()}")
                 raise Wrong(f"no {what} within {ends - began:.0f} s: {self._at()}")
             time.sleep(LOOK_S)
+
+    def makes_steps(self) -> None:
+        """Take note of how long the start took that just ended: the bounds of all waits follow the slowest."""
+        self.limit.pace.started(time.monotonic() - self._started_at)
 
     def ready(self) -> dict[int, Beat]:
         """All ranks make steps, and there is a checkpoint to go back to: what they say then."""
@@ -141,7 +153,9 @@ class Job:
             self.ask_for_a_save()
             return None
 
-        return self.wait(look, "steps with a checkpoint behind them")
+        beats = self.wait(look, "steps with a checkpoint behind them")
+        self.makes_steps()
+        return beats
 
     def ask_for_a_save(self) -> None:
         """Of a script that saves seldom, by the signal that it has for that; the built-in job saves by itself."""

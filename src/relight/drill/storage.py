@@ -191,7 +191,7 @@ def _without_room(stage: Stage) -> Iterator[NoRoom]:
             means = f"a limit on the size of files, which has another error than a full disk has, as {reason}"
             yield NoRoom(job, means, partial(_limit_files, job), partial(_unlimit_files, job))
         return
-    with Job(stage.target, stage.folder, disk / "store", stage.ends, OWN_MOUNTS) as job:
+    with Job(stage.target, stage.folder, disk / "store", stage.limit, OWN_MOUNTS) as job:
         disk.mkdir()
         job.warden.call([*mount, "none", str(disk)])
         if stage.store.is_dir():

@@ -20,7 +20,7 @@ from relight.fleet.policies import Policy
 from relight.fleet.result import DETECTING, LOST, RESTARTING, WAITING, Outcome
 from relight.fleet.saves import Saved, Shelf
 from relight.fleet.scenario import FAILURES_MAX, Failing, Scenario
-from relight.fleet.schedules import schedule_of
+from relight.fleet.schedules import bound_of, schedule_of
 from relight.foresee.act import action_for
 from relight.foresee.gate import LATELY, PRECISION, distrust
 from relight.foresee.score import HORIZON_S
@@ -47,7 +47,7 @@ class _Run:
     def __init__(self, scenario: Scenario, policy: Policy, seed: int, chance: Chance) -> None:
         self.scenario, self.policy, self.seed, self.chance = scenario, policy, seed, chance
         self.machines = Machines(scenario, policy, chance.lemons)
-        self.shelf = Shelf(scenario, policy)
+        self.shelf = Shelf(scenario, policy, seed)
         self.schedule = schedule_of(scenario, policy)
         self.heap: list[tuple[float, int, int, int, Any]] = []
         self.pushed = self.life = 0
@@ -270,7 +270,8 @@ class _Run:
         self.work = found
         if self.onset is not None and found <= self.onset:
             self.onset = None
-        self.reading_s = self.scenario.restart.memory_s if place in ("memory", "peers") else self.scenario.read_s if found else 0.0
+        read_s = self.scenario.read_s * (self.shelf.in_vain + (found > 0))
+        self.reading_s = self.scenario.restart.memory_s if place in ("memory", "peers") else read_s
         if self.phase in (_TRAINING, _STALLED):
             self.failed_at = now
         self.life += 1
@@ -399,5 +400,5 @@ class _Run:
         return Outcome(
             self.policy.name, self.seed, wall, self.trained - lost, self.saving, {name: dict(parts) for name, parts in self.spent.items()},
             dict(self.failures), dict(self.actions), dict(self.restored), self.saves, self.durable, self.alarms, self.false_alarms, peaks,
-            stored, self.schedule.interval_s,
+            stored, self.schedule.interval_s, *bound_of(self.schedule.decision),
         )  # fmt: skip

@@ -41,6 +41,10 @@ class Outcome(NamedTuple):
     """Bytes on all tiers: the most in each of 200 equal parts of the time."""
     interval_s: float
     """Between saves, as it was in the end."""
+    bound: str = ""
+    """What the newest decision reported of the user's bound on the interval, in words; empty: nothing."""
+    bound_cost: float = 0.0
+    """The share of the time that the bound costs by that decision."""
 
     @property
     def goodput(self) -> float:
@@ -85,6 +89,9 @@ class Summary(NamedTuple):
     stored: tuple[float, ...]
     restored: dict[str, float]
     actions: dict[str, float]
+    bound: str = ""
+    """What the user's bound on the interval costs, in words, of the seed where it costs most; empty: nothing worth a report."""
+    bound_cost: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -104,13 +111,14 @@ def summary_of(outcomes: Sequence[Outcome], about: str = "", first: Sequence[Out
     for one in outcomes:
         _add(parts, one.parts(), 1 / walls)
         _add(causes, one.by_cause(), 1 / walls)
+    worst = max(outcomes, key=lambda one: one.bound_cost)
     return Summary(
         outcomes[0].policy, about, count, spread([one.goodput for one in outcomes]), better, parts,
         dict(sorted(causes.items(), key=lambda row: -row[1])),
         sum(sum(one.failures.values()) for one in outcomes) / count, sum(one.saves for one in outcomes) / count,
         float(np.median([one.interval_s for one in outcomes])), float(np.median([sum(one.stored_peak.values()) for one in outcomes])),
         tuple(np.median(np.array([one.stored for one in outcomes]), axis=0).tolist()), _mean([one.restored for one in outcomes]),
-        _mean([one.actions for one in outcomes]),
+        _mean([one.actions for one in outcomes]), worst.bound, worst.bound_cost,
     )  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 
+from relight.fleet.chance import stream
 from relight.fleet.policies import Policy
 from relight.fleet.result import BUCKETS
 from relight.fleet.scenario import Scenario
@@ -23,10 +24,10 @@ NOTHING, MEMORY, PEERS = "nothing", "memory", "peers"
 class Saved:
     """One save, from its beginning on."""
 
-    __slots__ = ("begun", "copied", "gone", "near", "sealed", "seq", "step", "work", "wrong")
+    __slots__ = ("begun", "copied", "gone", "near", "sealed", "seq", "step", "whole", "work", "wrong")
 
-    def __init__(self, seq: int, step: int, work: float, begun: float, wrong: bool) -> None:
-        self.seq, self.step, self.work, self.begun, self.wrong = seq, step, work, begun, wrong
+    def __init__(self, seq: int, step: int, work: float, begun: float, wrong: bool, whole: bool = True) -> None:
+        self.seq, self.step, self.work, self.begun, self.wrong, self.whole = seq, step, work, begun, wrong, whole
         self.sealed = self.gone = self.near = False
         self.copied: set[int] = set()
 
@@ -34,7 +35,10 @@ class Saved:
 class Shelf:
     """All of them."""
 
-    def __init__(self, scenario: Scenario, policy: Policy) -> None:
+    def __init__(self, scenario: Scenario, policy: Policy, seed: int = 0) -> None:
+        self._restorable, self._dice = scenario.save.restorable, stream(seed, "restorable")
+        self.in_vain = 0
+        """Checkpoints that the last way back could not restore before it found one."""
         self._bytes, self._wall = scenario.save.bytes, scenario.wall_s
         self._rules, self._tiers, self._local, self._memory = policy.keep, policy.tiers, policy.local, policy.memory
         self._count = 0
@@ -60,7 +64,8 @@ class Shelf:
     def new(self, step: int, work: float, now: float, *, wrong: bool) -> Saved:
         """A save begins."""
         self._count += 1
-        return Saved(self._count, step, work, now, wrong)
+        whole = self._restorable >= 1 or float(self._dice.random()) < self._restorable
+        return Saved(self._count, step, work, now, wrong, whole)
 
     def seal(self, made: Saved) -> None:
         """Its snapshot is taken."""
@@ -118,10 +123,11 @@ class Shelf:
             found.append((self._protected.work, -1, PEERS))
         else:
             self._protected = None
-        if self._near:
-            found.append((self._near[-1].work, -2, NEAR))
-        found += [(kept[-1].work, -3 - at, tier.name) for at, (tier, kept) in enumerate(zip(self._tiers, self._far)) if kept]
+        places = [(-2, NEAR, self._near), *((-3 - at, tier.name, kept) for at, (tier, kept) in enumerate(zip(self._tiers, self._far)))]
+        found += [(good.work, order, name) for order, name, kept in places if (good := _newest_whole(kept)) is not None]
         work, _, place = max(found)
+        tried = {one.seq for _, _, kept in places for one in kept if one.work > work and not one.whole}
+        self.in_vain = 0 if place in (MEMORY, PEERS) else len(tried)
         return work, place
 
     def set_aside(self, onset: float) -> None:
@@ -219,6 +225,10 @@ class Shelf:
         """The most bytes on each tier, and on all together in each part of the time."""
         self._fill(now)
         return dict(self._peaks), tuple(self._most)
+
+
+def _newest_whole(kept: list[Saved]) -> Saved | None:
+    return next((one for one in reversed(kept) if one.whole), None)
 
 
 def _rings_of(scenario: Scenario, policy: Policy) -> tuple[tuple[Ring, ...], list[int]]:

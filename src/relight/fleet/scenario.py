@@ -58,6 +58,8 @@ class Saving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     peers_s: Seconds = 5.0
     """From its beginning until other nodes' memory has it."""
     bytes: Annotated[int, msgspec.Meta(ge=0, le=1 << 60)] = 0
+    restorable: Share = 1.0
+    """The share of stored checkpoints that can be restored. A way back that meets another one reads it, and takes the one before."""
 
 
 class Restarting(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

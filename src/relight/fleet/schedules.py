@@ -9,6 +9,7 @@ from typing import Protocol
 from relight.fleet.policies import Policy
 from relight.fleet.scenario import HOUR_S, Scenario
 from relight.forecast import Bounds, Costs, Decision, Seen, best_interval, daly, decide, young
+from relight.forecast.schedule import costly
 from relight.policy.when import Facts, every
 
 _RATHER_S = HOUR_S
@@ -146,6 +147,14 @@ def schedule_of(scenario: Scenario, policy: Policy) -> Schedule:
     if policy.schedule == "adaptive":
         return _Adaptive(scenario, policy)
     return (_Fixed if policy.schedule in ("every", "steps") else _Planned)(scenario, policy)
+
+
+def bound_of(decision: Decision | None) -> tuple[str, float]:
+    """Return what a decision reports of the user's bound, in words, and the share of the time that the bound costs."""
+    if decision is None or not decision.bound:
+        return "", 0.0
+    cost, free_s = decision.numbers["bound_cost"], decision.numbers["free_s"]
+    return costly(decision.bound, cost, free_s), cost
 
 
 def costs_of(scenario: Scenario) -> Costs:

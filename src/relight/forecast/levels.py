@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from relight.errors import ConfigError
 from relight.forecast.interval import Costs, best_interval, waste
+from relight.forecast.schedule import following
 
 _MULTIPLES = tuple(1 << power for power in range(9))
 """Of one level by the one before, that are tried besides the two next to the ratio of what would be best for each by itself."""
@@ -74,12 +75,13 @@ SELDOM = 4096
 
 
 def onwards(
-    rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float = math.inf
+    rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float | None = math.inf
 ) -> tuple[Nested, ...]:
     """For the levels behind the nearest, whose saves come every ``base_s``: an interval each, multiples of the one before.
 
     Each is the best by itself, no shorter than its copies take, and than they may take from the steps (``overhead``), otherwise no longer
-    than ``at_most_s``. One whose copies cost the steps nothing gets them as often as it can.
+    than ``at_most_s`` (None: a bound that follows what a copy takes from the steps). One whose copies cost the steps nothing gets them as
+    often as it can.
     """
     found, multiple = list[Nested](), 1
     for one in further:
@@ -87,7 +89,8 @@ def onwards(
         least_s = max(one.costs.durable_s, one.costs.stall_s / overhead)
         ratio = min(best_interval(rate, one.costs, at_least_s=least_s).seconds / unit_s, float(SELDOM))
         least = min(SELDOM, max(1, math.ceil(least_s / unit_s - 1e-9)))
-        most = max(least, math.floor(min(at_most_s / unit_s, float(SELDOM)) + 1e-9))
+        most_s = following(one.costs.stall_s) if at_most_s is None else at_most_s
+        most = max(least, math.floor(min(most_s / unit_s, float(SELDOM)) + 1e-9))
         choices = {min(most, max(least, round_to(ratio))) for round_to in (math.floor, math.ceil)}
         multiple *= min(choices, key=lambda count: (waste(unit_s * count, rate, one.costs), count))
         found.append(Nested(one.name, base_s * multiple, multiple))

@@ -10,7 +10,7 @@ from relight.errors import ConfigError
 from relight.forecast.interval import Costs, best_interval
 from relight.forecast.levels import Level, Levels, best_levels, total_waste
 from relight.forecast.rates import Belief
-from relight.forecast.schedule import RESTART_PER_DEVICE_S, RESTART_S
+from relight.forecast.schedule import RESTART_PER_DEVICE_S, RESTART_S, span
 from relight.forecast.sizing import Size
 
 ASSUMED = {"copy": 25e9, "link": 25e9, "store_write": 200e9, "store_read": 200e9}
@@ -106,6 +106,15 @@ class Question:
     kept: int = 3
     gpu_hour: float | None = None
     store_tb_month: float | None = None
+    stored: Known | None = None
+    """Bytes stored over bytes of state, as a run's checkpoints have it; None: all of it is stored."""
+    at_least_s: float = 0.0
+    at_most_s: float | None = None
+    """Bounds of the interval that the user asks for."""
+
+    def __post_init__(self) -> None:
+        if self.at_most_s is not None and not 0 <= self.at_least_s <= self.at_most_s:
+            raise ConfigError(f"an interval of at least {span(self.at_least_s)} and at most {span(self.at_most_s)} cannot be")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +128,8 @@ class Plan:
     best: Levels
     store_only: tuple[float, float]
     """With nothing but the store: the interval, and the share of time lost."""
+    free: Levels
+    """The best without the bounds that were asked for."""
 
     @property
     def goodput(self) -> float:
@@ -138,7 +149,13 @@ class Plan:
     @property
     def kept_bytes(self) -> int:
         """In the store, by the retention that was asked about, with one more that is being written."""
-        return self.question.size.bytes * (self.question.kept + 1)
+        share = self.question.stored.value if self.question.stored is not None else 1.0
+        return round(self.question.size.bytes * (self.question.kept + 1) * share)
+
+    @property
+    def bound_cost(self) -> float:
+        """The share of the time that the bounds cost which were asked for."""
+        return max(0.0, self.best.waste - self.free.waste)
 
     @property
     def host_bytes(self) -> int:
@@ -175,10 +192,18 @@ def plan(question: Question) -> Plan:
     known["mtbf"] = Known(question.belief.mtbf_s, question.rate_source)
     times = _times(question, {name: one.value for name, one in known.items()}, known)
     levels = _levels(question, times, known["start"].value)
-    best = best_levels(question.belief.rate_per_s, levels)
+    rate = question.belief.rate_per_s
+    free = best_levels(rate, levels)
+    most_s = math.inf if question.at_most_s is None else question.at_most_s
+    bounded = bool(question.at_least_s) or question.at_most_s is not None
+    best = best_levels(rate, levels, at_least_s=question.at_least_s, at_most_s=most_s) if bounded else free
     far = levels[-1].costs
-    alone = best_interval(question.belief.rate_per_s, Costs(times["stall"], far.durable_s, far.restart_s), at_least_s=far.durable_s)
-    return Plan(question, known, levels, best, (alone.seconds, alone.waste))
+    least_s = max(far.durable_s, question.at_least_s)
+    costs = Costs(times["stall"], far.durable_s, far.restart_s)
+    alone = best_interval(rate, costs, at_least_s=least_s, at_most_s=max(least_s, most_s))
+    if question.stored is not None:
+        known["stored"] = question.stored
+    return Plan(question, known, levels, best, (alone.seconds, alone.waste), free)
 
 
 def _times(question: Question, pace: Mapping[str, float], known: dict[str, Known]) -> dict[str, float]:

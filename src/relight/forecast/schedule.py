@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from relight.errors import ConfigError
-from relight.forecast.interval import Costs, best_interval, daly, young
+from relight.forecast.interval import Costs, Interval, best_interval, daly, waste, young
 from relight.forecast.rates import Belief, learn, prior
 from relight.forecast.replay import learn_aging
 
@@ -25,6 +25,11 @@ STALL_GUESS_S, DURABLE_GUESS_S = 0.1, 10.0
 RESTART_S, RESTART_PER_DEVICE_S = 50.0, 0.009
 """Of a restart, before there was one: a line through FT-HSDP's cold restarts from 16 to 98 thousand GPUs."""
 RISK_MOST, UNSTEADY_MOST = 100.0, 4.0
+AT_MOST_S, BOUND_SHARE = 3600.0, 0.01
+"""Longest interval in seconds where the user gave none. The bound grows beyond it, so that saves at the bound take at most this share of
+the time: otherwise a bound that limits lost work would cost more work than it protects."""
+NOTICED = 0.01
+"""A user's bound is reported if it costs at least this share of the time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +80,26 @@ class Bounds:
     """Between which intervals, and at what share of the steps' time, a schedule stays."""
 
     at_least_s: float = 0.0
-    at_most_s: float = 3600.0
+    at_most_s: float | None = None
+    """None: the user gave no bound, and it follows what a save costs. See ``most_s``."""
     overhead: float = 0.5
     """Stalls take no more than this share of the time."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.at_least_s <= self.at_most_s < math.inf or self.at_most_s == 0:
+        most_s = math.nextafter(math.inf, 0.0) if self.at_most_s is None else self.at_most_s
+        if not 0 <= self.at_least_s <= most_s < math.inf or most_s == 0:
             raise ConfigError(f"an interval of at least {self.at_least_s!r} and at most {self.at_most_s!r} s cannot be")
         if not 0 < self.overhead < 1:
             raise ConfigError(f"overhead is a share between 0 and 1, not {self.overhead!r}")
+
+    def most_s(self, stall_s: float) -> float:
+        """Return the longest interval in seconds: the user's bound, else an hour or ``stall_s / BOUND_SHARE``, whichever is longer."""
+        return following(stall_s, self.at_least_s) if self.at_most_s is None else self.at_most_s
+
+
+def following(stall_s: float, at_least_s: float = 0.0) -> float:
+    """Return the longest interval in seconds where the user gave no bound and a save takes ``stall_s`` from the steps."""
+    return max(AT_MOST_S, stall_s / BOUND_SHARE, at_least_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +111,8 @@ class Decision:
     """1 or more; where the time of a step is not known, 1."""
     reason: str
     numbers: Mapping[str, float] = field(default_factory=dict)
+    bound: str = ""
+    """The user's bound that decided, if it costs a share of the time worth a report: ``numbers`` has it as ``bound_cost``."""
 
 
 def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
@@ -111,33 +129,67 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     learned = learn_aging(seen.lives_s, costs, max(floor_s, costs.durable_s))
     factor = learned.aging.factor(max(seen.age_s, floor_s)) if learned.aging is not None else 1.0
     rate *= factor
-    found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, limits.at_most_s))
+    most_s = limits.most_s(costs.stall_s)
+    found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, most_s))
     wanted = found.seconds
+    asked = "are asked for" if limits.at_most_s is not None else "unless at_most= allows more"
     why = (
         floor
-        if floor_s >= limits.at_most_s
-        else {"at least": floor, "at most": f"no more than {span(limits.at_most_s)} are asked for", "optimum": "least is lost"}[found.bound]
+        if floor_s >= most_s
+        else {"at least": floor, "at most": f"no more than {span(most_s)} {asked}", "optimum": "least is lost"}[found.bound]
     )
+    bound, lost, free_s = _costly_bound(seen, costs, limits, rate, found)
     if phase == "late" and seen.total_steps is not None and seen.step_s:
         left_s = (seen.total_steps - seen.step) * seen.step_s
         wanted = max(floor_s, left_s / max(1, math.ceil(left_s / wanted))) if left_s > 0 and wanted > 0 else wanted
-    interval_s, moved = _move(wanted, before)
+    interval_s, moved = _move(wanted, before, floor_s)
     numbers = {
         "wanted_s": wanted, "floor_s": floor_s, "rate_per_h": rate * 3600, "mtbf_s": belief.mtbf_s, "failures": float(seen.failures),
         "watched_s": seen.watched_s, "stall_s": costs.stall_s, "durable_s": costs.durable_s, "restart_s": costs.restart_s,
         "step_s": seen.step_s, "waste": found.waste, "young_s": young(costs.stall_s, 1 / rate), "daly_s": daly(costs.stall_s, 1 / rate),
         "risk": risk, "foreseen": foreseen, "unsteady": unsteady, "pressure": seen.pressure,
         "learned": factor,
-        "guesses": float(len(guessed)),
+        "guesses": float(len(guessed)), "guessed_save": float("save" in guessed), "bound_cost": lost, "free_s": free_s,
     }  # fmt: skip
     steps = max(1, round(interval_s / seen.step_s)) if seen.step_s > 0 else 1
-    if seen.step_s > 0 and steps * seen.step_s > limits.at_most_s:
-        steps = max(1, math.floor(limits.at_most_s / seen.step_s))
+    if seen.step_s > 0 and steps * seen.step_s > most_s:
+        steps = max(1, math.floor(most_s / seen.step_s))
     if learned.aging is not None:
         said = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
         moved = f", {said} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
     reason = f"every {span(interval_s)}: {why}; {_said(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
-    return Decision(interval_s, steps, reason, numbers)
+    if bound:
+        reason += f"; {costly(bound, lost, free_s)}"
+    return Decision(interval_s, steps, reason, numbers, bound)
+
+
+def costly(bound: str, cost: float, free_s: float) -> str:
+    """Return what a user's bound costs, in words."""
+    return f"{bound} costs {cost:.1%} of the time: {span(free_s)} between saves would lose least"
+
+
+def bound_cost(interval_s: float, rate_per_s: float, costs: Costs, least_s: float = 0.0) -> tuple[float, float]:
+    """Return the share of time that ``interval_s`` loses beyond the best interval, and that interval, no shorter than ``least_s``."""
+    free = best_interval(rate_per_s, costs, at_least_s=least_s)
+    return max(0.0, waste(interval_s, rate_per_s, costs) - free.waste), free.seconds
+
+
+def _costly_bound(seen: Seen, costs: Costs, limits: Bounds, rate: float, found: Interval) -> tuple[str, float, float]:
+    """Return the user's bound that decided, what share of the time it costs, and the interval without it. Nothing below ``NOTICED``, and
+    nothing before a save was measured: a guess is no reason for an alarm."""
+    by: list[tuple[float, str]] = []
+    if found.bound == "at most" and limits.at_most_s is not None:
+        by = [(math.inf, f"at_most={span(limits.at_most_s)}")]  # also where a save takes longer than that
+    elif found.bound == "at least":
+        by = [(limits.at_least_s, f"at_least={span(limits.at_least_s)}")]
+        by.append((costs.stall_s / limits.overhead, f"overhead={limits.overhead:g}"))
+        if seen.bytes_per_s_most and seen.save_bytes:
+            by.append((seen.save_bytes / seen.bytes_per_s_most, f"bytes_per_second={seen.bytes_per_s_most:g}"))
+    deciding = next((name for seconds, name in by if seconds >= found.seconds), "")
+    if not deciding or not seen.stalls_s:
+        return "", 0.0, found.seconds
+    cost, free_s = bound_cost(found.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s))
+    return (deciding, cost, free_s) if cost >= NOTICED else ("", 0.0, free_s)
 
 
 def span(seconds: float) -> str:
@@ -182,7 +234,11 @@ def _floor(seen: Seen, costs: Costs, limits: Bounds) -> tuple[float, str]:
     return seconds, f"as often as it is free: {why}" if costs.stall_s == 0 else why
 
 
-def _move(wanted: float, before: Decision | None) -> tuple[float, str]:
+def _move(wanted: float, before: Decision | None, floor_s: float) -> tuple[float, str]:
+    """Return the next interval: by a factor of two at most, but never below ``floor_s``.
+
+    With a save of 30 min, doubling from a guess would mean five saves in a row.
+    """
     if before is None or before.interval_s <= 0:
         return wanted, ""
     if before.interval_s / STILL < wanted < before.interval_s * STILL:
@@ -190,7 +246,7 @@ def _move(wanted: float, before: Decision | None) -> tuple[float, str]:
     least, most = before.interval_s / MOVE, before.interval_s * MOVE
     if least <= wanted <= most:
         return wanted, ""
-    return min(max(wanted, least), most), f"; on its way to {span(wanted)}, by a factor of {MOVE:g} at a time"
+    return max(min(max(wanted, least), most), min(floor_s, wanted)), f"; on its way to {span(wanted)}, by a factor of {MOVE:g} at a time"
 
 
 def _said(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:

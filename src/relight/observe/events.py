@@ -78,6 +78,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "ranks.late": (logging.WARNING, "some ranks did not come to where all agree on saves: this process makes no more of them"),
     "settings.read": (logging.INFO, "a Checkpointer takes what it was not told from relight.toml"),
     "schedule.changed": (logging.INFO, "relight.adaptive() saves at this interval from now on, and why"),
+    "schedule.bound": (logging.WARNING, "a bound given to relight.adaptive() costs 1 % of the time or more; once in a process"),
     "tiers.paced": (logging.INFO, "a further tier gets one in so many of the saves of relight.adaptive() from now on, and why"),
     "save.held": (logging.WARNING, "a save waits in memory, as the nearest tier is full of what is not further out yet"),
     "save.durable": (logging.INFO, "a save became a checkpoint"),

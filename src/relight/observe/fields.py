@@ -162,6 +162,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "ranks.late": ("ranks",),
     "settings.read": ("path", "names"),
     "schedule.changed": ("step", "interval_s", "reason"),
+    "schedule.bound": ("bound", "share", "free_s"),
     "tiers.paced": ("tier", "least_s", "reason"),
     "save.held": ("id", "step", "seconds"),
     "save.durable": ("step", "id", "reason", "bytes", "seconds", "blocked_s"),

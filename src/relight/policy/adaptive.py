@@ -27,7 +27,8 @@ class Adaptive(Trigger):
     """See ``adaptive``. The interval itself is worked out by whoever asks (``relight.forecast``): one rank, for all of them."""
 
     at_least_s: float = 0.0
-    at_most_s: float = 3600.0
+    at_most_s: float | None = None
+    """None: it follows what a save costs (``relight.forecast.Bounds``)."""
     overhead: float = 0.5
     total_steps: int | None = None
     mtbf_s: float | None = None
@@ -62,7 +63,7 @@ class Adaptive(Trigger):
 def adaptive(
     *,
     at_least: str | float | Span | None = None,
-    at_most: str | float | Span = "1h",
+    at_most: str | float | Span | None = None,
     overhead: float = 0.5,
     total_steps: int | None = None,
     mtbf: str | float | Span | None = None,
@@ -73,8 +74,11 @@ def adaptive(
 ) -> Trigger:
     """Save as often as loses least: by what saves and restarts were seen to cost, and how often something fails.
 
-    The interval stays between ``at_least`` and ``at_most`` (``"30s"``, ``"1h"``, seconds); saves take at most the share ``overhead`` of the
-    steps' time, and ``bytes_per_second`` of the store. ``total_steps``: how many steps there will be. ``mtbf``: the time between failures
+    The interval stays between ``at_least`` and ``at_most`` (``"30s"``, ``"1h"``, seconds). Without ``at_most`` it is an hour at most, or
+    100 times what a save takes from the steps if that is longer. Saves take at most the share ``overhead`` of the steps' time, and
+    ``bytes_per_second`` of the store. A bound that costs 1 % of the time or more is reported once, by the event ``schedule.bound``.
+
+    ``total_steps``: how many steps there will be. ``mtbf``: the time between failures
     of this job, where you know better than published rates. ``loss`` names a metric: while it is restless, saves are more frequent, and
     if it falls by the share ``drop`` below that of the best save, the next one comes earlier. ``risk`` is asked at each decision how many
     times as likely as usual a failure is. Each change is an event ``schedule.changed``, and stays in the run's log, where
@@ -84,8 +88,8 @@ def adaptive(
     'adaptive, every 40 s'
     """
     least_s = 0.0 if at_least is None else seconds_of(at_least, "at_least")
-    most_s = seconds_of(at_most, "at_most")
-    if least_s > most_s:
+    most_s = None if at_most is None else seconds_of(at_most, "at_most")
+    if most_s is not None and least_s > most_s:
         raise ConfigError(f"at_least={at_least!r} is more than at_most={at_most!r}")
     overhead = share_of(overhead, "overhead", "0.01 is one step in a hundred")
     total_steps = None if total_steps is None else whole_of(total_steps, "total_steps")

@@ -75,7 +75,7 @@ _CHECKPOINT = (
     *_called(
         "adaptive",
         ("at_least", _TIME, "none", "the shortest interval between saves"),
-        ("at_most", _TIME, "1h", "the longest"),
+        ("at_most", _TIME, "1h, or 100 times a save's cost", "the longest"),
         ("overhead", "a share between 0 and 1", "0.5", "what share of the steps' time saves may take"),
         ("total_steps", _COUNT, "not known", "how many steps there will be"),
         ("mtbf", _TIME, "published rates", "the time between failures of this job"),

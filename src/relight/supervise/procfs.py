@@ -35,6 +35,14 @@ def look_at(pid: int) -> Process:
     return Process(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)
 
 
+def began_at(pid: int) -> float | None:
+    """Return when a process was started, on the clock of ``time.monotonic()``; None if it is not there."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        return int(fields[19]) / _TICKS
+    return None
+
+
 def command_of(pid: int) -> str:
     """What it was started with; empty if it is not there."""
     with contextlib.suppress(OSError):
