@@ -29,7 +29,7 @@ class Writer:
         self.damaged: set[int] = set()
         self.step = 0
         self.parent: str | None = None
-        self.names = 0
+        self.names = self.epoch = 0
         self.put(RunBody(name="run"), 0)
         self.fence()
 
@@ -40,7 +40,7 @@ class Writer:
             Record(seq=seq, prev="", store=STORE, run=RUN, epoch=epoch, time=f"2026-01-01T00:{seq // 60 % 60:02d}:{seq % 60:02d}Z",
                    writer=f"host:{epoch}:x", body=body, file_hash=f"{seq:064x}")
         )  # fmt: skip
-        if seq > 1 and self.random.random() < 0.01:
+        if seq > 1 and self.random.random() < 0.02:
             self.damaged.add(seq)
 
     def view(self, after: View | None = None) -> View:
@@ -73,13 +73,14 @@ class Writer:
             self.parent = (self.random.choice(history.live) if draw < 0.4 else good).id
             self.step = history.by_id[self.parent].step
         lost = sum(1 for seq in self.damaged)
-        self.put(FenceBody(attempt=f"a{len(self.records)}", reason=reason), history.epoch + 1 + lost)
+        self.epoch = history.epoch + 1 + lost
+        self.put(FenceBody(attempt=f"a{len(self.records)}", reason=reason), self.epoch)
 
     def act(self) -> None:
         """Append one record of some kind."""
         history = self.history()
         draw, pick = self.random.random(), self.random
-        epoch, live = history.epoch, history.live
+        epoch, live = max(history.epoch, self.epoch), history.live  # the newest FENCE may be a damaged record
         if draw < 0.35 or not live:
             self.step += pick.randrange(1, 4)
             self.names += 1
@@ -120,9 +121,9 @@ class Writer:
         elif draw < 0.95:
             self.put(TagBody(name="late", id=pick.choice(live).id), max(0, epoch - 1))  # void if the epoch is a superseded attempt's
         elif draw < 0.97 and history.retired:
-            one = history.retired[pick.choice(sorted(history.retired))]  # a COMMIT that comes a second time
-            if len(self.records) - history.retired_at[one.id] < REPEATED_WITHIN and one.epoch == epoch:
-                self.put(one.body, one.epoch)
+            late = [one for one in history.retired.values() if len(self.records) - history.retired_at[one.id] < REPEATED_WITHIN]
+            if late := [one for one in late if one.epoch == epoch]:  # a COMMIT that comes a second time
+                self.put(pick.choice(late).body, epoch)
         else:
             self.put(NoteBody(topic="verified", data={"whole": " ".join(one.id for one in live[-3:])}), epoch)
 
