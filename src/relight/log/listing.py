@@ -54,6 +54,13 @@ class Folders:
         """The key of the folder of record ``seq``."""
         return self.key(seq).rpartition("/")[0]
 
+    def settle(self, seq: int) -> None:
+        """Make the name of record ``seq`` durable, and that of its folder: its writer may have been killed before."""
+        folder = self.folder(seq)
+        self._store.settle(folder)
+        if folder != self.place:
+            self._store.settle(self.place)
+
     def all(self) -> Listing:
         """List ``log/``: the records there, and the folders. Cost: one listing; two if an earlier version wrote the log."""
         flat, folders = set[int](), set[int]()
