@@ -20,6 +20,7 @@ import relight.format.names as names_module
 import relight.log.chain as chain_module
 import relight.log.summary as summary_module
 import relight.log.truncated as truncated_module
+import relight.reclaim.sweep as sweep_module
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveRequest, plan_save
@@ -408,7 +409,7 @@ def short_folders(seed: int) -> contextlib.AbstractContextManager[None]:
     """Within the block, for an odd seed: a summary after each third record, and folders of five records."""
     if not seed % 2:
         return contextlib.nullcontext()
-    return patched((summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5))
+    return patched((summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99))
 
 
 @contextlib.contextmanager
