@@ -24,7 +24,7 @@ def need(fact, what):
 
 
 def counting(store, run):  # the records that count, newest first: each is judged by the one after it
-    files = {int(path.stem): path.read_bytes() for path in (store / run / "log").glob("[0-9]" * 12 + ".json")}
+    files = {int(path.stem): path.read_bytes() for path in (store / run / "log").rglob("[0-9]" * 12 + ".json")}
     parsed = {seq: one for seq, data in files.items() if (one := sealed(data)) and one["seq"] == seq}
     chained = 0 in parsed and 1 in parsed and parsed[1]["prev"] == blake3(files[0]).hexdigest()
     run_id = parsed[0]["run"] if chained else Counter(one["run"] for one in parsed.values()).most_common(1)[0][0]

@@ -6,15 +6,17 @@ import getpass
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
 from relight.audit.facts import Facts, cut, without_secrets
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.format import Record
 from relight.format.records import Body, NoteBody
-from relight.log import Log, View, read_store
+from relight.log import Log, read_store
+from relight.log.summary import TOPIC as SUMMARY_TOPIC
 from relight.observe import emit
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
@@ -22,6 +24,10 @@ from relight.store.urls import absolute
 SETTING = "RELIGHT_AUDIT"
 RUN, TOPIC = "audit", "audit"
 WORDS_MAX = 500
+RECORDS_KEPT = 4
+"""Records that are kept in memory for each entry that is shown: its beginning, its end, and room for summaries."""
+SPAN = 256
+"""Records that are read at once, from the newest backwards."""
 _ENTRY = frozenset({"who", "role", "token", "what", "on"})
 _telling: ContextVar[bool] = ContextVar("_telling", default=False)
 """Whether this thread is within something that is written down already."""
@@ -54,7 +60,8 @@ class Book:
         self._log = Log(store, RUN)
         self._lock = threading.Lock()
         self._started = False
-        self._known: tuple[View | None, list[Entry]] = (None, [])
+        self._newest: list[Record] = []
+        """The newest records, in order, as far as they were asked for."""
 
     def begin(self, who: str, what: str, on: str, role: str = "", *, token: str = "", facts: Facts | None = None) -> int:
         """Record what is about to be done, with all its fields; return the number to end it by. ``token`` is the token's id.
@@ -82,15 +89,29 @@ class Book:
         self.end(seq, "ok", ", ".join(says))
 
     def entries(self) -> list[Entry]:
-        """All, oldest first; empty if nothing was ever written."""
+        """All, oldest first; empty if nothing was ever written. Cost: every record is read, and is in memory meanwhile."""
+        try:
+            return entries_of(Log(self.store, RUN, whole=True).read().records)
+        except CheckpointNotFound:
+            return []
+
+    def newest(self, count: int) -> list[Entry]:
+        """The newest ``count`` entries, oldest first. Cost: each record is read once; memory for the records of so many entries."""
         with self._lock:
             try:
                 view = self._log.read()
             except CheckpointNotFound:
                 return []
-            if self._known[0] is not view:
-                self._known = view, entries_of(view)
-            return list(self._known[1])
+            top = self._newest[-1].seq if self._newest else view.head
+            if top > view.head:  # the log was cut off
+                self._newest, top = [], view.head
+            self._newest = [*self._newest, *self._log.span(top + 1, view.head)][-RECORDS_KEPT * count :]
+            low = self._newest[0].seq if self._newest else view.head + 1
+            while low > 0 and len(found := entries_of(self._newest)) < count and len(self._newest) < RECORDS_KEPT * count:
+                first = max(0, low - SPAN)
+                self._newest, low = [*self._log.span(first, low - 1), *self._newest], first
+            found = entries_of(self._newest)
+            return found[max(0, len(found) - count) :]
 
     def _write(self, data: dict[str, str | int | float | bool | None]) -> int:
         with self._lock:
@@ -103,10 +124,10 @@ class Book:
             return written.seq
 
 
-def entries_of(view: View) -> list[Entry]:
+def entries_of(records: Iterable[Record]) -> list[Entry]:
     """What the records say: each beginning with its end."""
     found: dict[int, Entry] = {}
-    for record in view.records:
+    for record in records:
         body = record.body
         if not isinstance(body, NoteBody) or body.topic != TOPIC:
             continue
@@ -133,7 +154,7 @@ class Checked(NamedTuple):
 def check(store: ByteStore, anchor: str = "") -> Checked:
     """Read all of it again. ``anchor``, ``NUMBER-HASH`` as a check before gave it, tells a log that was cut off, or written anew."""
     read_store(store)
-    view = Log(store, RUN).read()
+    view = Log(store, RUN, whole=True).read()
     faults = [f"record {fault.seq}: {fault.reason}" for fault in view.faults]
     faults += [f"record {record.seq}: a {record.kind}, which no audit log has" for record in view.records[1:] if not _is_ours(record.body)]
     if anchor:
@@ -148,11 +169,11 @@ def check(store: ByteStore, anchor: str = "") -> Checked:
             faults.append(f"it ends at record {view.head}, and went on to {seq} once: its end was cut off")
         elif hashes.get(seq, parsed[2]) != parsed[2]:
             faults.append(f"record {seq} is not the one that was there once: the log was written anew")
-    return Checked(len(entries_of(view)), faults, f"{view.head}-{view.head_hash}")
+    return Checked(len(entries_of(view.records)), faults, f"{view.head}-{view.head_hash}")
 
 
 def _is_ours(body: Body) -> bool:
-    return isinstance(body, NoteBody) and body.topic == TOPIC
+    return isinstance(body, NoteBody) and body.topic in (TOPIC, SUMMARY_TOPIC)
 
 
 def book_from_settings() -> Book | None:

@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from relight.errors import RelightError
-from relight.format.names import LOG_DIR, record_file
 from relight.format.records import Body, NoteBody
 from relight.format.signed import apart
 from relight.log import History, Log, View, fold
+from relight.log.listing import Folders
 from relight.store import ByteStore
 from relight.store.around import guard_of
 
@@ -93,6 +93,6 @@ def _append(log: Log, data: dict[str, str]) -> None:
 
 def _is_signed(store: ByteStore, view: View) -> bool:
     """Whether the newest record is signed: an unsigned one after it would count for nothing where signers are trusted."""
-    file = f"{view.run}/{LOG_DIR}/{record_file(view.head)}"
+    file = Folders(store, view.run).key(view.head)
 
     return apart(store.get(file, _RECORD_BYTES_MAX), file)[1] is not None

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format.names import LOG_DIR, STORE_FILE, check_run_name, is_run_name, is_written_file, parse_dir, parse_record_file
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
+from relight.log.listing import has_records
 from relight.store import ByteStore, open_bytes
 from relight.store.anchored import anchor_of, anchored_runs
 from relight.store.urls import absolute, split_run
@@ -109,8 +110,7 @@ def _is_run(store: ByteStore, name: str) -> bool:
     """Whether ``name`` has a log with a record in it, or checkpoint directories without one. False if it cannot be read; opening it by name
     reports the reason."""
     try:
-        has_record = any(parse_record_file(entry.name) is not None for entry in store.list(f"{name}/{LOG_DIR}"))
-        if has_record or checkpoint_dirs(store, name, ENTRIES_MAX):
+        if has_records(store, name) or checkpoint_dirs(store, name, ENTRIES_MAX):
             return True
     except RelightError:
         pass

@@ -42,8 +42,10 @@ class Finding:
         return asdict(self)
 
 
-def verify_log(store: ByteStore, view: View) -> list[Finding]:
-    """What is wrong with the store's own record and the run's log."""
+def verify_log(store: ByteStore, view: View, *, whole: bool = False) -> list[Finding]:
+    """What is wrong with the store's own record and the run's log. ``whole``: also with records that a summary stands for."""
+    if whole and view.summary is not None:
+        view = Log(store, view.run, whole=True).read()
     findings = [Finding("corrupt", fault.file, "", fault.reason) for fault in view.faults]
     try:
         read_store(store)

@@ -32,11 +32,12 @@ from relight.checkpointer.signals import ENDS
 from relight.commit import Attempt
 from relight.errors import ConfigError, Fenced, LeaseHeld, RelightError
 from relight.format import Record, decode_record
-from relight.format.names import LOG_DIR, parse_record_file, record_file
+from relight.format.names import LOG_DIR
 from relight.format.records import CommitBody, FenceBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import FRESH, History
 from relight.log.identity import seconds_since_epoch
+from relight.log.listing import newest_records
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
 from relight.policy.table import WAYS
@@ -352,13 +353,10 @@ def look(store: ByteStore, run: str) -> Sign | None:
 
     Cost: a listing, and in most cases one to three small reads.
     """
-    prefix = f"{run}/{LOG_DIR}"
-    numbers = sorted((seq for entry in store.list(prefix) if (seq := parse_record_file(entry.name)) is not None), reverse=True)
     newest: Record | None = None
     seen: list[Record] = []
     """The trainer's records of its epoch, newest first."""
-    for seq in numbers[:RECORDS_READ]:
-        key = f"{prefix}/{record_file(seq)}"
+    for seq, key in newest_records(store, run, RECORDS_READ):
         try:
             record = decode_record(store.get(key, SEALED_BYTES_MAX), seq, key)
         except RelightError:  # a damaged record shows nothing

@@ -41,7 +41,8 @@ def command() -> None:
 @json_option
 def show(path: str | None, newest: int | None, as_json: bool) -> None:
     """List what was done, newest last."""
-    rows = Book(_store(path)).entries()[-(newest or 0) :]
+    book = Book(_store(path))
+    rows = book.entries() if newest is None else book.newest(newest)
     if as_json:
         emit_json([_row(one) for one in rows])
     elif not rows:

@@ -13,6 +13,7 @@ from relight.cli.output import Styled, age, emit_json, escape, metrics_text, num
 from relight.errors import ConfigError
 from relight.format import Record
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, RunBody, SweepBody, TagBody
+from relight.log import Log, fold
 from relight.versions.lineage import Node, draw, lineage
 
 
@@ -20,13 +21,17 @@ from relight.versions.lineage import Node, draw, lineage
 @click.argument("path")
 @click.option("--graph", is_flag=True, help="Which checkpoint came from which, newest first; of a store, all its runs.")
 @click.option("--out", metavar="FILE", help="With --graph: a picture, as its ending says (.png, .svg, .pdf).")
+@click.option("--all", "whole", is_flag=True, help="Every record, also those that a summary stands for.")
 @json_option
-def command(path: str, graph: bool, out: str | None, as_json: bool) -> None:
+def command(path: str, graph: bool, out: str | None, whole: bool, as_json: bool) -> None:
     """Show a run's log, oldest first: attempts, commits, tags, what was retired, what is void and what is damaged.
+
+    Of a long log, older records that do not matter any more are left out; --all shows them.
 
     \b
     Examples:
       relight log runs/demo
+      relight log runs/demo --all
       relight log runs --graph --out lineage.svg
     """
     if out is not None and not graph:
@@ -35,6 +40,9 @@ def command(path: str, graph: bool, out: str | None, as_json: bool) -> None:
         _graph(path, out, as_json)
         return
     found = open_run_at(path, warnings=False)
+    if whole and found.view.summary is not None:
+        view = Log(found.run.store, found.run.name, whole=True).read()
+        found = found._replace(view=view, history=fold(view))
     void = {record.seq: reason for record, reason in found.history.void}
     years = {record.time[:4] for record in found.view.records}
     cut = 5 if len(years) == 1 else 0  # 80 characters are few: a year that is always the same stands in the heading
@@ -47,6 +55,9 @@ def command(path: str, graph: bool, out: str | None, as_json: bool) -> None:
     if as_json:
         emit_json([facts for _, facts, _ in lines])
     else:
+        left_out = found.view.counted - len(found.view.records)
+        if left_out:
+            click.echo(f"{left_out} older records are left out: --all shows them")
         heading = f"{years.pop()} (UTC)" if cut else "time (UTC)"
         table(["seq", heading, "kind", "what"], [cells for _, _, cells in lines], right=("seq",), wrap=("what",))
 

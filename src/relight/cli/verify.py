@@ -56,7 +56,8 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         runs.append(open_run_at(path, warnings=False))
     wanted = [(found, one) for found in runs for one in _chosen(found, which)]
     for found in runs:
-        log_findings += [finding for finding in verify_log(found.run.store, found.view) if finding not in log_findings]
+        of_log = verify_log(found.run.store, found.view, whole=not quick and not which)
+        log_findings += [finding for finding in of_log if finding not in log_findings]
     width = max((len(_label(found, one, runs)) for found, one in wanted), default=0)
     results: list[tuple[OpenedRun, Checkpoint, list[Finding]]] = []
     with progress("verifying", 0 if quick else sum(one.body.stored_bytes for _, one in wanted)) as meter:

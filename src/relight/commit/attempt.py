@@ -50,7 +50,10 @@ def _next_epoch(view: View) -> int:
     # A record behind the last FENCE that cannot be read may have been another: leave room, or two attempts could share an epoch.
     history = fold(view)
     newest = history.fences[-1].seq if history.fences else -1
-    return history.epoch + 1 + sum(fault.seq > newest for fault in view.faults)
+    later = sum(fault.seq > newest for fault in view.damaged)
+    if view.summary is not None and view.summary.faults and view.summary.faults[0].seq > newest:
+        later += view.summary.more_faults
+    return history.epoch + 1 + later
 
 
 class Attempt:

@@ -41,7 +41,6 @@ from relight.format import Part, PartRef, Root, decode_root, encode_root, hexdig
 from relight.format.manifest import OTHER_RUNS, SHORT_PARTS, STORED_CHUNKS, donors_of, storing
 from relight.format.names import (
     DRAFT_FILE,
-    LOG_DIR,
     PLAN_DIGITS,
     READY_DIR,
     ROOT_FILE,
@@ -289,7 +288,7 @@ def _committed(place: Place, directory: CheckpointDir) -> tuple[CommitBody, int]
     found = history.find(directory.id) or history.retired.get(directory.id)
     if found is None:
         return None
-    place.store.settle(f"{place.log.run}/{LOG_DIR}")
+    place.log.settle(found.seq)
     return found.body, found.seq
 
 
@@ -319,7 +318,7 @@ def _append(place: Place, directory: CheckpointDir, root: Root) -> int:
     record = place.log.append(decide)
     if record is not None:
         return record.seq
-    place.store.settle(f"{place.log.run}/{LOG_DIR}")  # whoever appended it may not have come to that
+    place.log.settle(there[-1])  # whoever appended it may not have come to that
     return there[-1]
 
 

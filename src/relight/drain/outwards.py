@@ -30,7 +30,7 @@ from relight.commit.attempt import take_over
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.policy.keep import with_recorded
+from relight.policy.keep import Candidate, with_recorded
 from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, Pace, Tier, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
@@ -229,6 +229,10 @@ class _Way:
             self._tell("prune.failed", what, {"tier": self._tier.name, "kind": error.kind})
 
 
+_LONG_AGO = 10**12
+"""More than any record's number."""
+
+
 def _noted(note: NoteBody, view: View) -> tuple[Body, int]:
     return note, fold(view).epoch
 
@@ -237,7 +241,14 @@ def owed_to(tier: Tier, near: History, far: History, *, at_pace: bool = True) ->
     """What a tier lacks, by the ids that the nearest tier knows, oldest first; ``at_pace``: but for what it is too soon for."""
     there = set(_named({**far.retired, **far.by_id}, near))
     rules, pace = with_recorded(tier.keep, near.best_by), pace_of(near, tier.name, there) if at_pace else Pace()
-    return owed(rules, candidates_of(near), newest_seq(near, there), pace, retired_among(near, there))
+    had = [*retired_among(near, there), *_forgotten(near, far)]
+    return owed(rules, candidates_of(near), newest_seq(near, there), pace, had)
+
+
+def _forgotten(near: History, far: History) -> list[Candidate]:
+    """What a further tier has and the nearest one's log has left out of its summary: older than all that the log still knows."""
+    known = near.by_id.keys() | near.retired.keys()
+    return [Candidate(one.original_id, one.seq - _LONG_AGO, one.step) for one in far.live if one.original_id not in known]
 
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:

@@ -21,8 +21,8 @@ from relight.catalog.run import Run
 from relight.drill.rehearsals import Shown
 from relight.drill.stage import CannotTry, Wrong, own_store
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError
-from relight.format.names import LOG_DIR, record_file
 from relight.log import Checkpoint
+from relight.log.listing import Folders
 from relight.observe.events import Event, subscribe
 from relight.policy import keep
 from relight.reclaim import execute, plan_prune
@@ -189,7 +189,7 @@ def lost(copy: Copy) -> Shown:
 def torn(copy: Copy) -> Shown:
     """The record of its commit is half of what it was, as a crash of the storage may leave it: it does not exist, the one before does."""
     newest, before = copy.two()
-    record = Path(copy.run.store.url, copy.run.name, LOG_DIR, record_file(newest.seq))
+    record = Path(copy.run.store.url, Folders(copy.run.store, copy.run.name).key(newest.seq))
     if not record.is_file():
         raise CannotTry("names in the store are encrypted, so that no record can be told from another")
     whole = record.read_bytes()

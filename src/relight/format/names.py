@@ -13,6 +13,10 @@ STORE_FILE = "relight.json"
 STRIPE_FILE = "stripe.json"
 ROOT_FILE = "root.json"
 LOG_DIR = "log"
+FOLDER_RECORDS = 1024
+"""Records of a log in one folder. Those with lower numbers are directly in ``log/``, so that short logs need no folder."""
+SUMMARY_HASH_DIGITS = 16
+"""Hexadecimal digits of a summary's hash in its file name."""
 STEP_MAX = 10**15
 TAG_MAX = 128
 BRANCH_TAGS = "branches/"
@@ -23,6 +27,8 @@ STAGES = ("candidate", "staging", "production")
 _ID = re.compile(r"[0-9a-z]{10}\Z")
 _DIR = re.compile(r"([0-9]{10,16})-([0-9a-z]{10})-e(0|[1-9][0-9]{0,11})\Z")
 _RECORD = re.compile(r"([0-9]{12})\.json\Z")
+_RECORD_FOLDER = re.compile(r"([0-9]{9})\Z")
+_SUMMARY = re.compile(r"summary-([0-9]{12})-([0-9a-f]{16})\Z")
 _PART = re.compile(r"part-([0-9]{5})\.msgpack\Z")
 _PACK = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.safetensors\Z")
 _STORED = re.compile(r"pack-([0-9]{5})-([0-9]{3})\.chunks\Z")
@@ -109,8 +115,30 @@ def parse_dir(name: str) -> CheckpointDir | None:
 
 
 def record_file(seq: int) -> str:
-    """The file name of log record ``seq``."""
+    """The place of log record ``seq`` below ``log/``: a file, or from number 1,024 on a folder of 1,024 records and a file in it."""
+    folder = record_folder(seq)
+    return f"{folder}/{seq:012d}.json" if folder else flat_record_file(seq)
+
+
+def flat_record_file(seq: int) -> str:
+    """The file name of log record ``seq``; its place below ``log/`` in a log that an earlier version wrote without folders."""
     return f"{seq:012d}.json"
+
+
+def record_folder(seq: int) -> str:
+    """The folder below ``log/`` that record ``seq`` is in; empty for a record that is directly in ``log/``."""
+    return folder_name(seq // FOLDER_RECORDS)
+
+
+def folder_name(number: int) -> str:
+    """The name of a log's folder ``number``; empty for number 0, which is ``log/`` itself."""
+    return f"{number:09d}" if number > 0 else ""
+
+
+def parse_record_folder(name: str) -> int | None:
+    """The number of a log's folder, or None if ``name`` is not such a folder's."""
+    match = _RECORD_FOLDER.match(name)
+    return (int(match[1]) or None) if match else None
 
 
 def parse_record_file(name: str) -> int | None:
@@ -119,10 +147,26 @@ def parse_record_file(name: str) -> int | None:
     return int(match[1]) if match else None
 
 
+def summary_file(upto: int, hash: str) -> str:
+    """The place below ``log/`` of the summary with that hash of all records up to ``upto``: in the folder of record ``upto``."""
+    name = f"summary-{upto:012d}-{hash[:SUMMARY_HASH_DIGITS]}"
+    folder = record_folder(upto)
+    return f"{folder}/{name}" if folder else name
+
+
+def parse_summary_file(name: str) -> int | None:
+    """The number of the last record that a summary covers, by its file name; None if ``name`` is not a summary's."""
+    match = _SUMMARY.match(name)
+    return int(match[1]) if match else None
+
+
 def is_record_key(key: str) -> bool:
     """Whether a key in a store is a record's of a run's log."""
     parts = key.split("/")
-    return len(parts) == 3 and parts[1] == LOG_DIR and parse_record_file(parts[2]) is not None
+    if not 3 <= len(parts) <= 4 or parts[1] != LOG_DIR:
+        return False
+    seq = parse_record_file(parts[-1])
+    return seq is not None and (len(parts) == 3 or record_file(seq) == f"{parts[2]}/{parts[3]}")
 
 
 def part_file(rank: int) -> str:

@@ -173,10 +173,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode_record(record: Record) -> bytes:
     """The file of ``record``."""
-    body = msgspec.to_builtins(record.body)
-    for name, default in _LEFT_OUT.items():
-        if body.get(name) == default:
-            del body[name]
     frame = {
         "relight": "record",
         "version": VERSION,
@@ -188,9 +184,28 @@ def encode_record(record: Record) -> bytes:
         "epoch": record.epoch,
         "time": record.time,
         "writer": record.writer,
-        "body": body,
+        "body": plain_body(record.body),
     }
     return seal(to_json(frame))
+
+
+def plain_body(body: Body) -> dict[str, Any]:
+    """The body of a record as plain values, without the fields that are left out if they say nothing."""
+    plain: dict[str, Any] = msgspec.to_builtins(body)
+    for name, default in _LEFT_OUT.items():
+        if plain.get(name) == default:
+            del plain[name]
+    return plain
+
+
+def body_of(kind: str, value: dict[str, Any], where: str) -> Body:
+    """The body of a record of that kind, checked, from plain values. ``UnsafeContent`` if no writer of ours makes it."""
+    body_type = _BODIES.get(kind)
+    if body_type is None:
+        raise UnsafeContent(f"unknown kind of record {kind[:40]!r}", where=where)
+    body: Body = convert(value, body_type, where)
+    _check_body(body, where)
+    return body
 
 
 def decode_record(data: bytes, seq: int, where: str) -> Record:
@@ -201,17 +216,13 @@ def decode_record(data: bytes, seq: int, where: str) -> Record:
     frame = convert(value, _Frame, where)
     if frame.seq != seq:
         raise CorruptCheckpoint(f"holds record {frame.seq}, not {seq}", where=where, hint="a file was moved or copied")
-    body_type = _BODIES.get(frame.kind)
-    if body_type is None:
-        raise UnsafeContent(f"unknown kind of record {frame.kind[:40]!r}", where=where)
-    body = convert(frame.body, body_type, where)
+    body = body_of(frame.kind, frame.body, where)
     if not is_hex(frame.prev) or not names.RUN_ID.match(frame.store) or not names.RUN_ID.match(frame.run):
         raise UnsafeContent("malformed hash, store or run id", where=where)
     if not 0 <= frame.epoch <= epoch_max(seq):
         raise UnsafeContent(f"epoch {frame.epoch} at number {seq}", where=where)
     if (frame.kind == RUN) != (seq == 0):
         raise UnsafeContent(f"a {frame.kind} record at number {seq}", where=where)
-    _check_body(body, where)
     return Record(
         seq=seq,
         prev=frame.prev,

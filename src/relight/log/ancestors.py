@@ -37,23 +37,37 @@ def line_of(history: History, head: Checkpoint) -> set[str]:
     only parents that are there are ancestors: it would else join lines that a lost record kept apart.
     """
     known = {**history.retired, **history.by_id}
-    fresh = _epochs(history, FRESH)
-    rebuilt = _epochs(history, REBUILT)
-    line, todo, unknown_before = {head.id}, [head], list[Checkpoint]()
+    fresh = epochs_of(history, FRESH)
+    rebuilt = epochs_of(history, REBUILT)
+    line, todo, unknown_before = {head.id}, [head], list[tuple[int, int]]()
     while todo:
-        one = todo.pop()
-        parents = [known[parent] for parent in one.body.parents if parent in known]
-        if one.epoch not in rebuilt and (len(parents) < len(one.body.parents) or (not parents and one.epoch not in fresh)):
-            unknown_before.append(one)
+        parents, unknown = parents_of(history, known, todo.pop(), fresh, rebuilt)
+        unknown_before += unknown
         for parent in parents:
-            if parent.id not in line:
-                line.add(parent.id)
-                todo.append(parent)
+            if parent not in line:
+                line.add(parent)
+                todo.append(known[parent])
     for one in history.by_id.values():
-        if any(one.seq < later.seq and one.step < later.step for later in unknown_before):
+        if any(one.seq < seq and one.step < step for seq, step in unknown_before):
             line.add(one.id)
     return line & history.by_id.keys()
 
 
-def _epochs(history: History, reason: str) -> set[int]:
+def parents_of(
+    history: History, known: Mapping[str, Checkpoint], one: Checkpoint, fresh: set[int], rebuilt: set[int]
+) -> tuple[list[str], tuple[tuple[int, int], ...]]:
+    """Return the ids of the nearest known ancestors of a checkpoint, and number and step of each one whose parent is unknown.
+
+    ``fresh``, ``rebuilt``: epochs of such attempts, see ``epochs_of``.
+    """
+    line = history.lines.get(one.id)
+    if line is not None:  # some of its ancestors are in no record that is kept
+        return [parent for parent in line.parents if parent in known], line.unknown
+    parents = [parent for parent in one.body.parents if parent in known]
+    is_unknown = one.epoch not in rebuilt and (len(parents) < len(one.body.parents) or (not parents and one.epoch not in fresh))
+    return parents, ((one.seq, one.step),) if is_unknown else ()
+
+
+def epochs_of(history: History, reason: str) -> set[int]:
+    """Return the epochs of the attempts whose FENCE has that reason."""
     return {fence.epoch for fence in history.fences if isinstance(fence.body, FenceBody) and fence.body.reason == reason}

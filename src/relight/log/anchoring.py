@@ -18,7 +18,7 @@ from relight.observe import emit
 from relight.store.anchored import Anchor, Gap, Known, RawRecord, Seen
 
 if TYPE_CHECKING:
-    from relight.log.chain import View
+    from relight.log.view import View
 
 _SHOWN = 8
 
@@ -60,14 +60,17 @@ def check(anchor: Anchor, view: View, memory: Memory, unread: Collection[int]) -
         _refuse(anchor, view, f"the log ends at record {view.head}; record {memory.top}, which was seen there, is gone")
     if first and known.pins:
         known = known._replace(newest=_confirm_pins(anchor, view, known))
-    hashes = {record.seq: record.file_hash for record in view.records}
+    hashes = _hashes(view)
+    if 0 <= seen.seq < view.base and seen.seq not in hashes:  # a summary stands for it: one read says whether it is the same
+        raw = anchor.raw(view.run, seen.seq)
+        hashes[seen.seq] = raw.chain_hash if raw is not None else ""
     missing = _uncounted(view, known, known.top)
     if any(seq in unread for seq in (*missing, seen.seq)):
         raise StoreUnavailable("the log cannot be compared with its anchor: a record cannot be read just now", where=f"{view.run}")
     old = _passed_unrecorded(known, missing) if first else []
     _check_counted(anchor, view, hashes, known, [seq for seq in missing if seq not in old] if old else missing)
     for seq, hash in ((seen.seq, seen.hash), *([(known.top, known.newest.chain_hash)] if known.newest else [])):
-        if seq >= 0 and hashes.get(seq) != hash:
+        if seq >= 0 and hashes.get(seq) != hash and (seq >= view.base or seq in hashes):  # the pin below a summary was read itself
             _refuse(anchor, view, f"record {seq} is not the one that was seen there")
     adopted = _gaps(view, old[0], old[-1], known.gaps) if old else []
     if first:
@@ -106,7 +109,7 @@ def _follow(anchor: Anchor, view: View, record: Record) -> str:
     if not raw.trusted:
         anchor.untrusted.setdefault(view.run, set()).add(record.seq)
         return "this writer's records have no signature of a trusted signer"
-    if known.pins and not any(one.seq == known.top for one in reversed(view.records)):
+    if known.pins and _uncounted(view, known._replace(gaps=()), known.top, known.top):
         return f"record {known.top}, which was seen there, does not count any more"
     if raw.signature is None:
         below = known.newest if known.pins else anchor.raw(view.run, view.head) if view.head >= 0 else None
@@ -126,13 +129,28 @@ def _confirm_pins(anchor: Anchor, view: View, known: Known) -> RawRecord | None:
     return raw
 
 
-def _uncounted(view: View, known: Known, last: int) -> list[int]:
-    """The records up to ``last`` that do not count, and are in no gap."""
-    counted = {record.seq for record in view.records if record.seq <= last}
-    if len(counted) == last + 1:
+def _uncounted(view: View, known: Known, last: int, first: int = 0) -> list[int]:
+    """The records from ``first`` to ``last`` that do not count, and are in no gap. What a summary stands for counts, but its faults."""
+    counted = {record.seq for record in view.newer if first <= record.seq <= last}
+    begin = max(first, view.base + 1)
+    doubted = {seq for seq in _faults_below(view) if first <= seq <= last}
+    if len(counted) == last + 1 - begin and not doubted:
         return []
-    passed = {seq for gap in known.gaps for seq in range(gap.first, min(gap.last, last) + 1)}
-    return sorted(set(range(last + 1)) - counted - passed)
+    passed = {seq for gap in known.gaps for seq in range(max(first, gap.first), min(gap.last, last) + 1)}
+    return sorted((set(range(begin, last + 1)) | doubted) - counted - passed)
+
+
+def _faults_below(view: View) -> set[int]:
+    """The records that a summary names as faults."""
+    return {fault.seq for fault in view.summary.faults} if view.summary is not None else set()
+
+
+def _hashes(view: View) -> dict[int, str]:
+    """Chain hashes of the records that count, by number, as far as they are known: a summary has only that of its last record."""
+    hashes = {record.seq: record.file_hash for record in view.newer}
+    if view.summary is not None and view.base not in _faults_below(view):
+        hashes[view.base] = view.summary.hash
+    return hashes
 
 
 def _passed_unrecorded(known: Known, missing: list[int]) -> list[int]:
@@ -162,7 +180,7 @@ def _move(anchor: Anchor, view: View, known: Known, unread: Collection[int]) -> 
         return
     newest = _furthest(anchor, view, top, unread)
     found = anchor.raw(view.run, newest) if newest > top else None
-    hash = next((one.file_hash for one in reversed(view.records) if one.seq == newest), "")
+    hash = _hashes(view).get(newest, "")
     if found is not None and found.trusted and found.chain_hash == hash and (anchor.trust is not None or found.signature is None):
         anchor.move(view.run, newest, found, _gaps(view, top + 1, newest - 1))
         return
@@ -173,22 +191,27 @@ def _move(anchor: Anchor, view: View, known: Known, unread: Collection[int]) -> 
 def _furthest(anchor: Anchor, view: View, top: int, unread: Collection[int]) -> int:
     """The highest record to which a reader may move the anchor from ``top``, which counts: never past one that was not read just now."""
     end = min((seq for seq in unread if seq > top), default=view.head + 1)
-    counted = {record.seq: record for record in view.records if top <= record.seq < end}
+    hashes = {seq: hash for seq, hash in _hashes(view).items() if top <= seq < end}
     if anchor.trust is not None:
-        return max(counted, default=top)
+        return max(hashes, default=top)
     newest = top
-    while newest + 1 in counted and (newest < 0 or counted[newest + 1].prev == counted[newest].file_hash):
+    if top < view.base:  # all that a summary stands for is chained, but for what it names
+        if view.base not in hashes or any(top < seq for seq in _faults_below(view)):
+            return top
+        newest = view.base
+    chained = {record.seq: record.prev for record in view.newer}
+    while newest + 1 in hashes and (newest < 0 or chained[newest + 1] == hashes.get(newest)):
         newest += 1
     return newest
 
 
 def _gaps(view: View, first: int, last: int, besides: Collection[Gap] = ()) -> list[Gap]:
     """The runs of records from ``first`` to ``last`` that do not count, and are in no gap of ``besides``."""
-    hashes = {record.seq: record.file_hash for record in view.records if record.seq >= first - 1}
+    hashes, below = _hashes(view), _faults_below(view)
     passed = {seq for gap in besides for seq in range(gap.first, gap.last + 1)}
     found: list[Gap] = []
     for seq in range(first, last + 1):
-        if seq in hashes or seq in passed:
+        if seq in hashes or seq in passed or (seq <= view.base and seq not in below):
             continue
         if found and found[-1].last == seq - 1:
             found[-1] = found[-1]._replace(last=seq)

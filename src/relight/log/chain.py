@@ -6,7 +6,6 @@ import os
 import secrets
 import socket
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 
@@ -14,23 +13,28 @@ import msgspec
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, RunRemoved, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import Record, decode_record, encode_record, hexdigest
+from relight.format import names as format_names
 from relight.format.digest import ZERO_HEX
-from relight.format.names import LOG_DIR, check_run_name, parse_record_file, record_file
+from relight.format.names import LOG_DIR, check_run_name
 from relight.format.records import Body, RunBody
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import anchoring
+from relight.log import summary as summaries
 from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
+from relight.log.listing import GAP_MAX, TORN_MAX, Folders, Listing
 from relight.log.nested import refuse_store_as_run
+from relight.log.slots import Slot, most_common, recorded_run, recorded_store, why_void
+from relight.log.summarizing import Summaries
+from relight.log.summary import vouched
+from relight.log.view import Fault, Summary, View
 from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.anchored import anchor_of
 from relight.store.base import READS_AT_ONCE, Uncertain
 from relight.world.new_threads import ThreadPool
 
-RECORDS_MAX = 2_000_000
 NAMES_MAX = 1000
 """Runs among which the one that a misspelt name means is looked for."""
-GAP_MAX = 1000
 APPEND_TRIES = 1000
 SHOWN_PAUSE_S = 0.02
 SHOWN_PAUSE_MAX_S = 60.0
@@ -39,59 +43,49 @@ BELIEVED = 6
 """How many times the same bytes must have come until a record counts as damaged where it lies: whoever chains his own to it makes it so."""
 MISSING_PAUSES_S = (0.05, 0.2)
 """Seconds between looks at a log that seems to be missing, before it counts as missing."""
+NOTE_TRIES = 5
+"""How many times the NOTE of a summary is appended again after another process took its number."""
 NAMES_SHOWN = 8
 """Directories that an error lists."""
 MANY = 8
 """From so many on, records are read side by side from a store that is far away."""
-TORN_MAX = 64
-"""How far below the highest number one that a listing lacks is asked for by name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """A record that counts for nothing, and why."""
-
-    seq: int
-    file: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class View:
-    """What the log says now. ``head`` is the highest number there, −1 if none; ``head_hash`` what the next record chains to."""
-
-    run: str
-    store_id: str
-    run_id: str
-    records: tuple[Record, ...]
-    faults: tuple[Fault, ...]
-    head: int
-    head_hash: str
-
-
-@dataclass(slots=True)
-class _Slot:
-    """One number: the hash of what lies there, and the record or what is wrong with it."""
-
-    file_hash: str | None
-    record: Record | None
-    reason: str = ""
-    unreadable: bool = False
-    """The store failed to read it just now: it may be a good record, so nothing may be chained behind it."""
+_damaged: dict[tuple[str, str], str] = {}
+"""By store and key, the hash of each file that this process has found to be damaged: a new log reads it once, not ``BELIEVED`` times."""
+FORGET_ABOVE = 4
+"""A log that has read so many times ``SUMMARY_EVERY`` records since its summary takes a newer summary in their place."""
+STRAYS_NAMED = 8
+"""Records above a gap that are named as faults."""
+STRAY = f"the record is more than {GAP_MAX} numbers above the log's end, and no record before it is chained to it"
+BATCH = 64
+"""Records that are read at once, from the newest down, until one vouches for a summary."""
 
 
 class Log:
-    """One run's log. Not thread-safe. Records are immutable, so each is read once; damage that comes later is ``verify``'s to find."""
+    """One run's log. Not thread-safe. Records are immutable, so each is read once; damage that comes later is ``verify``'s to find.
 
-    def __init__(self, store: ByteStore, run: str, *, now: Callable[[], str] = now_text) -> None:
-        self._store, self._run, self._now = store, check_run_name(run), now
+    A reader begins at the newest summary that a record vouches for. ``whole``: read every record instead. Memory grows with what the
+    summary holds and the records after it, not with the length of the log; with ``whole``, with the number of records.
+    """
+
+    def __init__(self, store: ByteStore, run: str, *, now: Callable[[], str] = now_text, whole: bool = False) -> None:
+        self._store, self._run, self._now, self._whole = store, check_run_name(run), now, whole
+        self._folders = Folders(store, self._run, self._is_chained)
+        self._summaries = Summaries(store, self._run)
+        self._summary: Summary | None = None
+        self._vouched = -1
+        """The last record that a summary covers for which a record vouches that counts."""
+        self._tried_at = -1
+        """The record after which this process wrote a summary, or tried to."""
+        self._first: dict[int, Slot] | None = None
+        """Records 0 and 1, once they were read to compare a summary with them."""
         self._anchor = anchor_of(store)
         self._writer = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(4)}"
-        self._slots: dict[int, _Slot] = {}
+        self._slots: dict[int, Slot] = {}
         self._unread: set[int] = set()
         self._store_id = ""
         self._run_id = ""
         self._settled = False
+        self._settled_folders: set[str] = set()
         self._own_head = self._newest = -1
         self._looked = False
         self._judged: View | None = None
@@ -204,9 +198,31 @@ class Log:
                 raise RunRemoved("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
             record = self._append(view, *wanted, run_id=view.run_id)
             if record is not None:
+                self._summarize(record)
                 return record
             taken = self._newest = max(self._newest, view.head + 1)
         raise StoreUnavailable(f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}")
+
+    def span(self, first: int, last: int) -> list[Record]:
+        """Read the records from ``first`` to ``last`` that count, in order, also those that a summary stands for. The log was read before.
+
+        Cost: one read for each; nothing of them is kept.
+        """
+        wanted = [seq for seq in range(max(0, first), last + 2) if seq not in self._slots and seq <= max(last, self._base)]
+        slots = {**self._slots, **dict(self._load_all(wanted))}
+        found: list[Record] = []
+        following = slots[last + 1].record if last + 1 in slots else None
+        for seq in range(last, max(0, first) - 1, -1):
+            slot = slots.get(seq)
+            is_good = slot is not None and not why_void(slot, self._store_id, self._run_id, following)
+            following = slot.record if is_good and slot is not None else None
+            if following is not None:
+                found.append(following)
+        return found[::-1]
+
+    def settle(self, seq: int) -> None:
+        """Make record ``seq`` durable by name: another process may have appended it, and been killed before that."""
+        self._folders.settle(seq)
 
     def _append(self, view: View, body: Body, epoch: int, run_id: str) -> Record | None:
         unread = next((seq for seq in self._unread if seq <= view.head), None)
@@ -229,16 +245,21 @@ class Log:
             raise UnsafeContent(f"a record of {len(data)} bytes", hint="fewer or smaller metrics")
         decode_record(data, record.seq, "the record about to be written")  # what no reader would take is never written
         key = self._key(record.seq)
-        if not self._store.put_once(key, data):
-            if not self._is_ours(key, data):
-                return None
+        created = self._store.put_once(key, data)
+        if not created and not self._is_ours(key, data):
+            return None
+        folder = self._folders.folder(record.seq)
+        is_new = folder != self._folders.place and folder not in self._settled_folders
+        if not created or (is_new and self._store.settles):  # the writer that made the folder may have been killed before it was durable
             try:
-                self._store.settle(f"{self._run}/{LOG_DIR}")
+                for each in (folder, self._folders.place) if is_new else (folder,):
+                    self._store.settle(each)
             except StoreUnavailable as error:
                 raise Uncertain(f"created, but its name may not be durable: {error.what}", where=key) from error
+            self._settled_folders = {folder}
         self._own_head = self._newest = record.seq
         written = decode_record(data, record.seq, key)
-        self._put(record.seq, _Slot(written.file_hash, self._shared(written)))
+        self._put(record.seq, Slot(written.file_hash, self._shared(written)))
         if self._anchor is not None:
             anchoring.wrote(self._anchor, view, written)
         return written
@@ -268,10 +289,45 @@ class Log:
                 self._store.settle(prefix)
             self._settled = len(there) == 2  # else somebody may be making them this very moment: look again at the next append
         if view.head >= 0 and view.head != self._own_head:
-            self._store.settle(f"{self._run}/{LOG_DIR}")
+            self._folders.settle(view.head)
 
     def _key(self, seq: int) -> str:
-        return f"{self._run}/{LOG_DIR}/{record_file(seq)}"
+        return self._folders.key(seq)
+
+    def _summarize(self, record: Record) -> None:
+        """Write a summary if enough records came since the last one, and append the NOTE that vouches for it.
+
+        ``record``: just appended, and durable. No failure of the summary is one of its append.
+        """
+        every = summaries.SUMMARY_EVERY
+        if not every or record.seq - max(self._vouched, self._tried_at) < every:
+            return
+        self._tried_at = record.seq
+        try:
+            view = self._judged if self._judged is not None else self._judge(record.seq)
+            if view.head != record.seq or record.seq - self._vouched < every or self._has_unlisted(view):
+                return
+            note = self._summaries.write(view)
+            for _ in range(NOTE_TRIES):
+                view = self._view()
+                if record.seq - self._vouched < every or self._append(view, note, record.epoch, view.run_id) is not None:
+                    return
+        except RelightError as error:
+            self._summaries.failed(error)
+
+    def _is_chained(self, seq: int) -> bool:
+        """Whether a record is chained to the one before it."""
+        before, record = self._load(seq - 1), self._load(seq).record
+        return before.file_hash is not None and record is not None and record.prev == before.file_hash
+
+    def _has_unlisted(self, view: View) -> bool:
+        """Whether a record that seems missing is there after all: a listing may have been older than the record."""
+        missing = [fault.seq for fault in view.faults if view.base < fault.seq <= view.head and fault.seq not in self._slots]
+        for seq in missing[:GAP_MAX]:
+            slot = self._load(seq)
+            if slot.file_hash is not None or slot.unreadable:
+                self._put(seq, slot)
+        return any(seq in self._slots for seq in missing)
 
     def _view(self) -> View:
         """The log as it is now. ``CorruptCheckpoint`` if the store's anchor remembers what the log lacks."""
@@ -306,28 +362,106 @@ class Log:
         return self._judged
 
     def _look(self) -> View:
-        numbers = set()
-        for entry in self._store.list(f"{self._run}/{LOG_DIR}"):
-            seq = parse_record_file(entry.name)
-            if seq is not None:
-                numbers.add(seq)
-                if len(numbers) > RECORDS_MAX:
-                    raise UnsafeContent(f"more than {RECORDS_MAX} records", where=f"{self._run}/{LOG_DIR}")
-        head = max(numbers, default=-1)
-        if head > RECORDS_MAX:
-            raise UnsafeContent(f"a record numbered {head}", where=f"{self._run}/{LOG_DIR}", hint="not written by Relight: remove it")
-        head = self._unlisted(head)
+        numbers = self._listed()
+        head = self._unlisted(max(numbers, default=-1))
+        if head < self._base:  # the log was cut back to before the summary
+            self._begin_again()
+            return self._look()
         known = self._slots.keys() - self._unread
-        for seq, slot in self._load_all(sorted(numbers - known)):
+        for seq, slot in self._load_all(sorted(seq for seq in numbers - known if seq > self._base)):
             self._put(seq, slot)
-        for seq in range(max(0, head - TORN_MAX), head):
+        for seq in range(max(0, self._base + 1, head - TORN_MAX), head):
             if seq not in numbers and seq not in known:  # a listing that was going on while records came may miss one and show the next
                 slot = self._load(seq)
                 if slot.file_hash is not None or slot.unreadable:
                     self._put(seq, slot)
         if self._judged is None or self._judged.head != head:
             self._judged = self._judge(head)
+        if not self._whole and len(self._slots) > FORGET_ABOVE * (summaries.SUMMARY_EVERY or head + 1):
+            self._forget(self._judged)
         return self._judged
+
+    @property
+    def _base(self) -> int:
+        return self._summary.upto if self._summary is not None else -1
+
+    def _listed(self) -> set[int]:
+        """The numbers after the summary that a listing shows, without strays. The first listing finds the summary to begin at."""
+        if self._looked and (numbers := self._folders.after(self._newest)):
+            if max(numbers) - self._newest > FORGET_ABOVE * format_names.FOLDER_RECORDS and not self._whole:
+                self._begin_again()  # so many came since that a newer summary is there
+            else:
+                return numbers
+        listing = self._folders.all()
+        if self._looked or self._whole or (not listing.folders and len(listing.flat) < MANY):
+            return self._folders.since(listing, self._base)
+        return self._begun(listing)
+
+    def _begun(self, listing: Listing) -> set[int]:
+        """Read records from the newest down to a summary that one of them vouches for; all of them if there is none."""
+        found = self._folders.newest(listing)
+        lowest, todo = min(found, default=0), sorted(found)
+        lower = [folder for folder in listing.folders if (folder + 1) * format_names.FOLDER_RECORDS <= lowest]
+        in_flat = not found or found <= listing.flat
+        while True:
+            batch, todo = todo[-BATCH:], todo[:-BATCH]
+            for seq, slot in self._load_all([seq for seq in batch if seq not in self._slots]):
+                self._put(seq, slot)
+            if found and self._takes_summary(max(found)):
+                return {seq for seq in found if seq > self._base}
+            if todo:
+                continue
+            if in_flat:
+                return found
+            in_flat = not lower
+            more = self._folders.numbers(lower.pop()) if lower else {seq for seq in listing.flat if seq < min(found)}
+            todo, found = sorted(more), found | more
+
+    def _takes_summary(self, head: int) -> bool:
+        """Begin at the newest summary for which a record that was read vouches; False if every such record is still to be found."""
+        notes = [slot.record for _, slot in sorted(self._slots.items(), reverse=True) if slot.record is not None]
+        lowest = min(self._slots, default=0)
+        return any(found[0] + 1 >= lowest and self._takes(note, head) for note in notes if (found := vouched(note)) is not None)
+
+    def _takes(self, note: Record, head: int) -> bool:
+        """Begin at the summary that a NOTE vouches for, if the NOTE counts, and the records after the summary are chained to it."""
+        summary = self._summaries.load(note)
+        if summary is None or not self._is_of_this_run(summary):
+            return False
+        before = self._slots, self._summary, self._judged, self._unread
+        self._slots = {seq: slot for seq, slot in self._slots.items() if seq > summary.upto}
+        self._unread = {seq for seq in self._unread if seq > summary.upto}
+        self._summary = summary
+        following = self._slots.get(summary.upto + 1)
+        view = self._judge(head)
+        is_chained = following is None or following.record is None or following.record.prev == summary.hash
+        if is_chained and any(record.seq == note.seq for record in view.newer):
+            self._judged = None
+            self._absent = {seq for seq in self._absent if seq > summary.upto}
+            return True
+        self._slots, self._summary, self._judged, self._unread = before
+        self._summaries.refuse(note)
+        return False
+
+    def _is_of_this_run(self, summary: Summary) -> bool:
+        """Whether records 0 and 1 are not of another run than the summary."""
+        if self._first is None:
+            self._first = {seq: self._slots.get(seq) or self._load(seq) for seq in (0, 1)}
+        first, second = self._first[0], self._first[1]
+        if first.record is None or second.record is None or second.record.prev != first.file_hash:
+            return True
+        return (first.record.store, first.record.run) == (summary.store, summary.run)
+
+    def _forget(self, view: View) -> None:
+        """Take a newer summary in the place of the records that it covers, so that memory stays bounded."""
+        notes = [record for record in reversed(view.newer) if vouched(record) is not None]
+        for note in notes[:1]:
+            if self._takes(note, view.head):
+                self._judged = self._judge(view.head)
+
+    def _begin_again(self) -> None:
+        self._slots, self._unread, self._absent = {}, set(), set()
+        self._summary, self._judged, self._looked, self._vouched, self._first = None, None, False, -1, None
 
     def _unlisted(self, head: int) -> int:
         """The highest number there. A listing may be older than what it lists: a record that this process has seen is asked for by name
@@ -352,7 +486,7 @@ class Log:
         self._newest = max(self._newest, head)
         return head
 
-    def _load_all(self, numbers: list[int]) -> Iterable[tuple[int, _Slot]]:
+    def _load_all(self, numbers: list[int]) -> Iterable[tuple[int, Slot]]:
         """Each with what lies there; many at once where each takes its time to come."""
         at_once = self._store.parallel_reads
         if at_once <= READS_AT_ONCE or len(numbers) < MANY:
@@ -360,29 +494,38 @@ class Log:
         with ThreadPool(at_once, "relight-log") as pool:
             return list(zip(numbers, pool.map(self._load, numbers)))
 
-    def _put(self, seq: int, slot: _Slot) -> None:
+    def _put(self, seq: int, slot: Slot) -> None:
         self._slots[seq] = slot
         self._judged = None
         self._unread.discard(seq)
         if slot.unreadable:
             self._unread.add(seq)
 
-    def _load(self, seq: int) -> _Slot:
+    def _load(self, seq: int) -> Slot:
         key, read = self._key(seq), list[bytes]()
 
         def get() -> bytes:
             read.append(self._store.get(key, SEALED_BYTES_MAX))
             return read[-1]
 
+        known = _damaged.get((self._store.url, key))  # read so often before in this process that it counts as damaged where it is stored
         try:
-            record = decoded(get, lambda data: decode_record(data, seq, key), key, BELIEVED)
-            return _Slot(record.file_hash, self._shared(record))
+            try:
+                record = decoded(get, lambda data: decode_record(data, seq, key), key, 1 if known else BELIEVED)
+            except RelightError:
+                if not read or not known or hexdigest(read[-1]) == known:
+                    raise
+                record = decoded(get, lambda data: decode_record(data, seq, key), key, BELIEVED)
+            return Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
-            return _Slot(None, None, error.what, unreadable=True)
+            return Slot(None, None, error.what, unreadable=True)
         except WrongKey:  # it says nothing of the record: another key may open it
             raise
         except RelightError as error:
-            return _Slot(hexdigest(read[-1]) if read else None, None, error.what)
+            hash = hexdigest(read[-1]) if read else None
+            if hash is not None and self._store.shared and len(_damaged) < GAP_MAX:
+                _damaged[self._store.url, key] = hash
+            return Slot(hash, None, error.what)
 
     def _shared(self, record: Record) -> Record:
         """The record, holding once what many hold: a log of a long run is kept in memory by all who append to it."""
@@ -394,16 +537,8 @@ class Log:
 
     def _judge(self, head: int) -> View:
         """Which records count: right store and run, and the bytes their successor chained to."""
-        slots = self._slots
-        if not self._store_id:
-            try:
-                self._store_id = read_store(self._store).id
-            except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
-                self._store_id = _most_common([slot.record.store for slot in slots.values() if slot.record])
-        if recorded := _recorded_store(slots):  # a run that was moved or copied into another store keeps the id of its own
-            self._store_id = recorded
-        if not self._run_id:
-            self._run_id = _run_id(slots)
+        slots, summary = self._slots, self._summary
+        self._name_store_and_run()
         good: list[Record] = []
         faults: list[Fault] = []
         following: Record | None = None
@@ -414,59 +549,47 @@ class Log:
                 faults += self._missing(seq + 1, above)
                 following = None
             slot, above = slots[seq], seq
-            reason = self._reason(slot, following)
+            reason = why_void(slot, self._store_id, self._run_id, following)
             following = None
             if reason:
                 faults.append(Fault(seq, self._key(seq), reason))
             elif slot.record is not None:
                 good.append(slot.record)
                 following = slot.record
-        faults += self._missing(0, above)
+        faults += self._missing(self._base + 1, above)
         good.reverse()
         faults.reverse()
+        faults += [Fault(seq, self._key(seq), STRAY) for seq in sorted(self._folders.strays)[:STRAYS_NAMED] if seq > head]
         last = slots.get(head)
         head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
-        return View(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
+        self._vouched = max([found[0] for one in good if (found := vouched(one)) is not None], default=self._base)
+        if summary is None:
+            return View(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
+        if head == summary.upto:
+            head_hash = summary.hash
+        return View(
+            self._run, self._store_id, self._run_id, (*summary.records, *good), (*summary.faults, *faults), head, head_hash,
+            summary,
+        )  # fmt: skip
+
+    def _name_store_and_run(self) -> None:
+        """Find out which store and run the log is of."""
+        slots = self._slots
+        if self._summary is not None:
+            self._store_id, self._run_id = self._summary.store, self._summary.run
+            return
+        if not self._store_id:
+            try:
+                self._store_id = read_store(self._store).id
+            except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
+                self._store_id = most_common([slot.record.store for slot in slots.values() if slot.record])
+        if recorded := recorded_store(slots):  # a run that was moved or copied into another store keeps the id of its own
+            self._store_id = recorded
+        if not self._run_id:
+            self._run_id = recorded_run(slots)
 
     def _missing(self, start: int, end: int) -> list[Fault]:
         """A fault for each number that is missing, highest first; one for all of a gap that no accident makes."""
         if end - start > GAP_MAX:
             return [Fault(start, self._key(start), f"the records from here to {end - 1} are missing")]
         return [Fault(seq, self._key(seq), "the record is missing") for seq in reversed(range(start, end))]
-
-    def _reason(self, slot: _Slot, following: Record | None) -> str:
-        if slot.record is None:
-            return slot.reason
-        if slot.record.store != self._store_id:
-            return "the record belongs to another store"
-        if slot.record.run != self._run_id:
-            return "the record belongs to another run"
-        if slot.record.seq == 0 and slot.record.prev != ZERO_HEX:
-            return "the first record claims one before it"
-        if following is not None and following.prev != slot.file_hash:
-            return "the bytes are not those the next record was chained to"
-        return ""
-
-
-def _run_id(slots: dict[int, _Slot]) -> str:
-    """Record 0 says which run this is, if record 1 was chained to it; else most of the records do."""
-    first, second = slots.get(0), slots.get(1)
-    if first and first.record and second and second.record and second.record.prev == first.file_hash:
-        return first.record.run
-    return _most_common([slot.record.run for slot in slots.values() if slot.record])
-
-
-def _recorded_store(slots: dict[int, _Slot]) -> str:
-    """Return the store's id in record 0, if record 1 was chained to it, or else in all records. Empty if they differ.
-
-    A later record that names another store does not count: it would hide all others.
-    """
-    first, second = slots.get(0), slots.get(1)
-    if first and first.record and second and second.record and second.record.prev == first.file_hash:
-        return first.record.store
-    stores = {slot.record.store for slot in slots.values() if slot.record}
-    return stores.pop() if len(stores) == 1 else ""
-
-
-def _most_common(values: list[str]) -> str:
-    return max(sorted(set(values)), key=values.count, default="")

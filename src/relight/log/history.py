@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from relight.format import Record
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
-from relight.log.chain import View
+from relight.log.view import Line, Summary, View
 
 ROLLED_BACK = "rolled back"
 """Topic of the NOTE that what the run did from step ``before`` on is not to be gone on from, and that it does not train on the samples of
@@ -19,6 +19,11 @@ FRESH_START = "fresh start"
 """Topic of the NOTE that training begins from scratch with ``fresh=True``; ``job`` names the launcher's job, empty if there is none."""
 REPACKED = "repacked"
 """Topic of the NOTE that a checkpoint, its ``id``, needs no donors any more."""
+
+
+REPEATED_WITHIN = 1024
+"""A COMMIT of a retired id is a repetition, and void, if it comes at most so many records after the RETIRE. A reader that begins at a
+summary knows no retired id for longer. A later COMMIT of the id is a new one: a copy of the checkpoint that came back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,10 @@ class History:
     """Steps, first and last, whose samples are not trained on."""
     cuts: dict[str, float] = field(default_factory=dict)
     """By what to multiply the learning rates of those that a roll-back came behind; ``""``: of a run that begins anew."""
+    retired_at: dict[str, int] = field(default_factory=dict)
+    """Of ``retired``: number of the RETIRE."""
+    lines: dict[str, Line] = field(default_factory=dict)
+    """By id, the ancestors of checkpoints whose parents the log's summary has left out."""
     best_by: tuple[str, str] | None = None
     """The run's own metric and its mode, ``min`` or ``max``: what "best" means here. None if no attempt recorded one."""
 
@@ -113,11 +122,12 @@ def fold(view: View | Sequence[Record]) -> History:
     """The history that ``records``, in order, amount to.
 
     A COMMIT, TAG, RETIRE, RECALL or SWEEP of an epoch below the highest FENCE before it is void. A retired checkpoint comes back by RECALL
-    alone, and not behind its SWEEP. A second COMMIT of an id is the first one said again.
+    alone, and not after its SWEEP. A second COMMIT of an id is void while the checkpoint is live or may be recalled, and within
+    ``REPEATED_WITHIN`` records of its RETIRE. A view with a summary continues from the state that the summary has.
     """
-    records = view.records if isinstance(view, View) else view
-    history = History()
-    for record in records:
+    summary = view.summary if isinstance(view, View) else None
+    history = _restored(summary) if summary is not None else History()
+    for record in view.newer if isinstance(view, View) else view:
         body = record.body
         if isinstance(body, FenceBody):
             if record.epoch <= history.epoch:
@@ -140,6 +150,43 @@ def fold(view: View | Sequence[Record]) -> History:
             history.epoch = max(history.epoch, record.epoch)  # the FENCE itself may be a damaged record
             _apply(history, record, body)
     return history
+
+
+def _restored(summary: Summary) -> History:
+    """The state after the last record that a summary covers."""
+    by_seq = {record.seq: record for record in summary.records}
+    alone = set(summary.alone)
+
+    def checkpoint(seq: int) -> Checkpoint:
+        record = by_seq[seq]
+        body = record.body
+        assert isinstance(body, CommitBody)
+        parsed = parse_dir(body.dir)
+        assert parsed is not None
+        return Checkpoint(seq, record.time, parsed.epoch, body, seq in alone)
+
+    history = History(
+        tags=dict(summary.tags), epoch=summary.epoch, set_aside=set(summary.aside), skips=list(summary.skips), cuts=dict(summary.cuts),
+        lines=dict(summary.lines), best_by=summary.best_by,
+    )  # fmt: skip
+    history.fences = [record for record in summary.records if isinstance(record.body, FenceBody)]
+    history.notes = [record for record in summary.records if isinstance(record.body, NoteBody)]
+    for seq in summary.live:
+        one = checkpoint(seq)
+        history.by_id[one.id] = one
+    for seq, at, recallable in summary.retired:
+        one = checkpoint(seq)
+        history.retired[one.id], history.retired_at[one.id] = one, at
+        if recallable:
+            history.recallable[one.id] = by_seq[at]
+    return history
+
+
+def _is_repeated(history: History, checkpoint_id: str, seq: int) -> bool:
+    """Whether a COMMIT of this id at ``seq`` repeats one that the history knows."""
+    if checkpoint_id in history.by_id or checkpoint_id in history.recallable:
+        return True
+    return checkpoint_id in history.retired and seq - history.retired_at[checkpoint_id] <= REPEATED_WITHIN
 
 
 def _best_by(metric: object, mode: object) -> tuple[str, str] | None:
@@ -168,15 +215,20 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Rec
         parsed = parse_dir(body.dir)
         if parsed is None or (parsed.epoch != record.epoch and not body.home):
             history.void.append((record, "it commits a directory of another epoch"))
-        elif body.id in history.retired or history.find(body.id):
+        elif _is_repeated(history, body.id, record.seq):
             history.void.append((record, "its checkpoint was committed before"))
         else:
+            history.retired.pop(body.id, None)
+            history.retired_at.pop(body.id, None)
+            history.lines.pop(body.id, None)
+            history.set_aside.discard(body.id)
+            history.cuts.pop(body.id, None)
             history.by_id[body.id] = Checkpoint(record.seq, record.time, parsed.epoch, body)
     elif isinstance(body, RetireBody):
         for checkpoint_id in body.ids:
             found = history.by_id.pop(checkpoint_id, None)
             if found:
-                history.retired[checkpoint_id] = found
+                history.retired[checkpoint_id], history.retired_at[checkpoint_id] = found, record.seq
                 if body.undo_s:
                     history.recallable[checkpoint_id] = record
                 for name in history.tags_of(checkpoint_id):
@@ -186,6 +238,8 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Rec
             history.recallable.pop(checkpoint_id, None)
     elif isinstance(body, RecallBody):
         back = {one: history.retired.pop(one) for one in body.ids if history.recallable.pop(one, None)}
+        for one in back:
+            history.retired_at.pop(one, None)
         if back:
             history.by_id = dict(sorted({**history.by_id, **back}.items(), key=lambda item: item[1].seq))
     elif body.id is None:

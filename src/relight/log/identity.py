@@ -10,9 +10,10 @@ from typing import Any
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format import StoreRecord, decode_record, decode_store, encode_store
 from relight.format.keyring import KEYS_DIR
-from relight.format.names import LOG_DIR, ROOT_FILE, RUN_ID, STORE_FILE, is_run_name, parse_dir, parse_record_file, record_file
+from relight.format.names import ROOT_FILE, RUN_ID, STORE_FILE, is_run_name, parse_dir
 from relight.format.strict import ROOT_BYTES_MAX, SEALED_BYTES_MAX, from_json
 from relight.keys.chain import SETTING
+from relight.log.listing import Folders
 from relight.log.nested import refuse_run_as_store
 from relight.store import ByteStore
 from relight.store.base import encrypts
@@ -81,13 +82,14 @@ def _recorded_id(store: ByteStore) -> str:
 def _id_of_records(store: ByteStore, runs: list[str]) -> str:
     for run in runs:
         try:
-            numbers = sorted(seq for entry in store.list(f"{run}/{LOG_DIR}") if (seq := parse_record_file(entry.name)) is not None)
+            folders = Folders(store, run)
+            numbers = sorted(folders.all().flat)
         except RelightError as error:
             if error.retryable:  # not found is one thing, not answered another
                 raise
             continue
         for seq in numbers:
-            key = f"{run}/{LOG_DIR}/{record_file(seq)}"
+            key = folders.key(seq)
             try:
                 return decode_record(store.get(key, SEALED_BYTES_MAX), seq, key).store
             except RelightError as error:

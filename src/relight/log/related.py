@@ -1,10 +1,13 @@
-"""Whether two logs hold one history: by checkpoint ids and attempts, never by step numbers. Pure."""
+"""Whether two logs hold one history: by checkpoint ids and attempts, never by step numbers."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from relight.log.history import Checkpoint, History
+from relight.errors import CheckpointNotFound
+from relight.log.chain import Log
+from relight.log.history import Checkpoint, History, fold
+from relight.store import ByteStore
 
 CONTINUES, BACK, APART, UNRELATED = "continues", "back", "apart", "unrelated"
 
@@ -41,6 +44,14 @@ def known_ids(history: History) -> dict[str, int]:
         for parent in one.body.parents:  # resumed from another tier or store, whose checkpoint this log never committed
             found.setdefault(parent, one.seq)
     return found
+
+
+def whole_history(store: ByteStore, run: str) -> History:
+    """Fold every record of a run's log, without a summary. An empty history if there is no such run."""
+    try:
+        return fold(Log(store, run, whole=True).read())
+    except CheckpointNotFound:
+        return History()
 
 
 def change(source: History, one: Checkpoint, there: History) -> Change | None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from relight.errors import CorruptCheckpoint
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, NoteBody
-from relight.log.chain import NAMES_SHOWN, Log, View
+from relight.log.chain import NAMES_SHOWN, Log
 from relight.log.history import fold
 from relight.log.identity import checkpoint_dirs, peek_root
+from relight.log.view import View
 from relight.store import ByteStore
 from relight.store.again import rest
 
@@ -29,7 +30,7 @@ def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
     """
     if view.head < 0:
         return []
-    committed = {record.body.id for record in view.records if isinstance(record.body, CommitBody)}
+    committed = {record.body.id for record in view.records if isinstance(record.body, CommitBody)}  # all that a summary has kept
     notes = [record.body for record in view.records if isinstance(record.body, NoteBody)]
     known = committed | {str(one.data.get("checkpoint")) for one in notes if one.topic == RESTORED_ELSEWHERE}
     epoch = fold(view).epoch
@@ -48,7 +49,7 @@ def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
         if lost:
             found.append(name)
             missing |= lost
-    return found if len(missing) > view.head + 1 - len(view.records) else []
+    return found if len(missing) > view.head + 1 - view.counted else []
 
 
 def is_being_rebuilt(view: View) -> bool:
@@ -64,9 +65,14 @@ def refuse_truncated(store: ByteStore, log: Log, view: View | None = None) -> No
     moment, is read again before it is judged. Cost: one listing of the run's directory, and what ``unlogged`` costs.
     """
     view = log.read() if view is None else view
+    whole: Log | None = None
     for pause_s in (*PAUSES_S, None):
         names = checkpoint_dirs(store, view.run)
         lost = unlogged(store, view, names)
+        if lost and view.summary is not None:  # a summary has left out what was retired long ago: only the records know
+            whole = whole or Log(store, view.run, whole=True)
+            view = whole.read()
+            lost = unlogged(store, view, names)
         if not lost and not is_being_rebuilt(view) and not (view.faults and pause_s and _some_newer(view, names)):
             return
         if pause_s is not None:

@@ -110,6 +110,7 @@ EVENTS: dict[str, tuple[int, str]] = {
     "cache.off": (logging.WARNING, "the cache's disk refuses: nothing more is cached"),
     "drain.unfinished": (logging.WARNING, "the run ended before further tiers had what they must hold"),
     "anchor.failed": (logging.WARNING, "how far the log goes could not be written down elsewhere"),
+    "log.unsummarized": (logging.WARNING, "no summary of a run's log could be written, so that reading it takes longer"),
     "anchor.adopted": (logging.WARNING, "an anchor of an earlier version was accepted, with damaged records below it"),
     "store.alone": (logging.WARNING, "the store ignores what keeps a second writer out"),
     "signal.received": (logging.WARNING, "a signal asked for a save"),

@@ -194,6 +194,7 @@ CARRIES: dict[str, tuple[str, ...]] = {
     "cache.read": ("key", "hits", "misses", "hit_bytes", "missed_bytes"),
     "cache.off": ("folder", "error"),
     "anchor.failed": ("kind", "run"),
+    "log.unsummarized": ("run", "kind"),
     "anchor.adopted": ("run", "count"),
     "store.alone": ("url",),
     "signal.received": ("signal",),

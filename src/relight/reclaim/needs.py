@@ -45,7 +45,7 @@ def oldest_together(history: History, ids: Sequence[str], at_most: int | None) -
 def unsure(view: View, history: History) -> set[str]:
     """What may be kept by a record of which nothing is known: with a damaged one, or one that nobody trusted has signed, all that is older
     than it. It may be a COMMIT that needs their bytes, a tag, a hold, a branch, a recall."""
-    newest = max((fault.seq for fault in view.faults), default=-1)
+    newest = max((fault.seq for fault in view.damaged), default=-1)
     return {one.id for one in (*history.live, *history.retired.values()) if one.seq < newest}
 
 

@@ -19,12 +19,13 @@ from relight.commit.save import commit_body
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent
 from relight.format import hexdigest
 from relight.format.manifest import Root, decode_root
-from relight.format.names import LOG_DIR, ROOT_FILE, CheckpointDir, parse_dir, parse_record_file
+from relight.format.names import ROOT_FILE, CheckpointDir, parse_dir
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody, epoch_max
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint, History, Log, View, fold, read_store
 from relight.log.ancestors import REBUILT as REBUILT_FENCE
 from relight.log.identity import checkpoint_dirs, peek_root
+from relight.log.listing import has_records
 from relight.log.truncated import REBUILDING, REBUILT, is_being_rebuilt
 from relight.store import ByteStore
 from relight.store.anchored import anchor_of
@@ -94,13 +95,13 @@ def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: 
     """
     where = f"{store.url.rstrip('/')}/{run}"
     names = checkpoint_dirs(store, run)
-    missing = not any(parse_record_file(entry.name) is not None for entry in store.list(f"{run}/{LOG_DIR}"))
+    missing = not has_records(store, run)
     anchor = anchor_of(store)
     if missing and anchor is not None and anchor.read(run).pins:
-        Log(store, run).read()  # which refuses it: a log that was seen there is gone
+        Log(store, run, whole=True).read()  # which refuses it: a log that was seen there is gone
     if missing and not names:
         raise CheckpointNotFound("there is neither a log nor a checkpoint directory", where=where, hint="relight ls STORE shows its runs")
-    view = None if missing else Log(store, run).read()
+    view = None if missing else Log(store, run, whole=True).read()
     if view is not None and view.faults:
         raise CorruptCheckpoint(
             f"the log is there, and {len(view.faults)} of its records are damaged: only a missing log is rebuilt",

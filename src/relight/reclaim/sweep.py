@@ -9,11 +9,15 @@ from dataclasses import dataclass, field
 from relight.catalog.branches import let_go
 from relight.commit import delete_directory
 from relight.errors import RelightError, StoreUnavailable
-from relight.format.names import LOG_DIR, parse_dir
+from relight.format.names import parse_dir, parse_summary_file
 from relight.log import History, Log, fold
+from relight.log.listing import log_folders
 from relight.store import ByteStore
 from relight.store.durable import temporary_of
 from relight.store.probe import PROBE_PREFIX
+
+FOLDERS_SWEPT = 2
+"""Newest folders of the log in which leftovers are searched: a sweep after each attempt has searched the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +49,14 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     names = {entry.name for entry in store.list(run) if entry.is_dir}
     names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # there may be nothing else
     probes = [entry.name for entry in store.list("") if entry.name.startswith(PROBE_PREFIX) and not entry.is_dir]
-    temporaries = [*probes, *_temporaries(store, ""), *_temporaries(store, f"{run}/{LOG_DIR}")]
+    temporaries = [*probes, *_temporaries(store, "")]
+    unfinished: list[tuple[int, str]] = []
+    log, *folders = log_folders(store, run)
+    for folder in (log, *folders[-FOLDERS_SWEPT:]):
+        temporaries += _temporaries(store, folder)
+        unfinished += _unfinished_summaries(store, folder)
     view = Log(store, run).read()
+    temporaries += [key for upto, key in unfinished if upto < view.head and key not in temporaries]
     history = fold(view)
     retired = {one.body.dir: one.id for one in history.retired.values()}
     live = {one.body.dir for one in history.live}
@@ -63,7 +73,7 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
             held.append((name, "retired, and may be recalled still"))
         elif name in retired:
             going.append((name, "retired"))
-        elif view.faults:
+        elif view.damaged:
             held.append((name, "a record of the log is damaged: it may have been the commit of this one"))
         elif parsed.epoch < history.epoch:
             going.append((name, f"left by attempt {parsed.epoch}, which attempt {history.epoch} has superseded"))
@@ -77,6 +87,12 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
 def _temporaries(store: ByteStore, prefix: str) -> list[str]:
     names = {entry.name for entry in store.list(prefix) if not entry.is_dir}
     return [f"{prefix}/{name}".lstrip("/") for name in sorted(names) if temporary_of(name) in names]
+
+
+def _unfinished_summaries(store: ByteStore, folder: str) -> list[tuple[int, str]]:
+    """Files that were to become a summary of the log, and its last record. If its writer still lives, it goes on without that summary."""
+    found = [(parse_summary_file(temporary_of(entry.name) or ""), entry.name) for entry in store.list(folder) if not entry.is_dir]
+    return sorted((upto, f"{folder}/{name}") for upto, name in found if upto is not None)
 
 
 def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:

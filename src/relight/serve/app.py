@@ -120,6 +120,10 @@ def create_app(settings: Settings) -> FastAPI:
     return app
 
 
+AUDIT_SHOWN = 2000
+"""Newest entries of the audit log that pages and the API list: the commands show and export list all."""
+
+
 def _end(readers: Sequence[Reader], state: State) -> None:
     for one in readers:
         one.close()
@@ -127,7 +131,8 @@ def _end(readers: Sequence[Reader], state: State) -> None:
 
 
 def _audited(book: Book) -> list[AuditRow]:
-    return [AuditRow(one.seq, one.at, one.who, one.what, one.on, one.how, one.role, one.token, dict(one.fields)) for one in book.entries()]
+    rows = book.newest(AUDIT_SHOWN)
+    return [AuditRow(one.seq, one.at, one.who, one.what, one.on, one.how, one.role, one.token, dict(one.fields)) for one in rows]
 
 
 def _streams(app: FastAPI, hub: Hub, state: State) -> None:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format import hexdigest
-from relight.format.names import LOG_DIR, is_record_key, is_run_name, record_file
+from relight.format.names import LOG_DIR, flat_record_file, is_record_key, is_run_name, record_file
 from relight.format.signed import Signature, apart
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys.signing import Trust
@@ -127,13 +127,28 @@ class Anchor:
         """Read a record's file; None for one that is missing or no record. Cost: one read, none for what was written last."""
         key = f"{run}/{LOG_DIR}/{record_file(seq)}"
         try:
-            written, data = self._written
-            data = data if key == written else self._inner.get(key, SEALED_BYTES_MAX + _ROOM)
+            data = self._data(key)
+        except CheckpointNotFound:  # an earlier version wrote every record directly into log/
+            flat = f"{run}/{LOG_DIR}/{flat_record_file(seq)}"
+            if flat == key:
+                return None
+            key = flat
+            try:
+                data = self._data(key)
+            except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
+                return None
+        except (CorruptCheckpoint, UnsafeContent):
+            return None
+        try:
             record, signature = apart(data, key)
-        except (CorruptCheckpoint, CheckpointNotFound, UnsafeContent):
+        except (CorruptCheckpoint, UnsafeContent):
             return None
         trusted = self.trust is None or (signature is not None and self.trust.believes(record, signature))
         return RawRecord(hexdigest(data), hexdigest(record), signature, trusted)
+
+    def _data(self, key: str) -> bytes:
+        written, data = self._written
+        return data if key == written else self._inner.get(key, SEALED_BYTES_MAX + _ROOM)
 
     def move(self, run: str, seq: int, raw: RawRecord, gaps: Sequence[Gap] = ()) -> None:
         """Remember the record in place of the pins that were confirmed. Its gaps are written first, and the old pins go last.

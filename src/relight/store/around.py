@@ -23,7 +23,7 @@ class Around:
         return f"{type(self).__name__}({self.inner!r})"
 
     def __getattr__(self, name: str) -> Any:
-        some = ("lanes", "blocks", "counts", "encrypts", "guard", "anchored")  # what only some stores have
+        some = ("lanes", "blocks", "counts", "encrypts", "guard", "anchored", "trusts")  # what only some stores have
         if name in some and "inner" in self.__dict__:
             return getattr(self.inner, name)
         raise AttributeError(name)

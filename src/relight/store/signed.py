@@ -22,6 +22,8 @@ class SignedStore(Around):
     def __init__(self, inner: ByteStore, signer: Ed25519Signer | HashSigner | None, trust: Trust | None) -> None:
         super().__init__(inner)
         self._signer, self._trust = signer, trust
+        self.trusts = trust is not None
+        """Whether only records of named signers count."""
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a store that signs is opened where it is used")

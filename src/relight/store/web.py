@@ -9,39 +9,54 @@ from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from relight.errors import ConfigError
-from relight.format.names import LOG_DIR, record_file
+from relight.format.names import FOLDER_RECORDS, LOG_DIR, flat_record_file, folder_name, parse_record_folder, record_file
 from relight.store.base import Entry, Properties, Upload, Writer
+from relight.store.object_client import Patience
 from relight.store.objects import ObjectStore
 
 _AHEAD = 8
 """Records that are asked for behind the first that is missing: one may be damaged away."""
-_SEQ_MAX = 1 << 21
+_SEQ_MAX = 1 << 31
+
 
 class WebStore(ObjectStore):
     """``https://host/path``: what a store's files are under, as they are. Every operation that would change it is refused."""
+
+    def __init__(self, url: str, *, patience: Patience | None = None) -> None:
+        super().__init__(url, patience=patience)
+        self._counts: dict[str, int] = {}
+        """Records that were there at the last listing, by log."""
 
     def properties(self) -> Properties:
         """Nothing is written here."""
         return Properties(exclusive_create=False, durable=False)
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """The records of a log, found by their numbers; of other directories nothing is known."""
+        """The newest records of a log, found by their numbers, and the folders below ``log/``; of other directories nothing is known."""
         self._path(prefix)
-        if prefix.rpartition("/")[2] != LOG_DIR:
+        above, _, name = prefix.rpartition("/")
+        folder = parse_record_folder(name) if above.rpartition("/")[2] == LOG_DIR else 0 if name == LOG_DIR else None
+        if folder is None:
             return iter(())
-        return iter([Entry(record_file(seq), False) for seq in range(self._count(prefix))])
+        place = above if folder else prefix
+        count = self._count(place)
+        first = folder * FOLDER_RECORDS
+        records = [Entry(flat_record_file(seq), False) for seq in range(first, min(first + FOLDER_RECORDS, count))]
+        folders = range(1, -(-count // FOLDER_RECORDS)) if not folder else ()
+        return iter([*records, *(Entry(folder_name(number), True) for number in folders)])
 
     def _count(self, prefix: str) -> int:
-        """How many records there are, as far as asking tells."""
-        if not self._has(prefix, 0):
+        """How many records there are, as far as asking tells. Asking begins at what was there the last time."""
+        low, step = self._counts.get(prefix, 1) - 1, 1  # ``low`` is there
+        if not self._has(prefix, low) and (low == 0 or not self._has(prefix, low := 0)):
             return 0
-        low, step = 0, 1  # ``low`` is there
         while low + step < _SEQ_MAX and self._has(prefix, low + step):
             low, step = low + step, 2 * step
         high = low + step
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self._has(prefix, middle) else (low, middle)
+        self._counts[prefix] = low + 1
         behind = [seq for seq in range(low + 2, low + 2 + _AHEAD) if self._has(prefix, seq)]
         return max([low, *behind]) + 1
 

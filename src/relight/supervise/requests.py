@@ -11,10 +11,13 @@ from collections.abc import Callable
 from relight.catalog.asking import LOOK_S, OLD_S, SaveAsked, hear, request_of
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import Record, decode_record
-from relight.format.names import LOG_DIR, parse_record_file, record_file
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log.identity import seconds_since_epoch
+from relight.log.listing import newest_records
 from relight.store import ByteStore
+
+NEW_MAX = 1024
+"""Newest records among which requests are searched."""
 
 
 class Requests:
@@ -74,16 +77,15 @@ class Requests:
 
     def _new(self) -> tuple[list[Record], int]:
         """Records that came since the last look, none at the first; and the highest number there."""
-        listed = (parse_record_file(entry.name) for entry in self._store.list(f"{self._run}/{LOG_DIR}"))
-        numbers = sorted({one for one in listed if one is not None})
-        new = [one for one in numbers if one > self._head] if self._head >= 0 else []
+        listed = newest_records(self._store, self._run, NEW_MAX)[::-1]
         found = []
-        for seq in new:
-            key = f"{self._run}/{LOG_DIR}/{record_file(seq)}"
+        for seq, key in listed if self._head >= 0 else ():
+            if seq <= self._head:
+                continue
             try:
                 found.append(decode_record(self._store.get(key, SEALED_BYTES_MAX), seq, key))
             except StoreUnavailable:
                 raise
             except RelightError:  # damaged, or gone: the log's readers say so
                 continue
-        return found, max(self._head, *numbers[-1:], -1)
+        return found, max([self._head, *(seq for seq, _ in listed[-1:])])

@@ -32,7 +32,7 @@ from typing import ParamSpec, TypeVar
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 from relight.testing.disks import CHANGING, CUTS, Call, CountingDisk, CrashDisk, HookedDisk, InterruptNth, SimulatedDisk, torn_length
-from relight.testing.scenario import ROOT, Fact, Names, check, check_lost_log, fresh_disk, life, prepared, resume, tell
+from relight.testing.scenario import ROOT, Fact, Names, check, check_lost_log, fresh_disk, life, prepared, resume, short_folders, tell
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -138,7 +138,7 @@ class Watch:
             self._tick()
 
 
-class _Observed(HookedDisk):
+class Observed(HookedDisk):
     """Calls ``see(number, when, call, disk)`` before and after each changing call (or ``every`` call), and, if ``torn``, with a copy of the
     disk in the middle of each write."""
 
@@ -152,6 +152,7 @@ class _Observed(HookedDisk):
         self.n = 0
 
     def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """See ``HookedDisk``."""
         if call.name not in CHANGING and not self.every:
             return go(*args, **kwargs)
         self.n += 1
@@ -162,6 +163,7 @@ class _Observed(HookedDisk):
         return result
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
+        """See ``Disk``."""
         if self.torn:
             call = self._on_fd("pwrite", fd)
             for mode in TORN:
@@ -175,6 +177,11 @@ class _Observed(HookedDisk):
 
 def simulate(seed: int, watch: Watch, names: Names) -> None:
     """All simulated points of one life."""
+    with short_folders(seed):
+        _simulate(seed, watch, names)
+
+
+def _simulate(seed: int, watch: Watch, names: Names) -> None:
     told: list[Fact] = []
     prefix = f"{seed}:simulated"
     changing = 0
@@ -201,7 +208,7 @@ def simulate(seed: int, watch: Watch, names: Names) -> None:
                     watch.put(point, call, _kill_then_cut(disk.clone(), told, seed, point))
 
     names.seed(seed)
-    counted = CountingDisk(_Observed(fresh_disk(), see, torn=True))
+    counted = CountingDisk(Observed(fresh_disk(), see, torn=True))
     tell(life(LocalStore(ROOT, disk=counted), seed), told)
     for n, call in enumerate(counted.calls, start=1):
         _taken_over(seed, n, watch, names, prefix)
@@ -227,7 +234,7 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
         if when == "after" and n == at:
             cuts.append((then.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(more)))
 
-    tell(resume(LocalStore(ROOT, disk=_Observed(disk, see)), seed), more)
+    tell(resume(LocalStore(ROOT, disk=Observed(disk, see)), seed), more)
     if not cuts:  # it was through before: the cut comes afterwards
         cuts.append((disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), more))
     ((after, then_told),) = cuts
@@ -281,7 +288,7 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
             cuts.append((now.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(told)))
 
     with contextlib.suppress(RelightError):  # it is told by an error; which one depends on where it was
-        tell(life(LocalStore(ROOT, disk=_Observed(disk, see, every=True)), seed), told)
+        tell(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), told)
     if cut:
         left, then_told = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), told)
     else:

@@ -144,6 +144,6 @@ def _files(disk: SimulatedDisk) -> set[str]:
             inside = f"{path}/{name}"
             if is_dir:
                 todo.append(inside)
-            if not (path.endswith(f"/{LOG_DIR}") and temporary_of(name) is None):
+            if not (f"{path}/".find(f"/{LOG_DIR}/") >= 0 and temporary_of(name) is None):
                 found.add(inside.removeprefix(ROOT))
     return found

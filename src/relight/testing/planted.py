@@ -88,7 +88,7 @@ PLANTED: dict[str, Bug] = {
     ),
     "a rank that may be ready takes its files back before it calls it off": Bug(Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")),
     "a COMMIT is believed before it is durable": Bug(
-        Edit(f"{TOGETHER}:_committed", '    place.store.settle(f"{place.log.run}/{LOG_DIR}")\n', ""),
+        Edit(f"{TOGETHER}:_committed", "    place.log.settle(found.seq)\n", ""),
     ),
     "a root is believed to be a COMMIT": Bug(
         Edit(f"{TOGETHER}:_await", "                found = _committed(place, directory)\n", "                found = _root(place, directory, prefix), 0\n"),

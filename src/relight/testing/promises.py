@@ -10,7 +10,7 @@ from relight.catalog import open_checkpoint, read_tensors, verify_checkpoint
 from relight.commit import Attempt, SaveRequest
 from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
-from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file
+from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file, parse_summary_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, Log, View, fold
 from relight.reclaim import execute_sweep, plan_sweep
@@ -189,7 +189,7 @@ class Promises:
                 yield key
         for key in sorted(self.shelf.files):
             folder, _, name = key.rpartition("/")
-            if key == STORE_FILE or (folder == LOG and parse_record_file(name) is not None):
+            if key == STORE_FILE or (folder == LOG and (parse_record_file(name) is not None or parse_summary_file(name) is not None)):
                 continue
             if folder.removesuffix(f"/{READY_DIR}") in live and folder not in live and is_said_file(name):
                 continue

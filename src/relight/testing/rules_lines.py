@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
-from relight.format.names import LOG_DIR
+from relight.format.names import is_record_key
 from relight.log import Log, fold, line_of, newest_good
 from relight.policy import keep
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
 from relight.store import ByteStore
 from relight.testing.rules import rule, saves, simulated
-from relight.testing.scenario import RUN, state_of
+from relight.testing.scenario import RUN, log_files, state_of
 
 
 def line(store: ByteStore, reason: str, parent: str | None, *steps: int) -> tuple[Attempt, list[str]]:
@@ -30,8 +30,8 @@ def live(store: ByteStore) -> list[str]:
 
 def lose_records(store: ByteStore, keep_first: int = 0) -> None:
     """Delete the run's records, but for the first ones."""
-    for entry in sorted(store.list(f"{RUN}/{LOG_DIR}"), key=lambda one: one.name)[keep_first:]:
-        store.delete(f"{RUN}/{LOG_DIR}/{entry.name}")
+    for key in [key for key in log_files(store) if is_record_key(key)][keep_first:]:
+        store.delete(key)
 
 
 def _refuses(store: ByteStore) -> bool:

@@ -16,14 +16,17 @@ from typing import Any, TypeAlias
 
 import relight.catalog.opened as opened_module
 import relight.commit.save as save_module
+import relight.format.names as names_module
 import relight.log.chain as chain_module
+import relight.log.summary as summary_module
 import relight.log.truncated as truncated_module
+import relight.reclaim.sweep as sweep_module
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveRequest, plan_save
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, RelightError
 from relight.format import Leaf, decode_record, decode_root, encode_tree
-from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file
+from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file, parse_summary_file
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint, History, Log, View, fold
 from relight.log.identity import checkpoint_dirs
@@ -265,13 +268,25 @@ def _restore(store: ByteStore, view: View, one: Checkpoint, facts: Facts, which:
     return []
 
 
+def log_files(store: ByteStore, prefix: str = f"{RUN}/{LOG_DIR}") -> list[str]:
+    """Keys of all files of the run's log, those in its folders included."""
+    found: list[str] = []
+    for entry in list(store.list(prefix)):
+        found += log_files(store, f"{prefix}/{entry.name}") if entry.is_dir else [f"{prefix}/{entry.name}"]
+    return sorted(found)
+
+
+def _is_logs(name: str) -> bool:
+    return parse_record_file(name) is not None or parse_summary_file(name) is not None
+
+
 def leftovers(store: ByteStore, log: Log) -> list[str]:
     """Files and directories that are neither a live checkpoint's nor the log's. To be asked after a new attempt has swept."""
     live = {one.body.dir for one in fold(log.read()).live}
     found = [entry.name for entry in store.list("") if entry.name not in (STORE_FILE, RUN)]
     for entry in store.list(RUN):
         if entry.name == LOG_DIR:
-            found += [f"{LOG_DIR}/{one.name}" for one in store.list(f"{RUN}/{LOG_DIR}") if parse_record_file(one.name) is None]
+            found += [key.removeprefix(f"{RUN}/") for key in log_files(store) if not _is_logs(key.rpartition("/")[2])]
         elif entry.name in live:
             files = store.list(f"{RUN}/{entry.name}")
             found += [f"{entry.name}/{one.name}" for one in files if one.is_dir or not is_written_file(one.name)]
@@ -305,8 +320,9 @@ def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
         before = {one.id for one in fold(log.read()).live}
     except RelightError:
         return []
-    for entry in list(store.list(f"{RUN}/{LOG_DIR}")):
-        store.delete(f"{RUN}/{LOG_DIR}/{entry.name}")
+    for key in log_files(store):
+        store.delete(key)
+        store.delete_dir(key.rpartition("/")[0])
     directories = checkpoint_dirs(store, RUN)
     files = sorted(f"{name}/{entry.name}" for name in directories for entry in store.list(f"{RUN}/{name}"))
     if not directories:
@@ -387,6 +403,13 @@ def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 def no_second_looks() -> contextlib.AbstractContextManager[None]:
     """Within the block, a log that lacks records is not read again after a pause: a simulated disk stays as it is."""
     return patched((chain_module, "MISSING_PAUSES_S", ()), (truncated_module, "PAUSES_S", ()))
+
+
+def short_folders(seed: int) -> contextlib.AbstractContextManager[None]:
+    """Within the block, for an odd seed: a summary after each third record, and folders of five records."""
+    if not seed % 2:
+        return contextlib.nullcontext()
+    return patched((summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99))
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ import relight.format.strict as strict_module
 import relight.log.chain as chain_module
 import relight.log.history as history_module
 import relight.log.identity as identity_module
+import relight.log.listing as listing_module
 import relight.log.truncated as truncated_module
 import relight.reclaim.sweep as sweep_module
 import relight.testing.promises as promises_module
@@ -37,8 +38,8 @@ _PURE = (
     (together_module, "decode_root"),
     (save_module, "decode_root"),
     (identity_module, "decode_store"),
-    (chain_module, "parse_record_file"),
-    (chain_module, "record_file"),
+    (listing_module, "parse_record_file"),
+    (listing_module, "record_file"),
     (together_module, "parse_ready"),
     (together_module, "parse_failed"),
     (together_module, "ready_rank"),

@@ -46,6 +46,7 @@ class Verdict(NamedTuple):
 
 
 DURABLE, LOCAL, CHAIN, HISTORY = "relight.store.durable", "relight.store.local", "relight.log.chain", "relight.log.history"
+SUMMARY, SUMMARIZING, LISTING, SLOTS = "relight.log.summary", "relight.log.summarizing", "relight.log.listing", "relight.log.slots"
 BASE = "relight.store.base"
 TRUNCATED = "relight.log.truncated"
 SAVE, PRUNE, SWEEP, KEEP = "relight.commit.save", "relight.reclaim.prune", "relight.reclaim.sweep", "relight.policy.keep"
@@ -66,7 +67,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "rules",
     ),
     Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.settle(prefix)\n", ""),
-    Mutation("making the log durable before standing on it", CHAIN, "            self._store.settle(f\"{self._run}/{LOG_DIR}\")\n\n", "            pass\n\n", "rules"),
+    Mutation("making the log durable before standing on it", CHAIN, "            self._folders.settle(view.head)\n\n", "            pass\n\n", "rules"),
+    Mutation("the folder of the head is made durable with it", LISTING, "        if folder != self.place:\n            self._store.settle(self.place)\n", "", "rules"),
+    Mutation("a summary's bytes are those that the NOTE names", SUMMARIZING, "                if hexdigest(data) != hash:\n", "                if False:\n", "rules"),
+    Mutation("a NOTE that does not count vouches for no summary", CHAIN, "if is_chained and any(record.seq == note.seq for record in view.newer):", "if is_chained:", "rules"),
+    Mutation("a summary keeps the lines of descent", SUMMARY, "        lines=_lines(history, kept, {fence.epoch for fence in fences}),\n", "", "rules"),
+    Mutation("a stray is no head", LISTING, "return (order[: begins[0]], order[begins[0] :]) if begins else (order, [])", "return order, []", "rules"),
     Mutation("making store and run durable before the first append", CHAIN, "                self._store.settle(prefix)\n", "                pass\n", "early"),
     Mutation("making them durable once more, if they were new", CHAIN, "            self._settled = len(there) == 2", "            self._settled = True", "rules"),
     Mutation("making the directories above the store durable", LOCAL, "                sync_dir(self._disk, path)\n", "                pass\n", "early"),
@@ -89,7 +95,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation("the limit of small files", LOCAL, "            if reader.size > limit:\n", "            if False:\n", "suite"),
     # the log
     Mutation("the seal", STRICT, "    if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():\n", "    if False:\n", "rules"),
-    Mutation("the chain", CHAIN, "        if following is not None and following.prev != slot.file_hash:\n", "        if False:\n", "rules"),
+    Mutation("the chain", SLOTS, "    if following is not None and following.prev != slot.file_hash:\n", "    if False:\n", "rules"),
     Mutation("whose store a record is of", CHAIN, "        if slot.record.store != self._store_id:\n", "        if False:\n", "rules"),
     Mutation("whose run a record is of", CHAIN, "        if slot.record.run != self._run_id:\n", "        if False:\n", "rules"),
     Mutation("which number a record has", RECORDS, "    if frame.seq != seq:\n", "    if False:\n", "rules"),

@@ -38,7 +38,7 @@ from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
 from relight.format.stored import OWN, Stored
 from relight.log import Checkpoint, History, Log, View, fold
-from relight.log.related import CONTINUES, Change, change
+from relight.log.related import CONTINUES, Change, change, whole_history
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
 from relight.transfer.stored_there import packs_there, there_already
@@ -94,6 +94,26 @@ def plan_copy(
     except CheckpointNotFound:
         history = History()
     own = fold(source.require_whole_log())
+    missing, there = _split(checkpoints, source, target, history, again)
+    newest = max((one.seq for one in checkpoints if one.id in dict(there)), default=-1)
+    changes = change(own, missing[-1], history) if missing else None
+    in_doubt = any(one.seq < newest for one in missing) or (changes is not None and changes.relation != CONTINUES)
+    if in_doubt and (source.view().summary is not None or (history.live and target.view().summary is not None)):
+        # the logs' summaries may have left out what decides: every record is read before something is copied again, or refused
+        own, history = whole_history(source.store, source.name), whole_history(destination, run)
+        missing, there = _split(checkpoints, source, target, history, again)
+        changes = change(own, missing[-1], history) if missing else None
+    if changes is not None and changes.relation == CONTINUES:
+        changes = None
+    if changes is not None and not as_newest:
+        raise ConfigError(f"run {run!r} there {changes.why}", where=destination.url, hint=FORCE_HINT)
+    return CopyPlan(source, destination, run, missing, there, as_newest, changes)
+
+
+def _split(
+    checkpoints: Sequence[Checkpoint], source: Run, target: Run, history: History, again: bool
+) -> tuple[list[Checkpoint], list[tuple[str, str]]]:
+    """Of ``checkpoints``, oldest first: those that the destination lacks, and the ids of those that it has, here and there."""
     missing: list[Checkpoint] = []
     there: list[tuple[str, str]] = []
     for one in sorted(checkpoints, key=lambda one: one.seq):
@@ -104,12 +124,7 @@ def plan_copy(
             missing.append(one)
         else:
             there.append((one.id, found))
-    changes = change(own, missing[-1], history) if missing else None
-    if changes is not None and changes.relation == CONTINUES:
-        changes = None
-    if changes is not None and not as_newest:
-        raise ConfigError(f"run {run!r} there {changes.why}", where=destination.url, hint=FORCE_HINT)
-    return CopyPlan(source, destination, run, missing, there, as_newest, changes)
+    return missing, there
 
 
 def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyReport:

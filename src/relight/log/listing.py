@@ -1,0 +1,168 @@
+"""Where a log's records are stored: in ``log/`` and its folders of 1,024, and what of a listing is no record of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from relight.errors import UnsafeContent
+from relight.format import names
+from relight.format.names import (
+    LOG_DIR,
+    flat_record_file,
+    folder_name,
+    parse_record_file,
+    parse_record_folder,
+    record_file,
+    record_folder,
+)  # fmt: skip
+from relight.store import ByteStore
+
+RECORDS_MAX = 2_000_000
+"""Records in one listing."""
+GAP_MAX = 1000
+"""Records that may be missing in a row. What is above a wider gap is no part of the log, unless its records are chained to each other."""
+TORN_MAX = 64
+"""How far below the highest number one that a listing lacks is asked for by name."""
+
+
+@dataclass(slots=True)
+class Listing:
+    """What a listing of ``log/`` shows."""
+
+    flat: set[int]
+    """Numbers of the records directly in ``log/``: those below 1,024, and all of a log that an earlier version wrote."""
+    folders: list[int]
+    """Numbers of the folders, in order."""
+
+
+class Folders:
+    """The folders of one run's log. ``is_chained``: whether a record is chained to the one before it."""
+
+    def __init__(self, store: ByteStore, run: str, is_chained: Callable[[int], bool] = lambda _: False) -> None:
+        self._store, self.place, self._is_chained = store, f"{run}/{LOG_DIR}", is_chained
+        self.flat_top = -1
+        """The last record that an earlier version wrote directly into ``log/``; −1 if there is none above 1,023."""
+        self.strays: set[int] = set()
+        """Numbers that were listed and are not the log's."""
+
+    def key(self, seq: int) -> str:
+        """The key of record ``seq``."""
+        return f"{self.place}/{flat_record_file(seq) if seq <= self.flat_top else record_file(seq)}"
+
+    def folder(self, seq: int) -> str:
+        """The key of the folder of record ``seq``."""
+        return self.key(seq).rpartition("/")[0]
+
+    def settle(self, seq: int) -> None:
+        """Make the name of record ``seq`` durable, and that of its folder: its writer may have been killed before."""
+        folder = self.folder(seq)
+        self._store.settle(folder)
+        if folder != self.place:
+            self._store.settle(self.place)
+
+    def all(self) -> Listing:
+        """List ``log/``: the records there, and the folders. Cost: one listing; two if an earlier version wrote the log."""
+        flat, folders = set[int](), set[int]()
+        for entry in self._store.list(self.place):
+            if (seq := parse_record_file(entry.name)) is not None:
+                flat.add(seq)
+            elif (folder := parse_record_folder(entry.name)) is not None:
+                folders.add(folder)
+            if len(flat) > RECORDS_MAX:
+                raise UnsafeContent(f"more than {RECORDS_MAX} records", where=self.place)
+        self.strays = set()
+        if any(seq >= names.FOLDER_RECORDS for seq in flat):  # an earlier version's, or strays; none is above what is in a folder
+            lowest = min((min(self.numbers(folder), default=2**62) for folder in sorted(folders)[:1]), default=2**62)
+            own, _ = without_strays((seq for seq in flat if seq < lowest), -1, self._is_chained_flat)
+            self.flat_top = max((seq for seq in own if seq >= names.FOLDER_RECORDS), default=-1)
+            self.strays = {seq for seq in flat if seq > max(self.flat_top, names.FOLDER_RECORDS - 1)}
+        return Listing(flat - self.strays, sorted(folders))
+
+    def numbers(self, folder: int) -> set[int]:
+        """List one folder: the numbers of its records."""
+        found = (parse_record_file(entry.name) for entry in self._store.list(f"{self.place}/{folder_name(folder)}"))
+        return {seq for seq in found if seq is not None and seq // names.FOLDER_RECORDS == folder}
+
+    def since(self, listing: Listing, head: int) -> set[int]:
+        """The numbers in the folder of record ``head`` and in all folders after it; every number for −1."""
+        first = head // names.FOLDER_RECORDS if head > self.flat_top else 0
+        numbers = set(listing.flat) if first <= 0 else set[int]()
+        for folder in listing.folders:
+            if folder >= first:
+                numbers |= self.numbers(folder)
+        return self._own(numbers, -1 if first <= 0 else first * names.FOLDER_RECORDS - 1)
+
+    def newest(self, listing: Listing) -> set[int]:
+        """The numbers in the newest folder that is not empty; those in ``log/`` if there is none."""
+        for at, folder in reversed(list(enumerate(listing.folders))):
+            first = folder * names.FOLDER_RECORDS
+            is_next = folder - 1 == (listing.folders[at - 1] if at else 0)
+            if numbers := self._own(self.numbers(folder), first - 1 if is_next else first - 2 - GAP_MAX):
+                return numbers
+        return self._own(listing.flat, -1)
+
+    def after(self, head: int) -> set[int]:
+        """List the folder of record ``head``, and those after it: the numbers there. Empty if ``log/`` itself must be listed."""
+        found = set[int]()
+        if not record_folder(head) or head <= self.flat_top:
+            return found
+        folder = head // names.FOLDER_RECORDS
+        while True:
+            numbers = self.numbers(folder)
+            found |= numbers
+            folder += 1
+            if max(numbers, default=-1) < folder * names.FOLDER_RECORDS - TORN_MAX:
+                return self._own(found, head)
+
+    def _own(self, numbers: Iterable[int], floor: int) -> set[int]:
+        own, strays = without_strays(numbers, floor, self._is_chained)
+        self.strays |= set(strays)
+        return set(own)
+
+    def _is_chained_flat(self, seq: int) -> bool:
+        top, self.flat_top = self.flat_top, seq
+        try:
+            return self._is_chained(seq)
+        finally:
+            self.flat_top = top
+
+
+def newest_records(store: ByteStore, run: str, count: int) -> list[tuple[int, str]]:
+    """Number and key of the newest ``count`` records, newest first, as they are listed. Cost: a listing, one more for each folder read."""
+    folders = Folders(store, run)
+    listing = folders.all()
+    found: list[tuple[int, str]] = []
+    for folder in reversed(listing.folders):
+        found += [(seq, f"{folders.place}/{record_file(seq)}") for seq in sorted(folders.numbers(folder), reverse=True)]
+        if len(found) >= count:
+            return found[:count]
+    found += [(seq, f"{folders.place}/{flat_record_file(seq)}") for seq in sorted(listing.flat, reverse=True)]
+    return found[:count]
+
+
+def has_records(store: ByteStore, run: str) -> bool:
+    """Whether a run's log has a record, or a folder for records."""
+    entries = store.list(f"{run}/{LOG_DIR}")
+    return any(parse_record_file(entry.name) is not None or parse_record_folder(entry.name) is not None for entry in entries)
+
+
+def log_folders(store: ByteStore, run: str) -> list[str]:
+    """Keys of ``log/`` and its folders. Cost: one listing."""
+    place = f"{run}/{LOG_DIR}"
+    folders = sorted(entry.name for entry in store.list(place) if entry.is_dir and parse_record_folder(entry.name) is not None)
+    return [place, *(f"{place}/{name}" for name in folders)]
+
+
+def without_strays(numbers: Iterable[int], floor: int, is_chained: Callable[[int], bool]) -> tuple[list[int], list[int]]:
+    """Split ``numbers`` into those of the log, in order, and those above a gap that no accident makes.
+
+    ``floor``: the highest number below these. ``is_chained``: whether a record is chained to the one before it.
+    """
+    order = sorted(numbers)
+    begins = [at for at, seq in enumerate(order) if seq - (order[at - 1] if at else floor) > GAP_MAX + 1]
+    for at, begin in reversed(list(enumerate(begins))):
+        group = order[begin : begins[at + 1] if at + 1 < len(begins) else len(order)]
+        if any(second == first + 1 and is_chained(second) for first, second in zip(group[::-1][1:], group[::-1])):
+            return order[: begin + len(group)], order[begin + len(group) :]
+    return (order[: begins[0]], order[begins[0] :]) if begins else (order, [])

@@ -1,0 +1,136 @@
+"""Rules about the summaries of logs: what a reader takes them for. ``relight.testing.rules`` lists them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from msgspec import structs
+
+from relight.format import Record, encode_record, hexdigest
+from relight.format.names import LOG_DIR, record_file, summary_file
+from relight.format.records import NoteBody
+from relight.log import Log, fold, line_of
+from relight.log.summary import TOPIC, decode, encode, vouched
+from relight.policy import keep
+from relight.reclaim import execute, plan_prune
+from relight.store import ByteStore, LocalStore
+from relight.testing.crash import Observed
+from relight.testing.disks import CUTS, Call, SimulatedDisk
+from relight.testing.rules import rule, simulated
+from relight.testing.rules_lines import line
+from relight.testing.scenario import ROOT, RUN, fresh_disk, short_folders
+
+
+def _replace(store: ByteStore, key: str, data: bytes) -> None:
+    store.delete(key)
+    store.put_once(key, data)
+
+
+def _differs(store: ByteStore, what: str) -> list[str]:
+    """Where a reader that begins at a summary sees another history than one of every record."""
+    brief, whole = Log(store, RUN).read(), Log(store, RUN, whole=True).read()
+    one, other = fold(brief), fold(whole)
+    wrong = []
+    if [each.id for each in one.live] != [each.id for each in other.live] or (one.tags, one.epoch) != (other.tags, other.epoch):
+        wrong.append(f"{what}: a reader that begins at a summary sees another history")
+    if brief.head != whole.head or [fault.seq for fault in brief.faults] != [fault.seq for fault in whole.faults]:
+        wrong.append(f"{what}: it sees another head, or other faults")
+    if any(line_of(one, each) != line_of(other, other.by_id[each.id]) for each in one.live if each.id in other.by_id):
+        wrong.append(f"{what}: it sees other lines of descent")
+    return wrong
+
+
+def _run() -> ByteStore:
+    """A run of two lines, the older one retired but for its last checkpoint."""
+    _, store = simulated()
+    _, ids = line(store, "fresh", None, 1, 2, 3, 4)
+    line(store, "fresh", None, 1, 2)
+    line(store, "start", ids[1], 3, 5, 7, 9)
+    execute(plan_prune(store, RUN, keep(last=2)), store)
+    line(store, "start", fold(Log(store, RUN).read()).live[-1].id, 11)
+    return store
+
+
+@rule
+def a_summary_changes_nothing_that_is_seen() -> list[str]:
+    """A reader that begins at a summary sees the history, the head and the lines of descent that one of every record sees."""
+    with short_folders(1):
+        store = _run()
+        return _differs(store, "a run") + ([] if Log(store, RUN).read().base > 0 else ["no summary was taken"])
+
+
+def _vouched(store: ByteStore) -> list[tuple[Record, tuple[int, str, int]]]:
+    """The NOTEs of summaries, oldest first, and what each names."""
+    records = Log(store, RUN, whole=True).read().records
+    return [(record, found) for record in records if (found := vouched(record)) is not None]
+
+
+def _key(upto: int, hash: str) -> str:
+    return f"{RUN}/{LOG_DIR}/{summary_file(upto, hash)}"
+
+
+@rule
+def a_forged_summary_counts_for_nothing() -> list[str]:
+    """A summary whose bytes are not those that its NOTE names is not taken, though it is well formed and of the same log."""
+    with short_folders(1):
+        store = _run()
+        notes = _vouched(store)
+        _, last = notes[-1]
+        whole = decode(store.get(_key(*last[:2]), 1 << 20), "")
+        forged = encode(replace(whole, live=whole.live[:1], tags={}, retired=(), alone=(), lines={}))[: last[2]]
+        _replace(store, _key(*last[:2]), forged)
+        return _differs(store, "a forged summary")
+
+
+@rule
+def a_void_note_vouches_for_nothing() -> list[str]:
+    """A NOTE to which the next record is not chained is void, and the summary that it names is not taken."""
+    with short_folders(1):
+        store = _run()
+        note, (upto, hash, _) = _vouched(store)[-1]
+        if note.seq == Log(store, RUN).read().head:
+            Log(store, RUN).append(lambda view: (NoteBody(topic="later", data={}), fold(view).epoch))
+        whole = decode(store.get(_key(upto, hash), 1 << 20), "")
+        data = encode(replace(whole, live=whole.live[:1], tags={}, retired=(), alone=(), lines={}))
+        own = hexdigest(data)
+        store.put_once(_key(upto, own), data)
+        body = NoteBody(topic=TOPIC, data={"upto": upto, "hash": own, "bytes": len(data)})
+        _replace(store, f"{RUN}/{LOG_DIR}/{record_file(note.seq)}", encode_record(structs.replace(note, body=body)))
+        return _differs(store, "a void NOTE")
+
+
+@rule
+def a_stray_record_is_no_head() -> list[str]:
+    """A record whose number is far above the log's end is named, and the next record goes where it would have gone without it."""
+    _, store = simulated()
+    attempt, _ = line(store, "fresh", None, 1, 2)
+    before = attempt.view().head
+    store.put_once(f"{RUN}/{LOG_DIR}/000000999999.json", b"stray")
+    view = Log(store, RUN).read()
+    line(store, "start", None, 3)
+    after = Log(store, RUN).read()
+    wrong = [] if view.head == before and [fault.seq for fault in view.faults] == [999_999] else ["a stray record is the head"]
+    return wrong + ([] if after.head == before + 2 and len(fold(after).live) == 3 else ["records go behind a stray one"])
+
+
+@rule
+def a_folder_is_durable_with_its_records() -> list[str]:
+    """What a process stands on is durable, also where another process was killed between making a folder and its fsync."""
+    wrong: set[str] = set()
+    with short_folders(1):
+        disk = fresh_disk()
+        seen: list[SimulatedDisk] = []
+
+        def see(number: int, when: str, call: Call, inner: SimulatedDisk) -> None:
+            if when == "after" and call.name == "mkdir" and f"/{LOG_DIR}/" in call.path:
+                seen.append(inner.clone())
+
+        line(LocalStore(ROOT, disk=Observed(disk, see)), "fresh", None, 1, 2, 3, 4, 5)
+        for one in seen:
+            store = LocalStore(ROOT, disk=one)
+            _, ids = line(store, "start", None, 9)
+            for kind in CUTS:
+                after = LocalStore(ROOT, disk=one.power_cut(1, kind))
+                if ids[-1] not in [each.id for each in fold(Log(after, RUN).read()).live]:
+                    wrong.add("a checkpoint that was acknowledged is lost with the folder of its record")
+    return sorted(wrong) if seen else ["no folder was made"]
