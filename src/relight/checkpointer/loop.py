@@ -403,7 +403,8 @@ class Checkpointer(Holds):
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
         pace_s = self._schedule.interval(step, values, bool(self._under_way))
-        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values, pace_s, self._calls.previous)
+        done, last = self._watch.epochs.count(self._trigger, metrics), (self._last_saved_step, self._last_save_s)
+        return Facts(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool

@@ -89,6 +89,8 @@ _CHECKPOINT = (
         ("minutes", "a number above 0", "never", "save so long after the last save"),
         ("hours", "a number above 0", "never", "the same in hours; hours, minutes and seconds add up"),
         ("seconds", "a number above 0", "never", "the same in seconds"),
+        ("epochs", _COUNT, "never", "save at the end of every so many training epochs"),
+        ("loader", "a component's name", "the only loader", "the loader that epochs are counted by"),
     ),
     *_called(
         "keep",
