@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -24,7 +23,7 @@ from relight.format import dtype_named
 from relight.format.records import WORDS_MAX
 from relight.format.step_number import step_of, which_of
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
-from relight.policy.compact import LOSSY, lossy_of
+from relight.policy.compact import LOSSY, lossy_of, with_asked
 from relight.policy.units import check_bool, one_of
 from relight.store.urls import is_stripe, path_text, split_run
 
@@ -119,7 +118,7 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact"))
     rules = Compact() if compact is True else compact or None
     asked = lossy_of(os.environ.get(LOSSY, ""))
-    return replace(rules or Compact(reuse=False, codecs="never"), lossy=asked) if asked else rules
+    return with_asked(rules or Compact(reuse=False, codecs="never"), asked) if asked else rules
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:

@@ -126,7 +126,9 @@ _CHECKPOINT = (
         ("full_every", _COUNT, "left to retention", "after how many saves one stores everything itself"),
         ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
         ("lossy", "a table of patterns and ways", "none", "which tensors are stored inexactly, and how"),
+        ("max_error", "a table of patterns and bounds", "none", "the largest error of values stored inexactly: 1e-4, or \"0.1%\""),
         ("coder", '"cpu" or "gpu"', "cpu", "who codes: nvCOMP on the GPU where it is there"),
+        ("level", "a whole number from 1 to 19", "the fastest", "zstd's level: higher ones take more time and store less"),
     ),
     *_called(
         "peers",
