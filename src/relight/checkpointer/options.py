@@ -18,6 +18,7 @@ from relight.checkpointer.beat import be_watched
 from relight.checkpointer.metric_values import check_metrics, number_of
 from relight.checkpointer.observer import observers
 from relight.checkpointer.option_names import refuse_slip
+from relight.checkpointer.under_way import PRIORITIES
 from relight.errors import ConfigError, shown
 from relight.format import dtype_named
 from relight.format.records import WORDS_MAX
@@ -259,6 +260,11 @@ def check_step(step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > WORDS_MAX:
         raise ConfigError(f"reason= is a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason=")
     return number, micro
+
+
+def check_priority(priority: Any) -> str:
+    """The priority of a save."""
+    return one_of(priority, PRIORITIES, "save(priority=…)")
 
 
 def full_bytes(state: Captured) -> int:
