@@ -82,6 +82,8 @@ _CHECKPOINT = (
         ("loss", "a metric's name", "none", "the metric whose restlessness makes saves more frequent"),
         ("drop", "a share between 0 and 1", "none", "by how much the loss must fall for the next save to come earlier"),
         ("bytes_per_second", _RATE, "no bound", "what saves may take of the store"),
+        ("phases", "a table of names and factors", "none", "the factor of the interval in each phase that ckpt.phase names"),
+        ("busy", "a table: disk, device", "none", "the share of use above which the interval is twice as long"),
     ),
     *_called(
         "every",
