@@ -80,7 +80,7 @@ def load(
     ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
     one: every tensor whole; of what each rank had of its own, rank 0's.
 
-    ``mmap``: tensors are mappings of the checkpoint's files, whose pages are read when they are first touched, and **not checked**
+    ``mmap``: tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and **not checked**
     (``relight verify`` does that). Writing to such a tensor changes this process's memory alone. Tensors that are coded, shared with an
     earlier save or spread over ranks are read and checked as ever. It takes a store in a local directory that is not encrypted.
     """

@@ -137,7 +137,7 @@ class Agent:
             self._give_up()  # lost before this save was known to be running: nobody else tells of it
 
     def forget(self, number: int) -> None:
-        """Expect no answer for a save whose slot was cleared before the agent began to write it."""
+        """Expect no answer for a save if its slot was cleared before the agent began to write it."""
         with self._changed:
             self._running.pop(number, None)
 

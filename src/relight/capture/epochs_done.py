@@ -1,4 +1,4 @@
-"""Complete passes over a loader."""
+"""Complete training epochs of a loader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from relight.capture.loader_watch import ATTRIBUTE, batches_in, place_of
 
 
 def epochs_of(loader: DataLoader[Any]) -> tuple[int, int, int]:
-    """Return how many passes over a watched loader were complete before the current one, are now, and will be at the next step.
+    """Return how many training epochs of a watched loader were complete before the current one, are now, and will be next step.
 
-    A pass is complete once the loop has used its last batch; a loader without a length shows that only when it is asked for another one.
+    An epoch is complete once the loop has used its last batch; a loader without a length shows that only when it is asked for another one.
     """
     watch = loader.__dict__[ATTRIBUTE]
     with watch.lock:

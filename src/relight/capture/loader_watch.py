@@ -294,7 +294,7 @@ def restore_epoch_start(loader: DataLoader[Any], start: Mapping[str, Any]) -> No
 
 
 def batches_in(loader: DataLoader[Any]) -> float:
-    """Return the batches of one pass over the loader; infinity if it does not know."""
+    """Return the batches of one training epoch; infinity if the loader does not know."""
     try:
         return len(loader)
     except TypeError:  # a sampler that does not know

@@ -12,7 +12,7 @@ from relight.layout import whole
 
 
 class Mapped:
-    """Gives the bytes of each tensor of a checkpoint that lies raw, in one piece, in a file of a local store."""
+    """Gives the bytes of each tensor of a checkpoint that is stored raw, in one piece, in a file of a local store."""
 
     def __init__(self, opened: Opened, joined: Whole | None = None) -> None:
         """``joined``: the checkpoint as one, if several ranks made it; then tensors are asked for by its numbers."""

@@ -233,7 +233,7 @@ class Background:
         """Clear the slot of a sealed save that waits for the one before it, if it ``yields``.
 
         The agent finds another number in the slot, or none, and drops that save: it compares the number again after the packs are written,
-        before anything says that they are a checkpoint.
+        before the commit.
         """
         first = min(shape.busy.values())
         for index, number in sorted(shape.busy.items(), key=lambda one: -one[1]):

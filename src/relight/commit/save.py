@@ -250,8 +250,8 @@ def _inexact(request: SaveRequest) -> list[str]:
     """Why a resume from it is not exact, if tensors are stored so."""
     bounds = request.smaller.rules.max_error if request.smaller is not None else {}
     within = {pattern: f"with errors up to {bound}" for pattern, bound in bounds.items()}
-    said = {pattern: within.get(pattern, "") if way == BOUNDED else f"as {way}" for pattern, way in _lossy_here(request).items()}
-    return [f"{pattern} is stored {how}" for pattern, how in said.items()]
+    ways = {pattern: within.get(pattern, "") if way == BOUNDED else f"as {way}" for pattern, way in _lossy_here(request).items()}
+    return [f"{pattern} is stored {how}" for pattern, how in ways.items()]
 
 
 def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:

@@ -54,7 +54,7 @@ class Stretch(NamedTuple):
     length: int
     ways: tuple[str, ...] = ()
     most: float = math.inf
-    """The largest error that a value of it may have, besides the way's own bound."""
+    """The largest error that a value of it may have, in addition to the way's own bound."""
     relative: bool = False
     """Whether that is a share of the run's largest magnitude."""
 
@@ -112,7 +112,7 @@ def _decode(way: str, coded: bool, body: memoryview, into: memoryview) -> None:
 
 
 def _nearest(data: memoryview, run: Stretch) -> tuple[str, tuple[memoryview, memoryview] | None]:
-    """Return the first way of a run whose errors are within its bound, and what ``_near`` gives for it."""
+    """Return the first way of a run with errors within its bound, and what ``_near`` gives for it."""
     for way in run.ways:
         near = _near(data, way)
         if near is not None and (run.most == math.inf or _error(data, near[1]) <= run.most * (_largest(data) if run.relative else 1.0)):

@@ -43,14 +43,14 @@ class Adaptive(Trigger):
 
     def scaled(self, interval_s: float, phase: str, use: Mapping[str, float]) -> tuple[float, str]:
         """Return the interval in a named phase and at what share of the time each resource is in use, and why; no reason: unchanged."""
-        factor, said = self.phases.get(phase, 1.0), []
+        factor, reasons = self.phases.get(phase, 1.0), []
         if factor != 1:
-            said.append(f"phase {phase!r}: {factor:g} times the interval")
+            reasons.append(f"phase {phase!r}: {factor:g} times the interval")
         over = [f"{name} {use[name]:.0%} in use" for name, most in self.busy.items() if use.get(name, 0.0) > most]
         if over:
-            said.append(f"{BUSY_FACTOR:g} times as {' and '.join(over)}")
-        found = interval_s * factor * (BUSY_FACTOR if over else 1.0)
-        return min(max(found, self.at_least_s), max(interval_s, self.at_most_s)), "; ".join(said)
+            reasons.append(f"{BUSY_FACTOR:g} times as {' and '.join(over)}")
+        scaled_s = interval_s * factor * (BUSY_FACTOR if over else 1.0)
+        return min(max(scaled_s, self.at_least_s), max(interval_s, self.at_most_s)), "; ".join(reasons)
 
     def due(self, facts: Facts) -> str | None:
         """See ``Trigger``. Where no interval is known, another rank knows it, and asks."""

@@ -76,7 +76,7 @@ class Trigger:
 
     @property
     def epochs_of(self) -> frozenset[str]:
-        """Names of the loaders whose epochs ``due`` reads in ``Facts.epochs``; an empty name: the only loader."""
+        """Names of the loaders; ``due`` reads their epochs in ``Facts.epochs``. An empty name: the only loader."""
         return frozenset()
 
     @property
@@ -214,7 +214,7 @@ def every(
     """Save after every ``steps`` steps (after step ``steps − 1``, ``2·steps − 1``, …, counting from 0), or a time after the last save.
 
     ``epochs``: at the last step of each so many training epochs. They are counted by the loader among the components; ``loader`` names it
-    if there are several. Without a loader, by the ``epoch=`` that ``step()`` is given. An epoch whose length the loader does not know, or
+    if there are several. Without a loader, by the ``epoch=`` that ``step()`` is given. An epoch of a length unknown to the loader, or
     that ``epoch=`` counts, has ended when the next one begins: the first step of that one is saved.
 
     ``hours``, ``minutes`` and ``seconds`` add up. A whole number alone counts steps; a text or a ``timedelta`` alone is what its unit
