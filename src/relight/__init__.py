@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.policy import Compact, Limits, Peers, Tiers, adaptive, best, every, keep, tier
+    from relight.policy import Compact, Facts, Limits, Peers, Tiers, Trigger, adaptive, best, every, keep, tier
     from relight.pulse import phase
     from relight.pulse.standby import standby
 
@@ -60,7 +60,7 @@ _HOMES = {
         "UnsafeContent",
         "WrongKey",
     ),
-    "relight.policy": ("Compact", "Limits", "Peers", "Tiers", "adaptive", "best", "every", "keep", "tier"),
+    "relight.policy": ("Compact", "Facts", "Limits", "Peers", "Tiers", "Trigger", "adaptive", "best", "every", "keep", "tier"),
     "relight.pulse": ("phase",),
     "relight.pulse.standby": ("standby",),
 }
@@ -75,6 +75,7 @@ __all__ = [
     "ConfigError",
     "CorruptCheckpoint",
     "Diverged",
+    "Facts",
     "Fenced",
     "IncompatibleState",
     "InternalError",
@@ -89,6 +90,7 @@ __all__ = [
     "Store",
     "StoreUnavailable",
     "Tiers",
+    "Trigger",
     "UnsafeContent",
     "WrongKey",
     "adaptive",

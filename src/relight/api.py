@@ -12,6 +12,7 @@ from relight.audit.facts import Facts
 from relight.catalog import Finding, Run, check_pack, list_runs, open_checkpoint, open_run, read_tensors
 from relight.catalog import verify_checkpoint as _verify
 from relight.catalog.find import choose, choose_all, nothing_there, report
+from relight.catalog.mapped import Mapped
 from relight.catalog.one_writer import apart
 from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
@@ -24,6 +25,7 @@ from relight.keys import Guard
 from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
+from relight.policy.units import check_bool
 from relight.pulse import begins
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
@@ -71,20 +73,27 @@ def save(
 
 def load(
     url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequence[str] | None = None,
-    encrypt: str | Sequence[str] | None = None,
+    encrypt: str | Sequence[str] | None = None, mmap: bool = False,
 ) -> dict[str, Any]:
     """The state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Verified while it is read; runs nothing.
 
     ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
     one: every tensor whole; of what each rank had of its own, rank 0's.
+
+    ``mmap``: tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and **not checked**
+    (``relight verify`` does that). Writing to such a tensor changes this process's memory alone. Tensors that are coded, shared with an
+    earlier save or spread over ranks are read and checked as ever. It takes a store in a local directory that is not encrypted.
     """
     which = which_of(which)
+    check_bool(mmap, "load(mmap=…)")
     take_environment()  # which may say where it is written down
-    with told("load", f"{url}@{which}", Facts(given={"url": url, "which": which, "only": only})):
-        return _load(url, which, only, encrypt)
+    with told("load", f"{url}@{which}", Facts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})):
+        return _load(url, which, only, encrypt, mmap)
 
 
-def _load(url: str | os.PathLike[str], which: str | int, only: Sequence[str] | None, encrypt: str | Sequence[str] | None) -> dict[str, Any]:
+def _load(
+    url: str | os.PathLike[str], which: str | int, only: Sequence[str] | None, encrypt: str | Sequence[str] | None, mmap: bool
+) -> dict[str, Any]:
     from relight.capture import build_tree, sinks_by_part
 
     store_url, run_name = split_run(url)
@@ -103,12 +112,14 @@ def _load(url: str | os.PathLike[str], which: str | int, only: Sequence[str] | N
                 if len(opened.parts) == 1:
                     check = partial(check_pack, opened, part)
                     tree, _ = apart(opened.root, decode_tree(part.tree, len(part.tensors), opened.prefix), opened.prefix)
-                    plan = build_tree(part.tensors, tree, only=only, where=opened.prefix, check=check)
+                    mapped = Mapped(opened) if mmap else None
+                    plan = build_tree(part.tensors, tree, only=only, where=opened.prefix, check=check, mapped=mapped)
                     by_part = [plan.sinks]
                 else:
                     joined = whole_of(opened)
                     check = partial(check_pieces, opened, joined)
-                    plan = build_tree(joined.tensors, joined.tree_of(0), only=only, where=opened.prefix, check=check)
+                    mapped = Mapped(opened, joined) if mmap else None
+                    plan = build_tree(joined.tensors, joined.tree_of(0), only=only, where=opened.prefix, check=check, mapped=mapped)
                     by_part = sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))
             for one, sinks in zip(opened.parts, by_part, strict=True):
                 read_tensors(opened, one, sinks)

@@ -41,7 +41,7 @@ def made(path: Any, **options: Any) -> relight.Checkpointer:
         ({"every_n_train_steps": 100}, "save=relight.every(steps=100)"),
         ({"save_interval": 20}, "save=relight.every(steps=20)"),
         ({"SaveInterval": 20}, "save=relight.every(steps=20)"),
-        ({"every_n_epochs": 1}, "counts steps"),
+        ({"every_n_epochs": 1}, "every(epochs="),
         ({"save_top_k": 3}, "keep=relight.keep(best=3"),
         ({"monitor": "val_loss"}, "save=relight.best("),
         ({"max_to_keep": 5}, "keep=relight.keep(last=5)"),

@@ -21,7 +21,7 @@ from relight.catalog.run import Run
 from relight.catalog.stored_as import stored_as
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.format.lossy import BLOCK, BOUNDS, WAYS, Stretch, decode_lossy, encode_lossy
-from relight.policy.compact import LOSSY_BOUNDS, Compact, lossy_way
+from relight.policy.compact import LOSSY_BOUNDS, Compact, lossy_ways
 from relight.store import open_bytes
 from relight.testing.store_suite import refuses
 
@@ -32,7 +32,7 @@ FLOATS = st.one_of(
 
 def checked(values: np.ndarray, way: str) -> bool:
     """Whether they were stored; and then that none is further off than is promised."""
-    found = encode_lossy(memoryview(values.tobytes()), [Stretch(values.nbytes, way)])
+    found = encode_lossy(memoryview(values.tobytes()), [Stretch(values.nbytes, (way,))])
     if found is None:
         return False
     stored, data = found
@@ -72,7 +72,7 @@ def test_what_training_has_is_stored(way: str) -> None:
 def test_bytes_that_are_no_such_chunk(way: str) -> None:
     """Are refused, each of them; those that decode decode to something of the right length, and the hash tells."""
     values = np.random.default_rng(1).standard_normal(1000).astype("<f4")
-    found = encode_lossy(memoryview(values.tobytes()), [Stretch(3000, way), Stretch(1000, None)])
+    found = encode_lossy(memoryview(values.tobytes()), [Stretch(3000, (way,)), Stretch(1000)])
     assert found is not None and found[1][3000:] == memoryview(values.tobytes())[3000:]
     stored, draw = found[0], random.Random(0)
     into = memoryview(bytearray(4000))
@@ -90,10 +90,10 @@ def test_bytes_that_are_no_such_chunk(way: str) -> None:
 def test_rules() -> None:
     """By name, the first that fits; float32 alone; second moments never in 8 bits, by any pattern."""
     rules = Compact(lossy={"optimizer/*": "int8", "model/*": "bfloat16"})
-    assert lossy_way(rules, "optimizer/state/x/exp_avg", "float32") == "int8"
-    assert lossy_way(rules, "optimizer/state/x/exp_avg_sq", "float32") is None
-    assert lossy_way(rules, "model/w", "float32") == "bfloat16" and lossy_way(rules, "model/w", "float64") is None
-    assert lossy_way(rules, "other", "float32") is None
+    assert lossy_ways(rules, "optimizer/state/x/exp_avg", "float32") == ("int8",)
+    assert lossy_ways(rules, "optimizer/state/x/exp_avg_sq", "float32") == ()
+    assert lossy_ways(rules, "model/w", "float32") == ("bfloat16",) and lossy_ways(rules, "model/w", "float64") == ()
+    assert lossy_ways(rules, "other", "float32") == ()
     refuses(ConfigError, lambda: Compact(lossy={"*exp_avg_sq": "int8"}))
     refuses(ConfigError, lambda: Compact(lossy={"*": "int4"}))
 

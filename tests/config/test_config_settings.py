@@ -36,14 +36,15 @@ SUPERVISE = (Rules, Patience, Start, Announced, Foreseen)
 ALERTS = ("to", "escalate_to", "min_severity", "quiet", "timezone", *NUMBERS)
 NEEDS = {
     "checkpoint.adaptive.drop": 'loss = "loss"', "checkpoint.peers.memory": "copies = 1", "checkpoint.peers.bytes_per_second": "copies = 1",
-    "checkpoint.keep.metric": "best = 1", "checkpoint.keep.mode": "best = 1",
+    "checkpoint.keep.metric": "best = 1", "checkpoint.keep.mode": "best = 1", "checkpoint.every.loader": "epochs = 1",
 }  # fmt: skip
 """What must stand beside some for them to count."""
 VALUES: dict[str, Any] = {
+    "checkpoint.adaptive.phases": {"warm-up": 4.0}, "checkpoint.adaptive.busy": {"disk": 0.8},
     "checkpoint.adaptive.overhead": 0.25, "checkpoint.adaptive.drop": 0.25, "checkpoint.adaptive.loss": "val", "checkpoint.keep.mode": "max",
     "checkpoint.keep.metric": "val_loss", "checkpoint.takeover": "take", "checkpoint.limits.memory": 1 << 30, "checkpoint.limits.nice": 3, "checkpoint.limits.when_busy": "queue",
-    "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
-    "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
+    "checkpoint.compact.codecs": "always", "checkpoint.compact.coder": "gpu", "checkpoint.compact.max_error": {"optimizer/*": 1e-4}, "checkpoint.compact.lossy": {"optimizer/*": "bfloat16"}, "checkpoint.every.minutes": 2.5,
+    "checkpoint.every.loader": "data", "checkpoint.every.hours": 1.5, "checkpoint.every.seconds": 45.0,
     "supervise.lr_cut": 0.5, "supervise.pause": 0.5, "supervise.spikes": 4.5, "supervise.preload": ["json"], "supervise.notices": ["aws"],
     "supervise.model": "a.model", "supervise.recordings": "seen", "alerts.to": ["env:A"], "alerts.escalate_to": ["env:B"],
     "alerts.min_severity": "info", "alerts.quiet": ["22:00-07:00"], "alerts.timezone": "Europe/Berlin",
@@ -116,7 +117,7 @@ def test_three_ways_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     unset = (
         effect(name)
         if name
-        not in (*[f"checkpoint.every.{k}" for k in ("steps", "minutes", "hours", "seconds")], *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")])
+        not in (*[f"checkpoint.every.{k}" for k in ("steps", "minutes", "hours", "seconds", "epochs")], *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")])
         else ""
     )
     file.write_text(f"{beside}{name.rpartition('.')[2]} = {as_toml(value)}\n")

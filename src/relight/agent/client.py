@@ -136,6 +136,11 @@ class Agent:
         if self._lost is not None:
             self._give_up()  # lost before this save was known to be running: nobody else tells of it
 
+    def forget(self, number: int) -> None:
+        """Expect no answer for a save if its slot was cleared before the agent began to write it."""
+        with self._changed:
+            self._running.pop(number, None)
+
     def held(self, timeout: float) -> list[Held]:
         """What this run has in memory, newest last. The run is that of ``place``."""
         self._send(Ask())

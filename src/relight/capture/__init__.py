@@ -11,6 +11,7 @@ from relight.capture.captured import Captured, capture, capture_generators, fing
 from relight.capture.classes import class_paths
 from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment, environment_soon
+from relight.capture.epochs_done import epochs_of
 from relight.capture.fixed import Fixed, Recall
 from relight.capture.kinds import is_component, is_large, kind_of
 from relight.capture.loaders import (
@@ -46,6 +47,7 @@ __all__ = [
     "differences",
     "environment",
     "environment_soon",
+    "epochs_of",
     "fingerprint",
     "flattened",
     "frozen_generators",

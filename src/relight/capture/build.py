@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from relight.capture.rebuild import Check, Memory, Thunk, build
+from relight.capture.rebuild import Check, Mapped, Memory, Thunk, build
 from relight.errors import IncompatibleState
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
@@ -48,14 +48,15 @@ class Later(NamedTuple):
 
 
 def build_tree(
-    tensors: Sequence[Tensor], tree: bytes | Mapping[Any, Any], *, only: Sequence[str] | None = None, where: str, check: Check | None = None
+    tensors: Sequence[Tensor], tree: bytes | Mapping[Any, Any], *, only: Sequence[str] | None = None, where: str,
+    check: Check | None = None, mapped: Mapped | None = None,
 ) -> LoadPlan:
     """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just what matches, in the dicts that lead to it.
     ``IncompatibleState`` if nothing does.
 
-    ``tree``: encoded, or decoded. ``check``: see ``Memory``.
+    ``tree``: encoded, or decoded. ``check``, ``mapped``: see ``Memory``.
     """
-    memory = Memory(tensors, check)
+    memory = Memory(tensors, check, mapped)
     made = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
     if made is _NOTHING and only:
         raise nothing_fits(only, where)

@@ -291,3 +291,23 @@ def restore_epoch_start(loader: DataLoader[Any], start: Mapping[str, Any]) -> No
     set_own_states(loader, start["own"])
     set_epoch_number(loader, start["epoch"])
     generators.restore_host(start["rng"])
+
+
+def batches_in(loader: DataLoader[Any]) -> float:
+    """Return the batches of one training epoch; infinity if the loader does not know."""
+    try:
+        return len(loader)
+    except TypeError:  # a sampler that does not know
+        return float("inf")
+
+
+def place_of(watch: Watch) -> tuple[Epoch | None, int]:
+    """Return the pass in which the training loop is, and its batches that were delivered and not used."""
+    epoch = watch.epoch
+    if epoch is None:
+        return None, 0
+    if epoch.stated is not None:
+        return epoch, epoch.delivered - epoch.stated
+    if watch.earlier is not None and watch.pace.behind:
+        return watch.earlier, watch.pace.behind
+    return epoch, min(watch.pace.ahead, epoch.delivered - epoch.resumed)

@@ -27,6 +27,7 @@ from relight.capture.loader_watch import (
     Epoch,
     Observe,
     Watch,
+    batches_in,
     epoch_number,
     epoch_start,
     leave_indices,
@@ -36,6 +37,7 @@ from relight.capture.loader_watch import (
     note_indices,
     own_generators,
     own_states,
+    place_of,
     restore_epoch_start,
     set_epoch_number,
     set_own_states,
@@ -160,17 +162,10 @@ def _begin(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]
     """The next iterator. An interrupted epoch of which nothing is left counts as ended if the caller is at another one already."""
     pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
-    if pending is None or number == epoch.start["epoch"] or pending["delivered"] < _batches(loader) or next(inner, END) is not END:
+    if pending is None or number == epoch.start["epoch"] or pending["delivered"] < batches_in(loader) or next(inner, END) is not END:
         return inner, epoch
     set_epoch_number(loader, number)
     return _next(loader, watch)
-
-
-def _batches(loader: DataLoader[Any]) -> float:
-    try:
-        return len(loader)
-    except TypeError:  # a sampler that does not know
-        return float("inf")
 
 
 def _next(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
@@ -330,22 +325,10 @@ def _state(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
         return {"own": counted, "told": watch.told}
     if fresh or left:
         return {"own": counted, "told": None}
-    _, ahead = _place(watch)
+    _, ahead = place_of(watch)
     if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may just now have moved the loader's own
         return {"own": counted, "told": watch.kept[-1 - ahead]}
     return {"own": counted, "told": _told(loader)}
-
-
-def _place(watch: Watch) -> tuple[Epoch | None, int]:
-    """The pass in which the loop is, and the batches of it that were delivered and not used."""
-    epoch = watch.epoch
-    if epoch is None:
-        return None, 0
-    if epoch.stated is not None:
-        return epoch, epoch.delivered - epoch.stated
-    if watch.earlier is not None and watch.pace.behind:
-        return watch.earlier, watch.pace.behind
-    return epoch, min(watch.pace.ahead, epoch.delivered - epoch.resumed)
 
 
 def _makes_ahead(loader: DataLoader[Any]) -> bool:
@@ -363,7 +346,7 @@ def _told(loader: Any) -> Any:
 def _counted(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
     if watch.pending is not None:
         return watch.pending
-    epoch, ahead = _place(watch)
+    epoch, ahead = place_of(watch)
     own = tells_position(loader)
     if own and ahead and (watch.kept is None or ahead >= len(watch.kept)):
         ahead = 0  # its own position is what is saved; loader_doubts reports it
@@ -588,7 +571,7 @@ def loader_doubts(name: str, loader: Any) -> list[str]:
     watch = loader.__dict__.get(ATTRIBUTE)
     doubts = []
     if watch is not None and tells_position(loader):
-        ahead = _place(watch)[1]
+        ahead = place_of(watch)[1]
         if ahead and (watch.kept is None or ahead >= len(watch.kept)):
             doubts.append(f"{name}: it was {ahead} batches ahead of the training loop, and those are lost at a resume from this save")
     if watch is not None and watch.pace.unsure and (watch.epoch is None or watch.epoch.stated is None):

@@ -17,6 +17,7 @@ from relight.layout.sources import Place
 
 Thunk = Callable[[], Any]
 Check = Callable[[int], None]
+Mapped = Callable[[int], memoryview | None]
 _DTYPES = {name: value for name, value in vars(torch).items() if isinstance(value, torch.dtype)}
 _SPARSE_LAYOUTS = {
     "sparse_csr": torch.sparse_csr,
@@ -30,11 +31,13 @@ class Memory:
     """Fresh CPU tensors for stored ones, made when asked for, one each: leaves that share a tensor share the memory.
 
     ``check``, given the index of a pack, raises if the store does not hold what the part says of it. It is asked before the first memory
-    for that pack is made, as anybody can write a large shape.
+    for that pack is made, as anybody can write a large shape. ``mapped``, given the index of a tensor, returns memory that has its bytes
+    already, or will have them when they are touched; None: the tensor must be read.
     """
 
-    def __init__(self, tensors: Sequence[Tensor], check: Check | None = None) -> None:
-        self._tensors, self._check = tensors, check
+    def __init__(self, tensors: Sequence[Tensor], check: Check | None = None, mapped: Mapped | None = None) -> None:
+        self._tensors, self._check, self._mapped = tensors, check, mapped
+        self._filled: set[int] = set()
         self._checked: set[int] = set()
         self._made: dict[int, torch.Tensor] = {}
 
@@ -44,10 +47,10 @@ class Memory:
         if made is None:
             stored = self._tensors[index]
             dtype = TORCH_DTYPES.get(stored.dtype) or torch_dtype(stored)
-            if stored.length and stored.pack in self._checked:
+            if stored.length and stored.pack in self._checked and self._mapped is None:
                 made = torch.empty(stored.shape, dtype=dtype, device="cpu")
             else:
-                made = self.make(stored, partial(torch.empty, stored.shape, dtype=dtype, device="cpu"))
+                made = self.make(stored, partial(self._empty, index, stored, dtype))
             self._made[index] = made
         return made
 
@@ -64,10 +67,18 @@ class Memory:
             self._checked.add(stored.pack)
         return empty()
 
+    def _empty(self, index: int, stored: Tensor, dtype: torch.dtype) -> torch.Tensor:
+        data = self._mapped(index) if self._mapped is not None else None
+        if data is None:
+            return torch.empty(stored.shape, dtype=dtype, device="cpu")
+        self._filled.add(index)
+        return torch.frombuffer(data, dtype=torch.uint8).view(dtype).reshape(stored.shape)
+
     @property
     def sinks(self) -> dict[int, Sink]:
-        """Sinks for all that was asked for."""
-        return {index: Place(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in self._made.items()}
+        """Sinks for all that was asked for and must be read."""
+        made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)
+        return {index: Place(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:

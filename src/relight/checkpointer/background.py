@@ -213,8 +213,9 @@ class Background:
             return not self._warming.is_alive()
         return True
 
-    def free_slot(self, wait_s: float = 0.0, hurry: bool = False) -> bool:
-        """Whether a save could begin now, without waiting for another to be written. ``hurry``: it must, so none may be held back."""
+    def free_slot(self, wait_s: float = 0.0, hurry: bool = False, yields: Callable[[int], bool] | None = None) -> bool:
+        """Whether a save could begin now, without waiting for another to be written. ``hurry``: it must, so none may be held back.
+        ``yields``: asked for the number of each save that only waits, the newest first; True: its slot is taken."""
         self.barrier()
         if not self._warm(self.bound(wait_s)):
             return False
@@ -224,7 +225,26 @@ class Background:
                 return True
             if hurry and len(shape.busy) == len(shape.slots):
                 self.hurry()
+            if yields is not None and len(shape.busy) == len(shape.slots):
+                self._take_slot(shape, yields)
             return self._changed.wait_for(lambda: len(shape.busy) < len(shape.slots), self.bound(wait_s))
+
+    def _take_slot(self, shape: _Shape, yields: Callable[[int], bool]) -> None:
+        """Clear the slot of a sealed save that waits for the one before it, if it ``yields``.
+
+        The agent finds another number in the slot, or none, and drops that save: it compares the number again after the packs are written,
+        before the commit.
+        """
+        first = min(shape.busy.values())
+        for index, number in sorted(shape.busy.items(), key=lambda one: -one[1]):
+            slot = shape.slots[index]
+            waits = number != first and number not in self._seats and slot.state() == (SEALED, number) and not slot.written
+            if waits and yields(number):
+                slot.clear()
+                if self._agent is not None:
+                    self._agent.forget(number)
+                self._free(number)
+                return
 
     def hurry(self) -> None:
         """Somebody waits for all saves that were begun."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from relight.capture import report_steps, unwatch_loaders, watch_loaders
+from relight.checkpointer.epoch_count import EpochCount
 from relight.checkpointer.outside_state import OutsideState
 from relight.checkpointer.ungiven import UngivenOptimizers
 from relight.observe import emit
@@ -19,6 +20,7 @@ class ComponentWatch:
         watch_loaders(components)
         self.ungiven = UngivenOptimizers(components, reports)
         self.outside = OutsideState(components, reports)
+        self.epochs = EpochCount(components)
 
     @property
     def sentences(self) -> list[str]:
@@ -35,6 +37,8 @@ class ComponentWatch:
 
         ``each``: whether every step is reported, as ``Checkpointer.step`` is; else the steps in between are counted by their numbers.
         """
+        if step is None:
+            self.epochs.forget()  # a restore
         if step is None or micro_step is not None:
             return
         before = None if last[0] is None else last[0] - (last[1] is not None)

@@ -14,6 +14,7 @@ from relight.checkpointer.outwards import Outwards
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.requested import user_of
 from relight.checkpointer.resume import Resumed
+from relight.checkpointer.scheduled import Scheduled
 from relight.checkpointer.under_way import At
 from relight.errors import ConfigError
 from relight.format.step_number import step_of
@@ -42,6 +43,7 @@ class Holds:
     """The checkpoint that the next one follows."""
     _closed: Closed | None
     _outwards: Outwards
+    _schedule: Scheduled
     _attempt: Attempt | None
     _background: Background | BackgroundElsewhere | None
     _last_saved: At | None
@@ -65,6 +67,15 @@ class Holds:
         if self._attempt is None or self._last_step is None:
             return False
         return (self._last_step, self._last_micro_step) != self._last_saved
+
+    @property
+    def phase(self) -> str:
+        """The named phase that training is in, of those of ``relight.adaptive(phases=…)``; an empty name: none. Set it on all ranks."""
+        return self._schedule.phase
+
+    @phase.setter
+    def phase(self, name: str) -> None:
+        self._schedule.phase = name
 
     @property
     def _last_saved_step(self) -> int | None:

@@ -46,7 +46,7 @@ from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import cut_rates
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.scheduled import Scheduled
-from relight.checkpointer.signals import ENDS, URGENT, Signals, is_urgent, spoken
+from relight.checkpointer.signals import ENDS, URGENT, Signals, spoken
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.trusted import Trusted
@@ -268,9 +268,10 @@ class Checkpointer(Holds):
         metrics: Mapping[str, Any] | None = None,
         reason: str = "asked",
         micro_step: int | None = None,
+        priority: str = "normal",
     ) -> Save:
         """Save now, as the state at the end of ``step``. ``tag`` names it, which also keeps it. ``block=False`` does not wait until it is
-        durable, ``Save.wait`` does.
+        durable, ``Save.wait`` does. ``priority``: ``"high"`` takes the place of a less urgent save that waits to be written.
 
         A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
         """
@@ -280,7 +281,7 @@ class Checkpointer(Holds):
         self._take_charge()
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
         self._collect()
-        with self._saving():
+        with self._saving(), self._under_way.priority(options.check_priority(priority)):
             save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
             assert save is not None
             if block:
@@ -402,7 +403,8 @@ class Checkpointer(Holds):
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
         values = options.numbers_for(self._trigger, metrics)
         pace_s = self._schedule.interval(step, values, bool(self._under_way))
-        return Facts(step, monotonic(), self._last_saved_step, self._last_save_s, values, self._best.values, pace_s, self._calls.previous)
+        done, last = self._watch.epochs.count(self._trigger, metrics), (self._last_saved_step, self._last_save_s)
+        return Facts(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
@@ -414,7 +416,8 @@ class Checkpointer(Holds):
             wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
             if not wait_s and not background.warmed:
                 self._warm_up()  # making memory for a large state takes seconds; the save is made when there is some
-            if not background.free_slot(wait_s, may_wait) and not may_wait:
+            yields = self._under_way.yields_to(step, reason) if self._ranks is None else None
+            if not background.free_slot(wait_s, may_wait, yields) and not may_wait:
                 self._due = postpone(reason, step, "no snapshot slot is free")
                 return None
         self._due, started = None, perf_counter()
@@ -472,13 +475,14 @@ class Checkpointer(Holds):
         """Have the agent make the save; None if it cannot."""
         numbers = numbers_of(metrics)
         save, parent = self._outwards.expect(Save(step, reason)), self._under_way.newest_id or self._parent
+        seat = self._ranks.seat if self._ranks is not None else None
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
-            self._under_way.add(number, Begun(save, numbers, (step, micro_step), self._last_saved))
+            self._under_way.add(number, Begun(save, numbers, (step, micro_step), self._last_saved, tag))
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._surroundings(),
-                state.kinds, state.notes, parent, tag, self._ranks.seat if self._ranks is not None else None, not is_urgent(reason),
+                state.kinds, state.notes, parent, tag, seat, self._under_way.patient(reason),
             )  # fmt: skip
 
         number: int | None = None

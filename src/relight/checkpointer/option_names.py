@@ -17,7 +17,7 @@ from relight.errors import ConfigError, shown
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 
 _STEPS, _TIME = "save=relight.every(steps=…)", "save=relight.every(minutes=…)"
-_EPOCHS = "save=relight.every(steps=…), with the steps of an epoch: Relight counts steps"
+_EPOCHS = "save=relight.every(epochs=…)"
 _LAST, _BEST, _EVERY = "keep=relight.keep(last=…)", 'keep=relight.keep(best=…, metric="…")', "keep=relight.keep(every=…)"
 _METRIC = 'save=relight.best("…") and keep=relight.keep(best=1, metric="…")'
 _PATH, _NAME = 'the first argument: Checkpointer("runs/demo", …)', 'run="…", or the last part of the path: Checkpointer("runs/demo", …)'

@@ -6,7 +6,6 @@ import json
 import math
 import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -19,12 +18,13 @@ from relight.checkpointer.beat import be_watched
 from relight.checkpointer.metric_values import check_metrics, number_of
 from relight.checkpointer.observer import observers
 from relight.checkpointer.option_names import refuse_slip
+from relight.checkpointer.under_way import PRIORITIES
 from relight.errors import ConfigError, shown
 from relight.format import dtype_named
 from relight.format.records import WORDS_MAX
 from relight.format.step_number import step_of, which_of
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
-from relight.policy.compact import LOSSY, lossy_of
+from relight.policy.compact import LOSSY, lossy_of, with_asked
 from relight.policy.units import check_bool, one_of
 from relight.store.urls import is_stripe, path_text, split_run
 
@@ -119,7 +119,7 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact"))
     rules = Compact() if compact is True else compact or None
     asked = lossy_of(os.environ.get(LOSSY, ""))
-    return replace(rules or Compact(reuse=False, codecs="never"), lossy=asked) if asked else rules
+    return with_asked(rules or Compact(reuse=False, codecs="never"), asked) if asked else rules
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:
@@ -260,6 +260,11 @@ def check_step(step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason
     if not isinstance(reason, str) or not reason.isprintable() or len(reason) > WORDS_MAX:
         raise ConfigError(f"reason= is a text of at most {WORDS_MAX} printable characters, not {shown(reason)}", where="reason=")
     return number, micro
+
+
+def check_priority(priority: Any) -> str:
+    """The priority of a save."""
+    return one_of(priority, PRIORITIES, "save(priority=…)")
 
 
 def full_bytes(state: Captured) -> int:

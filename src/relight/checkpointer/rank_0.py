@@ -297,7 +297,7 @@ class BackgroundElsewhere:
         """What was asked for is given; of what is written nothing is known here."""
         return 1.0, 0.0
 
-    def free_slot(self, wait_s: float = 0.0, hurry: bool = False) -> bool:
+    def free_slot(self, wait_s: float = 0.0, hurry: bool = False, yields: Callable[[int], bool] | None = None) -> bool:
         """It needs none."""
         return True
 

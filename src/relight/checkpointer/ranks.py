@@ -177,6 +177,8 @@ class Ranks:
                 wish = _ASKED.index(signals.pending)
             elif reason is None and self._put_off is None and (due or (trigger is not None and trigger.due(facts))):
                 wish = 1
+            elif trigger is not None:
+                wish = int(trigger.soon(facts))
             self.world.propose([wish, int(busy or (nearly_busy and reason is not None))])
         except LateRanks as error:
             self._lost = True

@@ -17,10 +17,11 @@ from time import monotonic
 import msgspec
 
 from relight.checkpointer.onwards import Onwards
+from relight.checkpointer.resource_use import ResourceUse
 from relight.commit import Attempt
-from relight.errors import RelightError
+from relight.errors import ConfigError, RelightError, shown
 from relight.forecast import Belief, Bounds, Decision, Seen, decide, prior
-from relight.forecast.schedule import STILL, costly
+from relight.forecast.schedule import STILL, costly, span
 from relight.forecast.told import TOPIC, decode, encode
 from relight.format.records import NoteBody
 from relight.log import Checkpoint, History, Log
@@ -73,6 +74,22 @@ class Scheduled:
         self._attempt: Attempt | None = None
         self._unwritten: deque[NoteBody] = deque(maxlen=REMEMBERED)
         self._writer: threading.Thread | None = None
+        self._phase, self._why = "", ""
+        self._use: ResourceUse | None = None
+
+    @property
+    def phase(self) -> str:
+        """The named phase of training."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise ConfigError(f"ckpt.phase is a name, not {shown(name)}", where="phase", hint='ckpt.phase = "warm-up"')
+        if self._rules is not None and self._rules.phases and name and name not in self._rules.phases:
+            known = ", ".join(self._rules.phases)
+            raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {known}; an empty name is none of them")
+        self._phase = name
 
     def begin(self, attempt: Attempt, history: History) -> None:
         """What the run's log, and what watched over it, say of earlier attempts."""
@@ -106,7 +123,7 @@ class Scheduled:
             return None
         if self._due or turned or self._has_jumped():
             self._decide(now)
-        return self.decision.interval_s if self.decision is not None else None
+        return self._scaled(self._rules, self.decision, writing) if self.decision is not None else None
 
     def learn(self, timings: Mapping[str, float], stored: int, waits: bool) -> None:
         """Of a save that became durable; ``waits``: another one is behind it already."""
@@ -126,6 +143,22 @@ class Scheduled:
             self._writer.join(5.0)
 
     # -- inside
+
+    def _scaled(self, rules: Adaptive, decision: Decision, writing: bool) -> float:
+        """The decision's interval in this phase, and with what else the machine does. A change is an event."""
+        if not rules.phases and not rules.busy:
+            return decision.interval_s
+        if rules.busy and self._use is None and self._attempt is not None:
+            self._use = ResourceUse(self._attempt.store.url, self._clock)
+        if self._use is not None:
+            self._use.sample(writing)
+        found, why = rules.scaled(decision.interval_s, self._phase, self._use.shares if self._use is not None else {})
+        kind = why if not rules.busy else f"{self._phase} {'busy' if 'in use' in why else ''}"
+        if kind != self._why and self._leads:
+            self._why = kind
+            reason = f"every {span(found)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
+            emit("schedule.changed", f"from step {self._step} on: {reason}", step=self._step, interval_s=round(found, 3), reason=reason)
+        return found
 
     def _took(self, seconds: float, writing: bool) -> None:
         """A step behind which a save was written: what it took beyond the usual is the save's."""

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import NamedTuple
 
 from relight.agent import Done
 from relight.checkpointer.save_handle import Save
-from relight.errors import RelightError
+from relight.checkpointer.signals import is_urgent
+from relight.errors import RelightError, SaveFailed
 from relight.observe import emit
 
+PRIORITIES = ("low", "normal", "high")
+"""The urgent ones of signals and exceptions are high."""
 At = tuple[int, int | None]
 """A step, and the micro-batch that ended last of it; None if the step is over."""
 
@@ -26,6 +30,8 @@ class Begun(NamedTuple):
     """What it is a save of."""
     before: At | None
     """What was saved before it, if this one fails."""
+    tag: str | None = None
+    priority: int = 1
 
 
 class UnderWay:
@@ -39,6 +45,44 @@ class UnderWay:
         self._deciding = threading.Lock()
         self._reported: set[int] = set()
         """Saves that were reported as not durable in time: once each, however many waits follow."""
+
+        self._priority = 1
+
+    @contextlib.contextmanager
+    def priority(self, name: str) -> Iterator[None]:
+        """The priority of the saves that are begun in this block."""
+        self._priority = PRIORITIES.index(name)
+        try:
+            yield
+        finally:
+            self._priority = PRIORITIES.index("normal")
+
+    def patient(self, reason: str) -> bool:
+        """Return whether the save that is being begun may be held back for room, and coded: it is not urgent."""
+        return self._rank(reason) < PRIORITIES.index("high")
+
+    def yields_to(self, step: int, reason: str) -> Callable[[int], bool]:
+        """Return what decides whether a waiting save gives its slot to the one that is being begun: a less urgent one without a tag does.
+
+        It is then over, and its handle has the error. The new save continues from the save before it.
+        """
+        rank = self._rank(reason)
+
+        def yields(number: int) -> bool:
+            with self._deciding:
+                begun = self._begun.get(number)
+                if begun is None or number in self._decided or begun.tag is not None or begun.priority >= rank:
+                    return False
+                del self._begun[number]
+            text = f"the save of step {begun.save.step} gave its slot to the more urgent one of step {step} ({reason})"
+            begun.save._tell(error=SaveFailed(text, retryable=False, hint="a tag, or a higher priority, keeps a waiting save"))
+            emit("save.coalesced", text, step=begun.save.step)
+            return True
+
+        return yields
+
+    def _rank(self, reason: str) -> int:
+        return PRIORITIES.index("high") if is_urgent(reason) or reason.startswith("exception") else self._priority
 
     def __bool__(self) -> bool:
         return bool(self._begun)
@@ -55,7 +99,7 @@ class UnderWay:
 
     def add(self, number: int, begun: Begun) -> None:
         """The agent is about to have it."""
-        self._begun[number] = begun
+        self._begun[number] = begun._replace(priority=self._rank(begun.save.reason))
 
     def drop(self, save: Save) -> None:
         """The agent does not have it after all."""

@@ -9,7 +9,7 @@ from relight.catalog.proofs import PROVED, Proof, remember_proof
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, table, warn
 from relight.errors import RelightError
-from relight.policy.compact import lossy_of
+from relight.policy.compact import Compact, lossy_of, with_asked
 from relight.prove import ProveOptions, ProveReport, run
 
 
@@ -30,14 +30,14 @@ def command(
     Runs it N+K steps straight, and N, SIGKILL, resume, K; compares every tensor, value, random number, sample and batch, step
     by step; names the first thing that differs. The script's own store is not touched. Exit code 1 if something differs.
 
-    With --lossy the run that is killed stores tensors whose names fit PATTERN as bfloat16, float16 or int8; how far off the metrics
-    are behind the resume, step by step, is then the answer.
+    With --lossy the run that is killed stores tensors whose names fit PATTERN as bfloat16, float16 or int8, or with an error of at most
+    a number such as 1e-4 or a share such as 0.1%; how far off the metrics are behind the resume, step by step, is then the answer.
 
     \b
     Example:
       relight prove -n 20 -k 5 train.py --batch-size 8
     """
-    lossy_of(" ".join(lossy))
+    with_asked(Compact(), lossy_of(" ".join(lossy)))
     mine = open_run_at(remember, warnings=False).run if remember else None
     args = args[1:] if args[:1] == ("--",) else args
     report = run(ProveOptions(script, args, n, k, keep, lossy, say=lambda text: click.echo(text, err=True)))

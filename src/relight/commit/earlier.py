@@ -142,8 +142,10 @@ class Smaller:
 
     def coder(self) -> Compress:
         """Who makes frames of planes. A GPU is looked for once, if one is asked for."""
-        from relight.format.entropy import compress
+        from relight.format.entropy import Leveled, compress
 
+        if self.rules.level is not None:
+            return Leveled(self.rules.level)
         if self.rules.coder == "gpu" and self.gpu is None and not self.no_gpu:
             from relight.commit.on_gpu import on_gpu  # with numpy, which takes a tenth of a second to import
 

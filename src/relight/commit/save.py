@@ -29,7 +29,7 @@ from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.log.superseded import superseded
 from relight.observe import tell_span
-from relight.policy.compact import LOSSY_BOUNDS, Conditions, is_used
+from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used
 from relight.store import ByteStore, put
 from relight.store.again import decoded
 from relight.store.base import Uncertain, beneath, lanes_of
@@ -222,25 +222,36 @@ def _said(request: SaveRequest) -> dict[str, Any]:
         return {COMPACT: {"reuse": False, "coded": False, "reason": "urgent"}}
     told = {"reuse": chosen.reuse, "coded": chosen.coded, "reason": chosen.reason, "differences": chosen.differences}
     said: dict[str, Any] = {COMPACT: {**told, **({} if chosen.kinds is None else {"kinds": list(chosen.kinds)})}}
-    if rules.lossy:
-        said[LOSSY] = {pattern: {"as": way, "relative_error": LOSSY_BOUNDS[way]} for pattern, way in _lossy_here(request).items()}
+    if rules.inexact:
+        said[LOSSY] = {pattern: _inexactly(rules, pattern, way) for pattern, way in _lossy_here(request).items()}
     return said if said.get(LOSSY, True) else {COMPACT: said[COMPACT]}
+
+
+def _inexactly(rules: Compact, pattern: str, way: str) -> dict[str, Any]:
+    """What a root states of a pattern: the way, the error that the way allows, and the bound that the caller has chosen."""
+    most = LOSSY_BOUNDS[way] if way != BOUNDED else max(LOSSY_BOUNDS.values())
+    chosen = {"max_error": rules.max_error[pattern]} if pattern in rules.max_error else {}
+    return {"as": way, "relative_error": most, **chosen}
 
 
 def _lossy_here(request: SaveRequest) -> dict[str, str]:
     """The patterns by which some tensor of this save is stored inexactly. A rank of several knows its own part alone: all patterns."""
     if request.smaller is None or request.urgent:
         return {}
-    lossy, tensors = dict(request.smaller.rules.lossy), request.items if request.plan is None else request.plan.tensors
+    rules, tensors = request.smaller.rules, request.items if request.plan is None else request.plan.tensors
+    lossy = {**dict.fromkeys(rules.max_error, BOUNDED), **rules.lossy}
     if request.seat is not None:
         return lossy
     kinds = [(one.name, one.dtype) for one in tensors]
-    return {pattern: way for pattern, way in lossy.items() if is_used(request.smaller.rules, pattern, kinds)}
+    return {pattern: way for pattern, way in lossy.items() if is_used(rules, pattern, kinds)}
 
 
 def _inexact(request: SaveRequest) -> list[str]:
     """Why a resume from it is not exact, if tensors are stored so."""
-    return [f"{pattern} is stored as {way}" for pattern, way in _lossy_here(request).items()]
+    bounds = request.smaller.rules.max_error if request.smaller is not None else {}
+    within = {pattern: f"with errors up to {bound}" for pattern, bound in bounds.items()}
+    ways = {pattern: within.get(pattern, "") if way == BOUNDED else f"as {way}" for pattern, way in _lossy_here(request).items()}
+    return [f"{pattern} is stored {how}" for pattern, how in ways.items()]
 
 
 def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
@@ -261,7 +272,7 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     under = Conditions(pace.threads, min(lanes_of(place.store), len(plan.packs)), pace.bytes_per_second)
     choice, began = smaller.choice(under), time.perf_counter()
     lanes = under.lanes
-    if choice.reuse or choice.coded or choice.differences or smaller.rules.lossy:
+    if choice.reuse or choice.coded or choice.differences or smaller.rules.inexact:
         lanes = 1
         known = smaller.known(request.before, request.vouched, older=alone)
         if known.same and request.vouched is not None and request.vouched.wrong is not None:

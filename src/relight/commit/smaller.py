@@ -23,14 +23,14 @@ from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
 from relight.format.codecs import Kind, choose, difference, encode, kind_of, unchanged
-from relight.format.entropy import Compress, compress
+from relight.format.entropy import Compress, compress, trial_of
 from relight.format.lossy import RUNS_MAX, Stretch, encode_lossy
 from relight.format.manifest import Pack, contents, tensors_in
 from relight.format.names import stored_file
 from relight.format.planes import Rooms
 from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
 from relight.layout.sources import copy_from
-from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, Compact, Sample, lossy_way
+from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, Compact, Sample, bound_for, lossy_ways
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
 from relight.world.new_threads import ThreadPool
@@ -89,7 +89,7 @@ class _Coder(NamedTuple):
         """Of chunk ``number``, which begins at byte ``at`` of the pack."""
         if number in self.same:
             return _Chunk(*self.same[number], _NO_BYTES, False)
-        inexact = encode_lossy(data, self.lossy[number]) if number in self.lossy else None
+        inexact = encode_lossy(data, self.lossy[number], self.by) if number in self.lossy else None
         if inexact is not None:
             stored, near = inexact
             value = Digest(near).digest()
@@ -110,12 +110,12 @@ class _Coder(NamedTuple):
         earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
         base, where = earlier or (None, None)
         rooms = _rooms()
-        way = choose(data, kind, base)
+        way = choose(data, kind, base, trial_of(self.by))
         if way is not None and way.difference and self.known.before is not None:
             body = encode(data, way, base, rooms, self.by)
             if body is not None and self._may_stand(where, len(body), len(data)):
                 return _Chunk(value, None, body, True, where, time.perf_counter() - began)
-            way = choose(data, kind)
+            way = choose(data, kind, None, trial_of(self.by))
         body = None if way is None else encode(data, way, None, rooms, self.by)
         return _Chunk(value, None, data if body is None else body, body is not None, None, time.perf_counter() - began)
 
@@ -125,7 +125,7 @@ class _Coder(NamedTuple):
         if earlier is None or unchanged(data, earlier[0]) < UNCHANGED_MIN:
             return None
         base, where = earlier
-        body = encode(data, difference(self.elements[number], len(data)), base, _rooms(), compress)
+        body = encode(data, difference(self.elements[number], len(data)), base, _rooms(), trial_of(self.by))
         if body is None or not self._may_stand(where, len(body), len(data)):
             return None
         return _Chunk(value, None, body, True, where)
@@ -193,7 +193,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
 
 def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, choice: Choice, rules: Compact, spent: Spent) -> _Coder:
     def exact(tensor: Tensor) -> bool:
-        return lossy_way(rules, tensor.name, tensor.dtype) is None
+        return not lossy_ways(rules, tensor.name, tensor.dtype)
 
     classes = [("uint8", "header"), *(of for of, _, _ in contents(plan.chunks, tensors, index))]
     kinds, elements = [_kind_name(of) for of in classes], [kind_of(dtype_named(dtype)) for dtype, _ in classes]
@@ -245,14 +245,21 @@ def audited(smaller: Smaller, plan: SavePlan, known: Known, wrong: Callable[[str
 
 def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) -> dict[int, list[Stretch]]:
     """Of each chunk of pack ``index`` some of which may be stored inexactly: its runs, a tensor each, or a piece of one."""
-    if not rules.lossy:
+    if not rules.inexact:
         return {}
     found = dict[int, list[Stretch]]()
     for number, (_, held) in enumerate(tensors_in(plan.chunks, tensors, index)):
-        runs = [Stretch(end - begin, lossy_way(rules, tensor.name, tensor.dtype)) for tensor, begin, end in held]
-        if any(run.way for run in runs) and len(runs) <= RUNS_MAX:
+        runs = [_stretch(rules, tensor, end - begin) for tensor, begin, end in held]
+        if any(run.ways for run in runs) and len(runs) <= RUNS_MAX:
             found[number] = runs
     return found
+
+
+def _stretch(rules: Compact, tensor: Tensor, length: int) -> Stretch:
+    """How ``length`` bytes of a tensor may be stored."""
+    bound = bound_for(rules, tensor.name, tensor.dtype)
+    ways = lossy_ways(rules, tensor.name, tensor.dtype)
+    return Stretch(length, ways) if bound is None else Stretch(length, ways, bound.most, bound.relative)
 
 
 class _Class(NamedTuple):
@@ -272,13 +279,14 @@ def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> l
     stored; what lay there already, or is stored inexactly, need not be coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
     classes = _classes(plan, packs)
     whole = sum(one.bytes for one in classes.values())
-    clock = time.thread_time if by is compress else time.perf_counter  # who waits for a device takes no processor time
+    here = trial_of(by) is by
+    clock = time.thread_time if here else time.perf_counter  # who waits for a device takes no processor time
     found, rooms = [], Rooms()
     for of, held in sorted(classes.items(), key=lambda one: -one[1].bytes)[:SAMPLED]:
         pack, at, length = held.chunks[len(held.chunks) // 2]
-        data = _range(pack, at, min(length, SAMPLED_BYTES) if by is compress else length)  # a device is for whole chunks
+        data = _range(pack, at, min(length, SAMPLED_BYTES) if here else length)  # a device is for whole chunks
         began = clock()
-        way = choose(data, kind_of(dtype_named(of[0])))
+        way = choose(data, kind_of(dtype_named(of[0])), None, trial_of(by))
         chosen = clock()
         body = None if way is None else encode(data, way, rooms=rooms, by=by)
         rate = (chosen - began) / length + (clock() - chosen) / len(data)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
 from relight.keys import Guard
-from relight.policy.compact import lossy_of
+from relight.policy.compact import Compact, lossy_of, with_asked
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
 from relight.settings.blame import Keys, faults, value_at
@@ -135,7 +135,7 @@ def _judge(variable: str, text: str) -> None:
     elif name == "cache_bytes":
         bytes_of(text, name)
     elif name == "lossy":
-        lossy_of(text)
+        with_asked(Compact(), lossy_of(text))
     elif name == "key":
         Guard.of(encrypt=text, sign="", trust=(), anchor="")
     elif name == "sign":

@@ -28,7 +28,7 @@ import numpy as np
 
 from relight.errors import CorruptCheckpoint
 from relight.format.dtypes import DType
-from relight.format.entropy import Compress, compress, decompress
+from relight.format.entropy import Compress, Leveled, compress, decompress
 from relight.format.planes import Elements, Rooms, elements, join, split, widths_of
 
 VERSION = 1
@@ -79,14 +79,14 @@ class Way:
     share: float
 
 
-def choose(data: memoryview, kind: Kind, base: memoryview | None = None) -> Way | None:
+def choose(data: memoryview, kind: Kind, base: memoryview | None = None, trial: Compress = compress) -> Way | None:
     """How best to code ``data``; None if it would not become smaller. ``base``: an earlier chunk of the same length and kind; it is
-    used if that is better by a twentieth. Cost: that of coding 64 KiB, or twice that."""
+    used if that is better by a twentieth. ``trial``: codes the samples. Cost: that of coding 64 KiB, or twice that."""
     if len(data) % kind.width:
         kind = BYTES
-    best = _way(_sample(data, kind), None, kind)
+    best = _way(_sample(data, kind), None, kind, trial)
     if base is not None:
-        other = _way(_sample(data, kind), _sample(base, kind), kind)
+        other = _way(_sample(data, kind), _sample(base, kind), kind, trial)
         best = other if other.share <= DIFFERENCE_GAIN * best.share else best
     return best if best.share <= GAIN else None
 
@@ -184,9 +184,9 @@ def _sample(data: memoryview, kind: Kind) -> Elements:
     return np.concatenate([values[start : start + run] for start in starts])
 
 
-def _way(values: Elements, base: Elements | None, kind: Kind) -> Way:
+def _way(values: Elements, base: Elements | None, kind: Kind, trial: Compress) -> Way:
     planes = split(values, (1,) * kind.width, turned=kind.floating, base=base)
-    found = [_try(plane.data) for plane in planes]
+    found = [_try(plane.data, trial) for plane in planes]
     single = max((number + 1 for number, (method, _) in enumerate(found) if method != "raw"), default=0)
     widths = widths_of(kind.width, single)
     methods: list[str] = []
@@ -199,14 +199,14 @@ def _way(values: Elements, base: Elements | None, kind: Kind) -> Way:
     return Way(kind, base is not None, widths, tuple(methods), share)
 
 
-def _try(plane: memoryview) -> tuple[str, float]:
-    """The method for a plane like this, and what it comes to."""
+def _try(plane: memoryview, trial: Compress) -> tuple[str, float]:
+    """The method for a plane like this, and what it comes to. If the caller has chosen a level, size counts more than time."""
     length = max(len(plane), 1)
-    shares = {"raw": GAIN, "entropy": len(compress(plane, "entropy")) / length}
-    repeats = len(compress(plane, "repeats")) / length
+    shares = {"raw": GAIN, "entropy": len(trial(plane, "entropy")) / length}
+    repeats = len(trial(plane, "repeats")) / length
     if shares["entropy"] <= MOSTLY_ALIKE:
         return "repeats", min(repeats, shares["entropy"])
-    if repeats < min(REPEATS * shares["entropy"], shares["entropy"] - REPEATS_LEAST):
+    if isinstance(trial, Leveled) or repeats < min(REPEATS * shares["entropy"], shares["entropy"] - REPEATS_LEAST):
         shares["repeats"] = repeats
     method = min(shares, key=lambda one: shares[one])
     return method, 1.0 if method == "raw" else shares[method]

@@ -25,6 +25,8 @@ PIECE_BYTES = 32 << 10
 """What is decoded at once."""
 FRAME_MIN = 32 << 10
 """What each frame but the last comes to, at least: a plane of countless frames would take for ever."""
+LEVEL_MAX = 19
+"""Higher levels of zstd use windows larger than ``decompress`` allows."""
 _WINDOW_LOG = 17
 _NOTHING = memoryview(b"")
 _LITERALS = 1002
@@ -37,6 +39,22 @@ _ENTROPY: Mapping[int, int] = {_C.strategy: zstd.Strategy.fast, _C.hash_log: 6, 
 def compress(raw: memoryview, method: str) -> bytes:
     """One frame."""
     return zstd.compress(raw, options=_REPEATING if method == "repeats" else entropy_options())
+
+
+class Leveled:
+    """``compress`` at a level of zstd from 1 to ``LEVEL_MAX``: it searches longer for repetitions. Any thread; any reader decodes it."""
+
+    def __init__(self, level: int) -> None:
+        self._options: Mapping[int, int] = {_C.compression_level: level}
+
+    def __call__(self, raw: memoryview, method: str) -> bytes:
+        """Return one frame."""
+        return zstd.compress(raw, options=self._options) if method == "repeats" else compress(raw, method)
+
+
+def trial_of(by: Compress) -> Compress:
+    """Return what tries samples for ``by``: itself if it is of a level, else ``compress``, as a device is for whole chunks."""
+    return by if isinstance(by, Leveled) else compress
 
 
 @cache

@@ -13,12 +13,13 @@ way                bytes                                        no value is off 
                    even
 2   ``float16``    so                                           1/2048 of itself, or 2^-25; none above 65504
 3   ``int8``       for each 256 values a float32, the largest   1/254 of the largest of its 256
-                   magnitude over 127; then a byte each
+                   magnitude times ``STEP``; a byte each
 === ============== ============================================ =========================================
 """
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -27,6 +28,7 @@ import numpy as np
 
 from relight.errors import CorruptCheckpoint
 from relight.format import codecs, derived
+from relight.format.entropy import Compress, compress, trial_of
 
 WAYS = {"bfloat16": 1, "float16": 2, "int8": 3}
 BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
@@ -36,6 +38,9 @@ SMALLEST = {"bfloat16": 2.0**-133, "float16": 2.0**-25}
 LEAST = 2.0**-100
 """Blocks whose step is smaller are never stored as ``int8``."""
 BLOCK = 256
+STEP = (1 - 2.0**-14) / 127
+"""What an ``int8`` step is of the largest in its block. A step of 1/127 has values half-way between two steps that float32's rounding takes
+beyond 1/254, one of some 100,000: each would have the whole run stored exactly."""
 _VERSION = 3
 _HALF, _FULL = codecs.Kind(2, True), codecs.Kind(4, True)
 _NAMES = {0: "", **{number: name for name, number in WAYS.items()}}
@@ -44,22 +49,26 @@ RUNS_MAX = 0xFFFF
 
 
 class Stretch(NamedTuple):
-    """A run of a chunk, and how it may be stored: None as it is."""
+    """A run of a chunk, and the ways in which it may be stored, the smallest first; none: exactly."""
 
     length: int
-    way: str | None
+    ways: tuple[str, ...] = ()
+    most: float = math.inf
+    """The largest error that a value of it may have, in addition to the way's own bound."""
+    relative: bool = False
+    """Whether that is a share of the run's largest magnitude."""
 
 
-def encode_lossy(data: memoryview, runs: Sequence[Stretch]) -> tuple[bytes, memoryview] | None:
+def encode_lossy(data: memoryview, runs: Sequence[Stretch], by: Compress = compress) -> tuple[bytes, memoryview] | None:
     """The stored bytes, and what they decode to; None if nothing is gained, or all is as it was. Memory: the chunk, three times."""
     found, heads, bodies, at, lossy = bytearray(data), list[bytes](), list[bytes | memoryview](), 0, False
-    for length, way in runs:
-        piece = data[at : at + length]
-        near = _near(piece, way) if way is not None else None
-        if near is None or way is None:
-            body, flags = _packed(piece, _FULL if length % 4 == 0 else codecs.BYTES)
+    for run in runs:
+        length, piece = run.length, data[at : at + run.length]
+        way, near = _nearest(piece, run)
+        if near is None:
+            body, flags = _packed(piece, _FULL if length % 4 == 0 else codecs.BYTES, by)
         else:
-            body, flags = _packed(near[0], _HALF) if way != "int8" else (near[0], 0)
+            body, flags = _packed(near[0], _HALF, by) if way != "int8" else (near[0], 0)
             flags, lossy = flags + WAYS[way], True
             found[at : at + length] = near[1]
         heads.append(_RUN.pack(flags, length, len(body)))
@@ -102,6 +111,24 @@ def _decode(way: str, coded: bool, body: memoryview, into: memoryview) -> None:
         _DECODERS[way](body, np.frombuffer(into, "<f4"))
 
 
+def _nearest(data: memoryview, run: Stretch) -> tuple[str, tuple[memoryview, memoryview] | None]:
+    """Return the first way of a run with errors within its bound, and what ``_near`` gives for it."""
+    for way in run.ways:
+        near = _near(data, way)
+        if near is not None and (run.most == math.inf or _error(data, near[1]) <= run.most * (_largest(data) if run.relative else 1.0)):
+            return way, near
+    return "", None
+
+
+def _error(data: memoryview, found: memoryview) -> float:
+    """Return the largest error of finite float32 values, computed exactly."""
+    return float(np.abs(np.frombuffer(data, "<f4").astype("f8") - np.frombuffer(found, "<f4")).max())
+
+
+def _largest(data: memoryview) -> float:
+    return float(np.abs(np.frombuffer(data, "<f4")).max())
+
+
 def _near(data: memoryview, way: str) -> tuple[memoryview, memoryview] | None:
     """What is stored of float32 values, and what that decodes to; None if one would be further off than is allowed."""
     values = np.frombuffer(data, "<f4")
@@ -123,10 +150,10 @@ def _half(data: memoryview, way: str) -> memoryview:
     return held
 
 
-def _packed(held: memoryview, kind: codecs.Kind) -> tuple[bytes | memoryview, int]:
+def _packed(held: memoryview, kind: codecs.Kind, by: Compress) -> tuple[bytes | memoryview, int]:
     """It, coded if that is shorter, and the flag that says so."""
-    best = codecs.choose(held, kind) if held else None
-    body = None if best is None else codecs.encode(held, best)
+    best = codecs.choose(held, kind, None, trial_of(by)) if held else None
+    body = None if best is None else codecs.encode(held, best, by=trial_of(by))
     return (held, 0) if body is None else (body, 16)
 
 
@@ -135,7 +162,7 @@ def _int8(values: np.ndarray) -> bytes:
     padded = np.zeros(blocks * BLOCK, "<f4")
     padded[: len(values)] = values
     rows = padded.reshape(blocks, BLOCK)
-    scales = (np.abs(rows).max(axis=1) / np.float32(127)).astype("<f4")
+    scales = (np.abs(rows).max(axis=1) * STEP).astype("<f4")
     with np.errstate(all="ignore"):
         steps = np.rint(rows / np.where(scales > 0, scales, 1)[:, None]).clip(-127, 127).astype("i1")
     return b"".join((scales.tobytes(), steps.reshape(-1)[: len(values)].tobytes()))

@@ -6,9 +6,9 @@ from relight.policy.keep import Candidate, Keep, Verdict, decide_keep, keep
 from relight.policy.limits import Limits
 from relight.policy.peers import Peers
 from relight.policy.tiers import Tier, Tiers, tier
-from relight.policy.when import Facts, Trigger, best, every
+from relight.policy.when import EpochsDone, Facts, Trigger, best, every
 
 __all__ = [
-    "Adaptive", "Candidate", "Compact", "Facts", "Keep", "Limits", "Peers", "Tier", "Tiers", "Trigger", "Verdict", "adaptive", "best",
-    "decide_keep", "every", "keep", "tier",
+    "Adaptive", "Candidate", "Compact", "EpochsDone", "Facts", "Keep", "Limits", "Peers", "Tier", "Tiers", "Trigger", "Verdict", "adaptive",
+    "best", "decide_keep", "every", "keep", "tier",
 ]  # fmt: skip

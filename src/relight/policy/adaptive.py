@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from relight.errors import ConfigError, shown
 from relight.policy.units import Span, name_of, number_above_0, seconds_of, share_of, whole_of
@@ -14,6 +14,9 @@ SOONEST = 0.5
 """A loss that has dropped brings a save forward, to no less than this share of the interval."""
 
 
+BUSY_FACTOR = 2.0
+"""How many times as long the interval is while a resource is busy."""
+RESOURCES = ("disk", "device")
 _ROUTINE = "adaptive, "
 
 
@@ -36,6 +39,19 @@ class Adaptive(Trigger):
     drop: float | None = None
     risk: Callable[[], float] | None = None
     bytes_per_s_most: float | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    busy: Mapping[str, float] = field(default_factory=dict)
+
+    def scaled(self, interval_s: float, phase: str, use: Mapping[str, float]) -> tuple[float, str]:
+        """Return the interval in a named phase and at what share of the time each resource is in use, and why; no reason: unchanged."""
+        factor, reasons = self.phases.get(phase, 1.0), []
+        if factor != 1:
+            reasons.append(f"phase {phase!r}: {factor:g} times the interval")
+        over = [f"{name} {use[name]:.0%} in use" for name, most in self.busy.items() if use.get(name, 0.0) > most]
+        if over:
+            reasons.append(f"{BUSY_FACTOR:g} times as {' and '.join(over)}")
+        scaled_s = interval_s * factor * (BUSY_FACTOR if over else 1.0)
+        return min(max(scaled_s, self.at_least_s), max(interval_s, self.at_most_s)), "; ".join(reasons)
 
     def due(self, facts: Facts) -> str | None:
         """See ``Trigger``. Where no interval is known, another rank knows it, and asks."""
@@ -71,6 +87,8 @@ def adaptive(
     drop: float | None = None,
     risk: Callable[[], float] | None = None,
     bytes_per_second: float | None = None,
+    phases: Mapping[str, float] | None = None,
+    busy: Mapping[str, float] | None = None,
 ) -> Trigger:
     """Save as often as loses least: by what saves and restarts were seen to cost, and how often something fails.
 
@@ -81,8 +99,10 @@ def adaptive(
     ``total_steps``: how many steps there will be. ``mtbf``: the time between failures
     of this job, where you know better than published rates. ``loss`` names a metric: while it is restless, saves are more frequent, and
     if it falls by the share ``drop`` below that of the best save, the next one comes earlier. ``risk`` is asked at each decision how many
-    times as likely as usual a failure is. Each change is an event ``schedule.changed``, and stays in the run's log, where
-    ``relight explain schedule`` finds it.
+    times as likely as usual a failure is. ``phases`` has a factor of the interval for each name that ``ckpt.phase`` is set to:
+    ``{"warm-up": 4, "reinforcement": 0.5}``. ``busy``: while the store's disk or the accelerator was in use for more than this share of
+    the last seconds in which no save was written, the interval is twice as long: ``{"disk": 0.8, "device": 0.95}``. Each
+    change is an event ``schedule.changed``. Decided intervals stay in the run's log, where ``relight explain schedule`` finds them.
 
     >>> adaptive(at_least="30s", at_most="15m").due(Facts(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'
@@ -101,4 +121,17 @@ def adaptive(
         raise ConfigError(f"risk is a function that gives a number, not {shown(risk)}")
     pace = None if bytes_per_second is None else number_above_0(bytes_per_second, "bytes_per_second")
     mtbf_s = None if mtbf is None else seconds_of(mtbf, "mtbf")
-    return Adaptive(least_s, most_s, overhead, total_steps, mtbf_s, loss, drop, risk, pace)
+    factors = _named(phases, "phases", '{"warm-up": 4}')
+    shares = {name: share_of(value, f"busy[{name!r}]") for name, value in _named(busy, "busy", '{"disk": 0.8}').items()}
+    if unknown := sorted(shares.keys() - set(RESOURCES)):
+        raise ConfigError(f"busy= names {unknown[0]!r}", where="busy=", hint=f"it may have {' and '.join(RESOURCES)}")
+    return Adaptive(least_s, most_s, overhead, total_steps, mtbf_s, loss, drop, risk, pace, factors, shares)
+
+
+def _named(given: object, what: str, example: str) -> dict[str, float]:
+    """A number above 0 for each name."""
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigError(f"{what} has a number for each name, and is not {shown(given)}", where=f"{what}=", hint=f"{what}={example}")
+    return {name: number_above_0(value, f"{what}[{name!r}]") for name, value in given.items()}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.policy.units import check_bool, one_of, whole_of
 
+LEVEL_MAX = 19
+"""Of zstd's levels; higher ones use windows that readers refuse."""
 CODECS = ("auto", "never", "always")
 CODERS = ("cpu", "gpu")
 AUDIT_BYTES = 8 << 20
@@ -20,6 +24,9 @@ LOSSY = "RELIGHT_LOSSY"
 """The setting that stores tensors inexactly, whatever a script says: ``prove --lossy`` uses it."""
 LOSSY_BOUNDS = {"bfloat16": 1 / 256, "float16": 1 / 2048, "int8": 1 / 254}
 """How far off a value may be: of its own magnitude (as ``float16``, or by 2^-25), or, as ``int8``, of the largest of its 256."""
+BOUNDED = "bounded"
+"""What a root calls the way of tensors that ``max_error`` alone names."""
+SMALLEST_FIRST = ("int8", "bfloat16", "float16")
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "second_moment", "sum_sq")
 """What optimizers call what they divide by the root of."""
 WORTH = 0.97
@@ -44,12 +51,17 @@ class Compact:
     that changed a little, the others store the differences from the save before, however fast the store is; ``codecs="never"`` stores
     the whole chunk. None: how long is left to retention, and there are no differences. ``coder``: who codes:
     ``"cpu"``, or ``"gpu"``, nvCOMP on the device, where both are there; what it codes is read anywhere.
+    ``level``: zstd's level from 1 to 19 for the planes in which it finds repetitions: a higher one takes more time and stores less.
+    None: the fastest that gains anything.
     ``trust_versions``: parameters that need no gradient, and that no optimizer has, are neither copied nor hashed while their version
     counters, addresses and samples of their bytes stay the same; some of them are compared in each save all the same. What writes to them
     through ``.data``, or by kernels that PyTorch knows nothing of, need not leave such traces: leave it off then. Where ranks share one
     checkpoint, all are copied and hashed.
     ``lossy``: float32 tensors whose names fit a pattern (``"optimizer/*"``) are stored as ``"bfloat16"``, ``"float16"`` or ``"int8"``, with
     no value further off than that allows (``LOSSY_BOUNDS``); the first pattern that fits counts. Then a restore is not exact.
+    ``max_error``: the largest error of any value of float32 tensors whose names fit a pattern: ``{"model/*": 1e-4}``, or
+    ``{"model/*": "0.1%"}`` of the tensor's largest magnitude. Each piece of a tensor is stored in the smallest of these ways (or in the
+    one that ``lossy`` names) in which no value is further off, as decoded from what is written; in none, it is stored exactly.
 
     Signals', exceptions' and other urgent saves are stored as they are.
     """
@@ -60,6 +72,8 @@ class Compact:
     trust_versions: bool = False
     lossy: Mapping[str, str] = field(default_factory=dict)
     coder: str = "cpu"
+    level: int | None = None
+    max_error: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not isinstance(self.lossy, Mapping):
@@ -73,12 +87,62 @@ class Compact:
             if way == "int8" and any(name in pattern for name in SECOND_MOMENTS):
                 hint = "small ones would be zero: bfloat16 keeps them"
                 raise ConfigError("second moments are never stored in 8 bits", where=pattern, hint=hint)
+        if not isinstance(self.max_error, Mapping) or not all(isinstance(one, str) for one in self.max_error):
+            raise ConfigError("Compact(max_error=…) has a bound for each pattern", hint='such as {"optimizer/*": 1e-4, "model/*": "0.1%"}')
+        for pattern, bound in dict(self.max_error).items():
+            bound_of(bound, pattern)
         check_bool(self.reuse, "Compact(reuse=…)")
         check_bool(self.trust_versions, "Compact(trust_versions=…)")
         one_of(self.codecs, CODECS, "Compact(codecs=…)")
         one_of(self.coder, CODERS, "Compact(coder=…)")
+        if self.level is not None:
+            object.__setattr__(self, "level", whole_of(self.level, "Compact(level=…)", most=LEVEL_MAX))
+            if self.coder == "gpu" or self.codecs == "never":
+                clash = 'coder="gpu"' if self.coder == "gpu" else 'codecs="never"'
+                raise ConfigError(f"Compact(level=…) does not go with {clash}", hint="a level is of the coding by processors")
         if self.full_every is not None:
             object.__setattr__(self, "full_every", whole_of(self.full_every, "Compact(full_every=…)"))
+
+    @property
+    def inexact(self) -> bool:
+        """Whether some tensors may be stored inexactly."""
+        return bool(self.lossy or self.max_error)
+
+
+class Bound(NamedTuple):
+    """The largest error that values may have."""
+
+    most: float
+    relative: bool
+    """Whether it is a share of the largest magnitude."""
+
+
+_PERCENT = re.compile(r"\s*([0-9]{1,6}(?:\.[0-9]{1,12})?)\s*%\s*\Z")
+
+
+def bound_of(value: object, where: str) -> Bound:
+    """Return the bound that a number, or a text such as ``"0.1%"``, states."""
+    percent = _PERCENT.match(value) if isinstance(value, str) else None
+    if percent is not None:
+        found = Bound(float(percent[1]) / 100, relative=True)
+    else:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        found = Bound(float(value) if number else math.nan, relative=False)  # type: ignore[arg-type]
+    if not 0 < found.most < (1 if found.relative else math.inf):
+        hint = 'a number above 0, or a share of the largest magnitude such as "0.1%"'
+        raise ConfigError(f"Compact(max_error=…) is a bound, not {shown(value)}", where=where, hint=hint)
+    return found
+
+
+def with_asked(rules: Compact, asked: Mapping[str, str]) -> Compact:
+    """Return ``rules`` with other ways and bounds, which are mixed as ``RELIGHT_LOSSY`` has them: ``bfloat16``, ``1e-4``, ``0.1%``."""
+    lossy, bounds = dict[str, str](), dict[str, float | str]()
+    for pattern, way in asked.items():
+        try:
+            bounds[pattern] = way if way.endswith("%") else float(way)
+        except ValueError:
+            lossy[pattern] = way
+    return replace(rules, lossy=lossy or rules.lossy, max_error=bounds or rules.max_error)
 
 
 def lossy_of(text: str) -> dict[str, str]:
@@ -92,9 +156,24 @@ def lossy_of(text: str) -> dict[str, str]:
     return found
 
 
-def lossy_way(rules: Compact, name: str, dtype: str) -> str | None:
-    """How a tensor of that name is stored; None: as it is."""
-    return lossy_in(rules.lossy, name, dtype)
+def lossy_ways(rules: Compact, name: str, dtype: str) -> tuple[str, ...]:
+    """Return the ways in which a tensor of that name may be stored, the smallest first; empty: exactly."""
+    way = lossy_in(rules.lossy, name, dtype)
+    if way is not None:
+        return (way,)
+    if _named(rules.lossy, name) is not None or bound_for(rules, name, dtype) is None:
+        return ()
+    return tuple(one for one in SMALLEST_FIRST if one != "int8" or not any(part in name for part in SECOND_MOMENTS))
+
+
+def bound_for(rules: Compact, name: str, dtype: str) -> Bound | None:
+    """Return the bound of the first pattern that fits a tensor; None: none but its way's own."""
+    pattern = _named(rules.max_error, name) if dtype == "float32" else None
+    return None if pattern is None else bound_of(rules.max_error[pattern], pattern)
+
+
+def _named(patterns: Iterable[str], name: str) -> str | None:
+    return next((one for one in patterns if fnmatchcase(name, one)), None)
 
 
 def lossy_in(patterns: Mapping[str, str], name: str, dtype: str) -> str | None:
@@ -106,10 +185,8 @@ def lossy_in(patterns: Mapping[str, str], name: str, dtype: str) -> str | None:
 def is_used(rules: Compact, pattern: str, tensors: Iterable[tuple[str, str]]) -> bool:
     """Whether some tensor, given by name and dtype, is stored inexactly because of ``pattern``."""
 
-    def pattern_of(name: str) -> str | None:
-        return next((one for one in rules.lossy if fnmatchcase(name, one)), None)
-
-    return any(lossy_way(rules, name, dtype) is not None and pattern_of(name) == pattern for name, dtype in tensors)
+    patterns = rules.lossy if pattern in rules.lossy else rules.max_error
+    return any(lossy_ways(rules, name, dtype) and _named(patterns, name) == pattern for name, dtype in tensors)
 
 
 class Sample(NamedTuple):
@@ -178,7 +255,7 @@ class Conditions(NamedTuple):
 def choose(rules: Compact, seen: Experience, under: Conditions) -> Choice:
     """What the next save is to be, given what was seen. Says how it came to that."""
     reuse, why_reuse = _reuse(rules, seen)
-    kinds, why_coded = _coded(rules, seen, under, 1 if reuse or rules.lossy else under.lanes)
+    kinds, why_coded = _coded(rules, seen, under, 1 if reuse or rules.inexact else under.lanes)
     coded = kinds is None or bool(kinds)
     differences = rules.codecs != "never" and rules.full_every is not None and 0 < seen.since_full < rules.full_every
     differences = differences and (coded or seen.alike is None or seen.alike >= EQUAL_MIN)

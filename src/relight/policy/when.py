@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.policy.best_by import mode_for
@@ -16,9 +16,20 @@ if TYPE_CHECKING:
     from relight.policy.adaptive import Adaptive
 
 
+class EpochsDone(NamedTuple):
+    """Complete training epochs of one loader, at three steps."""
+
+    before: int
+    """At the end of the step before."""
+    now: int
+    """At the end of this step."""
+    next: int
+    """At the end of the next step, if it takes as many batches as this one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a trigger may look at. Times are seconds of one monotonic clock."""
+    """What a trigger may read. Times are seconds of one monotonic clock."""
 
     step: int
     now_s: float
@@ -32,22 +43,40 @@ class Facts:
     """What ``relight.adaptive()`` has come to; None on ranks that another decides for."""
     previous: int | None = None
     """The last step that ended before this one. The script left out the steps between the two."""
+    epochs: Mapping[str, EpochsDone] = field(default_factory=dict)
+    """Complete training epochs, by the name of each loader in ``Trigger.epochs_of``."""
 
 
 class Trigger:
-    """Something that may ask for a save. ``a | b`` asks when either does."""
+    """Decides when to save. A subclass overrides ``due``, and whichever of the other methods it needs. ``a | b`` saves when either does.
+
+    Each rank calls its own trigger at most once a step, at the step's end, in the training thread. All ranks save together: at this step if
+    ``by_step`` gives a reason on every rank, else at the next one.
+    """
 
     def due(self, facts: Facts) -> str | None:
-        """The reason to save now, or None."""
+        """Return the reason to save now, or None. The reason is a printable text; the checkpoint records it."""
         raise NotImplementedError
 
     def by_step(self, step: int, previous: int | None = None) -> str | None:
-        """The reason to save now, as far as the step's number tells it: then all ranks of a job come to the same by themselves."""
+        """Return the reason to save at this step, computed from its number alone, or None.
+
+        It must be the same on all ranks, which then save at this very step without asking each other. ``previous``: the step before.
+        """
         return None
+
+    def soon(self, facts: Facts) -> bool:
+        """Return whether ``due`` will give a reason at the next step. Then several ranks, which agree a step ahead, save at that step."""
+        return False
 
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
-        """``(name, mode)`` of the metrics it looks at."""
+        """``(name, mode)`` of the metrics that ``due`` reads in ``Facts.metrics``. No other metrics are in there."""
+        return frozenset()
+
+    @property
+    def epochs_of(self) -> frozenset[str]:
+        """Names of the loaders; ``due`` reads their epochs in ``Facts.epochs``. An empty name: the only loader."""
         return frozenset()
 
     @property
@@ -82,9 +111,16 @@ class _Any(Trigger):
     def by_step(self, step: int, previous: int | None = None) -> str | None:
         return ", ".join(reason for part in self.parts if (reason := part.by_step(step, previous))) or None
 
+    def soon(self, facts: Facts) -> bool:
+        return any(part.soon(facts) for part in self.parts)
+
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
         return frozenset().union(*(part.metrics for part in self.parts))
+
+    @property
+    def epochs_of(self) -> frozenset[str]:
+        return frozenset().union(*(part.epochs_of for part in self.parts))
 
     @property
     def adapts(self) -> Adaptive | None:
@@ -120,6 +156,26 @@ class _Every(Trigger):
 
 
 @dataclass(frozen=True, slots=True)
+class _Epochs(Trigger):
+    epochs: int
+    loader: str
+
+    def due(self, facts: Facts) -> str | None:
+        done = facts.epochs.get(self.loader)
+        if done is None or done.now // self.epochs <= done.before // self.epochs:
+            return None
+        return f"every {self.epochs} epochs: {done.now} done" if self.epochs > 1 else f"every epoch: {done.now} done"
+
+    def soon(self, facts: Facts) -> bool:
+        done = facts.epochs.get(self.loader)
+        return done is not None and done.next // self.epochs > done.now // self.epochs
+
+    @property
+    def epochs_of(self) -> frozenset[str]:
+        return frozenset({self.loader})
+
+
+@dataclass(frozen=True, slots=True)
 class _Best(Trigger):
     metric: str
     mode: str
@@ -152,8 +208,14 @@ def every(
     minutes: float | None = None,
     hours: float | None = None,
     seconds: float | None = None,
+    epochs: int | None = None,
+    loader: str | None = None,
 ) -> Trigger:
     """Save after every ``steps`` steps (after step ``steps − 1``, ``2·steps − 1``, …, counting from 0), or a time after the last save.
+
+    ``epochs``: at the last step of each so many training epochs. They are counted by the loader among the components; ``loader`` names it
+    if there are several. Without a loader, by the ``epoch=`` that ``step()`` is given. An epoch of a length unknown to the loader, or
+    that ``epoch=`` counts, has ended when the next one begins: the first step of that one is saved.
 
     ``hours``, ``minutes`` and ``seconds`` add up. A whole number alone counts steps; a text or a ``timedelta`` alone is what its unit
     names: ``every(500)``, ``every("500 steps")``, ``every("10m")``. With steps and a time, a save is due at whichever comes first.
@@ -161,16 +223,22 @@ def every(
     >>> every(steps=2).due(Facts(step=3, now_s=0, last_save_step=None, last_save_s=0))
     'every 2 steps'
     """
-    if amount is not None and not all(one is None for one in (steps, minutes, hours, seconds)):
+    if amount is not None and not all(one is None for one in (steps, minutes, hours, seconds, epochs)):
         raise ConfigError(f"every({shown(amount)}) and a named amount", hint="relight.every(steps=500, minutes=10)")
     counted, time_s = _amount(amount)
     if steps is not None:
         counted = whole_of(steps, "steps")
     named = [(hours, "hours", 3600.0), (minutes, "minutes", 60.0), (seconds, "seconds", 1.0)]
     times = [number_above_0(value, name) * unit for value, name, unit in named if value is not None]
+    if loader is not None and (epochs is None or not isinstance(loader, str)):
+        raise ConfigError(f"every(loader=…) names the loader of epochs=, not {shown(loader)}", hint='every(epochs=1, loader="data")')
+    by_epoch = _Epochs(whole_of(epochs, "epochs"), loader or "") if epochs is not None else None
     if counted is None and time_s is None and not times:
-        raise ConfigError("every() needs steps, a time, or both", hint="relight.every(steps=500) | relight.every(minutes=10)")
-    return _Every(counted, sum(times) if times else time_s)
+        if by_epoch is None:
+            raise ConfigError("every() needs steps, a time, or epochs", hint="relight.every(steps=500) | relight.every(minutes=10)")
+        return by_epoch
+    otherwise = _Every(counted, sum(times) if times else time_s)
+    return otherwise | by_epoch if by_epoch is not None else otherwise
 
 
 _STEPS = re.compile(r"\s*([0-9]{1,15})\s*steps?\s*\Z", re.IGNORECASE)

@@ -82,6 +82,8 @@ _CHECKPOINT = (
         ("loss", "a metric's name", "none", "the metric whose restlessness makes saves more frequent"),
         ("drop", "a share between 0 and 1", "none", "by how much the loss must fall for the next save to come earlier"),
         ("bytes_per_second", _RATE, "no bound", "what saves may take of the store"),
+        ("phases", "a table of names and factors", "none", "the factor of the interval in each phase that ckpt.phase names"),
+        ("busy", "a table: disk, device", "none", "the share of use above which the interval is twice as long"),
     ),
     *_called(
         "every",
@@ -89,6 +91,8 @@ _CHECKPOINT = (
         ("minutes", "a number above 0", "never", "save so long after the last save"),
         ("hours", "a number above 0", "never", "the same in hours; hours, minutes and seconds add up"),
         ("seconds", "a number above 0", "never", "the same in seconds"),
+        ("epochs", _COUNT, "never", "save at the end of every so many training epochs"),
+        ("loader", "a component's name", "the only loader", "the loader that epochs are counted by"),
     ),
     *_called(
         "keep",
@@ -124,7 +128,9 @@ _CHECKPOINT = (
         ("full_every", _COUNT, "left to retention", "after how many saves one stores everything itself"),
         ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
         ("lossy", "a table of patterns and ways", "none", "which tensors are stored inexactly, and how"),
+        ("max_error", "a table of patterns and bounds", "none", "the largest error of values stored inexactly: 1e-4, or \"0.1%\""),
         ("coder", '"cpu" or "gpu"', "cpu", "who codes: nvCOMP on the GPU where it is there"),
+        ("level", "a whole number from 1 to 19", "the fastest", "zstd's level: higher ones take more time and store less"),
     ),
     *_called(
         "peers",

@@ -350,6 +350,14 @@ class OpenFile:
             with contextlib.suppress(OSError):  # not on this file system, or without /proc: through the cache, then
                 self._direct = disk.reopen_direct(self._fd)
 
+    def map(self) -> mmap.mmap:
+        """Return a private mapping of the file: pages are read when they are first touched, and writes to it stay in this process. It stays
+        valid after ``close``. ``StoreUnavailable`` if the system refuses it."""
+        try:
+            return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise translate(error, "mapping", self._path) from error
+
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
         """See ``Reader``."""
         if self._direct < 0 or self._cached(offset, length):

@@ -1,0 +1,56 @@
+"""Tensors of a checkpoint as mappings of its files, for ``relight.load(mmap=True)``: read when touched, and not checked."""
+
+from __future__ import annotations
+
+from mmap import mmap
+
+from relight.catalog.opened import Opened
+from relight.catalog.whole import Whole
+from relight.errors import ConfigError
+from relight.format import DTYPES, Tensor
+from relight.layout import whole
+
+
+class Mapped:
+    """Gives the bytes of each tensor of a checkpoint that is stored raw, in one piece, in a file of a local store."""
+
+    def __init__(self, opened: Opened, joined: Whole | None = None) -> None:
+        """``joined``: the checkpoint as one, if several ranks made it; then tensors are asked for by its numbers."""
+        self._opened, self._joined = opened, joined
+        self._files: dict[str, mmap] = {}
+
+    def __call__(self, index: int) -> memoryview | None:
+        """Return the bytes of tensor ``index``; None if it must be read: coded, shared with an earlier save, in pieces of several ranks,
+        or unaligned.
+
+        ``ConfigError`` if the store's files cannot be mapped. The caller has checked that the file is there and as long as was committed.
+        """
+        part, tensor = self._home(index)
+        if tensor is None or not tensor.length:
+            return None
+        pack = self._opened.parts[part].packs[tensor.pack]
+        if pack.stored is not None or tensor.offset % DTYPES[tensor.dtype].itemsize:
+            return None
+        key = f"{self._opened.prefix}/{pack.file}"
+        held = self._files.get(key)
+        if held is None:
+            reader = self._opened.store.open(key)
+            try:
+                mapping = getattr(reader, "map", None)
+                if mapping is None:
+                    what = "load(mmap=True) failed: the store's files cannot be mapped"
+                    hint = "leave mmap= out, or copy the run (relight cp) to one local directory that is not encrypted"
+                    raise ConfigError(what, where=self._opened.store.url, hint=hint)
+                held = self._files[key] = mapping()
+            finally:
+                reader.close()
+        return memoryview(held)[tensor.offset : tensor.offset + tensor.length]
+
+    def _home(self, index: int) -> tuple[int, Tensor | None]:
+        """The part that has all of a tensor, and its entry there."""
+        if self._joined is None:
+            return 0, self._opened.parts[0].tensors[index]
+        pieces = self._joined.pieces[index]
+        if len(pieces) != 1 or pieces[0].box != whole(self._joined.tensors[index].shape):
+            return 0, None
+        return pieces[0].part, self._opened.parts[pieces[0].part].tensors[pieces[0].tensor]

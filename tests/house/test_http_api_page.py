@@ -1,0 +1,156 @@
+"""``docs/http-api.md`` is made from the routes and types of the code. ``python tests/house/test_http_api_page.py`` writes it anew."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fastapi.routing import APIRoute
+
+from relight.audit.facts import FIELDS as AUDIT_FIELDS
+from relight.serve import actions, api, tasks, values
+from relight.serve.actions import FIELDS
+from relight.serve.index import Index
+from relight.serve.pages_views import ACTIONS
+
+PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
+OTHERS: dict[str, Any] = {
+    "lineage": values.Page[values.LineageRow], "tasks": list[tasks.Task], "task": tasks.Task, "act": actions.Planned | actions.Done,
+}  # fmt: skip
+"""Answers of routes that are not the index's method of the same name unchanged."""
+AUDIT_WORDS = {
+    "who": "the name of the person or token", "role": "the role that the action was asked with; empty: a command of the machine's own user",
+    "token": "the id of the token; empty: none was used", "what": "the action: a command, or the verb of a page or of the API",
+    "on": "what it was done to: `STORE/RUN@WHICH`, or a token's id", "run": "the run", "checkpoint": "the checkpoint's id",
+    "before": "what the changed value was, such as the checkpoint that a tag was on", "after": "what it is then", "why": "the reason that was given",
+}  # fmt: skip
+
+
+def routes() -> list[APIRoute]:
+    """All that the schema lists."""
+    return [one for one in api.router().routes if isinstance(one, APIRoute) and one.include_in_schema]
+
+
+def answer_of(route: APIRoute) -> Any:
+    """The type of a route's answer."""
+    name = route.endpoint.__name__
+    return OTHERS.get(name) or typing.get_type_hints(getattr(Index, name))["return"]
+
+
+def shown(kind: Any) -> str:
+    """A type, as a reader of JSON sees it; our own ones link to their table."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return " or ".join(dict.fromkeys(shown(one) for one in inner))
+    if isinstance(kind, typing.TypeVar):
+        return "row"
+    if origin is values.Page:
+        return f"[Page](#page) of {shown(inner[0])}"
+    if inspect.isclass(kind) and origin is None and named(kind):
+        return f"[{kind.__name__}](#{kind.__name__.lower()})"
+    if origin is not None and issubclass(origin, typing.Mapping):
+        return f"object of {shown(inner[1])}"
+    if origin is tuple and Ellipsis not in inner:
+        return f"[{', '.join(shown(one) for one in inner)}]"
+    if origin is not None:
+        return f"list of {shown(inner[0])}"
+    return {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null", Any: "any"}.get(kind, "any")
+
+
+def named(kind: Any) -> bool:
+    """Whether a type has a table of its own."""
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or kind is tasks.Task
+
+
+def mentioned(kind: Any) -> Iterator[Any]:
+    """All types with a table that a type leads to, itself first."""
+    if typing.get_origin(kind) is None and inspect.isclass(kind) and named(kind):
+        yield kind
+        for inner in fields_of(kind).values():
+            yield from mentioned(inner)
+    if typing.get_origin(kind) is values.Page:
+        yield values.Page
+    for inner in typing.get_args(kind):
+        yield from mentioned(inner)
+
+
+def fields_of(kind: Any) -> dict[str, Any]:
+    """The fields of a body, and their types."""
+    if kind is tasks.Task:
+        names = tasks.Task("id", "verb", "store", "run", "who", 0.0).shown(0.0)
+        return {**dict.fromkeys(names, str), "began": float, "seconds": float, "lines": list[str]}
+    hints = typing.get_type_hints(kind)
+    return {name: hints[name] for name in (kind._fields if hasattr(kind, "_fields") else [one.name for one in dataclasses.fields(kind)])}
+
+
+def words_of(kind: Any) -> tuple[str, dict[str, str]]:
+    """The docstring of a type, and those below its fields."""
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found, last = dict[str, str](), ""
+    for node in body.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            last = node.target.id
+        elif last and isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            found[last] = " ".join(node.value.value.split())
+            last = ""
+        else:
+            last = ""
+    doc = " ".join((inspect.getdoc(kind) or "").replace("``", "`").split())
+    return doc, {name: text.replace("``", "`") for name, text in found.items()}
+
+
+def written() -> str:
+    """The page as it should be."""
+    rows = []
+    for route in routes():
+        asked = [f"`{one.name}`" for one in route.dependant.query_params]
+        role = next(one.dependency.role for one in route.dependencies)  # type: ignore[union-attr]
+        method = next(iter(route.methods))
+        rows.append(f"| {method} | `{route.path}` | {role} | {' '.join(asked)} | {shown(answer_of(route))} | {route.summary} |")
+    kinds = list(dict.fromkeys(one for route in routes() for one in mentioned(answer_of(route))))
+    blocks = []
+    for kind in sorted(kinds, key=lambda one: one.__name__):
+        doc, words = words_of(kind)
+        lines = [f"| `{name}` | {shown(inner)} | {words.get(name, '')} |" for name, inner in fields_of(kind).items()]
+        blocks.append("\n".join([f"### {kind.__name__}", doc, "", "| field | type | |", "|---|---|---|", *lines]))
+    verbs = [f"| `{verb}` | {ACTIONS[verb]} | {' '.join(f'`{one}`' for one in names)} |" for verb, names in FIELDS.items()]
+    audited = [f"| `{name}` | {AUDIT_WORDS[name]} |" for name in AUDIT_FIELDS]
+    params = {one.name: one.field_info.description for route in routes() for one in route.dependant.query_params}
+    asks = [f"| `{name}` | {text} |" for name, text in params.items()]
+    return "\n".join([
+        "# The HTTP API", "",
+        "`relight serve` answers below `/api/v1` with JSON. Send a token as `Authorization: Bearer …` ([the dashboard](dashboard.md#start-it)).",
+        "This page is made from the code; `/api/v1/openapi.json` describes paths and parameters for programs. Times are seconds since 1970 or",
+        "ISO text. A number that JSON lacks (NaN, infinite) is `null`.", "",
+        "## Paths", "", "| | path | role | parameters | answer | |", "|---|---|---|---|---|---|", *rows, "",
+        "| parameter | |", "|---|---|", *asks, "",
+        "## Actions", "",
+        'POST `{"fields": {…}, "confirm": ""}` to `/api/v1/actions/VERB`. Without `confirm` the answer is the plan, [Planned](#planned), and nothing',
+        "changes. With the plan's `digest` as `confirm` it is done if it is still the same, and the answer is [Done](#done).", "",
+        "| verb | role | fields, all of them text |", "|---|---|---|", *verbs, "",
+        "## Audit entries", "",
+        "`fields` of an [AuditRow](#auditrow), and each record of `relight audit export`, has these names, and each argument of the action as",
+        "`given.NAME`. Values of more than 200 bytes are cut in the API; secrets are masked.", "",
+        "| name | |", "|---|---|", *audited, "",
+        "## Errors", "",
+        'Every answer that is none has the body `{"error": {"kind", "what", "where", "hint", "details"}}`.', "",
+        "| status | means |", "|---|---|", *(f"| {status} | {text} |" for status, text in api._PROBLEMS.items()), "",
+        "## Bodies", "", "\n\n".join(blocks), "",
+    ])  # fmt: skip
+
+
+def test_the_page_is_what_the_code_says() -> None:
+    """Every path, parameter, action and field of a body; every field of an audit entry has words."""
+    assert PAGE.read_text(encoding="utf-8") == written(), "python tests/house/test_http_api_page.py writes it"
+    assert AUDIT_WORDS.keys() == set(AUDIT_FIELDS) and FIELDS.keys() == ACTIONS.keys()
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(), encoding="utf-8")

@@ -1,0 +1,49 @@
+"""``every(epochs=…)`` of several ranks, each with a loader of its own."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import relight
+from relight.checkpointer import boundary, loop
+from relight.world import Alone, Together
+
+
+@pytest.mark.parametrize(("batches", "wanted"), [((5, 5), [4, 9, 14]), ((5, 6), [4, 5, 9, 11, 14])])
+def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]) -> None:
+    """All of them at its last step, without waiting for each other; if one has a longer epoch, both save at either's end."""
+    local = threading.local()
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(boundary, "FREE_S", 1.0)
+
+    def rank(world: Together) -> list[int]:
+        local.world = world
+        data = TensorDataset(torch.arange(2.0 * batches[world.rank]).reshape(-1, 1))
+        sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=world.rank, shuffle=False)
+        loader = DataLoader(data, batch_size=1, sampler=sampler)
+        model = torch.nn.Linear(1, 1)
+        torch.nn.init.zeros_(model.weight)
+        torch.nn.init.zeros_(model.bias)
+        found, step = [], 0
+        with relight.Checkpointer(
+            tmp_path / "store" / "run", model=model, data=loader, save=relight.every(epochs=1), signals=False, background=False
+        ) as ckpt:
+            assert ckpt.restore() == 0
+            while step < 16:
+                for _ in loader:
+                    if ckpt.step(step) is not None:
+                        found.append(step)
+                    step += 1
+                    if step == 16:
+                        break
+        return found
+
+    found = Together.run(2, rank)
+    assert found[0] == found[1]
+    assert found[0] == wanted
