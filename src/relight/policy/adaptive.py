@@ -51,7 +51,8 @@ class Adaptive(Trigger):
         if over:
             reasons.append(f"{BUSY_FACTOR:g} times as {' and '.join(over)}")
         scaled_s = interval_s * factor * (BUSY_FACTOR if over else 1.0)
-        return min(max(scaled_s, self.at_least_s), max(interval_s, self.at_most_s)), "; ".join(reasons)
+        most_s = math.inf if self.at_most_s is None else max(interval_s, self.at_most_s)
+        return min(max(scaled_s, self.at_least_s), most_s), "; ".join(reasons)
 
     def due(self, facts: Facts) -> str | None:
         """See ``Trigger``. Where no interval is known, another rank knows it, and asks."""
