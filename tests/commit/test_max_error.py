@@ -15,7 +15,7 @@ from relight.catalog.run import Run
 from relight.checkpointer.options import check_compact
 from relight.errors import ConfigError
 from relight.format.lossy import Stretch, encode_lossy
-from relight.policy.compact import Bound, bound_of
+from relight.policy.compact import ErrorBound, bound_of
 from relight.store import open_bytes
 
 WAYS = ("int8", "bfloat16", "float16")
@@ -146,7 +146,7 @@ def test_bounds_are_checked_where_they_are_given(monkeypatch: pytest.MonkeyPatch
             relight.Compact(max_error={"*": bad})  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="a bound for each pattern"):
         relight.Compact(max_error=1e-3)  # type: ignore[arg-type]
-    assert bound_of("0.1%", "x") == Bound(0.001, relative=True) and bound_of(1, "x") == Bound(1.0, relative=False)
+    assert bound_of("0.1%", "x") == ErrorBound(0.001, relative=True) and bound_of(1, "x") == ErrorBound(1.0, relative=False)
     monkeypatch.setenv("RELIGHT_LOSSY", "a/*=bfloat16 b/*=0.001 c/*=2%")
     rules = check_compact(None)
     assert rules is not None

@@ -16,6 +16,7 @@ BROAD_MAY_STAND = {
     "agent/serve.py": "one trainer's error is not another's: told, and the process goes on",
     "agent/writing.py": "a save that fails in any way is reported to its trainer",
     "commit/on_gpu.py": "a driver's, a library's: processors code then, and the choice says why",
+    "checkpointer/lost_workers.py": "an ending after the script's uncaught error: an event, so that the first error's traceback is still printed",
     "checkpointer/metric_values.py": "a metric is of the script's own type, whose reading may raise anything; no save fails for it",
     "checkpointer/agree.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/ranks.py": "other ranks wait to hear of it: told, and raised again",

@@ -28,6 +28,7 @@ OWN = {
     "checkpointer/heir.py": "this rank's own claim, by its whole path",
     "pulse/will.py": "a page in the supervisor's private directory, by its whole path",
     "pulse/page.py": "a page in the supervisor's private directory, by its whole path",
+    "pulse/ease.py": "a page in the supervisor's private directory, by its whole path",
     "pulse/asked.py": "a page in the supervisor's private directory, by its whole path",
     "interop/lightning.py": "a directory that holds relight.json, as the trainer names it",
     "demo/drive.py": "the demonstration's own temporary directory",

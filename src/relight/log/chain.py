@@ -21,12 +21,12 @@ from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import anchoring
 from relight.log import summary as summaries
 from relight.log.identity import checkpoint_dirs, now_text, read_store, require_store
-from relight.log.listing import GAP_MAX, TORN_MAX, Folders, Listing
+from relight.log.listing import GAP_MAX, TORN_MAX, Folders, LogListing
 from relight.log.nested import refuse_store_as_run
 from relight.log.slots import Slot, most_common, recorded_run, recorded_store, why_void
 from relight.log.summarizing import Summaries
 from relight.log.summary import vouched
-from relight.log.view import Fault, Summary, View
+from relight.log.view import Fault, LogSummary, View
 from relight.store import ByteStore
 from relight.store.again import decoded, rest
 from relight.store.anchored import anchor_of
@@ -71,7 +71,7 @@ class Log:
         self._store, self._run, self._now, self._whole = store, check_run_name(run), now, whole
         self._folders = Folders(store, self._run, self._is_chained)
         self._summaries = Summaries(store, self._run)
-        self._summary: Summary | None = None
+        self._summary: LogSummary | None = None
         self._vouched = -1
         """The last record that a summary covers for which a record vouches that counts."""
         self._tried_at = -1
@@ -397,7 +397,7 @@ class Log:
             return self._folders.since(listing, self._base)
         return self._begun(listing)
 
-    def _begun(self, listing: Listing) -> set[int]:
+    def _begun(self, listing: LogListing) -> set[int]:
         """Read records from the newest down to a summary that one of them vouches for; all of them if there is none."""
         found = self._folders.newest(listing)
         lowest, todo = min(found, default=0), sorted(found)
@@ -443,7 +443,7 @@ class Log:
         self._summaries.refuse(note)
         return False
 
-    def _is_of_this_run(self, summary: Summary) -> bool:
+    def _is_of_this_run(self, summary: LogSummary) -> bool:
         """Whether records 0 and 1 are not of another run than the summary."""
         if self._first is None:
             self._first = {seq: self._slots.get(seq) or self._load(seq) for seq in (0, 1)}

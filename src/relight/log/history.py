@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from relight.format import Record
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
-from relight.log.view import Line, Summary, View
+from relight.log.view import Line, LogSummary, View
 
 ROLLED_BACK = "rolled back"
 """Topic of the NOTE that what the run did from step ``before`` on is not to be gone on from, and that it does not train on the samples of
@@ -152,7 +152,7 @@ def fold(view: View | Sequence[Record]) -> History:
     return history
 
 
-def _restored(summary: Summary) -> History:
+def _restored(summary: LogSummary) -> History:
     """The state after the last record that a summary covers."""
     by_seq = {record.seq: record for record in summary.records}
     alone = set(summary.alone)

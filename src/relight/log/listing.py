@@ -27,7 +27,7 @@ TORN_MAX = 64
 
 
 @dataclass(slots=True)
-class Listing:
+class LogListing:
     """What a listing of ``log/`` shows."""
 
     flat: set[int]
@@ -61,7 +61,7 @@ class Folders:
         if folder != self.place:
             self._store.settle(self.place)
 
-    def all(self) -> Listing:
+    def all(self) -> LogListing:
         """List ``log/``: the records there, and the folders. Cost: one listing; two if an earlier version wrote the log."""
         flat, folders = set[int](), set[int]()
         for entry in self._store.list(self.place):
@@ -77,14 +77,14 @@ class Folders:
             own, _ = without_strays((seq for seq in flat if seq < lowest), -1, self._is_chained_flat)
             self.flat_top = max((seq for seq in own if seq >= names.FOLDER_RECORDS), default=-1)
             self.strays = {seq for seq in flat if seq > max(self.flat_top, names.FOLDER_RECORDS - 1)}
-        return Listing(flat - self.strays, sorted(folders))
+        return LogListing(flat - self.strays, sorted(folders))
 
     def numbers(self, folder: int) -> set[int]:
         """List one folder: the numbers of its records."""
         found = (parse_record_file(entry.name) for entry in self._store.list(f"{self.place}/{folder_name(folder)}"))
         return {seq for seq in found if seq is not None and seq // names.FOLDER_RECORDS == folder}
 
-    def since(self, listing: Listing, head: int) -> set[int]:
+    def since(self, listing: LogListing, head: int) -> set[int]:
         """The numbers in the folder of record ``head`` and in all folders after it; every number for −1."""
         first = head // names.FOLDER_RECORDS if head > self.flat_top else 0
         numbers = set(listing.flat) if first <= 0 else set[int]()
@@ -93,7 +93,7 @@ class Folders:
                 numbers |= self.numbers(folder)
         return self._own(numbers, -1 if first <= 0 else first * names.FOLDER_RECORDS - 1)
 
-    def newest(self, listing: Listing) -> set[int]:
+    def newest(self, listing: LogListing) -> set[int]:
         """The numbers in the newest folder that is not empty; those in ``log/`` if there is none."""
         for at, folder in reversed(list(enumerate(listing.folders))):
             first = folder * names.FOLDER_RECORDS

@@ -7,7 +7,7 @@ from relight.format import Record, hexdigest
 from relight.format.names import LOG_DIR, summary_file
 from relight.format.records import NoteBody
 from relight.log.summary import TOPIC, condense, decode, encode, vouched
-from relight.log.view import Summary, View
+from relight.log.view import LogSummary, View
 from relight.observe import emit
 from relight.store import ByteStore
 
@@ -20,12 +20,12 @@ class Summaries:
 
     def __init__(self, store: ByteStore, run: str) -> None:
         self._store, self._run = store, run
-        self._written: Summary | None = None
+        self._written: LogSummary | None = None
         self._written_hash = ""
         self.refused: set[str] = set()
         """Hashes of summaries that this reader does not take."""
 
-    def load(self, note: Record) -> Summary | None:
+    def load(self, note: Record) -> LogSummary | None:
         """Read the summary that a NOTE vouches for. None if it is missing, damaged, or made by a writer that counts other records."""
         found = vouched(note)
         if found is None:

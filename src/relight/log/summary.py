@@ -34,7 +34,7 @@ from relight.format.records import (
 )  # fmt: skip
 from relight.log.ancestors import FRESH, REBUILT, epochs_of, parents_of
 from relight.log.history import REPEATED_WITHIN, Checkpoint, History, fold
-from relight.log.view import Fault, Line, Summary, View
+from relight.log.view import Fault, Line, LogSummary, View
 from relight.typed import from_json_bytes
 
 SUMMARY_EVERY = 64
@@ -62,7 +62,7 @@ WRITTEN_NOTES = "note"
 _NO_HASH = "0" * 64
 
 
-def condense(view: View, *, trusted: bool) -> Summary:
+def condense(view: View, *, trusted: bool) -> LogSummary:
     """Summarize all records of a view. ``trusted``: whether only records of named signers were counted."""
     history = fold(view)
     full, stubs = _kept(history, view.head)
@@ -76,7 +76,7 @@ def condense(view: View, *, trusted: bool) -> Summary:
     records.update({one.seq: msgspec.structs.replace(one, body=less[one.seq]) for one in view.records if one.seq in less})
     faults = view.faults[-FAULTS_MAX:]
     older = view.summary.more_faults if view.summary is not None else 0
-    return Summary(
+    return LogSummary(
         store=view.store_id,
         run=view.run_id,
         upto=view.head,
@@ -260,7 +260,7 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     lines: list[_Line]
 
 
-def encode(summary: Summary) -> bytes:
+def encode(summary: LogSummary) -> bytes:
     """The bytes of a summary's file: JSON, compressed with zlib. ``UnsafeContent`` if they are more than any reader takes."""
     writers: dict[str, int] = {}
     rows = [
@@ -287,7 +287,7 @@ def _plain(record: Record) -> dict[str, Any]:
     return plain
 
 
-def decode(data: bytes, where: str) -> Summary:
+def decode(data: bytes, where: str) -> LogSummary:
     """The summary in ``data``. ``CorruptCheckpoint`` or ``UnsafeContent`` if it is not one that a writer of ours makes.
 
     That it describes the log, the NOTE with its hash vouches for.
@@ -330,7 +330,7 @@ def _why_not(plain: bytes, where: str, error: Exception) -> RelightError:
     return UnsafeContent(f"not as the format says: {str(error)[:120]}", where=where)
 
 
-def _checked(file: _File, where: str) -> Summary:
+def _checked(file: _File, where: str) -> LogSummary:
     records = []
     last = -1
     for row in file.records:
@@ -356,7 +356,7 @@ def _checked(file: _File, where: str) -> Summary:
     counts = (file.counted, file.more_faults, file.epoch, file.upto)
     if min(counts) < 0 or file.counted > file.upto + 1 or any(not 0 <= seq <= file.upto for seq, _, _ in file.faults):
         raise UnsafeContent("a number out of range", where=where)
-    return Summary(
+    return LogSummary(
         store=file.store, run=file.run, upto=file.upto, hash=file.hash, counted=file.counted, trusted=file.trusted, records=tuple(records),
         faults=tuple(Fault(*each) for each in file.faults), more_faults=file.more_faults, epoch=file.epoch, live=tuple(file.live),
         retired=tuple(file.retired), alone=tuple(file.alone), tags=file.tags, aside=tuple(file.aside), skips=tuple(file.skips),

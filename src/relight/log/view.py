@@ -27,7 +27,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class LogSummary:
     """What records 0 to ``upto`` amount to: the records that still matter, and the folded state that they led to."""
 
     store: str
@@ -74,7 +74,7 @@ class View:
     faults: tuple[Fault, ...]
     head: int
     head_hash: str
-    summary: Summary | None = None
+    summary: LogSummary | None = None
 
     @property
     def base(self) -> int:

@@ -109,7 +109,7 @@ class Compact:
         return bool(self.lossy or self.max_error)
 
 
-class Bound(NamedTuple):
+class ErrorBound(NamedTuple):
     """The largest error that values may have."""
 
     most: float
@@ -120,14 +120,14 @@ class Bound(NamedTuple):
 _PERCENT = re.compile(r"\s*([0-9]{1,6}(?:\.[0-9]{1,12})?)\s*%\s*\Z")
 
 
-def bound_of(value: object, where: str) -> Bound:
+def bound_of(value: object, where: str) -> ErrorBound:
     """Return the bound that a number, or a text such as ``"0.1%"``, states."""
     percent = _PERCENT.match(value) if isinstance(value, str) else None
     if percent is not None:
-        found = Bound(float(percent[1]) / 100, relative=True)
+        found = ErrorBound(float(percent[1]) / 100, relative=True)
     else:
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        found = Bound(float(value) if number else math.nan, relative=False)  # type: ignore[arg-type]
+        found = ErrorBound(float(value) if number else math.nan, relative=False)  # type: ignore[arg-type]
     if not 0 < found.most < (1 if found.relative else math.inf):
         hint = 'a number above 0, or a share of the largest magnitude such as "0.1%"'
         raise ConfigError(f"Compact(max_error=…) is a bound, not {shown(value)}", where=where, hint=hint)
@@ -166,7 +166,7 @@ def lossy_ways(rules: Compact, name: str, dtype: str) -> tuple[str, ...]:
     return tuple(one for one in SMALLEST_FIRST if one != "int8" or not any(part in name for part in SECOND_MOMENTS))
 
 
-def bound_for(rules: Compact, name: str, dtype: str) -> Bound | None:
+def bound_for(rules: Compact, name: str, dtype: str) -> ErrorBound | None:
     """Return the bound of the first pattern that fits a tensor; None: none but its way's own."""
     pattern = _named(rules.max_error, name) if dtype == "float32" else None
     return None if pattern is None else bound_of(rules.max_error[pattern], pattern)
