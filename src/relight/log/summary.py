@@ -17,7 +17,7 @@ import msgspec
 from relight.errors import CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format import Record
 from relight.format.digest import is_hex
-from relight.format.names import RUN_ID, STAGES
+from relight.format.names import RUN_ID, STAGES, is_tag_name
 from relight.format.records import (
     COMMIT,
     VERSION,
@@ -353,6 +353,8 @@ def _checked(file: _File, where: str) -> LogSummary:
         raise UnsafeContent("a tag or a retirement of a checkpoint that is not there", where=where)
     if file.best_by is not None and file.best_by[1] not in ("min", "max"):
         raise UnsafeContent("neither min nor max", where=where)
+    if not all(is_tag_name(name) for name in file.tags) or not all(0 <= factor <= 1 for factor in file.cuts.values()):
+        raise UnsafeContent("a tag's name, or a factor of learning rates, that is not written", where=where)
     counts = (file.counted, file.more_faults, file.epoch, file.upto)
     if min(counts) < 0 or file.counted > file.upto + 1 or any(not 0 <= seq <= file.upto for seq, _, _ in file.faults):
         raise UnsafeContent("a number out of range", where=where)
