@@ -93,6 +93,15 @@ def test_reads_are_bounded_whatever_the_way(tmp_path: Path) -> None:
     assert time.monotonic() - began > 0.45
 
 
+def test_one_read_of_a_large_range_takes_its_time(tmp_path: Path) -> None:
+    """A range that is read at once takes the time that the bound asks for, also if no other read follows."""
+    store = LocalStore(str(tmp_path))
+    put(store, "run/file", bytes(MB))
+    began = time.monotonic()
+    paced(store, name(), None, 4 * MB).get("run/file", 2 * MB)
+    assert time.monotonic() - began > 0.24
+
+
 def test_small_files_and_unbounded_stores_are_left_alone(tmp_path: Path) -> None:
     """Records and roots are written at once; without a bound the store is the very same."""
     store = LocalStore(str(tmp_path))

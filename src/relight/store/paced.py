@@ -22,6 +22,9 @@ class Bound(Protocol):
     def spend(self, length: int) -> None:
         """Wait until ``length`` more bytes may be moved."""
 
+    def spent(self, length: int) -> None:
+        """Wait until the time of ``length`` bytes is over, which were moved at once just now."""
+
 
 class PacedStore(Around):
     """``inner``, with a bound on what is written, and one on what is read; None for no bound."""
@@ -45,7 +48,7 @@ class PacedStore(Around):
         """See ``ByteStore``."""
         data = self.inner.get(key, limit)
         if self.reading is not None and len(data) > SMALL_BYTES:
-            self.reading.spend(len(data))
+            self.reading.spent(len(data))
         return data
 
     def open(self, key: str) -> Reader:
@@ -82,7 +85,7 @@ class _PacedReader:
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
         found = self._inner.fetch(offset, length, room)
         if found is not None:  # else the caller reads with ``read_into``
-            self._bound.spend(length)
+            self._bound.spent(length)
         return found
 
     def read_into(self, offset: int, into: memoryview) -> None:

@@ -58,6 +58,11 @@ class NodePace:
         """Wait until ``length`` more bytes may be moved."""
         time.sleep(max(0.0, self._reserve(length / self.bytes_per_second)))
 
+    def spent(self, length: int) -> None:
+        """Wait until the time of ``length`` bytes is over, which were moved at once just now."""
+        seconds = length / self.bytes_per_second
+        time.sleep(max(0.0, self._reserve(seconds) + seconds))
+
     def _reserve(self, seconds: float) -> float:
         """Take the next ``seconds`` of the node. Return how long it is until then."""
         with self._lock:
