@@ -142,9 +142,10 @@ def newest_records(store: ByteStore, run: str, count: int) -> list[tuple[int, st
 
 
 def has_records(store: ByteStore, run: str) -> bool:
-    """Whether a run's log has a record, or a folder for records."""
-    entries = store.list(f"{run}/{LOG_DIR}")
-    return any(parse_record_file(entry.name) is not None or parse_record_folder(entry.name) is not None for entry in entries)
+    """Whether a run's log has a record. An empty folder is none: its writer was killed before the record was there."""
+    folders = Folders(store, run)
+    listing = folders.all()
+    return bool(listing.flat) or any(folders.numbers(folder) for folder in listing.folders)
 
 
 def log_folders(store: ByteStore, run: str) -> list[str]:

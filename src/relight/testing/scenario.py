@@ -405,11 +405,26 @@ def no_second_looks() -> contextlib.AbstractContextManager[None]:
     return patched((chain_module, "MISSING_PAUSES_S", ()), (truncated_module, "PAUSES_S", ()))
 
 
-def short_folders(seed: int) -> contextlib.AbstractContextManager[None]:
-    """Within the block, for an odd seed: a summary after each third record, and folders of five records."""
+@contextlib.contextmanager
+def short_folders(seed: int) -> Iterator[None]:
+    """Within the block, for an odd seed: a summary after each third record, and folders of five records.
+
+    All records have one time, as a summary's name has its hash: a point must have the same calls each time.
+    """
     if not seed % 2:
-        return contextlib.nullcontext()
-    return patched((summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99))
+        yield
+        return
+    clocks: list[dict[str, Any]] = [chain_module.Log.__init__.__kwdefaults__, Attempt.begin.__func__.__kwdefaults__]  # type: ignore[attr-defined]
+    now = clocks[0]["now"]
+    short = patched((summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99))
+    for one in clocks:
+        one["now"] = lambda: "2026-01-01T00:00:00Z"
+    try:
+        with short:
+            yield
+    finally:
+        for one in clocks:
+            one["now"] = now
 
 
 @contextlib.contextmanager
