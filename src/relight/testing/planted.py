@@ -42,7 +42,7 @@ PLANTED: dict[str, Bug] = {
     # fencing
     "a save does not ask whether it is fenced": Bug(Edit(f"{SAVE}:refuse_if_fenced", _FENCED, "    if False:\n")),
     "a new attempt takes the epoch of the one before": Bug(
-        Edit(f"{ATTEMPT}:_next_epoch", "history.epoch + 1 + sum(", "max(history.epoch, 1) + 0 * sum("),
+        Edit(f"{ATTEMPT}:_next_epoch", "return history.epoch + 1 + later", "return max(history.epoch, 1)"),
     ),
     "neither the save nor readers ask whether a COMMIT is fenced": Bug(
         Edit(f"{SAVE}:refuse_if_fenced", _FENCED, "    if False:\n"),
@@ -114,10 +114,10 @@ PLANTED: dict[str, Bug] = {
     ),
     "creating a name that is there overwrites it": Bug(Edit(f"{SHELF}:create", "    if over:\n        return False\n", "")),
     "whose record it is is not asked": Bug(
-        Edit(f"{CHAIN}:Log._append", "            if not self._is_ours(key, data):\n                return None\n", "            pass\n"),
+        Edit(f"{CHAIN}:Log._append", "        if not created and not self._is_ours(key, data):\n            return None\n", ""),
     ),
     "one's own record is taken for another's": Bug(
-        Edit(f"{CHAIN}:Log._append", "if not self._is_ours(key, data):", "if True:"),
+        Edit(f"{CHAIN}:Log._append", "if not created and not self._is_ours(key, data):", "if not created:"),
         besides=frozenset({"answered_twice"}),
         without=frozenset({"refused", "done"}),
     ),
