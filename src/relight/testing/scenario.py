@@ -416,7 +416,10 @@ def short_folders(seed: int) -> Iterator[None]:
         return
     clocks: list[dict[str, Any]] = [chain_module.Log.__init__.__kwdefaults__, Attempt.begin.__func__.__kwdefaults__]  # type: ignore[attr-defined]
     now = clocks[0]["now"]
-    short = patched((summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99))
+    short = patched(
+        (summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99),
+        (save_module, "now_text", lambda: "2026-01-01T00:00:00Z"),
+    )  # fmt: skip
     for defaults in clocks:
         defaults["now"] = lambda: "2026-01-01T00:00:00Z"
     try:
