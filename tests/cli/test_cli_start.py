@@ -14,6 +14,7 @@ from at_hand import environment, in_child, on_terminal
 
 import relight.cli
 from relight.cli import COMMANDS
+from relight.cli import cli as relight_cli
 from relight.errors import CorruptCheckpoint, NoSpace
 
 HEAVY = ("torch", "numpy", "rich", "msgspec", "blake3", "relight.catalog", "relight.store", "relight.format", "relight.commit")
@@ -53,6 +54,17 @@ def test_help_of_each_command_has_an_example_and_fits_80_columns(relight, name: 
     assert f"  relight {name}" in answer.out
     assert max(map(len, answer.out.splitlines())) <= 80
     assert relight(name, "-h").out == answer.out
+
+
+@pytest.mark.parametrize("name", ["run", "drill"])
+def test_help_of_a_launch_does_not_depend_on_the_first_context(relight, name: str) -> None:
+    """A context of its own, as the reference page makes it, does not take ``-h`` away from the command."""
+    command = relight_cli.get_command(click.Context(relight_cli), name)
+    assert command is not None
+    command._help_option = None  # type: ignore[attr-defined]  # as in a new process
+    with click.Context(command, info_name=name) as context:
+        command.get_help(context)
+    assert relight(name, "-h").out == relight(name, "--help").out
 
 
 def test_help_lists_every_command_and_says_how_to_complete(relight) -> None:

@@ -126,7 +126,8 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     ckpt.close()
     assert counters["tier.silent"] > before
     monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
-    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False)
+    limits = relight.Limits(deadline_s=5)  # of close(), which waits so long for the tier that does not answer
+    ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False, limits=limits)
     assert ckpt.restore() == 0
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     for step in range(6):

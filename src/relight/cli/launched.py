@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import click
 
 _GROUP = ("--set", "--debug")
@@ -10,6 +12,14 @@ _GROUP = ("--set", "--debug")
 
 class LaunchCommand(click.Command):
     """A command with torchrun's flags. Its own options are found between these; all after the script belongs to the script."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        """See ``click.Command``. ``-h`` shows the help also in a context without a parent.
+
+        click keeps the first context's names of the help option. torchrun's parser would take an ``-h`` that is unknown here.
+        """
+        settings.setdefault("context_settings", {}).setdefault("help_option_names", ["-h", "--help"])
+        super().__init__(*args, **settings)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Move the command's own options to the front, as click stops at the first flag that it does not know."""

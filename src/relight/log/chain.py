@@ -559,7 +559,7 @@ class Log:
         faults += self._missing(self._base + 1, above)
         good.reverse()
         faults.reverse()
-        faults += [Fault(seq, self._key(seq), STRAY) for seq in sorted(self._folders.strays)[:STRAYS_NAMED] if seq > head]
+        faults += [Fault(seq, key, STRAY) for seq, key in sorted(self._folders.strays.items())[:STRAYS_NAMED] if seq > head]
         last = slots.get(head)
         head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
         self._vouched = max([found[0] for one in good if (found := vouched(one)) is not None], default=self._base)

@@ -43,8 +43,8 @@ class Folders:
         self._store, self.place, self._is_chained = store, f"{run}/{LOG_DIR}", is_chained
         self.flat_top = -1
         """The last record that an earlier version wrote directly into ``log/``; −1 if there is none above 1,023."""
-        self.strays: set[int] = set()
-        """Numbers that were listed and are not the log's."""
+        self.strays: dict[int, str] = {}
+        """Numbers that were listed and are not the log's, each with its key."""
 
     def key(self, seq: int) -> str:
         """The key of record ``seq``."""
@@ -71,13 +71,14 @@ class Folders:
                 folders.add(folder)
             if len(flat) > RECORDS_MAX:
                 raise UnsafeContent(f"more than {RECORDS_MAX} records", where=self.place)
-        self.strays = set()
+        self.strays = {}
         if any(seq >= names.FOLDER_RECORDS for seq in flat):  # an earlier version's, or strays; none is above what is in a folder
             lowest = min((min(self.numbers(folder), default=2**62) for folder in sorted(folders)[:1]), default=2**62)
             own, _ = without_strays((seq for seq in flat if seq < lowest), -1, self._is_chained_flat)
             self.flat_top = max((seq for seq in own if seq >= names.FOLDER_RECORDS), default=-1)
-            self.strays = {seq for seq in flat if seq > max(self.flat_top, names.FOLDER_RECORDS - 1)}
-        return LogListing(flat - self.strays, sorted(folders))
+            above = max(self.flat_top, names.FOLDER_RECORDS - 1)
+            self.strays = {seq: f"{self.place}/{flat_record_file(seq)}" for seq in flat if seq > above}
+        return LogListing(flat - self.strays.keys(), sorted(folders))
 
     def numbers(self, folder: int) -> set[int]:
         """List one folder: the numbers of its records."""
@@ -117,7 +118,7 @@ class Folders:
 
     def _own(self, numbers: Iterable[int], floor: int) -> set[int]:
         own, strays = without_strays(numbers, floor, self._is_chained)
-        self.strays |= set(strays)
+        self.strays |= {seq: self.key(seq) for seq in strays}
         return set(own)
 
     def _is_chained_flat(self, seq: int) -> bool:

@@ -414,7 +414,7 @@ def short_folders(seed: int) -> Iterator[None]:
     if not seed % 2:
         yield
         return
-    clocks: list[dict[str, Any]] = [chain_module.Log.__init__.__kwdefaults__, Attempt.begin.__func__.__kwdefaults__]  # type: ignore[attr-defined]
+    clocks: list[dict[str, Any]] = [chain_module.Log.__init__.__kwdefaults__, Attempt.begin.__func__.__kwdefaults__]  # type: ignore[attr-defined, list-item]
     now = clocks[0]["now"]
     short = patched(
         (summary_module, "SUMMARY_EVERY", 3), (names_module, "FOLDER_RECORDS", 5), (sweep_module, "FOLDERS_SWEPT", 99),
