@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 _GROUP = ("--set", "--debug")
@@ -13,13 +11,9 @@ _GROUP = ("--set", "--debug")
 class LaunchCommand(click.Command):
     """A command with torchrun's flags. Its own options are found between these; all after the script belongs to the script."""
 
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        """See ``click.Command``. ``-h`` shows the help also in a context without a parent.
-
-        click keeps the first context's names of the help option. torchrun's parser would take an ``-h`` that is unknown here.
-        """
-        settings.setdefault("context_settings", {}).setdefault("help_option_names", ["-h", "--help"])
-        super().__init__(*args, **settings)
+    def get_help_option_names(self, ctx: click.Context) -> list[str]:
+        """Return ``-h`` and ``--help`` in every context: click keeps those of the first, and torchrun's parser would take an unknown ``-h``."""
+        return ["-h", "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Move the command's own options to the front, as click stops at the first flag that it does not know."""
