@@ -12,7 +12,7 @@ class LaunchCommand(click.Command):
     """A command with torchrun's flags. Its own options are found between these; all after the script belongs to the script."""
 
     def get_help_option_names(self, ctx: click.Context) -> list[str]:
-        """Return ``-h`` and ``--help`` in every context: click keeps those of the first, and torchrun's parser would take an unknown ``-h``."""
+        """Return ``-h`` and ``--help`` in every context: click keeps the first one's names, and torchrun would take an unknown ``-h``."""
         return ["-h", "--help"]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
