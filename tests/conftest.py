@@ -28,12 +28,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
-    """``RELIGHT_…`` variables are what a test sets itself, or absent but for one; also in the processes it starts."""
-    for name in [name for name in os.environ if name.startswith("RELIGHT_")]:
+def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """``RELIGHT_…`` variables are what a test sets itself, or absent but for one; also in the processes it starts. None outlives its test:
+    a fixture of the next module would read it."""
+    before = [name for name in os.environ if name.startswith("RELIGHT_")]
+    for name in before:
         monkeypatch.delenv(name)
     monkeypatch.setenv("RELIGHT_EVENTS", "0")  # nothing is kept but by tests that look at it
     monkeypatch.setenv("RELIGHT_BACKGROUND", "0")  # most tests look at what a save did the moment it returns; tests of the agent ask for it
+    yield
+    for name in [name for name in os.environ if name.startswith("RELIGHT_")]:
+        del os.environ[name]
 
 
 @pytest.hookimpl(wrapper=True)
