@@ -7,7 +7,7 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,20 +23,12 @@ from relight.capture import arithmetic
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.under_way import Begun, UnderWay
 from relight.errors import StoreUnavailable
-from relight.observe import Event, subscribe, thread_start
+from relight.observe import Event, thread_start
 from relight.snapshot import copier
 from relight.snapshot.copier import Copier, Snapshot
 from relight.snapshot.watch import SLICE_BYTES, Watched
 from relight.world import new_threads
 from relight.world.new_threads import ThreadPool
-
-
-@pytest.fixture
-def seen() -> Iterator[list[Event]]:
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
-    undo()
 
 
 @pytest.fixture
@@ -208,7 +200,7 @@ def test_first_calls_that_fail_end_no_job(monkeypatch: pytest.MonkeyPatch) -> No
     arithmetic.settle()
 
 
-def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: list[Event]) -> None:
+def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:
     """A run whose saves all failed does not end as if the last step were stored."""
     ckpt = relight.Checkpointer(tmp_path / "s" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), background=False, signals=False)
     ckpt.restore()
@@ -221,7 +213,7 @@ def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest
         ckpt.step(step)
     ended = ckpt.close()
     assert ended.unsaved and ended.exit_code == 1
-    assert [event for event in seen if event.name == "save.failed"]
+    assert [event for event in events if event.name == "save.failed"]
 
 
 @pytest.mark.parametrize("asked", [True, False])

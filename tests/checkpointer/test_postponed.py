@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ import torch
 from torch import nn
 
 import relight
-from relight.observe import Event, subscribe
+from relight.observe import Event
 from relight.world.ports import free_port
 
 SLOW = {"memory": 4 << 20, "bytes_per_second": 3e6}
@@ -24,15 +23,6 @@ SLOW = {"memory": 4 << 20, "bytes_per_second": 3e6}
 @pytest.fixture(autouse=True)
 def _background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
-
-
-@pytest.fixture(name="events")
-def events_fixture() -> Iterator[list[Event]]:
-    """The events of one test."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
-    undo()
 
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from torch import nn
 
 import relight
 from relight.errors import ConfigError, SaveFailed
-from relight.observe import Event, subscribe
+from relight.observe import Event
 
 SLOW = relight.Limits(bytes_per_second=3e6)
 """The state of 1.7 MB takes about half a second; there is room for two of it."""
@@ -22,15 +21,6 @@ SLOW = relight.Limits(bytes_per_second=3e6)
 @pytest.fixture(autouse=True)
 def _background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
-
-
-@pytest.fixture(name="events")
-def events_fixture() -> Iterator[list[Event]]:
-    """The events of one test."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
-    undo()
 
 
 class Loop:
