@@ -10,6 +10,7 @@ from relight.log.summary import TOPIC, condense, decode, encode, vouched
 from relight.log.view import LogSummary, View
 from relight.observe import emit
 from relight.store import ByteStore
+from relight.store.base import trusts
 
 REPORTED: set[tuple[str, str]] = set()
 """Stores and runs whose summaries could not be written: reported once in a process."""
@@ -49,7 +50,7 @@ class Summaries:
                 return None
             self.refused.discard(hash)
         is_ours = (summary.store, summary.run, summary.upto) == (note.store, note.run, upto)
-        if not is_ours or (getattr(self._store, "trusts", False) and not summary.trusted):
+        if not is_ours or (trusts(self._store) and not summary.trusted):
             self.refused.add(hash)
             return None
         return summary
@@ -62,7 +63,7 @@ class Summaries:
 
     def write(self, view: View) -> NoteBody:
         """Write the summary of all records of a view, durably. Return the NOTE that vouches for it. Cost: one file."""
-        summary = condense(view, trusted=getattr(self._store, "trusts", False))
+        summary = condense(view, trusted=trusts(self._store))
         data = encode(summary)
         hash = hexdigest(data)
         self._store.put_once(f"{self._run}/{LOG_DIR}/{summary_file(summary.upto, hash)}", data)

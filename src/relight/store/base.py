@@ -168,6 +168,12 @@ def encrypts(store: ByteStore) -> bool:
     return found
 
 
+def trusts(store: ByteStore) -> bool:
+    """Return whether a reader of ``store`` counts only records of named signers."""
+    named: bool = getattr(store, "trusts", False)
+    return named
+
+
 def forget_copies(store: ByteStore, key: str, offset: int = 0, length: int | None = None) -> None:
     """Have that range of a file, or all of it, read from where it lies the next time, if ``store`` keeps copies nearby."""
     forget = getattr(store, "forget", None)
