@@ -64,10 +64,10 @@ def a_missing_log_stops_a_start() -> list[str]:
 def a_log_without_its_newest_records_stops_a_start() -> list[str]:
     """A log that is older than the checkpoint directories stops a start: by an attempt that it does not know, and by a parent."""
     wrong = []
-    for kept, what in ((4, "whose last FENCE is gone"), (6, "whose last COMMITs are gone")):
+    for kept, steps, what in ((4, (3,), "whose last FENCE is gone"), (6, (3, 4, 5), "whose last COMMITs are gone")):
         _, store = simulated()
         _, first = line(store, "fresh", None, 1, 2)  # records: RUN, FENCE, two COMMITs
-        line(store, "restored", first[-1], 3, 4, 5)
+        line(store, "restored", first[-1], *steps)  # step 3 names a known parent: only the FENCE tells that its attempt is lost
         lose_records(store, keep_first=kept)
         wrong += [] if _refuses(store) else [f"an attempt has begun in a log {what}"]
     return wrong
