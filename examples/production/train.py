@@ -72,7 +72,7 @@ with relight.Checkpointer(tiers, model=model, optimizer=optimizer, scheduler=sch
     for step in range(ckpt.restore(), options.until or options.steps):  # relight:
         if mischief.over(step):
             break
-        if ckpt.skips(step) or step == options.without:  # relight: a batch that broke the run before
+        if ckpt.should_skip(step) or step == options.without:  # relight: a batch that broke the run before
             continue
         samples = batch_of(step)
         loss = F.cross_entropy(model(samples[:, :-1]).flatten(0, 1), samples[:, 1:].flatten())

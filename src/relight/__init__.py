@@ -15,7 +15,7 @@ from relight.version import VERSION
 if TYPE_CHECKING:
     from relight.api import Store, load, open, save
     from relight.capture import flattened
-    from relight.checkpointer import Checkpointer, Save, failures
+    from relight.checkpointer import Checkpointer, Save, failure_policy
     from relight.errors import (
         CheckpointNotFound,
         ConfigError,
@@ -42,7 +42,7 @@ __version__ = VERSION
 _HOMES = {
     "relight.api": ("Store", "load", "open", "save"),
     "relight.capture": ("flattened",),
-    "relight.checkpointer": ("Checkpointer", "Save", "failures"),
+    "relight.checkpointer": ("Checkpointer", "Save", "failure_policy"),
     "relight.errors": (
         "CheckpointNotFound",
         "ConfigError",
@@ -96,7 +96,7 @@ __all__ = [
     "adaptive",
     "best",
     "every",
-    "failures",
+    "failure_policy",
     "flattened",
     "keep",
     "load",

@@ -224,7 +224,7 @@ def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.Monkey
     wrong: set[int] = set()
     monkeypatch.setattr(local, "Disk", Once)
     model, optimizer = make()
-    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, on_failure=relight.failures(retries=1, raise_after=2))
+    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, on_failure=relight.failure_policy(retries=1, raise_after=2))
     ckpt.save(0)
     wrong.update(range(len(calls) + 1, len(calls) + 2))
     assert ckpt.save(1)

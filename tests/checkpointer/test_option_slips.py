@@ -62,7 +62,7 @@ def made(path: Any, **options: Any) -> relight.Checkpointer:
         ({"retain": relight.keep(last=2)}, "did you mean keep=?"),
         ({"limit": relight.Limits()}, "did you mean limits=?"),
         ({"small": relight.Compact()}, "did you mean compact=?"),
-        ({"policy": relight.failures(retries=1)}, "did you mean on_failure=?"),
+        ({"policy": relight.failure_policy(retries=1)}, "did you mean on_failure=?"),
         ({"nodes": relight.Peers(copies=1)}, "did you mean peers=?"),
         ({"tier": relight.tier("a/b")}, "first argument"),
         ({"tiers": relight.Tiers(hot="a/b")}, "first argument"),

@@ -211,7 +211,7 @@ def missed(events: list[Event]) -> list[dict[str, Any]]:
 
 
 def test_an_optimizer_that_was_not_given_is_reported_once(tmp_path: Path, events: list[Event]) -> None:
-    """By class and number of parameters, with the way out; captured() lists it; a given one is not listed."""
+    """By class and number of parameters, with the way out; describe_state() lists it; a given one is not listed."""
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
     optimizer, second = torch.optim.AdamW(model[0].parameters()), torch.optim.SGD(model[1].parameters(), lr=0.1)
     with relight.Checkpointer(tmp_path / "run", background=False, signals=False, save=None, model=model, optimizer=optimizer) as ckpt:
@@ -220,7 +220,7 @@ def test_an_optimizer_that_was_not_given_is_reported_once(tmp_path: Path, events
             ckpt.step(number)
         assert missed(events) == [{"optimizer": "SGD", "parameters": 2}]
         sentence = "optimizer SGD steps 2 parameters of model, and no checkpoint has its state: give it to the Checkpointer, as in Checkpointer(..., optimizer2=opt)"
-        assert sentence in ckpt.captured()["missed"]
+        assert sentence in ckpt.describe_state()["missed"]
         assert [one.fields["say"] for one in events if one.name == "optimizer.missed"] == [sentence]
 
 
@@ -256,7 +256,7 @@ def test_optimizers_that_need_no_report_get_none(tmp_path: Path, events: list[Ev
     with relight.Checkpointer(tmp_path / "run", background=False, signals=False, save=None, state=components) as ckpt:
         for model, optimizer in ((first, wrapper), (second, inside), (third, by_state)):
             step(model, optimizer)
-        assert ckpt.captured()["missed"] == []
+        assert ckpt.describe_state()["missed"] == []
         step(other, foreign)
         assert missed(events) == []
 

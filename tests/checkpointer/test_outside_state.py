@@ -1,4 +1,4 @@
-"""State that changes in training and that no ``state_dict()`` has: reported once after a save, and listed by ``captured()``."""
+"""State that changes in training and that no ``state_dict()`` has: reported once after a save, and listed by ``describe_state()``."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def nothing(net: Any, x: torch.Tensor) -> None:
 
 
 def train(path: Path, events: list[Event], steps: int = 4, after: Callable[[], None] = lambda: None, **components: Any) -> list[list[str]]:
-    """Train ``components["model"]`` with saves in each step. Return the attributes that events name, and check ``captured()`` against them."""
+    """Train ``components["model"]`` with saves in each step. Return the attributes that events name, and check ``describe_state()`` against them."""
     model = components["model"]
     optimizer = components.setdefault("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
     with relight.Checkpointer(path, **components, save=relight.every(steps=1), background=False, on_failure="raise") as ckpt:
@@ -118,7 +118,7 @@ def train(path: Path, events: list[Event], steps: int = 4, after: Callable[[], N
             after()
             ckpt.step(step)
         reported = [one.fields for one in events if one.name == "state.missed"]
-        missed = ckpt.captured()["missed"]
+        missed = ckpt.describe_state()["missed"]
         assert all(any(fields["say"] == sentence for sentence in missed) for fields in reported), (reported, missed)
     return [fields["attributes"] for fields in reported]
 

@@ -19,7 +19,7 @@ def train(path: Path, *, removes: str, background: bool, begin_again: bool) -> r
     """Train six steps; ``removes`` is deleted after the third."""
     ckpt = relight.Checkpointer(
         path / "store" / "run", model=torch.nn.Linear(4, 4), save=relight.every(steps=1), background=background, signals=False,
-        on_failure=relight.failures(begin_again=begin_again), limits=relight.Limits(deadline_s=20, when_busy="queue"),
+        on_failure=relight.failure_policy(begin_again=begin_again), limits=relight.Limits(deadline_s=20, when_busy="queue"),
     )  # fmt: skip
     ckpt.restore()
     for step in range(6):
@@ -68,4 +68,4 @@ def test_checkpoints_that_are_left_are_not_hidden(tmp_path: Path) -> None:
 def test_the_option_is_checked() -> None:
     """A value other than True or False is refused at once."""
     with pytest.raises(ConfigError, match="begin_again"):
-        relight.failures(begin_again="yes")  # type: ignore[arg-type]
+        relight.failure_policy(begin_again="yes")  # type: ignore[arg-type]

@@ -57,10 +57,10 @@ def test_a_step_is_whatever_has_an_index(ckpt: relight.Checkpointer, step: Any) 
     with ckpt:
         ckpt.step(step, micro_step=step, loss=1.0)
         ckpt.save(step, micro_step=step)
-        assert not ckpt.skips(step)
+        assert not ckpt.should_skip(step)
         ckpt.save(step)
         assert ckpt.restore(step) == 4
-    url = ckpt.places[0] + "/run"
+    url = ckpt.store_urls[0] + "/run"
     for found in (relight.open(url).checkpoints()[-1].step, relight.save(url, {"w": torch.ones(1)}, step=step).step):
         assert found == 3 and type(found) is int
     assert "w" in relight.load(url, step)
@@ -71,8 +71,8 @@ def test_a_step_is_whatever_has_an_index(ckpt: relight.Checkpointer, step: Any) 
 def test_anything_else_is_refused_at_once(ckpt: relight.Checkpointer, step: Any) -> None:
     """A float, a text, a bool or a negative number is a ``ConfigError`` at the call, with a way out, and never a failed save."""
     calls: list[Callable[[], Any]] = [
-        lambda: ckpt.step(step), lambda: ckpt.save(step), lambda: ckpt.skips(step),
-        lambda: relight.save(ckpt.places[0] + "/other", {"w": torch.ones(1)}, step=step),
+        lambda: ckpt.step(step), lambda: ckpt.save(step), lambda: ckpt.should_skip(step),
+        lambda: relight.save(ckpt.store_urls[0] + "/other", {"w": torch.ones(1)}, step=step),
     ]  # fmt: skip
     if step is not None:
         calls += [lambda: ckpt.step(3, micro_step=step), lambda: ckpt.save(3, micro_step=step)]
@@ -82,7 +82,7 @@ def test_anything_else_is_refused_at_once(ckpt: relight.Checkpointer, step: Any)
         assert caught.value.hint
         assert "step" in caught.value.where
     ckpt.close()
-    assert not Path(ckpt.places[0]).exists() or not relight.open(ckpt.places[0]).runs
+    assert not Path(ckpt.store_urls[0]).exists() or not relight.open(ckpt.store_urls[0]).runs
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_numbers_are_metrics(ckpt: relight.Checkpointer, value: Any) -> None:
     with ckpt:
         ckpt.step(0, loss=value)
         assert ckpt.save(1, metrics={"loss": value})
-    stored = relight.open(ckpt.places[0] + "/run").checkpoints()[-1].body.metrics["loss"]
+    stored = relight.open(ckpt.store_urls[0] + "/run").checkpoints()[-1].body.metrics["loss"]
     plain = float(value.detach() if isinstance(value, torch.Tensor) else value)
     assert float(stored) == plain or plain != plain
 
@@ -111,7 +111,7 @@ def test_what_is_no_number_is_refused_by_its_name(ckpt: relight.Checkpointer, va
     """A metric that no save could store is refused at ``step()``, not hours later by the save that reads it."""
     calls: list[Callable[[], Any]] = [
         lambda: ckpt.step(0, val=value), lambda: ckpt.save(0, metrics={"val": value}),
-        lambda: relight.save(ckpt.places[0] + "/other", {"w": torch.ones(1)}, step=1, metrics={"val": value}),
+        lambda: relight.save(ckpt.store_urls[0] + "/other", {"w": torch.ones(1)}, step=1, metrics={"val": value}),
     ]  # fmt: skip
     for call in calls:
         with pytest.raises(ConfigError, match="'val'"):

@@ -48,7 +48,7 @@ def test_rules_by_time_size_and_age(tmp_path: Path) -> None:
 
     assert stays("--keep-within", "1h") == [0, 1, 2, 3]
     assert stays("--keep-daily", "2") in ([3], [2, 3], [1, 3], [0, 3])
-    assert stays("--keep-behind", "2") == [1, 2, 3]
+    assert stays("--keep-lag-steps", "2") == [1, 2, 3]
     assert stays("--keep-budget", "1") == [3]
     assert stays("--keep-hourly", "1", "--keep-weekly", "1", "--keep-monthly", "1") == [3]
     assert "such as '36h'" in relight("prune", run, "--keep-within", "soon", "--dry-run", status=2)

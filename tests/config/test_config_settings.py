@@ -65,7 +65,7 @@ def value_for(one: Setting) -> Any:
         return "5GB" if key == "cache_bytes" else "7" if key == "store_patience_s" else "some"
     if key in ("severity", "runs"):
         return {"severity": "info", "runs": ["prod-*"]}[key]
-    if key in ("at_least", "at_most", "mtbf", "within", "undo"):
+    if key in ("at_least", "at_most", "mtbf", "within", "undo_window"):
         return "90m" if key != "at_least" else "30m"
     return "5GB" if key in ("budget", "memory") else 4
 

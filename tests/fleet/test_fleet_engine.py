@@ -19,7 +19,7 @@ from relight.forecast import Costs, best_interval, waste
 POLICIES = (
     "adaptive,last=2,hourly=4", "10m,last=1", "50steps,last=3,copies=1", "daly,memory=off,last=1", "oracle,data=3,parity=1,last=2",
     "15m,near=local,far=50MB/s,far_last=2,last=3", "20m,recall=0.8,precision=0.6,lead=10m,drain=on,last=2", "never",
-    "5m,node_failures=1,spares=0,last=1,undo=2h", "30m,last=2,behind=500,far=1GB/s",
+    "5m,node_failures=1,spares=0,last=1,undo_window=2h", "30m,last=2,lag_steps=500,far=1GB/s",
 )  # fmt: skip
 BARE = "memory=off,backoff_s=0"
 
@@ -158,7 +158,7 @@ def test_a_lemon_leaves_sooner_if_the_rules_say_so() -> None:
 def test_what_is_wrong_silently_is_gone_back_behind_if_something_older_is_kept() -> None:
     """Retention decides how far back: with the newest only, all is lost; with one that is older than the lag, a little."""
     made = fleet(failure=(), lemons=Lemons(), days=20.0, silent=Silent(per_million_gpu_hours=40.0, lag_steps=(400, 500), found=1.0))
-    newest, older = (simulate(made, policy_of(f"10m,{kept},memory=off"), 1) for kept in ("last=1", "last=1,behind=500"))
+    newest, older = (simulate(made, policy_of(f"10m,{kept},memory=off"), 1) for kept in ("last=1", "last=1,lag_steps=500"))
     assert newest.failures["silent"] and newest.restored["nothing"] and not older.restored.get("nothing")
     assert older.actions["roll back"] == older.failures["silent"]
     assert older.goodput > newest.goodput + 0.1
@@ -207,7 +207,7 @@ def test_storage_is_what_the_rules_keep() -> None:
     """Three and the one that is being written; with time to recall them, more."""
     made = one_kind(days=10.0, save=Saving(bytes=1000))
     assert simulate(made, policy_of("10m,last=3"), 0).stored_peak == {"near": 4000}
-    assert simulate(made, policy_of("10m,last=3,undo=1h"), 0).stored_peak["near"] >= 8000
+    assert simulate(made, policy_of("10m,last=3,undo_window=1h"), 0).stored_peak["near"] >= 8000
     everything = simulate(made, policy_of("10m"), 0)
     assert everything.stored_peak["near"] == 1000 * everything.durable
     assert everything.stored[-1] == everything.stored_peak["near"] > everything.stored[0]

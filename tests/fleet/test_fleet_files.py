@@ -147,8 +147,8 @@ def test_what_is_wrong_in_a_policy_is_said(text: str, says: str) -> None:
 
 def test_a_policy_is_made_of_the_products_own() -> None:
     """Rules of retention, peers, supervision, tiers, as elsewhere."""
-    made = policy_of("30m,last=3,behind=500,data=4,parity=2,node_failures=1,far=2GB/s,far_last=9,memory=off,near=local")
-    assert (made.keep.last, made.keep.behind, made.peers.data, made.peers.parity) == (3, 500, 4, 2)
+    made = policy_of("30m,last=3,lag_steps=500,data=4,parity=2,node_failures=1,far=2GB/s,far_last=9,memory=off,near=local")
+    assert (made.keep.last, made.keep.lag_steps, made.peers.data, made.peers.parity) == (3, 500, 4, 2)
     assert (made.rules.node_failures, made.tiers[0].bytes_per_second, made.tiers[0].keep.last) == (1, 2e9, 9)
     assert (made.schedule, made.every, made.memory, made.local) == ("every", 1800.0, False, True)
 

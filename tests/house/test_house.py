@@ -64,7 +64,7 @@ def test_public_names_are_pinned() -> None:
         "LeaseHeld",
         "Limits",
         "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "UnsafeContent", "WrongKey", "adaptive", "best",
-        "every", "failures", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
+        "every", "failure_policy", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)
 

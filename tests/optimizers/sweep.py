@@ -169,7 +169,7 @@ def resumed(build: Build, step: Callable[[torch.nn.Module, Any], float], straigh
             saving = relight.Checkpointer(f"{root}/x", model=model, optimizer=optimizer, save=None, background=False, signals=False)
             losses = [step(model, optimizer) for _ in range(BEFORE)]
             saving.save(BEFORE - 1)
-            missed = [*saving.captured()["missed"]]
+            missed = [*saving.describe_state()["missed"]]
             saving.close(save=False)
             model, optimizer = fresh(build, 9)
             restoring = relight.Checkpointer(f"{root}/x", model=model, optimizer=optimizer, save=None, background=False, signals=False)

@@ -75,8 +75,8 @@ WRONG: list[tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] = [
     (relight.tier, ("x/y",), {"keep": 3}), (relight.tier, ("x/y",), {"quorum": True}), (relight.tier, ("x/y",), {"bytes_per_second": True}),
     (relight.tier, ("x/y",), {"capacity": 1.5}), (relight.tier, ("x/y",), {"lag": True}), (relight.Tiers, (), {"hot": 3}),
     (relight.Tiers, (), {"hot": None}),
-    (relight.failures, (), {"retries": True}), (relight.failures, (), {"retries": "3"}), (relight.failures, (), {"raise_after": 0}),
-    (relight.failures, (), {"raise_after": 1.0}),
+    (relight.failure_policy, (), {"retries": True}), (relight.failure_policy, (), {"retries": "3"}), (relight.failure_policy, (), {"raise_after": 0}),
+    (relight.failure_policy, (), {"raise_after": 1.0}),
 ]  # fmt: skip
 
 

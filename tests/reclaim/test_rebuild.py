@@ -183,7 +183,7 @@ def test_a_damaged_record_stands_for_one_that_is_missing_not_for_more(tmp_path: 
 def test_a_tool_appends_nothing_to_a_log_that_lost_its_newest_records(tmp_path: Path) -> None:
     """Retention by hand, giving up and bringing back are refused with the way out, and no record and no file is added or gone."""
     store, ids = run_of(tmp_path)
-    execute(plan_prune(store, "run", keep(last=5, undo="1h")), store)
+    execute(plan_prune(store, "run", keep(last=5, undo_window="1h")), store)
     attempt = Attempt.begin(store, "run")
     save(attempt, 9, ids[-1])
     for record in sorted((tmp_path / "run" / "log").iterdir())[-2:]:

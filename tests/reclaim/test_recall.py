@@ -41,7 +41,7 @@ def live(store: LocalStore) -> list[str]:
 
 def prune(store: LocalStore, attempt: Attempt, undo: str | None = "2h") -> list[str]:
     log = attempt.place.log
-    return execute(plan_prune(store, "run", keep(last=1, undo=undo), log=log), store, epoch=attempt.epoch, log=log).retired
+    return execute(plan_prune(store, "run", keep(last=1, undo_window=undo), log=log), store, epoch=attempt.epoch, log=log).retired
 
 
 def directory(store: LocalStore, one: str) -> list[Path]:
@@ -165,7 +165,7 @@ def test_all_or_none(run: tuple[LocalStore, Attempt, Hours]) -> None:
 
 def test_the_time_travels_with_a_tiers_rules() -> None:
     """A tier's rules are read back from the log with it; nonsense is refused where it is said."""
-    tier = Tier("file:///x/run", keep(last=2, undo="90m"), None, "cold")
+    tier = Tier("file:///x/run", keep(last=2, undo_window="90m"), None, "cold")
     assert decode_tiers(encode_tiers([tier])) == (tier,)
     with pytest.raises(ConfigError):
-        keep(last=1, undo="soon")
+        keep(last=1, undo_window="soon")

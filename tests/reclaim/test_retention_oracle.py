@@ -229,7 +229,7 @@ def test_one_that_is_old_enough_is_always_there(gaps: list[int], behind: int) ->
     for seq, gap in enumerate(gaps):
         step += gap
         live.append(Candidate(f"c{seq}", seq, step, verified=True))
-        kept = {one.id for one in decide_keep(keep(last=1, behind=behind), live) if one.keep}
+        kept = {one.id for one in decide_keep(keep(last=1, lag_steps=behind), live) if one.keep}
         live = [one for one in live if one.id in kept]
         assert len(live) <= 3
         if step - gaps[0] >= behind:
@@ -332,7 +332,7 @@ def test_what_a_record_that_cannot_be_read_may_keep_stays(undo: float | None) ->
     store.delete(f"run/log/{name}")
     store.put_once(f"run/log/{name}", bytes(data))
     later, more, _ = saves(store, 3, 4, 5)
-    plan = plan_prune(store, "run", keep(last=1, undo=undo))
+    plan = plan_prune(store, "run", keep(last=1, undo_window=undo))
     assert plan.going == more[:2]
     assert all("cannot be read" in one.reason for one in plan.verdicts if one.id in ids)
     execute(plan, store)

@@ -108,7 +108,7 @@ def main() -> None:
                 x = x * math.inf
             if os.environ.get("JOB_NOISE"):  # of the rank's own generators, which a resume must go on with
                 x = x + 0.01 * torch.randn(8, 16) * random.random()
-            if ckpt.skips(step):
+            if ckpt.should_skip(step):
                 continue
             if os.environ.get("JOB_STEP_S"):
                 time.sleep(float(os.environ["JOB_STEP_S"]))

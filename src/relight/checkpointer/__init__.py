@@ -5,9 +5,9 @@ asked for an end gets it. This is the trainer's edge: the only room where a broa
 a counter and a warning. May import everything below it, and torch.
 """
 
-from relight.checkpointer.failure_policy import Failures, failures
+from relight.checkpointer.failure_policy import FailurePolicy, failure_policy
 from relight.checkpointer.loop import Checkpointer
 from relight.checkpointer.observer import Observer, observers
 from relight.checkpointer.save_handle import Save
 
-__all__ = ["Checkpointer", "Failures", "Observer", "Save", "failures", "observers"]
+__all__ = ["Checkpointer", "FailurePolicy", "Observer", "Save", "failure_policy", "observers"]

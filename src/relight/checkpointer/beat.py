@@ -55,9 +55,9 @@ class Beats:
 
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
         """That a step ended, and whether its loss is one to go on with."""
-        if ckpt.turned:
+        if ckpt.replica_mismatch:
             hint = "relight run goes back to before it; what differs by design goes into per_rank="
-            raise ReplicasDiffer(ckpt.turned, where=f"before step {step}", hint=hint)
+            raise ReplicasDiffer(ckpt.replica_mismatch, where=f"before step {step}", hint=hint)
         at, loss = self._read(step, metrics.get("loss"))
         self._teller.stepped(step, loss)
         if ckpt._signals is None or not ckpt._signals.ending:

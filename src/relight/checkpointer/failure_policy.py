@@ -16,7 +16,7 @@ _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thr
 
 
 @dataclass(frozen=True, slots=True)
-class Failures:
+class FailurePolicy:
     """Try a failed save ``retries`` times more; after ``raise_after`` failed saves in a row raise, None for never. ``begin_again``: begin a
     new log if the run's directory was removed."""
 
@@ -68,7 +68,7 @@ def may_retry(error: RelightError) -> bool:
     return not isinstance(error, InternalError) and not (error.__cause__ is not None and is_fault(error.__cause__))
 
 
-def failures(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> Failures:
+def failure_policy(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> FailurePolicy:
     """The policy for ``Checkpointer(on_failure=…)``: how often to try again at once, and after how many failed saves in a row to raise.
 
     ``begin_again=True``: if the run's directory is moved or deleted while it is trained, begin a new log in the same place and save there.
@@ -77,17 +77,17 @@ def failures(*, retries: int = 0, raise_after: int | None = None, begin_again: b
     if not isinstance(begin_again, bool):
         raise ConfigError(f"begin_again= takes True or False, not {shown(begin_again)}")
     most = None if raise_after is None else whole_of(raise_after, "raise_after")
-    return Failures(whole_of(retries, "retries", least=0, most=100), most, begin_again)
+    return FailurePolicy(whole_of(retries, "retries", least=0, most=100), most, begin_again)
 
 
-def check_failures(value: str | Failures) -> Failures:
+def check_failures(value: str | FailurePolicy) -> FailurePolicy:
     """``warn``, ``retry``, ``raise`` or a policy as a policy."""
-    named = {"warn": Failures(), "retry": Failures(retries=2), "raise": Failures(raise_after=1)}
-    if isinstance(value, Failures):
+    named = {"warn": FailurePolicy(), "retry": FailurePolicy(retries=2), "raise": FailurePolicy(raise_after=1)}
+    if isinstance(value, FailurePolicy):
         return value
     if isinstance(value, str) and value in named:
         return named[value]
     raise ConfigError(
-        f"on_failure= takes 'warn', 'retry', 'raise' or relight.failures(…), not {shown(value)}",
+        f"on_failure= takes 'warn', 'retry', 'raise' or relight.failure_policy(…), not {shown(value)}",
         hint="'warn' goes on training, 'retry' tries twice more first, 'raise' stops",
     )

@@ -81,7 +81,7 @@ class Holds:
     def _last_saved_step(self) -> int | None:
         return self._last_saved[0] if self._last_saved is not None else None
 
-    def captured(self) -> dict[str, Any]:
+    def describe_state(self) -> dict[str, Any]:
         """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
         state = capture(self._components)
         missed = [*state.missed, *self._watch.sentences]
@@ -98,7 +98,7 @@ class Holds:
         self._components[name] = value
 
     @property
-    def places(self) -> list[str]:
+    def store_urls(self) -> list[str]:
         """The URLs of the stores that this rank writes to, the nearest first; last, where it is written down how far the log goes."""
         anchor = guard_of(self._store).anchor
         return [self._store.url, *(store.url for _, store, _ in self._further), *([anchor] if anchor else [])]
@@ -118,19 +118,19 @@ class Holds:
         """The first micro-batch still to do of the step ``restore`` returned, if it was saved in the middle of one."""
         return None if self._resumed.micro_step is None else self._resumed.micro_step + 1
 
-    def skips(self, step: int) -> bool:
+    def should_skip(self, step: int) -> bool:
         """Whether the run has given up the samples of ``step``, behind which the loss was no number or jumped: draw the batch, and do not
         train on it. Says what was known when ``restore`` was called."""
         step = step_of(step)
         return any(first <= step <= last for first, last in self._resumed.skips)
 
     @property
-    def turned(self) -> str:
+    def replica_mismatch(self) -> str:
         """What of the replicas is not equal any more that was at an earlier save, as the last one has found; empty if nothing."""
         return self._ranks.turned if self._ranks is not None else ""
 
     @property
-    def split(self) -> int:
+    def micro_batch_split(self) -> int:
         """Into how many more micro-batches than usual each is to be split: 1, or more after an accelerator ran out of memory under
         ``relight run`` with ``[supervise] split = true``."""
         text = os.environ.get(SPLIT, "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from relight.catalog.branches import tag_if_possible
-from relight.checkpointer.failure_policy import Failures, may_retry
+from relight.checkpointer.failure_policy import FailurePolicy, may_retry
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.upkeep import retire
 from relight.commit import Attempt, SaveReport
@@ -13,7 +13,7 @@ from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.policy import Keep
 
 
-def write_inline(save: Save, commit: Callable[[], SaveReport], policy: Failures, retries: int) -> SaveReport | None:
+def write_inline(save: Save, commit: Callable[[], SaveReport], policy: FailurePolicy, retries: int) -> SaveReport | None:
     """Call ``commit`` until it succeeds, at most ``1 + retries`` times. Return its report, or None if every try failed.
 
     ``save.error`` is the last failure, None after a success. ``Fenced``, ``IncompatibleState`` and ``ConfigError`` are raised at once.

@@ -24,7 +24,7 @@ from relight.checkpointer.calls import Calls
 from relight.checkpointer.closed import Closed, Ended
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.curve import Curve
-from relight.checkpointer.failure_policy import Failures, check_failures, ends_a_save
+from relight.checkpointer.failure_policy import FailurePolicy, check_failures, ends_a_save
 from relight.checkpointer.fresh_start import FreshStart
 from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, completed
 from relight.checkpointer.heir import Heirs
@@ -77,7 +77,7 @@ class Checkpointer(Holds):
 
     Options: ``save`` when (``relight.every(…) | relight.best(…)``; by default ``relight.adaptive()``; None: only when asked, on signals
     and at the end), ``keep`` which (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``,
-    ``relight.failures(…)``), ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background``
+    ``relight.failure_policy(…)``), ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background``
     (False: saves are made by this process, which waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the
     machine), ``per_rank`` (names of components that each rank has its own of; loaders and generators are always), ``writer``
     (``"rank 0"``: it gathers, writes and reads for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes
@@ -101,7 +101,7 @@ class Checkpointer(Holds):
         run: str | None = None,
         save: Trigger | NotGiven | None = NOT_GIVEN,
         keep: Keep | NotGiven | None = NOT_GIVEN,
-        on_failure: str | Failures = "warn",
+        on_failure: str | FailurePolicy = "warn",
         signals: bool = True,
         metadata: Mapping[str, Any] | None = None,
         state: Mapping[str, object] | None = None,

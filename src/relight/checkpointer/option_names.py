@@ -12,7 +12,7 @@ from difflib import get_close_matches
 from enum import Enum
 
 from relight.capture import is_component
-from relight.checkpointer.failure_policy import Failures
+from relight.checkpointer.failure_policy import FailurePolicy
 from relight.errors import ConfigError, shown
 from relight.policy import Compact, Keep, Limits, Peers, Tier, Tiers, Trigger
 
@@ -61,7 +61,7 @@ _MEANT: dict[str, str] = {
     **dict.fromkeys(("async_save", "async_", "is_async", "use_async", "async_checkpointing", "async_checkpoint", "async_mode",
                      "enable_async_checkpointing", "non_blocking", "blocking", "block", "wait"), _BACKGROUND),
     **dict.fromkeys(("on_error", "on_fail", "raise_on_error", "ignore_errors", "raise_on_failure", "fail_fast"), _FAILURE),
-    **dict.fromkeys(("retries", "max_retries", "num_retries", "retry"), "on_failure=relight.failures(retries=…)"),
+    **dict.fromkeys(("retries", "max_retries", "num_retries", "retry"), "on_failure=relight.failure_policy(retries=…)"),
     **dict.fromkeys(("handle_signals", "signal_handlers", "signal", "preemption", "save_on_preemption", "preemption_checkpoint"),
                     "signals=True, which is the default"),
     **dict.fromkeys(("threads", "num_threads", "thread_count", "memory", "nice", "timeout", "timeout_s", "timeout_secs", "deadline",
@@ -85,7 +85,7 @@ _FITS: dict[str, type | tuple[type, ...]] = {
 _WORDS = frozenset({"stats", "states", "stage", "slate", "truss"})
 """Names of components that look like a slip, and are words."""
 _OBJECTS: tuple[tuple[type | tuple[type, ...], str], ...] = (
-    (Trigger, "save"), (Keep, "keep"), (Limits, "limits"), (Compact, "compact"), (Peers, "peers"), (Failures, "on_failure"),
+    (Trigger, "save"), (Keep, "keep"), (Limits, "limits"), (Compact, "compact"), (Peers, "peers"), (FailurePolicy, "on_failure"),
 )  # fmt: skip
 
 

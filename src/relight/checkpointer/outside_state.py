@@ -16,7 +16,7 @@ from relight.observe import emit
 SHOWN_MAX, ELEMENTS_MAX = 5, 16
 """Attributes that one sentence names, and elements of a container that are compared."""
 SAVES_MAX = 2
-"""Saves after which is looked for such state: what did not change by then is reported by ``captured()`` only."""
+"""Saves after which is looked for such state: what did not change by then is reported by ``describe_state()`` only."""
 _SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
 """Packages of which no class is looked at: their objects keep caches and counters, or give all that a resume needs in their state."""
 _TORCHS = frozenset(vars(nn.Module())) | {

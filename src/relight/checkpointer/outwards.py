@@ -129,7 +129,7 @@ class Outwards:
     def expect(self, save: Save) -> Save:
         """A save that is to be drained once it is durable."""
         if self._names:
-            save.has_further = True
+            save.has_remote_tiers = True
             save._asks_further = self._hurry
             self._saves.append(save)
         return save
@@ -223,4 +223,4 @@ class Outwards:
             if at == position:
                 save._tell(drained=True)
             elif save.done and not save.drained:
-                save._tell(passed_over=True)
+                save._tell(superseded=True)

@@ -37,11 +37,11 @@ class Save:
         self.sealed = False
         self.done = False
         self.drained = False
-        self.has_further = False
+        self.has_remote_tiers = False
         """Whether there are further tiers."""
         self._asks_further: Callable[[], None] = lambda: None
         """What has it go to the further tiers, though its turn may not have come."""
-        self.passed_over = False
+        self.superseded = False
         """Whether a newer one went to the further tiers instead."""
         self.bytes = 0
         self.timings: dict[str, float] = {}
@@ -86,7 +86,7 @@ class Save:
         started = monotonic()
         with self._changed:
             there = self._changed.wait_for(
-                lambda: self.error is not None or self.passed_over or self._is(until), timeout
+                lambda: self.error is not None or self.superseded or self._is(until), timeout
             )
         if self.error is not None:
             raise self.error
@@ -97,7 +97,7 @@ class Save:
         return self
 
     def _is(self, what: str) -> bool:
-        if what == "drained" and self.has_further:
+        if what == "drained" and self.has_remote_tiers:
             return self.drained
         return self.done or (what == "sealed" and self.sealed)
 

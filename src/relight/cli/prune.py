@@ -28,8 +28,8 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--keep-weekly", type=POSITIVE, metavar="N", help="The same, of weeks.")
 @click.option("--keep-monthly", type=POSITIVE, metavar="N", help="The same, of months.")
 @click.option("--keep-budget", metavar="SIZE", help="Keep the newest that together fit into SIZE: 500GB.")
-@click.option("--keep-behind", type=POSITIVE, metavar="STEPS", help="Keep one that is so many steps behind the newest.")
-@click.option("--undo", metavar="TIME", help="Let what goes be recalled for so long (relight recall): its bytes stay meanwhile.")
+@click.option("--keep-lag-steps", type=POSITIVE, metavar="STEPS", help="Keep one that is so many steps behind the newest.")
+@click.option("--undo-window", metavar="TIME", help="Let what goes be recalled for so long (relight recall): its bytes stay meanwhile.")
 @click.option(
     "--prune-abandoned", is_flag=True, help="Also remove checkpoints that are no ancestors of the newest good one; else all of them stay."
 )
@@ -50,8 +50,8 @@ def command(
     keep_weekly: int | None,
     keep_monthly: int | None,
     keep_budget: str | None,
-    keep_behind: int | None,
-    undo: str | None,
+    keep_lag_steps: int | None,
+    undo_window: str | None,
     prune_abandoned: bool,
     sweep: bool,
     dry_run: bool,
@@ -69,7 +69,7 @@ def command(
     """
     rules = keep(
         last=keep_last, best=keep_best, metric=metric, mode=mode, every=keep_every, within=keep_within, hourly=keep_hourly,
-        daily=keep_daily, weekly=keep_weekly, monthly=keep_monthly, budget=keep_budget, behind=keep_behind, undo=undo,
+        daily=keep_daily, weekly=keep_weekly, monthly=keep_monthly, budget=keep_budget, lag_steps=keep_lag_steps, undo_window=undo_window,
         prune_abandoned=prune_abandoned,
     )  # fmt: skip
     if rules.is_everything and not sweep:
@@ -114,7 +114,7 @@ def command(
         return
     if doing and report:
         leftovers = f", swept {plural(len(swept_report.deleted), 'leftover')}" if sweep and swept_report else ""
-        recallable = f", which can be recalled for {undo}" if undo and report.retired else ""
+        recallable = f", which can be recalled for {undo_window}" if undo_window and report.retired else ""
         click.echo(f"removed {plural(len(report.retired), 'checkpoint')}{leftovers}{recallable}")
         for name in left:
             click.echo(f"{escape(name)} could not be deleted yet: the next --sweep tries again")

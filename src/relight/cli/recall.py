@@ -23,8 +23,10 @@ ALL = "all"
 def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json: bool) -> None:
     """Bring back checkpoints that retention has retired; without WHICH, list those that can be.
 
-    They can as long as their bytes are there: for the time that the rules gave (keep(undo="12h"), prune --undo 12h). WHICH is an id, a
-    step, or "all". Tags do not come back with them. What is brought back is under the rules again: tag it or hold it to keep it.
+    They can as long as their bytes are there: for the time that the rules gave
+    (keep(undo_window="12h"), prune --undo-window 12h). WHICH is an id, a step, or "all".
+    Tags do not come back with them. What is brought back is under the rules again: tag
+    it or hold it to keep it.
 
     \b
     Examples:

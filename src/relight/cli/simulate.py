@@ -53,7 +53,7 @@ def command(
     A policy is when to save, and then keys:
       adaptive, oracle, young, daly, never, 30m, 500steps
       at_least= at_most= overhead= between which intervals, if adaptive
-      last= behind= hourly= …      what to keep, as relight.keep
+      last= lag_steps= hourly= …      what to keep, as relight.keep
       copies= | data= parity=      who protects whom, as relight.Peers
       node_failures= failures= …   how to go on, as [supervise]
       near=local far=20GB/s far_last=2 memory=off spares=0

@@ -230,7 +230,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         r"\bRunRemoved\b|the run's log is gone",
         "removed",
         "the run's directory, or its log, was moved or deleted while it trains",
-        "move it back; or give on_failure=relight.failures(begin_again=True), which begins a new log there",
+        "move it back; or give on_failure=relight.failure_policy(begin_again=True), which begins a new log there",
     ),
     _of(
         r"\bCorruptCheckpoint\b|is not what was committed|bytes long, \d+ were committed|none of .* checkpoints? can be restored",
@@ -296,7 +296,7 @@ _SILENT = ("unknown", "memory", "device memory", "killed")
 _BY_KIND: dict[str, tuple[str, str]] = {
     "user": ("correct it: starting again would only repeat it", ""),
     "memory": ("give the job more, or have it take less: smaller batches, fewer workers, relight.Limits(memory=…)", "relight doctor RUN"),
-    "device memory": ("a smaller micro-batch (ckpt.split), or activation checkpointing", ""),
+    "device memory": ("a smaller micro-batch (ckpt.micro_batch_split), or activation checkpointing", ""),
     "hardware": ("take the machine out of the job and look at it", "dmesg --level=err,crit"),
     "network": ("see which rank ended first: the others only say that they lost it", "relight incidents RUN"),
     "storage": ("look at the store: its room, its mount, its disk", "relight doctor STORE"),

@@ -36,7 +36,7 @@ def main() -> None:
         store / "run", model=model, optimizer=optimizer, save=relight.every(steps=EVERY), keep=relight.keep(last=4), background=True
     ) as ckpt:
         for step in range(ckpt.restore(), steps):
-            if ckpt.skips(step) or step == without:
+            if ckpt.should_skip(step) or step == without:
                 continue
             if not go.exists():
                 time.sleep(STEP_S)

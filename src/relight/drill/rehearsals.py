@@ -115,7 +115,7 @@ def poison(stage: Stage, rehearsal: Rehearsal) -> Shown:
         except Wrong:
             if sum(one.kind == rehearsal.kind for one in job.incidents()) > 1:
                 what = f"it came again: the script does step {step}, whose samples are to be left out"
-                raise Wrong(f"{what}; does it ask ckpt.skips(step)?") from None
+                raise Wrong(f"{what}; does it ask ckpt.should_skip(step)?") from None
             raise
 
 

@@ -35,7 +35,7 @@ class Obedient:
 
     def on_start(self, ckpt: Checkpointer) -> None:
         """Nothing is written yet: of its further tiers, too, none may be another's."""
-        for place in ckpt.places:
+        for place in ckpt.store_urls:
             self._check(place)
 
     def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:

@@ -66,7 +66,7 @@ class Policy:
     spares: int | None = None
 
 
-_KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "behind", "within", "budget", "undo")
+_KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "lag_steps", "within", "budget", "undo_window")
 _ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
 _RULES = tuple(one.name for one in fields(Rules))
@@ -122,7 +122,7 @@ def _schedule(first: str, text: str) -> tuple[str, float]:
 
 def _parts(given: dict[str, str]) -> dict[str, Any]:
     kept: dict[str, Any] = {
-        key: given[key] if key in ("within", "budget", "undo") else _whole(key, given[key]) for key in _KEEP if key in given
+        key: given[key] if key in ("within", "budget", "undo_window") else _whole(key, given[key]) for key in _KEEP if key in given
     }
     peers = {key: _whole(key, given[key]) for key in _PEERS if key in given}
     rules = {key: _rule(key, given[key]) for key in _RULES if key in given}

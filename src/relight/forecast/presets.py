@@ -176,11 +176,11 @@ def _keeping(scenario: Scenario, found: Plan) -> list[Line]:
             Line("checkpoint.keep", "daily", 7, f"{_tb(7 * size)} at most, to go back within a week"),
             Line("checkpoint.keep", "weekly", 4, f"{_tb(4 * size)} at most"),
             Line("checkpoint.keep", "monthly", 12, f"{_tb(12 * size)} at most"),
-            Line("checkpoint.keep", "undo", "24h", "what went may be recalled for a day"),
+            Line("checkpoint.keep", "undo_window", "24h", "what went may be recalled for a day"),
         ]
     if not scenario.cheap and not scenario.sparing:
         why = f"one from before damage that goes unnoticed: up to {NOTICED_STEPS:,} steps were seen"
-        lines.append(Line("checkpoint.keep", "behind", NOTICED_STEPS, why))
+        lines.append(Line("checkpoint.keep", "lag_steps", NOTICED_STEPS, why))
     if scenario.cheap:
         lines += [
             Line("checkpoint.compact", "reuse", True, "what two saves have in common is stored once"),

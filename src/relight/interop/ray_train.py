@@ -34,7 +34,7 @@ def report(ckpt: Checkpointer, save: Save | None, metrics: dict[str, Any]) -> No
         return
     save.wait()
     with tempfile.TemporaryDirectory(prefix="relight-") as folder:
-        named = {"path": f"{ckpt.places[0]}/{ckpt.run}", "id": save.id, "step": save.step}
+        named = {"path": f"{ckpt.store_urls[0]}/{ckpt.run}", "id": save.id, "step": save.step}
         (Path(folder) / _FILE).write_text(json.dumps(named), encoding="utf-8")
         train.report(metrics, checkpoint=train.Checkpoint.from_directory(folder))
 

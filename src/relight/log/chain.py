@@ -194,7 +194,7 @@ class Log:
                 return None
             if view.head < 0:
                 where, hint = f"{self._store.url.rstrip('/')}/{self._run}", "move it back; or stop, and start again where it is now"
-                hint += "; or begin a new log there: on_failure=relight.failures(begin_again=True)"
+                hint += "; or begin a new log there: on_failure=relight.failure_policy(begin_again=True)"
                 raise RunRemoved("the run's log is gone: its directory was moved or deleted", where=where, hint=hint)
             record = self._append(view, *wanted, run_id=view.run_id)
             if record is not None:

@@ -26,7 +26,7 @@ class Keep:
     weekly: int | None = None
     monthly: int | None = None
     budget: int | None = None
-    behind: int | None = None
+    lag_steps: int | None = None
     undo_s: float | None = None
     """How long what goes may be recalled. No rule: it keeps nothing from going."""
     prune_abandoned: bool = False
@@ -40,7 +40,7 @@ class Keep:
         return self.capacity is None and all(getattr(self, name) is None for name in RULES)
 
 
-RULES = ("last", "best", "every", "within_s", "hourly", "daily", "weekly", "monthly", "budget", "behind")
+RULES = ("last", "best", "every", "within_s", "hourly", "daily", "weekly", "monthly", "budget", "lag_steps")
 """The fields of ``Keep`` that are rules."""
 
 
@@ -95,8 +95,8 @@ def keep(
     weekly: int | None = None,
     monthly: int | None = None,
     budget: str | int | None = None,
-    behind: int | None = None,
-    undo: str | float | Span | None = None,
+    lag_steps: int | None = None,
+    undo_window: str | float | Span | None = None,
     prune_abandoned: bool = False,
 ) -> Keep:
     """What to keep: whatever any of these rules keeps.
@@ -104,12 +104,12 @@ def keep(
     The ``last`` n; the ``best`` n by ``metric`` (``mode`` ``min`` or ``max``); one for each multiple of ``every`` steps; those
     ``within`` a time (``"36h"``, ``"7d"``) of the newest; the newest of each of the last n hours, days, weeks or months that have one
     (``hourly`` … ``monthly``, UTC); the newest that fit into ``budget`` (``"500GB"``), with what they need; and always one that is
-    ``behind`` the newest by that many steps or more, for damage to the model that is found late.
+    ``lag_steps`` the newest by that many steps or more, for damage to the model that is found late.
 
     ``every`` keeps the checkpoint of exactly that step (step + 1 is the multiple). If that save was postponed, the first one after it
     stays, up to one period late. If a whole period has none, the last one before it stays, less than a period early.
 
-    What goes may be brought back (``relight recall``) for the time of ``undo`` (``"12h"``): it leaves the history at once, and its bytes
+    What goes may be brought back (``relight recall``) for the time of ``undo_window`` (``"12h"``): it leaves the history at once, and its bytes
     stay so long. They count for no ``budget``.
 
     Abandoned checkpoints stay, and count for no rule and no budget: those that are no ancestors of the newest good one, because training
@@ -122,7 +122,7 @@ def keep(
     Tagged checkpoints, the newest one, and the newest one that verifies always stay. What a roll-back has set aside counts for no rule.
     No clock is asked: times are those of the records, none later than the record behind it.
     """
-    counts = {"last": last, "best": best, "every": every, "behind": behind}
+    counts = {"last": last, "best": best, "every": every, "lag_steps": lag_steps}
     counts |= {"hourly": hourly, "daily": daily, "weekly": weekly, "monthly": monthly}
     if metric is not None:
         mode = mode_for(metric, mode, needed=best is not None)
@@ -132,7 +132,7 @@ def keep(
         mode=None if mode is None else one_of(mode, MODES, "mode"),
         within_s=None if within is None else seconds_of(within, "within"),
         budget=None if budget is None else bytes_of(budget, "budget"),
-        undo_s=None if undo is None else seconds_of(undo, "undo"),
+        undo_s=None if undo_window is None else seconds_of(undo_window, "undo_window"),
         prune_abandoned=check_bool(prune_abandoned, "prune_abandoned"),
     )
 
@@ -344,15 +344,15 @@ def _by_size(rules: Keep, sound: Sequence[Candidate]) -> Kept:
 
 def _by_age(rules: Keep, sound: Sequence[Candidate]) -> Kept:
     """One that is old enough, and the one that will take its place."""
-    if rules.behind is None or not sound:
+    if rules.lag_steps is None or not sound:
         return
-    limit = sound[0].step - rules.behind
+    limit = sound[0].step - rules.lag_steps
     old = next((one for one in sound if one.step <= limit), None)
     if old is not None:
-        yield old, f"{rules.behind} steps behind the newest, or more"
+        yield old, f"{rules.lag_steps} steps behind the newest, or more"
     younger = [one for one in sound if one.step > limit and (old is None or one.seq > old.seq)]
     if younger:
-        yield younger[-1], f"the next to be {rules.behind} steps behind the newest"
+        yield younger[-1], f"the next to be {rules.lag_steps} steps behind the newest"
 
 
 def lasting(rules: Keep, among: Sequence[Candidate], had: Sequence[Candidate] = ()) -> set[str]:
@@ -384,7 +384,7 @@ def _why_not(rules: Keep, one: Candidate) -> str:
         "last": "not among the last {}", "best": "not among the best {}", "every": "not every {}", "within_s": "older than {:g} s",
         "hourly": "not the newest of one of the last {} hours", "daily": "not the newest of one of the last {} days",
         "weekly": "not the newest of one of the last {} weeks", "monthly": "not the newest of one of the last {} months",
-        "budget": "beyond {} bytes", "behind": "not the one {} steps behind",
+        "budget": "beyond {} bytes", "lag_steps": "not the one {} steps behind",
     }  # fmt: skip
     words["best"] = "not among the best {} by {metric}"
     given = {name: value for name in words if (value := getattr(rules, name)) is not None}

@@ -45,7 +45,7 @@ FIELDS = {
     "verify": ("store", "run", "which"),
     "save": ("store", "run", "why"),
     "drill": ("store", "run"),
-    "prune": ("store", "run", "keep_last", "keep_every", "keep_best", "undo"),
+    "prune": ("store", "run", "keep_last", "keep_every", "keep_best", "undo_window"),
     "promote": ("store", "run", "which", "stage", "why"),
     "revoke": ("id",),
 }
@@ -256,7 +256,7 @@ class Actions:
             last=numbers.get("keep_last"),
             every=numbers.get("keep_every"),
             best=numbers.get("keep_best"),
-            undo=fields.get("undo") or None,
+            undo_window=fields.get("undo_window") or None,
         )
         if rules.is_everything:
             raise ConfigError(
@@ -264,7 +264,7 @@ class Actions:
             )
         plan = plan_prune(run.store, run.name, rules)
         words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in numbers.items()) + (
-            f" --undo {fields['undo']}" if fields.get("undo") else ""
+            f" --undo-window {fields['undo_window']}" if fields.get("undo_window") else ""
         )
         says = f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will go." if plan.going else "Nothing would go."
         hidden = self._index.hidden_branches(fields["store"], fields["run"])

@@ -107,8 +107,8 @@ _CHECKPOINT = (
         ("weekly", _COUNT, "no rule", "the newest of each of so many weeks"),
         ("monthly", _COUNT, "no rule", "the newest of each of so many months"),
         ("budget", _SIZE, "no rule", "the newest that fit into it"),
-        ("behind", _COUNT, "no rule", "one that is so many steps behind the newest"),
-        ("undo", _TIME, "not at all", "how long what goes may be recalled"),
+        ("lag_steps", _COUNT, "no rule", "one that is so many steps behind the newest"),
+        ("undo_window", _TIME, "not at all", "how long what goes may be recalled"),
         ("prune_abandoned", _YES, "false", "whether checkpoints that the newest good one does not descend from may go"),
     ),
     *_called(

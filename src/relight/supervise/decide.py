@@ -38,7 +38,7 @@ class Rules:
     lr_cut: float = 1.0
     """By what learning rates are multiplied at each roll-back; 1: they stay."""
     split: bool = False
-    """Whether micro-batches may be made smaller: the script must ask ``ckpt.split``."""
+    """Whether micro-batches may be made smaller: the script must ask ``ckpt.micro_batch_split``."""
     spikes: float = 10.0
     """How many standard deviations above the usual a loss has to be, several times in a row, to count as one that jumped; 0: none does."""
 

@@ -134,7 +134,7 @@ def live_on(store: ByteStore, seed: int) -> Iterator[Fact]:
                 yield ("tagged", name, chosen)
         elif draw < 0.8:
             undo_s = rng.choice((0.0, 0.0, 0.02, 1.0))
-            rules = keep(last=rng.randrange(1, 4), best=1 if rng.random() < 0.5 else None, undo=undo_s or None)
+            rules = keep(last=rng.randrange(1, 4), best=1 if rng.random() < 0.5 else None, undo_window=undo_s or None)
             yield from _prune(store, rules, attempt.epoch)
         elif draw < 0.85:
             recallable = list(attempt.history().recallable)

@@ -61,7 +61,7 @@ KINDS = frozenset(
 """
 
 
-RULES = (keep(last=1), keep(last=2), keep(best=1), keep(last=1, undo="1h"), keep(last=1, undo="1h"))
+RULES = (keep(last=1), keep(last=2), keep(best=1), keep(last=1, undo_window="1h"), keep(last=1, undo_window="1h"))
 
 LOST_LOGS = 0.1
 """The share of schedules that lose their log at the end."""
