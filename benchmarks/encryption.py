@@ -51,7 +51,7 @@ def written(store: ByteStore, image: memoryview, hashed: bool) -> float:
         for at in range(0, len(image), SLAB_BYTES):
             writer.write_at(at, image[at : at + SLAB_BYTES])
     writer.finish()
-    store.settle("run")
+    store.sync("run")
     spent = time.perf_counter() - started
     store.delete("run/x")
     return spent
@@ -94,7 +94,7 @@ def measured(folder: Path, size: int, rounds: int) -> dict[str, Any]:
     image = image_of(size)
     stores: dict[str, tuple[ByteStore, str]] = {}
     for name, spec in (("plain", ""), ("encrypted", key)):
-        store = open_bytes(folder / name, guard=Guard.of(spec))
+        store = open_bytes(folder / name, guard=Guard.from_settings(spec))
         step = size // TENSORS
         state = {f"t{number}": torch.frombuffer(image[number * step : (number + 1) * step], dtype=torch.uint8) for number in range(TENSORS)}
         relight.save(folder / name / "run", state, step=1, encrypt=spec or None)

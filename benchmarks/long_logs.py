@@ -104,7 +104,7 @@ def on_disk(place: Path, records: int) -> None:
 class Counting(MemoryStore):
     """An object store in memory that counts the requests S3 would get: a list of 1,000 names is one."""
 
-    parallel_reads, settles = 32, False
+    parallel_reads, needs_sync = 32, False
 
     def __init__(self) -> None:
         super().__init__()

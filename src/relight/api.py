@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from relight.audit import told
+from relight.audit import recorded
 from relight.audit.facts import Facts
 from relight.catalog import Finding, Run, check_pack, list_runs, open_checkpoint, open_run, read_tensors
 from relight.catalog import verify_checkpoint as _verify
@@ -26,7 +26,7 @@ from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.policy.units import check_bool
-from relight.pulse import begins
+from relight.pulse import assert_past_standby
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment
@@ -51,7 +51,7 @@ def save(
     check_metrics(metrics := metrics if metrics is not None else {})
     if not isinstance(state, Mapping) or not all(isinstance(name, str) for name in state):
         raise ConfigError(f"state is a dict by name, not {shown(state)}", where="state", hint='relight.save(url, {"model": model}, step=…)')
-    begins("relight.save")
+    assert_past_standby("relight.save")
     store_url, run = split_run(url)
     captured = capture(state, rng=False)
     attempt = Attempt.begin(_opened(store_url, encrypt), run, reason="relight.save")
@@ -87,7 +87,7 @@ def load(
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
     take_environment()  # which may say where it is written down
-    with told("load", f"{url}@{which}", Facts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})):
+    with recorded("load", f"{url}@{which}", Facts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})):
         return _load(url, which, only, encrypt, mmap)
 
 
@@ -136,7 +136,7 @@ def _load(
 
 def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) -> ByteStore:
     take_environment()
-    return open_bytes(url, guard=Guard.of(encrypt))
+    return open_bytes(url, guard=Guard.from_settings(encrypt))
 
 
 class Store:

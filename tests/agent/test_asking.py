@@ -154,7 +154,7 @@ def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: Server, monk
         return sent
 
     monkeypatch.setattr(socket, "send_fds", send_and_lose)
-    hear = server._hear
+    hear = server._receive
 
     def listen(session: Session, message: Any) -> None:
         heard.append(type(message).__name__)
@@ -237,7 +237,7 @@ def test_of_very_many_slots_the_newest_are_given(server: Server) -> None:
     try:
         for count in (18, FDS_MAX + 7):
             server._kept = [Kept(f"{number}", 1, slot, 0, (0,), session) for number in range(count)]  # type: ignore[arg-type]
-            server._tell_kept(session)
+            server._commit_kept(session)
             held = agent.held(5.0)
             assert [one.id for one in held] == [f"{number}" for number in range(count)][-FDS_MAX:]
             for one in held:

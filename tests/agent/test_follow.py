@@ -57,14 +57,14 @@ def test_the_writer_stays_behind_the_filling(slot: Slot) -> None:
     slot.begin(7)
     one = Follow(slot, 7, lambda: True)
     thread, came = waiting(one.until, 5000)
-    slot.tell_copied(4999)
+    slot.set_copied(4999)
     time.sleep(0.02)
     assert not came
-    slot.tell_copied(6000)
+    slot.set_copied(6000)
     thread.join(5)
     assert came == [6000]
     thread, came = waiting(one.sealed)
-    slot.tell_copied(1 << 20)
+    slot.set_copied(1 << 20)
     time.sleep(0.02)
     assert not came, "filled is not sealed"
     slot.seal(7, 4096, 1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from relight.audit import Book, check, told
+from relight.audit import Book, check, recorded
 from relight.cli import cli
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.observe import counters
@@ -125,10 +125,10 @@ def test_what_is_exported_is_no_formula(tmp_path: Path) -> None:
 
 def test_the_library_tells_the_audit_store_that_is_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``RELIGHT_AUDIT``; without it nothing is written anywhere."""
-    with told("export", "runs/demo"):
+    with recorded("export", "runs/demo"):
         pass
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
-    with told("export", "runs/demo"):
+    with recorded("export", "runs/demo"):
         pass
     assert [(one.what, one.how) for one in Book(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
 
@@ -158,7 +158,7 @@ def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkey
     import relight
     from relight.catalog import open_run
     from relight.export import Options, execute_export, plan_export
-    from relight.foreign import bring_in, look
+    from relight.foreign import detect, import_checkpoint
 
     relight.save(str(tmp_path / "runs" / "demo"), {"model": {"w": torch.ones(3)}}, step=1)
     store, target, audited = open_bytes(str(tmp_path / "runs")), tmp_path / "out.safetensors", tmp_path / "audit"
@@ -167,7 +167,7 @@ def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkey
     monkeypatch.setenv("RELIGHT_AUDIT", str(audited))
     plan = plan_export(opened, target, Options())
     execute_export(plan)
-    bring_in(look(target), store, "brought")
+    import_checkpoint(detect(target), store, "brought")
     with pytest.raises(RelightError):
         execute_export(plan)  # it is there by now
     assert CliRunner().invoke(cli, ["export", f"{tmp_path}/runs/demo", f"{tmp_path}/more.safetensors"]).exit_code == 0
@@ -184,13 +184,13 @@ def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch
     import torch
     from safetensors.torch import save_file
 
-    from relight.foreign import bring_in, look
+    from relight.foreign import detect, import_checkpoint
 
     save_file({"w": torch.ones(3)}, tmp_path / "in.safetensors")
     (tmp_path / "file").write_text("no directory")
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "file" / "audit"))
     with pytest.raises(RelightError):
-        bring_in(look(tmp_path / "in.safetensors"), open_bytes(str(tmp_path / "runs")), "brought")
+        import_checkpoint(detect(tmp_path / "in.safetensors"), open_bytes(str(tmp_path / "runs")), "brought")
     assert not (tmp_path / "runs" / "brought").exists()
 
 

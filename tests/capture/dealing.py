@@ -10,7 +10,7 @@ from roundtrip import Stored, feed, save
 from torch.utils.data import DataLoader, DistributedSampler
 
 from relight.capture import plan_restore, watch_loaders
-from relight.checkpointer.carried import Carried, carry
+from relight.checkpointer.carried import Carried, remap_rank_state
 from relight.format import decode_tree
 
 Make = Callable[[int, int], DataLoader]
@@ -72,7 +72,7 @@ def resumed(saved: tuple[Stored, int], world: int, make: Make, *, key: str = "k"
     own = [{"data": tree[f"data{rank}"]} for rank in range(before)]
     job, found = Job(world, make), []
     for rank, loader in enumerate(job.loaders):
-        carried = carry(own[rank % before], {"data": loader}, rank=rank, world=world, saved=before, key=key, own=own)
+        carried = remap_rank_state(own[rank % before], {"data": loader}, rank=rank, world=world, saved=before, key=key, own=own)
         plan = plan_restore(carried.components, stored.tensors, carried.root, where="test")
         feed(stored, plan.sinks)
         plan.finish()

@@ -23,7 +23,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import report_steps, unwatch_loaders, watch_loaders
-from relight.checkpointer.carried import carry
+from relight.checkpointer.carried import remap_rank_state
 from relight.errors import RelightError
 from relight.format import decode_tree
 from relight.observe import subscribe
@@ -266,7 +266,7 @@ def outcome_of_ranks(kind: str) -> str:
     if hasattr(loader.sampler, "num_replicas"):
         loader.sampler.num_replicas, loader.sampler.num_samples, loader.sampler.total_size = 2, 24, 48
     root = decode_tree(stored.tree, len(stored.tensors), "test")
-    found = carry(root, {"data": loader}, rank=0, world=2, saved=1, key="step 4", own=[root])
+    found = remap_rank_state(root, {"data": loader}, rank=0, world=2, saved=1, key="step 4", own=[root])
     unwatch_loaders({"data": loader})
     if "data" in found.components:
         return ONCE

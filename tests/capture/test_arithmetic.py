@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import relight
-from relight.capture import arithmetic, settle
+from relight.capture import arithmetic, warm_up_vector_math
 
 
 def test_random_states_and_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -19,7 +19,7 @@ def test_random_states_and_settings_stay_as_they_are(monkeypatch: pytest.MonkeyP
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
     with torch.device("meta"):
-        settle()
+        warm_up_vector_math()
     assert torch.equal(torch.get_rng_state(), before[0])
     assert random.getstate() == before[1]
     assert torch.is_grad_enabled()
@@ -31,8 +31,8 @@ def test_every_function_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     called: list[torch.dtype] = []
     monkeypatch.setattr(arithmetic, "_done", False)
     monkeypatch.setattr(torch, "tanh", lambda some: called.append(some.dtype))
-    settle()
-    settle()
+    warm_up_vector_math()
+    warm_up_vector_math()
     assert called == [torch.float32, torch.float64]
 
 

@@ -13,7 +13,7 @@ from tests.cli.at_hand import directory, fill, flip, ids, in_process, request
 from relight.catalog import Run
 from relight.catalog.checked import checked, damage, record_checked
 from relight.commit import Attempt
-from relight.doctor.facts_run import look_at_run
+from relight.doctor.facts_run import collect_run
 from relight.drain.scrub import scrub
 from relight.errors import StoreUnavailable
 from relight.keys import Guard
@@ -60,7 +60,7 @@ def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
     assert "found by relight verify" in relight("show", f"runs/demo@{bad}").out
     assert "every byte as committed" in relight("show", f"runs/demo@{good}").out
     assert bad in relight("doctor", "runs/demo").out
-    facts = look_at_run(open_bytes(runs), "demo", "runs/demo")
+    facts = collect_run(open_bytes(runs), "demo", "runs/demo")
     assert [bool(one.damage) for one in facts.checkpoints] == [False, False, True, False]
     seen = seen_of(open_bytes(runs), "demo", history(runs), [], [], Tally(), 0.0)
     assert seen.damaged == 1 and dict(seen.bad)[bad].startswith("damaged: ")
@@ -144,9 +144,9 @@ def test_nothing_is_recorded_where_it_cannot_be_or_would_not_count(runs: Path, t
     record_checked(ReadOnly(runs), "demo", {ids(runs)[0]: "wrong"}, "a test")
     assert not checked(history(runs))
     public = write_signing_key(str(tmp_path / "k"))
-    signed = open_bytes(tmp_path / "signed", guard=Guard.of(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public))
+    signed = open_bytes(tmp_path / "signed", guard=Guard.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public))
     saved = Attempt.begin(signed, "demo").save(request(1))
-    for guard in (Guard.of(), Guard.of(trust=public)):
+    for guard in (Guard.from_settings(), Guard.from_settings(trust=public)):
         record_checked(open_bytes(tmp_path / "signed", guard=guard), "demo", {saved.id: "wrong"}, "a test")
     assert not checked(history(tmp_path / "signed"))
     record_checked(signed, "demo", {saved.id: "wrong"}, "a test")

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from relight.catalog import Run, candidates, dealing, lending
-from relight.catalog.dealing import deal, heard_needs, told_needs
+from relight.catalog.dealing import deal, decode_needs, encode_needs
 from relight.catalog.lending import read_together
 from relight.catalog.opened import Opened
 from relight.catalog.read import Wants, plan_wants
@@ -398,8 +398,8 @@ def test_needs_are_heard_as_they_were_told(count: int) -> None:
     """Some, none, all; what says of too many chunks, or nothing, is refused."""
     chance = random.Random(count)
     for chunks in ([], list(range(count)), sorted(chance.sample(range(count), count // 2))):
-        told = told_needs(chunks, count)
-        assert list(heard_needs(told, count)) == [int(chunk in chunks) for chunk in range(count)]
-        for wrong in (told_needs([], count + 8), b"", b"no"):
+        told = encode_needs(chunks, count)
+        assert list(decode_needs(told, count)) == [int(chunk in chunks) for chunk in range(count)]
+        for wrong in (encode_needs([], count + 8), b"", b"no"):
             with pytest.raises(ValueError):
-                heard_needs(wrong, count)
+                decode_needs(wrong, count)

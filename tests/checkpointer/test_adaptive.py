@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.scheduled import Scheduled, lived, restarts, unsteady
+from relight.checkpointer.scheduled import Scheduled, attempt_lifetimes, loss_volatility, measured_restarts
 from relight.commit import Attempt
 from relight.errors import ConfigError
 from relight.forecast.told import TOPIC, decode
@@ -155,9 +155,9 @@ def test_risk_and_a_restless_loss_count_at_once() -> None:
     assert found[0] / found[1] == pytest.approx(5, rel=0.01)  # type: ignore[operator]
     assert found[2] == pytest.approx(found[0])
     calm = [1.0 + 0.01 * (step % 2) for step in range(200)]
-    assert unsteady(calm) == pytest.approx(1.0, abs=0.05)
-    assert unsteady(calm + [1.0 + 0.3 * (step % 2) for step in range(30)]) > 5
-    assert unsteady([float("nan")] * 100) == unsteady([]) == 1.0
+    assert loss_volatility(calm) == pytest.approx(1.0, abs=0.05)
+    assert loss_volatility(calm + [1.0 + 0.3 * (step % 2) for step in range(30)]) > 5
+    assert loss_volatility([float("nan")] * 100) == loss_volatility([]) == 1.0
     schedule = Scheduled(adaptive(at_most="30d", loss="loss"), 0, 8)
     for step, loss in enumerate(calm):
         first = schedule.interval(step, {"loss": loss}, False)
@@ -222,7 +222,7 @@ def test_what_was_killed_counts_as_a_failure_and_what_ended_does_not(tmp_path: P
     assert "1 failure in" in first[0]
     second = [one.fields["reason"] for one in train(path, 240) if one.name == "schedule.changed"]
     assert "1 failure in" in second[0]
-    lives, seconds = lived(fold(Log(open_bytes(str(path.parent)), "demo").read()), 10**6)
+    lives, seconds = attempt_lifetimes(fold(Log(open_bytes(str(path.parent)), "demo").read()), 10**6)
     assert len(lives) == 1
     assert seconds >= lives[0] >= 0
 
@@ -231,8 +231,8 @@ def test_restarts_are_read_from_incidents_and_nonsense_is_passed_over(tmp_path: 
     """``relight run``'s times from failure to step; files that are damaged, or of another kind, count for nothing."""
     store = open_bytes(str(tmp_path / "runs"))
     attempt = Attempt.begin(store, "demo", reason="fresh")
-    assert restarts(attempt) == ()
+    assert measured_restarts(attempt) == ()
     for number, data in enumerate((b'{"seconds": {"all": 12.5}}', b"{", b"[]", b'{"seconds": 3}', b'{"seconds": {"all": -1}}', b'{"seconds": {"all": "x"}}', b"\xff" * 100)):
         store.put_once(f"demo/incidents/{number:013d}-abc.after.json", data)
     store.put_once("demo/incidents/0000000000009-abc.json", b'{"seconds": {"all": 99}}')
-    assert restarts(attempt) == (12.5,)
+    assert measured_restarts(attempt) == (12.5,)

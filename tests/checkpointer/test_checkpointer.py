@@ -582,7 +582,7 @@ def test_what_was_restored_in_the_midst_of_a_step_is_saved_already(run: str) -> 
     relight.Checkpointer(run, save=None, model=model, optimizer=optimizer).save(0, micro_step=1)
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         assert (ckpt.restore(), ckpt.micro_step) == (0, 2)
-        ckpt._take_charge()
+        ckpt._begin_attempt()
     assert len(relight.open(run).checkpoints()) == 1
     with relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         ckpt.restore()

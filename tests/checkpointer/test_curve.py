@@ -42,8 +42,8 @@ def test_a_step_a_second_told_each_ten_seconds(told: Any) -> None:
         now[0] = step / 10
         metrics = {"loss": torch.tensor(step / 2), "far": Elsewhere(), "text": "x", "many": torch.ones(3)}
         one.add(step, {**metrics, "late": 1.0} if step > 55 else metrics)
-    one.tell()
-    one.tell()
+    one.flush()
+    one.flush()
     assert [len(event.fields["steps"]) for event in heard] == [11, 10, 4]
     steps = [step for event in heard for step in event.fields["steps"]]
     assert steps == list(range(0, 250, 10))
@@ -56,15 +56,15 @@ def test_other_ranks_and_odd_metrics_tell_nothing(told: Any) -> None:
     now, heard = told
     silent, one = Curve(False), Curve(True)
     silent.add(1, {"loss": 1.0})
-    silent.tell()
+    silent.flush()
     one.add(1, {"loss": float("nan")})
     now[0] = 2.0
     one.add(2, {"x" * 81: 1.0, "loss": 10**400})
-    one.tell()
+    one.flush()
     assert not heard
     now[0] = 4.0
     one.add(3, {f"m{number}": number for number in range(40)})
-    one.tell()
+    one.flush()
     assert len(heard[0].fields["metrics"]) == curve.METRICS_MAX
 
 

@@ -197,7 +197,7 @@ def test_first_calls_that_fail_end_no_job(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(arithmetic, "_done", False)
     monkeypatch.setattr(torch.nn.functional, "gelu", none)
-    arithmetic.settle()
+    arithmetic.warm_up_vector_math()
 
 
 def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:

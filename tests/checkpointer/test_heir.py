@@ -19,7 +19,7 @@ from relight.checkpointer.heir import Heirs
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt, Place, SaveReport, SaveRequest
 from relight.commit.save import Seat
-from relight.commit.together import save_together
+from relight.commit.together import save_multi_rank
 from relight.format import encode_tree
 from relight.layout import Bytes
 from relight.pulse import Teller, Will, lost_of, make_will, will_of
@@ -47,7 +47,7 @@ class Rank:
         self._here()
         self.components = components
         self.heirs = Heirs(ranks, components, run)
-        self.boundary = Boundary(components, Recall(), self.heirs.told)
+        self.boundary = Boundary(components, Recall(), self.heirs.published_state)
 
     def _here(self) -> None:
         self._monkeypatch.setattr(heir, "teller", lambda: self.teller)
@@ -94,7 +94,7 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
     for one in (first, second, dead):
         one.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
-    saves = save_together
+    saves = save_multi_rank
 
     class Broken(Bytes):
         def view(self) -> Any:

@@ -104,7 +104,7 @@ def test_a_second_start_is_refused_if_the_socket_is_not_found(
     assert listener is not None
     file = Path(listener._path) / f"{listener.name}.sock"
     store = LocalStore(tmp_path / "store")
-    sign = takeover.look(store, "run")
+    sign = takeover.sign_of_life(store, "run")
     assert sign is not None and sign.certain
     if way == "other network":
         monkeypatch.setattr(local_sockets, "_network", lambda: "net:[1]")
@@ -119,13 +119,13 @@ def test_a_second_start_is_refused_if_the_socket_is_not_found(
     assert not takeover._goes(sign._replace(pid=process.pid, address=takeover.name_of("x")), 0.0)
     monkeypatch.setattr(takeover, "GOING_S", 0.0)
     monkeypatch.setattr(takeover, "_age", lambda record: 600.0)
-    sign = takeover.look(store, "run")
+    sign = takeover.sign_of_life(store, "run")
     assert sign is not None and not sign.certain and sign.alive and sign.pid == process.pid
     with pytest.raises(LeaseHeld, match=rf"process {process.pid} on this host .* may still train this run"):
         relight.Checkpointer(tmp_path / "store" / "run", state={"x": 1}, background=False).restore()
     process.kill()
     process.wait()
-    assert takeover.look(store, "run") is None
+    assert takeover.sign_of_life(store, "run") is None
     if way == "squatted":
         file.parent.parent.chmod(0o700)
 
@@ -158,7 +158,7 @@ def test_a_trainer_makes_a_removed_socket_again(trained: relight.Checkpointer, t
     (Path(listener._path) / f"{listener.name}.sock").unlink()
     monkeypatch.setattr(takeover, "FOUND_S", 0.0)
     trained.step(1)
-    sign = takeover.look(store, "run")
+    sign = takeover.sign_of_life(store, "run")
     assert sign is not None and sign.certain
     kept = trained._takeover._listener
     trained.step(2)
@@ -168,7 +168,7 @@ def test_a_trainer_makes_a_removed_socket_again(trained: relight.Checkpointer, t
 def test_a_second_start_does_not_wait_for_an_attempt_that_ended(trained: relight.Checkpointer, tmp_path: Path) -> None:
     """A process that lives after it gave the run up is not in the way, and its socket's file proves it for an hour."""
     trained._takeover.release()
-    assert takeover.look(LocalStore(tmp_path / "store"), "run") is None
+    assert takeover.sign_of_life(LocalStore(tmp_path / "store"), "run") is None
 
 
 @pytest.mark.parametrize("process", [pytest.param("other user", marks=AS_ROOT)], indirect=True)
@@ -178,16 +178,16 @@ def test_a_second_start_sees_another_users_process(trained: relight.Checkpointer
     assert listener is not None
     listener.close()  # its socket is not to be seen here
     store = LocalStore(tmp_path / "store")
-    sign = takeover.look(store, "run")
+    sign = takeover.sign_of_life(store, "run")
     assert sign is not None and not sign.certain and sign.pid == process.pid
     process.kill()
     process.wait()
-    assert takeover.look(store, "run") is None
+    assert takeover.sign_of_life(store, "run") is None
 
 
 def test_a_process_that_copied_checkpoints_here_is_not_in_the_way(trained: relight.Checkpointer, tmp_path: Path) -> None:
     """A copy is no attempt, though the process that made it lives: no FENCE says that it trains."""
     assert cli.main(["cp", str(tmp_path / "store" / "run"), str(tmp_path / "copies" / "run")], standalone_mode=False) == 0
-    assert takeover.look(LocalStore(tmp_path / "copies"), "run") is None
-    sign = takeover.look(LocalStore(tmp_path / "store"), "run")
+    assert takeover.sign_of_life(LocalStore(tmp_path / "copies"), "run") is None
+    sign = takeover.sign_of_life(LocalStore(tmp_path / "store"), "run")
     assert sign is not None

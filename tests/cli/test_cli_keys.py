@@ -22,7 +22,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name in ("old", "new", "third"):
         write_key_file(f"{name}.key")
-    inner = EncryptedStore(LocalStore("runs"), Keychain.of("file:old.key"))
+    inner = EncryptedStore(LocalStore("runs"), Keychain.from_specs("file:old.key"))
     require_store(inner)
     attempt = Attempt.begin(inner, "demo")
     for step in (1, 2):
@@ -33,7 +33,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def steps_with(key: str) -> list[int]:
     """What a key shows of the run."""
-    return [one.step for one in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.of(key)), "demo").read()).live]
+    return [one.step for one in fold(Log(EncryptedStore(LocalStore("runs"), Keychain.from_specs(key)), "demo").read()).live]
 
 
 def slots(relight, *keys: str) -> list[dict[str, object]]:

@@ -9,7 +9,7 @@ import pytest
 
 from relight.commit import Attempt, SaveRequest, plan_save
 from relight.commit.save import Place, Seat, write_part
-from relight.commit.together import _proven, save_together
+from relight.commit.together import _proven, save_multi_rank
 from relight.format import encode_tree
 from relight.format.names import READY_DIR, CheckpointDir, is_written_file
 from relight.layout import Box, Bytes, Item
@@ -63,14 +63,14 @@ class Ranks:
         for rank in range(self.world - 2):
             self.ready(rank)
         last = self.world - 1
-        rest = [lambda: save_together(self.places[last], self.request(last))]
+        rest = [lambda: save_multi_rank(self.places[last], self.request(last))]
 
         def others_go_on(seconds: float) -> None:
             for one in rest:
                 one()
             rest.clear()
 
-        save_together(self.places[last - 1], self.request(last - 1), time.monotonic, others_go_on)
+        save_multi_rank(self.places[last - 1], self.request(last - 1), time.monotonic, others_go_on)
         assert not rest
         return self.stores[last], self.stores[last - 1]
 

@@ -14,7 +14,7 @@ from relight.commit.pack_writer import HASHERS_BEHIND, WRITES_AT_ONCE, Pace, wri
 from relight.errors import NoSpace
 from relight.format import Digest
 from relight.store import page_buffer
-from relight.world import step_back
+from relight.world import lower_after
 
 SLAB = 1 << 16
 CHUNKS = [100_000, 5, 70_000, SLAB, 3 * SLAB, 1234]
@@ -111,7 +111,7 @@ def test_a_thread_steps_back_by_itself_alone() -> None:
 
     def work() -> None:
         for by in (HASHERS_BEHIND, 30):
-            step_back(by)
+            lower_after(by)
             found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     thread = threading.Thread(target=work)

@@ -16,7 +16,7 @@ from relight.errors import NoSpace, RelightError, StoreUnavailable
 from relight.log import Log, fold
 from relight.store import LocalStore
 from relight.testing.disks import CHANGING, Call, HookedDisk
-from relight.testing.scenario import RUN, Fact, check, examine, save, tell
+from relight.testing.scenario import RUN, Fact, check, examine, perform, save
 
 pytestmark = pytest.mark.crash
 
@@ -49,7 +49,7 @@ def _used(path: Path) -> int:
 def _begin(root: Path) -> tuple[LocalStore, Attempt, list[Fact]]:
     store = LocalStore(root / "store")
     attempt, told = Attempt.begin(store, RUN), list[Fact]()
-    tell(save(attempt, "real/before", 1), told)
+    perform(save(attempt, "real/before", 1), told)
     return store, attempt, told
 
 
@@ -62,7 +62,7 @@ def test_small_file_systems_of_every_size(tmp_path: Path) -> None:
             used = _used(root)
             _run("mount", "-o", f"remount,size={used + pages * 4096}", str(root))
             try:
-                tell(save(attempt, f"real/struck/{pages}", 2 + pages), told)
+                perform(save(attempt, f"real/struck/{pages}", 2 + pages), told)
                 outcomes.append("fits")
             except NoSpace:
                 outcomes.append("full")
@@ -106,14 +106,14 @@ def test_remounted_read_only_in_mid_save(tmp_path: Path) -> None:
             second._place = second._place._replace(store=struck)
             failed = False
             try:
-                tell(save(second, f"real/ro/{n}", 10 + n), told)
+                perform(save(second, f"real/ro/{n}", 10 + n), told)
             except RelightError as error:
                 failed = True
                 assert isinstance(error, StoreUnavailable)
             tried += failed
             assert examine(store, Log(store, RUN), told) == [], "what was there is readable while the disk is read-only"
             _run("mount", "-o", "remount,rw", str(root))
-            tell(save(Attempt.begin(store, RUN), f"real/rw/{n}", 11 + n), told)
+            perform(save(Attempt.begin(store, RUN), f"real/rw/{n}", 11 + n), told)
         assert check(store, told, 0) == []
         assert tried >= 3, f"only {tried} saves met a read-only file system"
 
@@ -135,7 +135,7 @@ def test_no_inodes_left(tmp_path: Path) -> None:
             for path in filler[:freed]:
                 path.unlink(missing_ok=True)
             try:
-                tell(save(attempt, f"real/inodes/{freed}", 2 + freed), told)
+                perform(save(attempt, f"real/inodes/{freed}", 2 + freed), told)
                 break
             except NoSpace:
                 full += 1
@@ -158,7 +158,7 @@ def test_ext4_that_is_full(tmp_path: Path) -> None:
         store, attempt, told = _begin(root)
         with pytest.raises(NoSpace):
             for step in range(2, 2000):
-                tell(save(attempt, f"real/ext4/{step}", step), told)
+                perform(save(attempt, f"real/ext4/{step}", step), told)
         assert examine(store, Log(store, RUN), told) == []
         saved = len(fold(attempt.view()).live)
         report = execute(plan_prune(store, RUN, keep(last=2)), store, epoch=attempt.epoch)

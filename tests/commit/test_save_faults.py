@@ -13,7 +13,7 @@ from relight.log import Log, fold
 from relight.store import LocalStore
 from relight.testing.disks import QuotaDisk, ShortDisk
 from relight.testing.faults import fail_at, positions
-from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, prepared, save, tell
+from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, perform, prepared, save
 
 TRIALS = list(positions())
 
@@ -63,11 +63,11 @@ def test_every_size_of_a_full_disk(code: int, names: Names) -> None:
         names.seed(pages)
         store = LocalStore(ROOT, disk=disk)
         attempt, told = Attempt.begin(store, RUN), list[Fact]()
-        tell(save(attempt, "full/before", 1), told)
+        perform(save(attempt, "full/before", 1), told)
         used = disk.used
         disk.bytes_max = used + pages * 4096
         try:
-            tell(save(attempt, "full/struck", 2), told)
+            perform(save(attempt, "full/struck", 2), told)
             outcomes.append("fits")
         except NoSpace as error:
             outcomes.append("full")
@@ -75,7 +75,7 @@ def test_every_size_of_a_full_disk(code: int, names: Names) -> None:
             assert error.hint
             assert len(fold(attempt.view()).live) == 1
         disk.bytes_max = 1 << 30
-        tell(save(attempt, "full/next", 3), told)
+        perform(save(attempt, "full/next", 3), told)
         assert examine(store, Log(store, RUN), told) == []
         assert check(LocalStore(ROOT, disk=simulated), told, pages) == []
     assert outcomes[0] == "full"
@@ -90,7 +90,7 @@ def test_short_writes_and_reads(most: int, names: Names) -> None:
     names.seed(most)
     store = LocalStore(ROOT, disk=ShortDisk(most, disk))
     told: list[Fact] = []
-    tell(save(Attempt.begin(store, RUN), "short/one", 1), told)
+    perform(save(Attempt.begin(store, RUN), "short/one", 1), told)
     assert examine(store, Log(store, RUN), told) == []
     plain = LocalStore(ROOT, disk=disk)
     assert examine(plain, Log(plain, RUN), told) == []

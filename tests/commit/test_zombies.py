@@ -38,9 +38,9 @@ class Stopping(LocalStore):
         self._pass()
         return super().put_once(key, data)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         self._pass()
-        super().settle(prefix)
+        super().sync(prefix)
 
     def list(self, prefix: str) -> Any:
         self._pass()

@@ -10,7 +10,7 @@ from typing import Any
 from relight.catalog import verify_checkpoint
 from relight.commit import Attempt, SaveRequest
 from relight.commit.save import Place, Seat
-from relight.commit.together import save_together
+from relight.commit.together import save_multi_rank
 from relight.format import encode_tree
 from relight.format.names import parse_ready
 from relight.format.tree import Leaf
@@ -47,7 +47,7 @@ class Ranks:
         def work(rank: int) -> None:
             try:
                 before(rank)
-                found[rank] = save_together(self.places[rank], self.request(rank, step, timeout_s, rank + 1))
+                found[rank] = save_multi_rank(self.places[rank], self.request(rank, step, timeout_s, rank + 1))
             except BaseException as error:
                 found[rank] = error
 

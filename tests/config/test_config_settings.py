@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import relight
-from relight.checkpointer.from_file import Given, completed
+from relight.checkpointer.from_file import Given, with_file_defaults
 from relight.checkpointer.options import wants_background
-from relight.config import look
+from relight.config import effective_settings
 from relight.config.page import put_in
 from relight.errors import ConfigError
 from relight.policy import Compact, Limits, Peers, adaptive, every, keep
@@ -96,7 +96,7 @@ def effect(name: str) -> str:
     take_environment()
     table = name.partition(".")[0]
     if name == "checkpoint.background":
-        return repr(wants_background(completed(Given(*[None] * 6), "every rank", False).background))
+        return repr(wants_background(with_file_defaults(Given(*[None] * 6), "every rank", False).background))
     if name == "supervise.grace_s":  # as launch has it
         return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).start.grace_s))
     if table == "environment":
@@ -186,7 +186,7 @@ def test_what_beats_what(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (read_settings(None).rules.same, read_settings(None).rules.skip) == (6, 2)
     give("supervise.same", "7")
     assert read_settings(None).rules.same == 7
-    shown = {one.setting.name: one for one in look(Path("relight.toml"))}["supervise.same"]
+    shown = {one.setting.name: one for one in effective_settings(Path("relight.toml"))}["supervise.same"]
     assert shown.counts == (7, "--set", 0)
     assert shown.beaten == ((5, "relight.toml:2", 2), ("3", "default", 0))
 

@@ -343,7 +343,7 @@ def test_victims_live_until_they_are_killed(tmp_path: Path) -> None:
             victim.start(str(tmp_path), seed)
             until = time.monotonic() + 60
             while len(told) < before + 8 and time.monotonic() < until:
-                told += [one.fact for one in victim.hear(until)]
+                told += [one.fact for one in victim.receive(until)]
             told += [one.fact for one in victim.end()]
     assert len(told) >= 16
     assert not [fact for fact in told if fact[0] == "died"]

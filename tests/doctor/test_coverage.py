@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from planted_faults import HEALTHY
 
-from relight.doctor import coverage, judge, look
+from relight.doctor import collect, coverage, judge
 from relight.doctor.bounded import QUICK
 from relight.doctor.coverage import FIELDS
 from relight.doctor.facts import Trouble
@@ -130,5 +130,5 @@ def test_incidents_are_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_what_is_counted_looks_at_the_place_itself(tmp_path: Path) -> None:
     """The count of a place that is yet to be made is smaller than that of a run with checkpoints."""
     at_hand.fill(tmp_path / "runs")
-    assert len(coverage(look(str(tmp_path / "to-come"))).made) < len(coverage(look(str(tmp_path / "runs"))).made)
-    assert judge(look(str(tmp_path / "runs"), quick=True)) == []
+    assert len(coverage(collect(str(tmp_path / "to-come"))).made) < len(coverage(collect(str(tmp_path / "runs"))).made)
+    assert judge(collect(str(tmp_path / "runs"), quick=True)) == []

@@ -17,8 +17,8 @@ import at_hand
 import pytest
 from planted_faults import nodes
 
-from relight.doctor import Facts, judge, look
-from relight.doctor.facts_nodes import look_at_nodes
+from relight.doctor import Facts, collect, judge
+from relight.doctor.facts_nodes import collect_nodes
 from relight.errors import ConfigError, StoreUnavailable
 from relight.supervise.meeting import Meeting, Seat, seat_of
 from relight.world.ports import free_port
@@ -69,10 +69,10 @@ def compared(paths: list[Path], count: int, spoil: dict[str, bytes] | None = Non
     board, found = Board(spoil), dict[int, set[str]]()
 
     def one(rank: int, facts: Facts) -> None:
-        seen = look_at_nodes(facts, rank, count, board.of(rank), 0.3)
+        seen = collect_nodes(facts, rank, count, board.of(rank), 0.3)
         found[rank] = {it.name for it in judge(Facts(nodes=seen)) if it.part == "nodes"}
 
-    threads = [threading.Thread(target=one, args=(rank, look(str(path), quick=True))) for rank, path in enumerate(paths)]
+    threads = [threading.Thread(target=one, args=(rank, collect(str(path), quick=True))) for rank, path in enumerate(paths)]
     for thread in threads:
         thread.start()
     for thread in threads:

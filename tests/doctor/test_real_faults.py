@@ -25,7 +25,7 @@ from tests.store.servers import Server
 
 from relight.catalog.tiers import announce
 from relight.commit import Attempt
-from relight.doctor import Facts, judge, look
+from relight.doctor import Facts, collect, judge
 from relight.doctor.bounded import Looking
 from relight.doctor.facts_run import measure_restore
 from relight.doctor.facts_store import mount_of
@@ -49,7 +49,7 @@ def runs(tmp_path: Path) -> Path:
 
 def names(path: object, **more: Any) -> set[str]:
     """What is found there."""
-    return {one.name for one in judge(look(str(path), **more))}
+    return {one.name for one in judge(collect(str(path), **more))}
 
 
 def named(facts: Facts, name: str) -> Any:
@@ -77,7 +77,7 @@ def mounted(where: Path, *options: str) -> Iterator[Path]:
 def test_nothing_is_found_on_a_healthy_set_up(runs: Path) -> None:
     """No finding, and everything was seen, of a store with two runs as of one of them."""
     for path in (runs, runs / "demo", f"{runs}/demo@latest"):
-        facts = look(str(path))
+        facts = collect(str(path))
         assert judge(facts) == []
         assert facts.unseen == {}
         assert facts.store.probed and facts.store.exclusive and facts.store.write_bps
@@ -98,7 +98,7 @@ def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
     """Not a file more, less or other; a store that is not there is not made."""
     before = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
     directories = {path for path in runs.rglob("*") if path.is_dir()}
-    look(str(runs))
+    collect(str(runs))
     assert {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()} == before
     assert {path for path in runs.rglob("*") if path.is_dir()} == directories
     assert names(runs.parent / "to" / "come") == {"nothing-there"}
@@ -112,16 +112,16 @@ def test_looking_leaves_everything_as_it_was(runs: Path) -> None:
 
 def test_a_typo_is_told_with_what_was_meant(runs: Path) -> None:
     """The name that is nearest; what is no URL at all is bad usage."""
-    assert "did you mean demo?" in named(look(f"{runs}/dmo"), "nothing-there").evidence
+    assert "did you mean demo?" in named(collect(f"{runs}/dmo"), "nothing-there").evidence
     for wrong in ("xyz://a", "", "s3://", "runs\0"):
         with pytest.raises(ConfigError):
-            look(wrong)
+            collect(wrong)
 
 
 def test_a_healthy_bucket_has_nothing(s3: str) -> None:
     """An object store that honours conditions, with a run: no finding."""
     Attempt.begin(open_bytes(f"{s3}/runs"), "demo").save(at_hand.request(99))
-    facts = look(f"{s3}/runs/demo")
+    facts = collect(f"{s3}/runs/demo")
     assert judge(facts) == []
     assert facts.store.exclusive and facts.store.kind == "object" and len(facts.runs) == 1
 
@@ -143,7 +143,7 @@ def test_a_file_system_without_inodes(tmp_path: Path) -> None:
     """Room for bytes and none for names."""
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m,nr_inodes=80", "none") as root:
         at_hand.fill(root / "runs")
-        found = named(look(str(root / "runs")), "inodes")
+        found = named(collect(str(root / "runs")), "inodes")
         assert "are free" in found.evidence
         number = 0
         with contextlib.suppress(OSError):
@@ -158,7 +158,7 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=8m", "none") as root:
         at_hand.fill(root / "runs")
         subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
-        found = named(look(str(root / "runs")), "unwritable")
+        found = named(collect(str(root / "runs")), "unwritable")
         assert "read-only" in found.what and "findmnt" in found.command
 
 
@@ -223,7 +223,7 @@ def test_everybody_may_write(runs: Path) -> None:
 def test_what_a_killed_bench_has_left(runs: Path) -> None:
     """Named, so that it can be removed."""
     (runs / ".relight-bench-12345678").mkdir()
-    assert named(look(str(runs)), "bench-leftovers").command.endswith("/.relight-bench-12345678")
+    assert named(collect(str(runs)), "bench-leftovers").command.endswith("/.relight-bench-12345678")
 
 
 def conditions_ignored(request: Request) -> str:
@@ -235,10 +235,10 @@ def test_a_server_that_ignores_conditions(s3_server: Server, s3: str, monkeypatc
     Attempt.begin(open_bytes(f"{s3}/runs"), "demo").save(at_hand.request(99))
     with proxied(s3_server.address, conditions_ignored) as proxy:
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
-        found = named(look(f"{s3}/runs"), "conditional-writes")
+        found = named(collect(f"{s3}/runs"), "conditional-writes")
         assert found.section == "This server ignores 'create if absent'" and found.command == "export RELIGHT_SINGLE_WRITER=1"
         monkeypatch.setenv("RELIGHT_SINGLE_WRITER", "1")
-        assert named(look(f"{s3}/runs"), "conditional-writes").command == ""
+        assert named(collect(f"{s3}/runs"), "conditional-writes").command == ""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.address)
     assert names(f"{s3}/runs") == {"single-writer"}
 
@@ -268,7 +268,7 @@ def test_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIGHT_KEY", f"file:{tmp_path / 'b.key'}")
     assert "wrong-key" in names(tmp_path / "runs")
     monkeypatch.delenv("RELIGHT_KEY")
-    found = judge(look(str(tmp_path / "runs")))
+    found = judge(collect(str(tmp_path / "runs")))
     assert [one.name for one in found] == ["wrong-key"]
 
 
@@ -276,13 +276,13 @@ def test_settings(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that is none, values that are none, a file that has a key too many, a table that nobody reads."""
     monkeypatch.setenv("RELIGHT_CASHE", "/x")
     monkeypatch.setenv("RELIGHT_GRACE_S", "soon")
-    facts = look(str(runs))
+    facts = collect(str(runs))
     assert "RELIGHT_CACHE" in named(facts, "setting-unknown").evidence
     assert "soon" in named(facts, "setting-bad").evidence
     monkeypatch.delenv("RELIGHT_CASHE")
     monkeypatch.setenv("RELIGHT_GRACE_S", "30")
     Path("relight.toml").write_text("[supervise]\nsparse = true\n")
-    assert "sparse" in named(look(str(runs)), "toml").evidence
+    assert "sparse" in named(collect(str(runs)), "toml").evidence
     Path("relight.toml").write_text("[supervice]\nspares = true\n")
     assert names(runs) == {"toml"}
     Path("relight.toml").write_text("[supervise\n")
@@ -322,7 +322,7 @@ def test_pages_of_a_supervisor_that_was_killed(runs: Path, memory: Path) -> None
         gone.wait()
     supervised(memory, gone.pid)
     supervised(memory, os.getpid())
-    found = named(look(str(runs)), "dead-supervisors")
+    found = named(collect(str(runs)), "dead-supervisors")
     assert str(gone.pid) in found.evidence and str(os.getpid()) not in found.evidence
 
 
@@ -332,7 +332,7 @@ def test_an_old_package(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     folder.mkdir(parents=True)
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: msgspec\nVersion: 0.11.0\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    found = named(look(str(runs)), "package-old")
+    found = named(collect(str(runs)), "package-old")
     assert "0.11.0" in found.evidence and found.command.startswith("pip install --upgrade 'msgspec>=")
 
 
@@ -352,7 +352,7 @@ def test_names_that_nobody_knows(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
     """A host of MASTER_ADDR that does not resolve, an address that peers are told and that is another machine's."""
     monkeypatch.setenv("MASTER_ADDR", "node-0.invalid")
     monkeypatch.setenv("RELIGHT_PEERS_HOST", "192.0.2.1")
-    found = [one.what for one in judge(look(str(runs))) if one.name == "names"]
+    found = [one.what for one in judge(collect(str(runs))) if one.name == "names"]
     assert len(found) == 2
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("RELIGHT_PEERS_HOST", "127.0.0.1")
@@ -381,7 +381,7 @@ def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(LocalStore, "open", hang)
     monkeypatch.setenv("RELIGHT_CASHE", "/x")
     began = time.monotonic()
-    facts = look(str(runs), quick=True)
+    facts = collect(str(runs), quick=True)
     ended.set()
     assert time.monotonic() - began < 20
     assert "no answer within" in named(facts, "store-away").evidence
@@ -395,7 +395,7 @@ def test_a_pack_that_was_cut(runs: Path) -> None:
     """The newest checkpoint's: named by file and sizes, with the section that is about it."""
     (pack,) = at_hand.directory(runs, 3).glob("pack-*")
     os.truncate(pack, 100)
-    found = named(look(str(runs / "demo")), "checkpoint-damaged")
+    found = named(collect(str(runs / "demo")), "checkpoint-damaged")
     assert pack.name in found.evidence and "100 bytes" in found.evidence and found.section == "A checkpoint is passed over"
 
 
@@ -410,7 +410,7 @@ def test_a_record_with_a_flipped_bit(runs: Path) -> None:
     """The log's file is named."""
     record = sorted((runs / "demo" / "log").iterdir())[2]
     at_hand.flip(record, 40)
-    assert record.name in named(look(str(runs / "demo")), "log-damaged").where
+    assert record.name in named(collect(str(runs / "demo")), "log-damaged").where
 
 
 def test_relight_json_is_gone_or_damaged(runs: Path) -> None:
@@ -419,7 +419,7 @@ def test_relight_json_is_gone_or_damaged(runs: Path) -> None:
     assert "relight-json" in names(runs)
     (runs / STORE_FILE).unlink()
     assert "relight-json" in names(runs)
-    assert look(str(runs)).runs
+    assert collect(str(runs)).runs
 
 
 def test_leftovers_of_a_dead_attempt(runs: Path) -> None:
@@ -477,14 +477,14 @@ def test_a_loss_that_is_no_number(tmp_path: Path) -> None:
     attempt = Attempt.begin(open_bytes(tmp_path / "runs"), "demo")
     attempt.save(at_hand.request(99))
     attempt.save(at_hand.request(199, metrics={"loss": float("nan")}))
-    assert f"@{at_hand.ids(tmp_path / 'runs')[0]} " in named(look(str(tmp_path / "runs")), "loss").command
+    assert f"@{at_hand.ids(tmp_path / 'runs')[0]} " in named(collect(str(tmp_path / "runs")), "loss").command
 
 
 def test_tiers(runs: Path, tmp_path: Path) -> None:
     """One that lacks what it should have is behind only after a while; one whose log is no directory does not answer."""
     log = Log(open_bytes(runs), "demo")
     announce(log, [Tier(f"{runs}/demo", name="hot"), Tier(f"{tmp_path}/far/demo", name="cold")], 2)
-    facts = look(str(runs / "demo"))
+    facts = collect(str(runs / "demo"))
     assert [(one.name, one.lacks > 0) for one in facts.runs[0].tiers] == [("cold", True)]
     assert judge(facts) == []
     (tmp_path / "far" / "demo").mkdir(parents=True)

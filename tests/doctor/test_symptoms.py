@@ -24,13 +24,13 @@ from torch.utils.data import DataLoader
 import relight
 from relight import errors
 from relight.catalog.tiers import Further
-from relight.checkpointer.carried import carry
+from relight.checkpointer.carried import remap_rank_state
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.replicas import Difference
 from relight.checkpointer.restorable import Restorable
-from relight.checkpointer.resume import Resumed, say_restored
+from relight.checkpointer.resume import Resumed, report_restored
 from relight.checkpointer.stale import Stale
 from relight.cli.doctor import _explain
 from relight.commit import Attempt
@@ -44,7 +44,7 @@ from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightErr
 from relight.log import History, Log, fold
 from relight.observe import subscribe
 from relight.store import open_bytes
-from relight.store.again import decoded
+from relight.store.again import decode_with_reread
 from relight.store.base import Uncertain
 from relight.supervise.facts import KINDS
 from relight.world.base import LateRanks, late
@@ -100,7 +100,7 @@ def another_thread(tmp_path: Path) -> str:
 def other_threads(tmp_path: Path) -> str:
     at_hand.fill(tmp_path / "runs")
     with said() as lines:
-        say_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), environment={"threads": 8}), 300, {"threads": 2})
+        report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), environment={"threads": 8}), 300, {"threads": 2})
     return "\n".join(lines)
 
 
@@ -132,10 +132,10 @@ def odd_rank(tmp_path: Path) -> str:
 
 def other_ranks(tmp_path: Path) -> str:
     loader = DataLoader(list(range(8)), batch_size=2)  # type: ignore[arg-type]
-    found = carry({"loader": {}}, {"loader": loader}, rank=0, world=2, saved=4, key="k", own=[{}] * 4)
+    found = remap_rank_state({"loader": {}}, {"loader": loader}, rank=0, world=2, saved=4, key="k", own=[{}] * 4)
     at_hand.fill(tmp_path / "runs")
     with said() as lines:
-        say_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=found.notes), 300, {})
+        report_restored(Resumed(checkpoint=_newest(tmp_path / "runs"), notes=found.notes), 300, {})
     return "\n".join(lines)
 
 
@@ -212,7 +212,7 @@ def flipped_on_the_way(tmp_path: Path) -> str:
         return data
 
     with said() as lines:
-        decoded(lambda: next(came), decode, "demo/log/00000003.json")
+        decode_with_reread(lambda: next(came), decode, "demo/log/00000003.json")
     return "\n".join(lines)
 
 

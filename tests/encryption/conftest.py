@@ -19,4 +19,4 @@ def key_file(tmp_path: Path) -> str:
 @pytest.fixture
 def keychain(key_file: str) -> Keychain:
     """The same, resolved."""
-    return Keychain.of(key_file)
+    return Keychain.from_specs(key_file)

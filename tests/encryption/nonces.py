@@ -68,7 +68,7 @@ def save(attempt: Attempt, step: int, size: int) -> None:
 def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
     """What was done, and how many pairs came twice."""
     write_key_file(str(folder / "key"))
-    chain, draw, ledger = Keychain.of(f"file:{folder / 'key'}"), random.Random(seed), Ledger()
+    chain, draw, ledger = Keychain.from_specs(f"file:{folder / 'key'}"), random.Random(seed), Ledger()
     ledger.watch()
     beneath = MemoryStore()
     inner = Mortal(beneath)

@@ -49,11 +49,11 @@ class Lab:
         monkeypatch.setenv("COLUMNS", "200")
 
     def open(self, **changed: Any) -> ByteStore:
-        return open_bytes(self.path, guard=Guard.of(**{**self.options, **changed}))
+        return open_bytes(self.path, guard=Guard.from_settings(**{**self.options, **changed}))
 
     def plain(self) -> ByteStore:
         """The store as an attacker opens it: without keys or anchor."""
-        return open_bytes(self.path, guard=Guard.of(encrypt=(), sign="", trust=(), anchor=""))
+        return open_bytes(self.path, guard=Guard.from_settings(encrypt=(), sign="", trust=(), anchor=""))
 
     def log(self) -> Path:
         return self.path / RUN / "log"
@@ -149,7 +149,7 @@ def refused_by_all(lab: Lab) -> None:
     code, out, err = command("doctor", "--quick", str(lab.path))
     assert "rolled back" in out + err and "nothing was saved" not in out, out
     reader = Reader("s", str(lab.path), lambda store, runs: None)
-    reader.look()
+    reader.poll()
     assert "rolled back" in reader.now.runs[RUN].error and reader.now.runs[RUN].health(0)[0] == "failed"
 
 

@@ -33,7 +33,7 @@ class Place:
 
     def open(self, **changed: Any) -> ByteStore:
         """As a new process opens it."""
-        return open_bytes(self.path, guard=Guard.of(**{**self.options, **changed}))
+        return open_bytes(self.path, guard=Guard.from_settings(**{**self.options, **changed}))
 
     def grow(self, records: int, **changed: Any) -> Log:
         """Append so many NOTEs."""

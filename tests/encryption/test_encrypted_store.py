@@ -25,7 +25,7 @@ def fresh_key(folder: Path, name: str = "a.key") -> Keychain:
     """A new key in a new file."""
     folder.mkdir(parents=True, exist_ok=True)
     write_key_file(str(folder / name))
-    return Keychain.of(f"file:{folder / name}")
+    return Keychain.from_specs(f"file:{folder / name}")
 
 
 OWN = frozenset({"relight.json", ".keys"})

@@ -46,7 +46,7 @@ def save(store: ByteStore, step: int, run: str = "run") -> None:
 
 def sound(inner: ByteStore, *specs: str) -> int:
     """How many checkpoints these keys show, all of them whole; ``WrongKey`` if they open nothing."""
-    store: ByteStore = EncryptedStore(inner, Keychain.of(list(specs))) if specs else inner
+    store: ByteStore = EncryptedStore(inner, Keychain.from_specs(list(specs))) if specs else inner
     read_store(store)
     run = open_run(store, "run")
     view, live = run.view(), run.history().live
@@ -62,7 +62,7 @@ def sound(inner: ByteStore, *specs: str) -> int:
 def encrypted(spec: str, mortal: bool = False) -> Any:
     """A store with two checkpoints; what lies beneath."""
     inner: Any = Mortal(MemoryStore()) if mortal else MemoryStore()
-    store = EncryptedStore(inner, Keychain.of(spec))
+    store = EncryptedStore(inner, Keychain.from_specs(spec))
     for step in (1, 2):
         save(store, step)
     return inner
@@ -81,24 +81,24 @@ def kek(spec: str) -> str:
 def test_a_key_is_added(specs: list[str]) -> None:
     """Then both open all of it; adding it again does nothing; a key that opens nothing adds none."""
     inner = encrypted(specs[0])
-    assert len(add(inner, Keychain.of(specs[0]), resolve(specs[1]), "recovery").added) == 1
+    assert len(add(inner, Keychain.from_specs(specs[0]), resolve(specs[1]), "recovery").added) == 1
     assert sound(inner, specs[0]) == sound(inner, specs[1]) == 2
-    assert not add(inner, Keychain.of(specs[0]), resolve(specs[1])).added
-    refuses(WrongKey, lambda: add(inner, Keychain.of(specs[2]), resolve(specs[2])))
+    assert not add(inner, Keychain.from_specs(specs[0]), resolve(specs[1])).added
+    refuses(WrongKey, lambda: add(inner, Keychain.from_specs(specs[2]), resolve(specs[2])))
     refuses(WrongKey, lambda: sound(inner, specs[2]))
 
 
 def test_a_key_is_revoked(specs: list[str]) -> None:
     """Then it opens nothing; the last that is at hand is not; that it was there stays known."""
     inner = encrypted(specs[0])
-    refuses(ConfigError, lambda: revoke(inner, Keychain.of(specs[0]), kek(specs[0])))
-    add(inner, Keychain.of(specs[0]), resolve(specs[1]), "recovery")
-    refuses(ConfigError, lambda: revoke(inner, Keychain.of(specs[0]), kek(specs[0])))
-    refuses(CheckpointNotFound, lambda: revoke(inner, Keychain.of(specs[0]), "no such key"))
-    revoke(inner, Keychain.of(specs[1]), kek(specs[0]))
+    refuses(ConfigError, lambda: revoke(inner, Keychain.from_specs(specs[0]), kek(specs[0])))
+    add(inner, Keychain.from_specs(specs[0]), resolve(specs[1]), "recovery")
+    refuses(ConfigError, lambda: revoke(inner, Keychain.from_specs(specs[0]), kek(specs[0])))
+    refuses(CheckpointNotFound, lambda: revoke(inner, Keychain.from_specs(specs[0]), "no such key"))
+    revoke(inner, Keychain.from_specs(specs[1]), kek(specs[0]))
     refuses(WrongKey, lambda: sound(inner, specs[0]))
     assert sound(inner, specs[1]) == 2
-    assert [(row.label, bool(row.revoked), row.opens) for row in status(inner, Keychain.of(specs[1]))] == [
+    assert [(row.label, bool(row.revoked), row.opens) for row in status(inner, Keychain.from_specs(specs[1]))] == [
         ("recovery", False, True),
         ("file", True, False),
     ]
@@ -126,12 +126,12 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
     old, new = specs[:2]
 
     def work(inner: Any) -> None:
-        rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
+        rotate(inner, Keychain.from_specs(old), kek(old), resolve(new), "new")
 
     def both_generations() -> Any:
         inner = encrypted(old, mortal=True)
-        rekey(inner, Keychain.of(old), leaked="*")  # slots of a second generation, and the first one's taken away
-        save(EncryptedStore(inner, Keychain.of(old)), 3)
+        rekey(inner, Keychain.from_specs(old), leaked="*")  # slots of a second generation, and the first one's taken away
+        save(EncryptedStore(inner, Keychain.from_specs(old)), 3)
         return inner
 
     deaths = 0
@@ -141,7 +141,7 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
             held = [slot.kek for slot in slots_in(inner)]
             assert sound(inner, old, new) >= 2
             if kek(old) in held:  # nothing was taken away yet
-                rotate(inner, Keychain.of([old, new]), kek(old), resolve(new), "new")
+                rotate(inner, Keychain.from_specs([old, new]), kek(old), resolve(new), "new")
             assert sound(inner, new) >= 2
             refuses(WrongKey, lambda inner=inner: sound(inner, old))  # type: ignore[misc]
     assert deaths >= 6
@@ -152,14 +152,14 @@ def test_who_saves_while_keys_are_exchanged_goes_on(specs: list[str]) -> None:
     the ring itself is another, it must not: what it would write, the leaked key could read."""
     old, new = specs[:2]
     inner = encrypted(old)
-    store = EncryptedStore(inner, Keychain.of(old))
+    store = EncryptedStore(inner, Keychain.from_specs(old))
     save(store, 11)
-    rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
+    rotate(inner, Keychain.from_specs(old), kek(old), resolve(new), "new")
     for step in (12, 13):
         save(store, step)
     assert sound(inner, new) >= 3
     refuses(WrongKey, lambda: sound(inner, old))
-    rekey(inner, Keychain.of(new), leaked="*")
+    rekey(inner, Keychain.from_specs(new), leaked="*")
     refuses(WrongKey, lambda: save(store, 14))
 
 
@@ -176,14 +176,14 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
             return inner
         inner = encrypted(old, mortal=True)
         if what == "revoked before":
-            rotate(inner, Keychain.of(old), kek(old), resolve(new), "new")
+            rotate(inner, Keychain.from_specs(old), kek(old), resolve(new), "new")
         return inner
 
     leaked = "" if what == "plain" else kek(old)
-    at_hand = Keychain.of(new if what != "leaked" else [old, new])
+    at_hand = Keychain.from_specs(new if what != "leaked" else [old, new])
 
     def work(inner: Any, again: bool = False) -> object:
-        return rekey(inner, at_hand, leaked=leaked, keep=Keychain.of(new), encrypt_plain=again)
+        return rekey(inner, at_hand, leaked=leaked, keep=Keychain.from_specs(new), encrypt_plain=again)
 
     before = {key: bytes(data) for key, data in files_of(make()).items()} if what == "plain" else {}
     deaths = 0
@@ -202,7 +202,7 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
         if leaked:
             assert all(slot.kek != kek(old) for slot in slots_in(inner))
         assert not any(bytes(data) == before.get(key) for key, data in files_of(inner).items() if data)
-        assert rekey(inner, Keychain.of(new), leaked="*", plan_only=True).files == rekey(inner, Keychain.of(new), leaked="*").files
+        assert rekey(inner, Keychain.from_specs(new), leaked="*", plan_only=True).files == rekey(inner, Keychain.from_specs(new), leaked="*").files
     assert deaths > 12
 
 
@@ -210,18 +210,18 @@ def test_only_what_a_leaked_key_could_open_is_written_anew(specs: list[str]) -> 
     """A key that came later has a generation of its own, and what is encrypted under it stays as it is."""
     first, second, third = specs[:3]
     inner = encrypted(first)
-    rekey(inner, Keychain.of([first, second]), leaked="*", keep=Keychain.of(second))
-    add(inner, Keychain.of(second), resolve(third), "third")
-    save(EncryptedStore(inner, Keychain.of(second)), 3)
-    assert rekey(inner, Keychain.of(second), leaked=kek(first), plan_only=True).files == 0, "all it could open is gone"
+    rekey(inner, Keychain.from_specs([first, second]), leaked="*", keep=Keychain.from_specs(second))
+    add(inner, Keychain.from_specs(second), resolve(third), "third")
+    save(EncryptedStore(inner, Keychain.from_specs(second)), 3)
+    assert rekey(inner, Keychain.from_specs(second), leaked=kek(first), plan_only=True).files == 0, "all it could open is gone"
     files = {key: bytes(data) for key, data in files_of(inner).items()}
-    report = rekey(inner, Keychain.of(second), leaked="third", keep=Keychain.of(second))
+    report = rekey(inner, Keychain.from_specs(second), leaked="third", keep=Keychain.from_specs(second))
     assert report.files > 10 and report.generation == 3 and not report.left
     changed = {key for key, data in files_of(inner).items() if bytes(data) != files.get(key)}
     assert all(not data or key in changed or key.startswith(KEYS_DIR) or key == "relight.json" for key, data in files_of(inner).items())
     assert sound(inner, second) == 3
     refuses(WrongKey, lambda: sound(inner, third))
-    refuses(CheckpointNotFound, lambda: rekey(inner, Keychain.of(second), leaked="nobody"))
+    refuses(CheckpointNotFound, lambda: rekey(inner, Keychain.from_specs(second), leaked="nobody"))
 
 
 def test_a_process_that_goes_on_with_the_old_key_is_noticed(specs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +230,7 @@ def test_a_process_that_goes_on_with_the_old_key_is_noticed(specs: list[str], mo
 
     old, new = specs[:2]
     inner = encrypted(old)
-    trainer = EncryptedStore(inner, Keychain.of(old))
+    trainer = EncryptedStore(inner, Keychain.from_specs(old))
     trainer.get("run/log/000000000000.json", 1 << 20)
     plain, told = module._rewrite, []
 
@@ -241,16 +241,16 @@ def test_a_process_that_goes_on_with_the_old_key_is_noticed(specs: list[str], mo
             trainer.put_once("run/log/000000000099.json.x", b"written meanwhile")
 
     monkeypatch.setattr(module, "_rewrite", rewrite)
-    report = rekey(inner, Keychain.of([old, new]), leaked=kek(old), keep=Keychain.of(new))
+    report = rekey(inner, Keychain.from_specs([old, new]), leaked=kek(old), keep=Keychain.from_specs(new))
     assert report.files > 8
-    assert EncryptedStore(inner, Keychain.of(new)).get("run/log/000000000099.json.x", 99) == b"written meanwhile"
+    assert EncryptedStore(inner, Keychain.from_specs(new)).get("run/log/000000000099.json.x", 99) == b"written meanwhile"
 
 
 def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> None:
     """However many open a new store at one moment: one of them makes the first slot, and all read what all wrote."""
     for _ in range(10):
         inner = MemoryStore()
-        stores = [EncryptedStore(inner, Keychain.of(specs[0])) for _ in range(8)]
+        stores = [EncryptedStore(inner, Keychain.from_specs(specs[0])) for _ in range(8)]
         gate = threading.Barrier(8)
 
         def begin(number: int, stores: list[EncryptedStore] = stores, gate: threading.Barrier = gate) -> None:
@@ -270,7 +270,7 @@ def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> No
 def test_a_slot_that_comes_between_two_looks(specs: list[str], at: int) -> None:
     """Of two that begin a store, one looks for slots before the other has made one, and at the directory behind it: no key is wrong for that."""
     inner = MemoryStore()
-    keychain = Keychain.of(specs[0])
+    keychain = Keychain.from_specs(specs[0])
 
     class Late(MemoryStore):
         looks = 0
@@ -307,7 +307,7 @@ def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:
         files_of(inner)[name] = bytes(changed)
         refuses(RelightError, lambda: sound(inner, specs[0]))
     files_of(inner)[name] = whole
-    add(inner, Keychain.of(specs[0]), resolve(specs[1]))
+    add(inner, Keychain.from_specs(specs[0]), resolve(specs[1]))
     files_of(inner)[name] = whole[:-9]
     assert sound(inner, specs[1]) == 2
     refuses(WrongKey, lambda: sound(inner, specs[0]))
@@ -322,11 +322,11 @@ def test_on_a_disk(tmp_path: Path, specs: list[str]) -> None:
     inner = LocalStore(tmp_path / "store")
     for step in (1, 2):
         save(inner, step)
-    report = rekey(inner, Keychain.of(specs[0]))
+    report = rekey(inner, Keychain.from_specs(specs[0]))
     assert report.files == sum(1 for path in (tmp_path / "store" / "run").rglob("*") if path.is_file() and path.stat().st_size)
     assert sound(inner, specs[0]) == 2
     (tmp_path / "store" / "run" / ".rekey-root.json-0123456789abcdef").write_bytes(b"of one that was killed")
-    rekey(inner, Keychain.of(specs[:2]), leaked="*", keep=Keychain.of(specs[1]))
+    rekey(inner, Keychain.from_specs(specs[:2]), leaked="*", keep=Keychain.from_specs(specs[1]))
     assert sound(inner, specs[1]) == 2
     assert not list((tmp_path / "store").rglob(".rekey-*"))
     refuses(WrongKey, lambda: sound(inner, specs[0]))
@@ -338,12 +338,12 @@ def test_who_begins_to_save_before_all_is_encrypted_anew_does_not_commit_behind_
     old, new = specs[:2]
     for last in ("record", "ready"):
         inner = encrypted(old)
-        store = EncryptedStore(inner, Keychain.of([old, new]))
+        store = EncryptedStore(inner, Keychain.from_specs([old, new]))
         put(store, "run/pack", b"of a save that is under way")
-        rekey(inner, Keychain.of([old, new]), leaked=kek(old), keep=Keychain.of(new))
+        rekey(inner, Keychain.from_specs([old, new]), leaked=kek(old), keep=Keychain.from_specs(new))
         if last == "record":
             refuses(WrongKey, lambda store=store: store.put_once("run/log/000000000009.json", b"COMMIT"))  # type: ignore[misc]
         else:
             refuses(WrongKey, lambda store=store: put(store, "run/ready/0", b""))  # type: ignore[misc]
         put(store, "run/other", b"whole")
-        assert EncryptedStore(inner, Keychain.of(new)).get("run/other", 100) == b"whole"
+        assert EncryptedStore(inner, Keychain.from_specs(new)).get("run/other", 100) == b"whole"

@@ -152,11 +152,11 @@ def test_aws_kms(monkeypatch: pytest.MonkeyPatch) -> None:
         client = boto3.client("kms")
         spec = f"kms:{client.create_key()['KeyMetadata']['KeyId']}"
         opens(resolve(spec), spec)
-        store = EncryptedStore(MemoryStore(), Keychain.of(spec))
+        store = EncryptedStore(MemoryStore(), Keychain.from_specs(spec))
         store.put_once("run/log/0", b"by a key of the service")
-        assert EncryptedStore(store.inner, Keychain.of(spec)).get("run/log/0", 99) == b"by a key of the service"
+        assert EncryptedStore(store.inner, Keychain.from_specs(spec)).get("run/log/0", 99) == b"by a key of the service"
         other = f"kms:{client.create_key()['KeyMetadata']['KeyId']}"
-        refuses(WrongKey, lambda: EncryptedStore(store.inner, Keychain.of(other)).get("run/log/0", 99))
+        refuses(WrongKey, lambda: EncryptedStore(store.inner, Keychain.from_specs(other)).get("run/log/0", 99))
         gone = resolve("kms:00000000-0000-0000-0000-000000000000")
         refuses(WrongKey, lambda: gone.wrap(RING, SAID))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -183,7 +183,7 @@ def test_vault_transit(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("spec", ["", "file", "file:", ":", "secret", "0" * 64, "AAAA:BBBB", "ftp://x"])
 def test_what_is_no_spec(spec: str) -> None:
     """Is refused, and not repeated: it may be a key that somebody took for one."""
-    error = refuses(ConfigError, lambda: Keychain.of([spec]))
+    error = refuses(ConfigError, lambda: Keychain.from_specs([spec]))
     assert not spec or len(spec) < 6 or spec not in str(error)
 
 
@@ -192,7 +192,7 @@ def test_secrets_show_themselves_to_nobody(tmp_path: Path, monkeypatch: pytest.M
     key = os.urandom(32)
     monkeypatch.setenv("A_KEY", key.hex())
     monkeypatch.setenv("WORDS", "a passphrase of this test")
-    chain = Keychain.of("env:A_KEY passphrase:env:WORDS")
+    chain = Keychain.from_specs("env:A_KEY passphrase:env:WORDS")
     store = EncryptedStore(MemoryStore(), chain)
     store.put_once("x", b"y")
     assert store._ring is not None
@@ -204,7 +204,7 @@ def test_secrets_show_themselves_to_nobody(tmp_path: Path, monkeypatch: pytest.M
     assert pickle.loads(pickled).providers[0].kek == chain.providers[0].kek
     with pytest.raises(TypeError):
         pickle.dumps(RING)
-    heard = Keychain.heard(chain.told())
+    heard = Keychain.from_wire(chain.to_wire())
     monkeypatch.delenv("A_KEY")
     monkeypatch.delenv("WORDS")
     assert EncryptedStore(store.inner, heard).get("x", 9) == b"y", "another process of ours needs neither file nor variable"

@@ -82,7 +82,7 @@ def test_killed_at_any_moment(tmp_path: Path, what: str) -> None:
         write_key_file(str(tmp_path / name))
     old, new = (f"file:{tmp_path / name}" for name in ("old", "new"))
     for step in (1, 2):
-        save(EncryptedStore(LocalStore(tmp_path / "whole"), Keychain.of(old)), step)
+        save(EncryptedStore(LocalStore(tmp_path / "whole"), Keychain.from_specs(old)), step)
     workers, rng, killed = Workers(old, new, what), random.Random(7), 0
     try:
         took = 0.0

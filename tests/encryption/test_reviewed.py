@@ -30,7 +30,7 @@ __all__ = ["specs"]
 def test_what_somebody_put_there_is_not_encrypted_for_him(specs: list[str]) -> None:
     """A run in the clear, with the store's id, in an encrypted store's place: left alone, counted, and refused as before."""
     inner, forged = MemoryStore(), MemoryStore()
-    store = EncryptedStore(inner, Keychain.of(specs[0]))
+    store = EncryptedStore(inner, Keychain.from_specs(specs[0]))
     save(store, 1)
     forged._files["relight.json"] = bytes(inner._files["relight.json"]).replace(b',"encrypted":true', b"")
     from relight.format.records import StoreRecord, decode_store, encode_store
@@ -41,23 +41,23 @@ def test_what_somebody_put_there_is_not_encrypted_for_him(specs: list[str]) -> N
     for key in [key for key in inner._files if key.startswith("run/")]:
         del inner._files[key]
     inner._files.update({key: data for key, data in forged._files.items() if key.startswith("run/")})
-    report = rekey(inner, Keychain.of(specs[:2]), leaked=kek(specs[0]), keep=Keychain.of(specs[1]))
+    report = rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
     assert report.plain > 5 and report.files == 0
-    assert open_run(EncryptedStore(inner, Keychain.of(specs[1])), "run").history().live == []
+    assert open_run(EncryptedStore(inner, Keychain.from_specs(specs[1])), "run").history().live == []
 
 
 def test_a_trainer_that_outlives_a_rekeying_is_told(specs: list[str]) -> None:
     """Its next commit fails, and says why; the one behind that is made with the new key, and opens."""
     inner = MemoryStore()
-    store = EncryptedStore(inner, Keychain.of(specs[:2]))
+    store = EncryptedStore(inner, Keychain.from_specs(specs[:2]))
     save(store, 1)
-    rekey(inner, Keychain.of(specs[:2]), leaked=kek(specs[0]), keep=Keychain.of(specs[1]))
+    rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
     assert "anew" in refuses(WrongKey, lambda: save(store, 2)).what
     save(store, 3)
     assert sound(inner, specs[1]) == 2
-    late = EncryptedStore(inner, Keychain.of(specs[1]))
+    late = EncryptedStore(inner, Keychain.from_specs(specs[1]))
     save(late, 4)
-    rekey(inner, Keychain.of(specs[1:3]), leaked=kek(specs[1]), keep=Keychain.of(specs[2]))
+    rekey(inner, Keychain.from_specs(specs[1:3]), leaked=kek(specs[1]), keep=Keychain.from_specs(specs[2]))
     refuses(WrongKey, lambda: save(late, 5))
     refuses(WrongKey, lambda: save(late, 6))
 
@@ -92,16 +92,16 @@ def test_a_record_that_is_gone_under_junk_is_a_log_rolled_back(specs: list[str])
 def test_two_rings_of_one_generation(specs: list[str]) -> None:
     """Neither loses its last slot: what a key cannot be exchanged in is not, and encrypting anew makes one ring of them."""
     inner = MemoryStore()
-    store = EncryptedStore(inner, Keychain.of(specs[0]))
+    store = EncryptedStore(inner, Keychain.from_specs(specs[0]))
     save(store, 1)
     other = Secret(os.urandom(32))
     put_slot(inner, slots_in(inner)[0].store, 1, other, resolve(specs[1]))
-    both = Keychain.of(specs[:2])
+    both = Keychain.from_specs(specs[:2])
     save(EncryptedStore(inner, both), 2)
     assert "rekey --all" in refuses(WrongKey, lambda: rotate(inner, both, kek(specs[0]), resolve(specs[2]), "third")).hint
-    refuses(RelightError, lambda: revoke(inner, Keychain.of(specs[1]), kek(specs[0])))
+    refuses(RelightError, lambda: revoke(inner, Keychain.from_specs(specs[1]), kek(specs[0])))
     assert sound(inner, *specs[:2]) == 2
-    rekey(inner, both, leaked="*", keep=Keychain.of(specs[2]))
+    rekey(inner, both, leaked="*", keep=Keychain.from_specs(specs[2]))
     assert sound(inner, specs[2]) == 2
 
 
@@ -109,11 +109,11 @@ def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
     """It is counted, and all else is encrypted anew."""
     inner = MemoryStore()
     for step in (1, 2):
-        save(EncryptedStore(inner, Keychain.of(specs[0])), step)
+        save(EncryptedStore(inner, Keychain.from_specs(specs[0])), step)
     pack = next(key for key in inner._files if "pack-" in key)
     held = bytes(inner._files[pack])
     inner._files[pack] = bytes([held[0] ^ 1]) + held[1:]
-    report = rekey(inner, Keychain.of(specs[:2]), leaked=kek(specs[0]), keep=Keychain.of(specs[1]))
+    report = rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
     assert report.damaged == 1 and report.files > 8
     assert not any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
     refuses(WrongKey, lambda: sound(inner, specs[0]))
@@ -122,16 +122,16 @@ def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
 def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> None:
     """What it has is brought anew, and not called damaged."""
     inner = MemoryStore()
-    save(EncryptedStore(inner, Keychain.of(specs[0])), 1)
+    save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
 
     def opened() -> EncryptedStore:
-        return EncryptedStore(CachedStore(inner, Blocks(tmp_path / "cache", 1 << 26)), Keychain.of(specs[:2]))
+        return EncryptedStore(CachedStore(inner, Blocks(tmp_path / "cache", 1 << 26)), Keychain.from_specs(specs[:2]))
 
     pack = next(key for key in inner._files if "pack-" in key)
     into = bytearray(1000)
     for _ in range(2):
         opened().open(pack).read_into(0, memoryview(into))
-    rekey(inner, Keychain.of(specs[:2]), leaked=kek(specs[0]), keep=Keychain.of(specs[1]))
+    rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
     again = bytearray(1000)
     opened().open(pack).read_into(0, memoryview(again))
     assert into == again
@@ -140,7 +140,7 @@ def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> Non
 def test_readers_make_no_keys(specs: list[str]) -> None:
     """Slots that are gone are said to be; none is made in their place by looking."""
     inner = MemoryStore()
-    save(EncryptedStore(inner, Keychain.of(specs[0])), 1)
+    save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
     slot = next(key for key in inner._files if key.startswith(".keys/"))
     held = inner._files.pop(slot)
     refuses(WrongKey, lambda: sound(inner, specs[0]))
@@ -152,7 +152,7 @@ def test_readers_make_no_keys(specs: list[str]) -> None:
 def test_one_without_a_key_does_not_begin_a_store_over(specs: list[str]) -> None:
     """With relight.json gone it is still no store of its own."""
     inner = MemoryStore()
-    save(EncryptedStore(inner, Keychain.of(specs[0])), 1)
+    save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
     del inner._files["relight.json"]
     refuses(WrongKey, lambda: require_store(inner))
     assert "relight.json" not in inner._files
@@ -161,4 +161,4 @@ def test_one_without_a_key_does_not_begin_a_store_over(specs: list[str]) -> None
 def test_an_anchor_is_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path is of the process that names it, also in those that it tells."""
     monkeypatch.chdir(tmp_path)
-    assert Guard.of(anchor="anchor").anchor == str(tmp_path / "anchor")
+    assert Guard.from_settings(anchor="anchor").anchor == str(tmp_path / "anchor")

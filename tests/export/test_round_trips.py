@@ -12,7 +12,7 @@ import torch
 import relight
 from relight.catalog import open_run
 from relight.export import Options, execute_export, plan_export
-from relight.foreign import bring_in, look
+from relight.foreign import detect, import_checkpoint
 from relight.store import open_bytes
 
 GOLDEN = Path(__file__).parents[1] / "foreign" / "golden"
@@ -39,7 +39,7 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def brought(source: Path, store: Path, run: str) -> dict[str, Any]:
     """Imported, and loaded."""
-    bring_in(look(source), open_bytes(store), run)
+    import_checkpoint(detect(source), open_bytes(store), run)
     return relight.load(store / run)
 
 

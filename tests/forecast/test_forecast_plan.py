@@ -11,7 +11,7 @@ from relight.errors import ConfigError
 from relight.forecast import Belief, prior
 from relight.forecast.planned import Layout, Measured, Question, fit, plan
 from relight.forecast.presets import SCENARIOS, preset
-from relight.forecast.sizing import of_number, size_of
+from relight.forecast.sizing import from_count, size_of
 from relight.keys import write_key_file
 from relight.keys.signing import write_signing_key
 from relight.policy.table import defaults_of
@@ -20,7 +20,7 @@ from relight.supervise.settings import read_settings
 
 def ask(model: str = "70B", **changes: object) -> Question:
     """About a model on 512 GPUs, with changes."""
-    given: dict = {"size": size_of(of_number(model)), "layout": Layout(512), "belief": Belief(5, 5 * 43200.0), "rate_source": "given", **changes}
+    given: dict = {"size": size_of(from_count(model)), "layout": Layout(512), "belief": Belief(5, 5 * 43200.0), "rate_source": "given", **changes}
     return Question(**given)
 
 
@@ -49,7 +49,7 @@ def test_times_follow_from_bytes_and_paces() -> None:
 
 def test_what_is_not_sharded_is_read_by_every_replica() -> None:
     """With ZeRO 1 every group of tensor and pipeline ranks reads the weights again; with FSDP all together read one checkpoint."""
-    size = size_of(of_number("70B"))
+    size = size_of(from_count("70B"))
     assert plan(ask()).load_bytes == pytest.approx(size.bytes)
     weights = size.parts["weights"]
     again = plan(ask(layout=Layout(512, tensor=8, zero=1))).load_bytes

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from relight.errors import ConfigError, RelightError
-from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, from_config, of_number, size_of
+from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, from_config, from_count, size_of
 
 LLAMA = {
     "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -75,7 +75,7 @@ def test_parts_by_optimizer_and_precision() -> None:
     assert size_of(model, "bf16-pure").bytes == 6 * model.parameters
     for precision in PRECISIONS:
         for optimizer in OPTIMIZERS:
-            number = size_of(of_number("8.03026B"), precision, optimizer).bytes
+            number = size_of(from_count("8.03026B"), precision, optimizer).bytes
             assert number == pytest.approx(size_of(model, precision, optimizer).bytes, rel=0.05), (precision, optimizer)
 
 
@@ -83,7 +83,7 @@ def test_parts_by_optimizer_and_precision() -> None:
 def test_what_is_no_number_of_parameters_is_refused(text: str) -> None:
     """With an error that shows how one looks."""
     with pytest.raises(ConfigError, match="such as '8B'"):
-        of_number(text)
+        from_count(text)
 
 
 def test_a_configuration_of_something_else_is_refused() -> None:
@@ -92,9 +92,9 @@ def test_a_configuration_of_something_else_is_refused() -> None:
         with pytest.raises(ConfigError):
             from_config({**LLAMA, **change})
     with pytest.raises(ConfigError, match="no precision"):
-        size_of(of_number("8B"), "int1")
+        size_of(from_count("8B"), "int1")
     with pytest.raises(ConfigError, match="no optimizer"):
-        size_of(of_number("8B"), "bf16", "magic")
+        size_of(from_count("8B"), "bf16", "magic")
 
 
 def test_hostile_configurations_end_in_our_error_or_in_a_size() -> None:

@@ -49,7 +49,7 @@ def mutated(data: bytes, chance: random.Random) -> bytes:
 def main(source: Path, seed: int, count: int, work: Path) -> None:
     """All of them; the first surprise ends it, with the seed that showed it."""
     from relight.errors import RelightError
-    from relight.foreign import bring_in, look
+    from relight.foreign import detect, import_checkpoint
     from relight.store import open_bytes
 
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
@@ -72,7 +72,7 @@ def main(source: Path, seed: int, count: int, work: Path) -> None:
         file.write_bytes(mutated(file.read_bytes(), chance))
         started = time.monotonic()
         try:
-            bring_in(look(target), open_bytes(str(store)), "run")
+            import_checkpoint(detect(target), open_bytes(str(store)), "run")
             came += 1
         except RelightError:
             refused += 1

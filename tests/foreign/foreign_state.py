@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 import relight
-from relight.foreign import Found, ImportReport, bring_in, look
+from relight.foreign import Found, ImportReport, detect, import_checkpoint
 from relight.store import open_bytes
 
 GOLDEN = Path(os.environ.get("RELIGHT_TEST_FOREIGN") or Path(__file__).parent / "golden").resolve()
@@ -18,8 +18,8 @@ GOLDEN = Path(os.environ.get("RELIGHT_TEST_FOREIGN") or Path(__file__).parent / 
 
 def imported(source: Path, tmp_path: Path, **words: Any) -> tuple[Found, ImportReport, dict[str, Any]]:
     """What was found, what was brought in, and all of it, read back."""
-    found = look(source)
-    report = bring_in(found, open_bytes(str(tmp_path / "store")), "run", **words)
+    found = detect(source)
+    report = import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run", **words)
     return found, report, relight.load(str(tmp_path / "store" / "run"))
 
 

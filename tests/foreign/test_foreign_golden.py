@@ -19,7 +19,7 @@ from mega import KEYS, whole
 
 import relight
 from relight.capture.rng import restore_host
-from relight.foreign import look
+from relight.foreign import detect
 
 
 def expected(folder: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ def test_a_rank_that_is_missing_is_noticed(tmp_path: Path) -> None:
     shutil.copytree(GOLDEN / "deep" / "stage2", tmp_path / "cut")
     next((tmp_path / "cut").rglob("*rank_1_*optim*")).unlink()
     with pytest.raises(relight.CorruptCheckpoint, match="files of 1 rank"):
-        look(tmp_path / "cut")
+        detect(tmp_path / "cut")
 
 
 def test_torchsnapshot(tmp_path: Path) -> None:
@@ -193,7 +193,7 @@ def test_megatron_torch_dist(tmp_path: Path) -> None:
 def test_megatron_legacy(tmp_path: Path) -> None:
     """One rank's file is a model; of several without their arguments nothing says how they were cut: refused, with what to do."""
     with pytest.raises(relight.IncompatibleState, match="2 model-parallel ranks") as error:
-        look(GOLDEN / "mega" / "legacy")
+        detect(GOLDEN / "mega" / "legacy")
     assert "torch_dist" in error.value.hint
     shutil.copytree(GOLDEN / "mega" / "legacy", tmp_path / "one")
     shutil.rmtree(tmp_path / "one" / "iter_0000100" / "mp_rank_01")
@@ -212,7 +212,7 @@ def test_deepspeeds_model_parallel_ranks_are_refused_with_the_reason(tmp_path: P
     for rank in range(2):
         torch.save(held, folder / f"mp_rank_{rank:02d}_model_states.pt")
     with pytest.raises(relight.IncompatibleState, match="pieces of 2 model-parallel ranks") as error:
-        look(tmp_path / "zero")
+        detect(tmp_path / "zero")
     assert ("ds_to_universal" in error.value.hint) is told
     assert ("tp_replicated_parameter_patterns" in error.value.what) is told
 
@@ -222,7 +222,7 @@ def test_orbax(tmp_path: Path, form: str) -> None:
     """A tree of arrays, of zarr 2 and 3, by its names; files are read here, an OCDBT by tensorstore, and without it that is said."""
     if form.startswith("ocdbt") and importlib.util.find_spec("tensorstore") is None:
         with pytest.raises(relight.IncompatibleState, match="tensorstore") as error:
-            look(GOLDEN / "orb" / form)
+            detect(GOLDEN / "orb" / form)
         assert "pip install tensorstore" in error.value.hint
         return
     found, report, state = imported(GOLDEN / "orb" / form, tmp_path)

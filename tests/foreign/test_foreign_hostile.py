@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 import relight
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, UnsafeContent
-from relight.foreign import bring_in, look
+from relight.foreign import detect, import_checkpoint
 from relight.foreign.sums import combined
 from relight.store import open_bytes
 
@@ -58,7 +58,7 @@ def refused(path: Path, tmp_path: Path, *kinds: type[RelightError]) -> RelightEr
     """One of our errors, soon, and nothing is left in the store."""
     started = time.process_time()  # of this process alone: other work may keep it waiting
     with pytest.raises(kinds or RelightError) as found:
-        bring_in(look(path), open_bytes(str(tmp_path / "store")), "run")
+        import_checkpoint(detect(path), open_bytes(str(tmp_path / "store")), "run")
     assert time.process_time() - started < 5
     assert not list((tmp_path / "store").glob("run/*-e*"))
     return found.value
@@ -178,9 +178,9 @@ def test_what_is_of_unknown_classes_is_left_out_and_named(tmp_path: Path, monkey
     config = Config(depth=3)
     config.extra = 1  # type: ignore[attr-defined]
     torch.save({"model": {"w": torch.ones(2)}, "config": config, "epoch": 4}, tmp_path / "x.pt")
-    found = look(tmp_path / "x.pt")
+    found = detect(tmp_path / "x.pt")
     assert found.tensors == 1 and [what for what, why in found.left_out if "my_project.settings.Config" in why] == ["imported/config"]
-    report = bring_in(found, open_bytes(str(tmp_path / "store")), "run")
+    report = import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
     assert report.tensors == 1
 
 
@@ -204,7 +204,7 @@ def test_values_that_say_one_thing_again_and_again(tmp_path: Path) -> None:
     """Lists that hold a list twice, a hundred levels of them: refused before they are walked."""
     deep = b"\x80\x04]\x94" + b"".join(b"]\x94(h" + bytes([i]) + b"h" + bytes([i]) + b"e" for i in range(60)) + b"."
     with pytest.raises(UnsafeContent):
-        look(archive(tmp_path / "x.pt", b"\x80\x04}\x8c\x01a" + deep[2:-1] + b"s."))
+        detect(archive(tmp_path / "x.pt", b"\x80\x04}\x8c\x01a" + deep[2:-1] + b"s."))
 
 
 @pytest.mark.parametrize("use", ["as a key", "in a set", "as a value"])
@@ -302,8 +302,8 @@ def test_tensors_beyond_their_storage(tmp_path: Path, shape: tuple[int, ...], st
 def test_an_empty_tensor_reads_nothing(tmp_path: Path, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> None:
     """An empty tensor comes in empty, with its shape, whatever its strides and its offset are."""
     secret = b"outside of the storage" * 1000
-    found = look(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16), "1": secret}))
-    bring_in(found, open_bytes(str(tmp_path / "store")), "run")
+    found = detect(archive(tmp_path / "x.pt", tensor_pickle(4, shape, stride, offset), **{"0": bytes(16), "1": secret}))
+    import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
     (component,) = relight.load(tmp_path / "store/run").values()
     assert tuple(component["w"].shape) == shape
     assert not any(secret[:16] in pack.read_bytes() for pack in (tmp_path / "store").rglob("*.safetensors"))
@@ -311,7 +311,7 @@ def test_an_empty_tensor_reads_nothing(tmp_path: Path, shape: tuple[int, ...], s
 
 def test_one_that_stays_within_it_comes_in(tmp_path: Path) -> None:
     """The check above can fail."""
-    found = look(archive(tmp_path / "x.pt", tensor_pickle(4, (4,), (1,)), **{"0": bytes(16)}))
+    found = detect(archive(tmp_path / "x.pt", tensor_pickle(4, (4,), (1,)), **{"0": bytes(16)}))
     assert found.tensors == 1 and found.bytes == 16
 
 
@@ -319,7 +319,7 @@ def test_a_zip_that_lies(tmp_path: Path) -> None:
     """Compressed (a bomb), names twice, entries on one another, numbers outside of the file: refused."""
     good = tmp_path / "good.pt"
     torch.save({"w": torch.arange(1000.0), "v": torch.arange(1000.0)}, good)
-    look(good)
+    detect(good)
     with zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as file:
         file.writestr("a/data.pkl", tensor_pickle(4, (4,), (1,)))
         file.writestr("a/data/0", bytes(50 << 20))
@@ -345,7 +345,7 @@ def test_a_way_out_in_a_name_leads_nowhere(tmp_path: Path) -> None:
         file.writestr("a/data.pkl", tensor_pickle(4, (4,), (1,)))
         file.writestr("a/data/0", bytes(16))
         file.writestr("../../../escaped", b"x")
-    bring_in(look(tmp_path / "x.pt"), open_bytes(str(tmp_path / "store")), "run")
+    import_checkpoint(detect(tmp_path / "x.pt"), open_bytes(str(tmp_path / "store")), "run")
     assert not list(tmp_path.parent.parent.glob("escaped"))
 
 
@@ -380,7 +380,7 @@ def test_a_safetensors_header_longer_than_its_file(tmp_path: Path) -> None:
     """Is refused before memory is made for it."""
     refused(header(tmp_path, {"w": F}, length=2**40), tmp_path)
     refused(header(tmp_path, {"w": F}, data=bytes(12)), tmp_path, CorruptCheckpoint)
-    look(header(tmp_path, {"w": F}))
+    detect(header(tmp_path, {"w": F}))
 
 
 @pytest.mark.parametrize(
@@ -414,17 +414,17 @@ def test_links_are_not_followed(tmp_path: Path) -> None:
 def test_a_link_that_somebody_names_is_what_it_leads_to(tmp_path: Path) -> None:
     """``latest -> checkpoint-3`` may be said: only what is inside must not lead out."""
     (tmp_path / "latest").symlink_to(GOLDEN / "hugging" / "checkpoint-3")
-    assert look(tmp_path / "latest").step == 3
+    assert detect(tmp_path / "latest").step == 3
 
 
 def test_what_changes_while_it_is_read_does_not_come_in(tmp_path: Path) -> None:
     """The file is another at the end than it was at the beginning: nothing is committed."""
     save_file({"w": torch.ones(2)}, tmp_path / "x.safetensors")
-    found = look(tmp_path / "x.safetensors")
+    found = detect(tmp_path / "x.safetensors")
     save_file({"w": torch.zeros(2)}, tmp_path / "y.safetensors")
     os.replace(tmp_path / "y.safetensors", tmp_path / "x.safetensors")
     with pytest.raises(CorruptCheckpoint, match="changed"):
-        bring_in(found, open_bytes(str(tmp_path / "store")), "run")
+        import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
     assert not list((tmp_path / "store").glob("run/*-e*"))
 
 
@@ -441,7 +441,7 @@ def test_what_is_no_checkpoint_is_said_to_be_none(tmp_path: Path, what: str) -> 
     if what == "folder of runs":
         (path / "checkpoint-500").mkdir()
     with pytest.raises(RelightError) as error:
-        look(path)
+        detect(path)
     assert (what == "nothing") != isinstance(error.value, IncompatibleState)
     assert what != "folder of runs" or "checkpoint-500" in error.value.hint
 
@@ -474,7 +474,7 @@ def test_what_has_no_checksums_comes_in(tmp_path: Path) -> None:
         torch.save({"w": torch.ones(3)}, tmp_path / "x.pt")
     finally:
         torch.serialization.set_crc32_options(True)
-    assert bring_in(look(tmp_path / "x.pt"), open_bytes(str(tmp_path / "store")), "run").tensors == 1
+    assert import_checkpoint(detect(tmp_path / "x.pt"), open_bytes(str(tmp_path / "store")), "run").tensors == 1
 
 
 def sources(tmp_path: Path) -> dict[str, Path]:

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 import relight
 from relight.cli import cli
 from relight.errors import ConfigError, IncompatibleState
-from relight.foreign import bring_in, look
+from relight.foreign import detect, import_checkpoint
 from relight.store import open_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -183,14 +183,14 @@ def test_said_again_it_is_there_already(tmp_path: Path) -> None:
     """The same source makes one checkpoint; another source, another step, other parts make others."""
     torch.save({"model": {"w": torch.ones(2)}, "ema": {"w": torch.zeros(2)}, "step": 5}, tmp_path / "x.pt")
     store = open_bytes(str(tmp_path / "store"))
-    first = bring_in(look(tmp_path / "x.pt"), store, "run")
-    again = bring_in(look(tmp_path / "x.pt"), store, "run")
+    first = import_checkpoint(detect(tmp_path / "x.pt"), store, "run")
+    again = import_checkpoint(detect(tmp_path / "x.pt"), store, "run")
     assert again.there and not first.there and again.id == first.id
-    part = bring_in(look(tmp_path / "x.pt"), store, "run", which=["ema"])
-    later = bring_in(look(tmp_path / "x.pt"), store, "run", step=6)
+    part = import_checkpoint(detect(tmp_path / "x.pt"), store, "run", which=["ema"])
+    later = import_checkpoint(detect(tmp_path / "x.pt"), store, "run", step=6)
     assert len({first.id, part.id, later.id}) == 3 and part.tensors == 1 and later.step == 6
     with pytest.raises(ConfigError, match="is at step 6"):
-        bring_in(look(tmp_path / "x.pt"), store, "run", step=4)
+        import_checkpoint(detect(tmp_path / "x.pt"), store, "run", step=4)
     assert relight.load(str(tmp_path / "store" / "run"), part.id).keys() == {"ema"}
     assert len(relight.open(str(tmp_path / "store" / "run")).checkpoints()) == 3
 
@@ -253,7 +253,7 @@ def test_what_fsdp_writes_below_an_accelerate_folder(tmp_path: Path) -> None:
     found, report, state = imported(folder, tmp_path)
     assert found.kind == "accelerate" and report.step == 2 and same(state["model"], dict(model.state_dict()))
     assert set(state["optimizer"]["state"]) == {name for name, _ in model.named_parameters()}
-    assert bring_in(look(folder), open_bytes(str(tmp_path / "store")), "run").there
+    assert import_checkpoint(detect(folder), open_bytes(str(tmp_path / "store")), "run").there
 
 
 def test_a_trainer_that_ran_on_deepspeed(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from foreign_state import GOLDEN, imported, same
 from mega_legacy import LAYERS, WAYS, whole_of
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.foreign import bring_in, look
+from relight.foreign import detect, import_checkpoint
 from relight.store import open_bytes
 
 RANKS = GOLDEN / "mega_ranks"
@@ -94,7 +94,7 @@ def test_what_does_not_tell_is_refused_with_the_reason(why: str, tmp_path: Path)
     """Nothing is guessed, and it is said what to do."""
     way, change, words = REFUSED[why]
     with pytest.raises(IncompatibleState, match=words) as error:
-        look(changed(tmp_path, way, change))
+        detect(changed(tmp_path, way, change))
     assert "torch_dist" in error.value.hint
 
 
@@ -111,7 +111,7 @@ def test_ranks_that_do_not_go_together_are_broken(why: str, tmp_path: Path) -> N
     """Told by metadata alone."""
     ranks, change, words = BROKEN[why]
     with pytest.raises(CorruptCheckpoint, match=words):
-        look(changed(tmp_path, "tp2", change, ranks))
+        detect(changed(tmp_path, "tp2", change, ranks))
 
 
 @pytest.mark.parametrize("lost", ["mp_rank_00_000", "mp_rank_01_001"])
@@ -120,7 +120,7 @@ def test_a_missing_rank_is_named(lost: str, tmp_path: Path) -> None:
     shutil.copytree(RANKS / "tp2_pp2", tmp_path / "less")
     shutil.rmtree(tmp_path / "less" / "iter_0000100" / lost)
     with pytest.raises(CorruptCheckpoint, match="missing"):
-        look(tmp_path / "less")
+        detect(tmp_path / "less")
 
 
 @pytest.mark.parametrize("name", ["decoder.final_layernorm.weight", "embedding.position_embeddings.weight"])
@@ -130,9 +130,9 @@ def test_copies_that_differ_do_not_come_in(name: str, tmp_path: Path) -> None:
     def change(told: dict[str, Any]) -> None:
         told["model"][name].view(-1)[-1] += 1
 
-    found = look(changed(tmp_path, "tp2", change, "01"))
+    found = detect(changed(tmp_path, "tp2", change, "01"))
     with pytest.raises(CorruptCheckpoint, match="copies that should be the same"):
-        bring_in(found, open_bytes(str(tmp_path / "store")), "run")
+        import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
     assert not list((tmp_path / "store").glob("run/*-e*"))
 
 
@@ -142,14 +142,14 @@ def test_a_tied_copy_that_differs_does_not_come_in(tmp_path: Path) -> None:
     def change(told: dict[str, Any]) -> None:
         told["model"]["output_layer.weight"][0, 0] += 1
 
-    found = look(changed(tmp_path, "tp2_pp2", change, "01_001"))
+    found = detect(changed(tmp_path, "tp2_pp2", change, "01_001"))
     with pytest.raises(CorruptCheckpoint, match="copies that should be the same"):
-        bring_in(found, open_bytes(str(tmp_path / "store")), "run")
+        import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run")
 
 
 def test_each_ranks_optimizer_is_left_out_and_said(tmp_path: Path) -> None:
     """It has numbers alone, on each rank its own."""
-    found = look(changed(tmp_path, "tp2", lambda told: told.update(optimizer={"state": {}, "param_groups": []})))
+    found = detect(changed(tmp_path, "tp2", lambda told: told.update(optimizer={"state": {}, "param_groups": []})))
     assert [what for what, _ in found.left_out] == ["optimizer"] and "by number" in found.left_out[0][1]
 
 
@@ -161,4 +161,4 @@ def test_a_scripts_own_arguments_come_in_as_values(tmp_path: Path) -> None:
     within.me = within
     torch.save({"model": {"w": torch.ones(2)}, "args": within}, tmp_path / "b.pt")
     with pytest.raises(UnsafeContent, match="nested too deeply"):
-        look(tmp_path / "b.pt")
+        detect(tmp_path / "b.pt")

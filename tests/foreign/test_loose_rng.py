@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import relight
-from relight.foreign import bring_in, look
+from relight.foreign import detect, import_checkpoint
 from relight.store import open_bytes
 
 CUDA = torch.zeros(16, dtype=torch.uint8)
@@ -58,9 +58,9 @@ def test_the_generators_of_a_script_are_restored(tmp_path: Path, shape: str) -> 
     draws()
     torch.save({"model": model.state_dict(), "step": 9, **SHAPES[shape](states())}, tmp_path / "old.pt")
     wanted = draws()
-    found = look(tmp_path / "old.pt")
+    found = detect(tmp_path / "old.pt")
     assert found.parts["rng"].startswith("rng") and found.left_out == [] and found.kind == "torch" and found.step == 9
-    bring_in(found, open_bytes(str(tmp_path / "runs")), "mine")
+    import_checkpoint(found, open_bytes(str(tmp_path / "runs")), "mine")
     seed(1)
     with relight.Checkpointer(tmp_path / "runs" / "mine", model=model, background=False) as ckpt:
         assert ckpt.restore() == 10
@@ -73,9 +73,9 @@ def test_a_generator_without_a_state_is_left_alone_and_noted(tmp_path: Path) -> 
     seed(5)
     torch.save({"model": model.state_dict(), "rng_state": torch.get_rng_state()}, tmp_path / "old.pt")
     wanted = float(torch.rand(()))
-    found = look(tmp_path / "old.pt")
+    found = detect(tmp_path / "old.pt")
     assert any("Python's, numpy's" in note for note in found.notes)
-    bring_in(found, open_bytes(str(tmp_path / "runs")), "mine")
+    import_checkpoint(found, open_bytes(str(tmp_path / "runs")), "mine")
     seed(1)
     with relight.Checkpointer(tmp_path / "runs" / "mine", model=model, background=False) as ckpt:
         ckpt.restore()
@@ -99,11 +99,11 @@ def test_a_generator_without_a_state_is_left_alone_and_noted(tmp_path: Path) -> 
 def test_what_is_no_state_of_this_process_is_kept(tmp_path: Path, key: str, value: object) -> None:
     """States of several ranks, of a sampler, of another size: kept as values, so that none replaces the process's own."""
     torch.save({"model": torch.nn.Linear(2, 2).state_dict(), key: value}, tmp_path / "old.pt")
-    found = look(tmp_path / "old.pt")
+    found = detect(tmp_path / "old.pt")
     assert "rng" not in found.parts and key in found.parts["imported"]
 
 
 def test_generators_survive_a_dictionary_within_the_dictionary(tmp_path: Path) -> None:
     """A state next to a nested dictionary of components is not lost with the outer one."""
     torch.save({"state": {"model": torch.nn.Linear(2, 2).state_dict(), "step": 3}, "rng_state": torch.get_rng_state()}, tmp_path / "old.pt")
-    assert {"model", "rng"} <= look(tmp_path / "old.pt").parts.keys()
+    assert {"model", "rng"} <= detect(tmp_path / "old.pt").parts.keys()

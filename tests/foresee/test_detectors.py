@@ -30,12 +30,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
 def looks_of(samples: Iterable) -> np.ndarray:
     """Of a node's seconds."""
     rows = np.array([made.SHAPE.row(one) for one in samples], np.float32)
-    return features_of(Signals(made.SHAPE.columns).of(rows))
+    return features_of(Signals(made.SHAPE.columns).signals(rows))
 
 
 def risk_of(samples: Iterable):
     """What the rules make of the last of them."""
-    return Rules().see(Look(0.0, looks_of(samples)[-1]))
+    return Rules().update(Look(0.0, looks_of(samples)[-1]))
 
 
 def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
@@ -77,7 +77,7 @@ def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
     scores = Drift().follow(looks)
     assert scores[:330].max() < 0.2 and scores[-1] > 0.5
     drift = Drift()
-    assert "step time" in [drift.see(Look(0.0, row)) for row in looks][-1].why
+    assert "step time" in [drift.update(Look(0.0, row)) for row in looks][-1].why
 
 
 @pytest.mark.parametrize("name", DETECTORS)
@@ -85,7 +85,7 @@ def test_at_once_and_one_by_one_are_the_same(learned: Model, name: str) -> None:
     """What is evaluated is what is done."""
     looks = runs_of(simulate(9, 1), "x")[0].looks[:150]
     one_by_one = learned.detectors[name].fresh()
-    risks = [one_by_one.see(Look(0.0, row)) for row in looks]
+    risks = [one_by_one.update(Look(0.0, row)) for row in looks]
     np.testing.assert_allclose([one.score for one in risks], learned.detectors[name].follow(looks), atol=1e-5)
     assert all(one.kind in ACTIONS and 0 <= one.score <= 1 for one in risks)
 
@@ -114,7 +114,7 @@ def test_the_forest_is_the_same_as_scikit_learns() -> None:
     from relight.foresee.forest import _OF_EACH, _TREES, _USED, grow
 
     rows = np.random.default_rng(0).normal(size=(700, len(FEATURES))).astype(np.float32)
-    scale = Scale.of(rows)
+    scale = Scale.from_rows(rows)
     theirs = IsolationForest(n_estimators=_TREES, max_samples=_OF_EACH, random_state=5).fit(scale(rows)[:, _USED])
     np.testing.assert_allclose(grow(rows, scale, 5).follow(rows[:50]), -theirs.score_samples(scale(rows[:50])[:, _USED]), atol=1e-6)
 

@@ -30,13 +30,13 @@ def wild(count: int, seed: int) -> np.ndarray:
 def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
     """To the last bit for signals, to a millionth of the spread for features: what was learned from histories holds for what is seen."""
     rows = wild(1500, seed)
-    at_once, one_by_one, windows, looks = Signals(made.SHAPE.columns).of(rows), Signals(made.SHAPE.columns), Windows(), []
+    at_once, one_by_one, windows, looks = Signals(made.SHAPE.columns).signals(rows), Signals(made.SHAPE.columns), Windows(), []
     for second, row in enumerate(rows):
-        signals = one_by_one.of(row[None])[0]
+        signals = one_by_one.signals(row[None])[0]
         np.testing.assert_array_equal(signals, at_once[second])
         windows.add(signals)
         if second % LOOK_S == LOOK_S - 1:
-            looks.append(windows.look(0.0).values)
+            looks.append(windows.window(0.0).values)
     found = features_of(at_once)
     assert found.shape == (1500 // LOOK_S, len(FEATURES))
     scale = np.nanmax(np.abs(found), axis=0, initial=1e-6, where=np.isfinite(found))
@@ -61,7 +61,7 @@ def test_signals_are_shares_rates_and_ratios_to_the_usual() -> None:
     for step_s in (0.1, 30.0):
         samples = [made.sample(1e9 + second, step_s=step_s * (2 if second >= 900 else 1), ecc=max(0, second - 950), silent=second > 990, disk=0.2)
                    for second in range(1000)]  # fmt: skip
-        found = Signals(made.SHAPE.columns).of(rows_of(samples))
+        found = Signals(made.SHAPE.columns).signals(rows_of(samples))
         assert found[899, AT["step"]] == pytest.approx(0, abs=1e-6) and found[905, AT["step"]] == pytest.approx(math.log(2), rel=1e-6)
         assert math.isnan(found[200, AT["step"]]), "nothing is usual in the first five minutes"
         assert found[960, AT["ecc"]] == pytest.approx(math.log(2)) and found[940, AT["ecc"]] == 0
@@ -73,12 +73,12 @@ def test_a_control_groups_room_counts_where_it_is_less() -> None:
     """What a node has free is of no use to a job whose limit is reached."""
     sample = made.sample(1.0)
     sample = sample._replace(host=sample.host._replace(group_used_bytes=9.0, group_limit_bytes=10.0))
-    assert Signals(made.SHAPE.columns).of(rows_of([sample]))[0, 0] == pytest.approx(0.1)
+    assert Signals(made.SHAPE.columns).signals(rows_of([sample]))[0, 0] == pytest.approx(0.1)
 
 
 def test_a_scale_bounds_what_is_far_and_takes_the_unknown_for_usual() -> None:
     """No value, however wild, is more than eight spreads away."""
-    scale = Scale.of(np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]]))
+    scale = Scale.from_rows(np.array([[1.0, 5.0], [3.0, 5.0], [np.nan, 5.0]]))
     np.testing.assert_allclose(scale(np.array([4.0, np.nan])), [2, 0])
     np.testing.assert_allclose(scale(np.array([1e30, -1e30])), [8, -8])
 

@@ -187,7 +187,7 @@ def test_clocks_and_gaps(tmp_path: Path) -> None:
         whole.sample(sample)
         if second % 10 == 0 or second == 999:
             holes.sample(sample)
-    np.testing.assert_allclose(whole._windows.look(0).values, holes._windows.look(0).values, rtol=1e-6)
+    np.testing.assert_allclose(whole._windows.window(0).values, holes._windows.window(0).values, rtol=1e-6)
     for at in (1e9 + 2000, 1e9 - 5):
         holes.sample(made.sample(at))
         assert holes._count == 1

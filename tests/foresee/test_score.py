@@ -41,8 +41,8 @@ def test_alarms_are_the_same_at_once_and_one_by_one(seed: int) -> None:
     scores = np.array([rng.random() ** rng.choice([1, 4]) for _ in AT])
     groups = np.array([rng.choice("abc") for _ in AT])
     one_by_one, by_group = Alarming(0.5), Alarming(0.5)
-    assert [at for at, score in zip(AT, scores) if one_by_one.see(at, score)] == alarms_of(AT, scores, 0.5)
-    found = [at for at, score, group in zip(AT, scores, groups) if by_group.see(at, score, group)]
+    assert [at for at, score in zip(AT, scores) if one_by_one.update(at, score)] == alarms_of(AT, scores, 0.5)
+    found = [at for at, score, group in zip(AT, scores, groups) if by_group.update(at, score, group)]
     assert found == alarms_of(AT, scores, 0.5, groups) and len(found) > len(alarms_of(AT, scores, 0.5))
 
 

@@ -23,7 +23,7 @@ class Far(MemoryStore):
     """A store that takes its time to answer, and counts."""
 
     parallel_reads = 16
-    settles = False
+    needs_sync = False
 
     def __init__(self) -> None:
         super().__init__()

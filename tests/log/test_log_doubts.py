@@ -19,7 +19,7 @@ class Doubtful(MemoryStore):
     """Sees what another store holds, but for what it is told not to."""
 
     unread = hidden = ""
-    settles = True
+    needs_sync = True
 
     def __init__(self, other: MemoryStore) -> None:
         super().__init__()
@@ -38,13 +38,13 @@ class Doubtful(MemoryStore):
     def put_once(self, key: str, data: bytes) -> bool:
         """Answers the second of two tries."""
         made = super().put_once(key, data)
-        return made and self.settles
+        return made and self.needs_sync
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """Fails if it is told to."""
-        if not self.settles:
+        if not self.needs_sync:
             raise StoreUnavailable("EIO", where=prefix)
-        super().settle(prefix)
+        super().sync(prefix)
 
 
 def request() -> SaveRequest:
@@ -90,7 +90,7 @@ def test_a_record_of_ours_whose_name_may_not_last_is_in_doubt() -> None:
     seen = Doubtful(store)
     attempt = Attempt.begin(seen, "run")
     attempt.save(request())
-    seen.settles = False
+    seen.needs_sync = False
     with pytest.raises(Uncertain):
         attempt.note("hello", {})
     assert fold(Attempt.begin(store, "run").view()).notes[-1].body.topic == "hello"

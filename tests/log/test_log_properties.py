@@ -16,7 +16,7 @@ from relight.log import History, Log, fold, read_store
 from relight.store import ByteStore, LocalStore, MemoryStore
 from relight.testing.disks import SimClock
 from relight.testing.rules import commit_body, directory_of, flip, record, rewrite, saves, simulated
-from relight.testing.scenario import ROOT, RUN, examine, save, tell
+from relight.testing.scenario import ROOT, RUN, examine, perform, save
 
 IDS = [letter * 10 for letter in "abc"]
 bodies = st.one_of(
@@ -222,5 +222,5 @@ def test_a_deleted_checkpoint_directory_harms_no_other() -> None:
     assert len(found) == 1
     assert ids[1] in found[0]
     more = list(told)
-    tell(save(Attempt.begin(LocalStore(ROOT, disk=disk), RUN), "log/after", 9), more)
+    perform(save(Attempt.begin(LocalStore(ROOT, disk=disk), RUN), "log/after", 9), more)
     assert len(examine(store, Log(store, RUN), more)) == 1

@@ -26,7 +26,7 @@ class Counting(MemoryStore):
     """A store that counts, and whose summaries may fail."""
 
     parallel_reads = 16
-    settles = False
+    needs_sync = False
 
     def __init__(self) -> None:
         super().__init__()

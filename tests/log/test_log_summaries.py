@@ -131,14 +131,14 @@ class Writer:
 def compare(brief: View, whole: View) -> None:
     """Assert that both views fold to the same."""
     one, other = fold(brief), fold(whole)
-    assert [(each.id, each.seq, each.step, each.epoch, each.alone, each.requires) for each in one.live] == [
-        (each.id, each.seq, each.step, each.epoch, each.alone, each.requires) for each in other.live
+    assert [(each.id, each.seq, each.step, each.epoch, each.self_contained, each.requires) for each in one.live] == [
+        (each.id, each.seq, each.step, each.epoch, each.self_contained, each.requires) for each in other.live
     ]
     assert (one.tags, one.epoch, one.skips, one.best_by) == (other.tags, other.epoch, other.skips, other.best_by)
     assert {key: found.seq for key, found in one.recallable.items()} == {key: found.seq for key, found in other.recallable.items()}
-    assert one.set_aside & one.by_id.keys() == other.set_aside & other.by_id.keys()
-    assert {key: value for key, value in one.cuts.items() if key in one.by_id or not key} == {
-        key: value for key, value in other.cuts.items() if key in other.by_id or not key
+    assert one.rolled_back_ids & one.by_id.keys() == other.rolled_back_ids & other.by_id.keys()
+    assert {key: value for key, value in one.lr_factors.items() if key in one.by_id or not key} == {
+        key: value for key, value in other.lr_factors.items() if key in other.by_id or not key
     }
     assert newest_good(one) == newest_good(other) and is_being_rebuilt(brief) == is_being_rebuilt(whole)
     for head in one.live:

@@ -11,7 +11,7 @@ import torch
 import relight
 from relight.catalog.find import candidates, resolve
 from relight.catalog.tiers import merge
-from relight.checkpointer.rolled_back import cut_rates, roll_back_if_told
+from relight.checkpointer.rolled_back import apply_requested_rollback, scale_learning_rates
 from relight.commit import Attempt, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
@@ -43,11 +43,11 @@ def test_what_was_gone_back_behind_is_not_the_latest(monkeypatch: pytest.MonkeyP
         save(attempt, step, loss=1.0 / step)
     monkeypatch.setenv(BEFORE, "25")
     monkeypatch.setenv(SKIP, "25-26")
-    roll_back_if_told(store, RUN, None)
+    apply_requested_rollback(store, RUN, None)
     history = attempt.history()
     assert steps(history) == [20, 10, 40, 30] and history.skips == [(25, 26)]
     assert resolve(history, "latest").step == 20 and resolve(history, "best").step == 20 and resolve(history, 30).step == 30
-    roll_back_if_told(store, RUN, None)  # told once
+    apply_requested_rollback(store, RUN, None)  # told once
     assert len(attempt.history().notes) == 1
     save(attempt, 24)
     save(attempt, 30)
@@ -59,7 +59,7 @@ def test_a_fresh_run_may_be_told_what_to_leave_out(monkeypatch: pytest.MonkeyPat
     store = MemoryStore()
     monkeypatch.setenv(BEFORE, "3")
     monkeypatch.setenv(SKIP, "3-3")
-    roll_back_if_told(store, RUN, None)
+    apply_requested_rollback(store, RUN, None)
     history = Attempt.begin(store, RUN).history()
     assert history.skips == [(3, 3)] and not history.live
 
@@ -73,7 +73,7 @@ def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> Non
     save(attempt, 10)
     attempt.note(ROLLED_BACK, {"before": before, "skip": skip} if not isinstance(before, int) or abs(before) < 2**53 else {"skip": skip})  # type: ignore[dict-item]
     history = attempt.history()
-    assert not history.skips and not history.set_aside
+    assert not history.skips and not history.rolled_back_ids
 
 
 def test_further_tiers_know_it_too() -> None:
@@ -84,7 +84,7 @@ def test_further_tiers_know_it_too() -> None:
     near.note(ROLLED_BACK, {"before": 20, "skip": "20-20"})
     save(far, 5)
     merged = merge([near.history(), far.history()]).history
-    assert steps(merged)[-2:] == [30, 20] and merged.skips == [(20, 20)] and len(merged.set_aside) == 2
+    assert steps(merged)[-2:] == [30, 20] and merged.skips == [(20, 20)] and len(merged.rolled_back_ids) == 2
 
 
 def test_learning_rates_are_lowered_once_for_each_roll_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,12 +95,12 @@ def test_learning_rates_are_lowered_once_for_each_roll_back(monkeypatch: pytest.
     for cut in ("0.5", "", "0.1"):
         monkeypatch.setenv(BEFORE, "20")
         monkeypatch.setenv(CUT, cut)
-        roll_back_if_told(store, RUN, None)
+        apply_requested_rollback(store, RUN, None)
         second = save(attempt, 15)
     attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": "much"})
     attempt.note(ROLLED_BACK, {"before": 20, "skip": "", "lr": 7.0})
     third = save(attempt, 16)
-    cuts = attempt.history().cuts
+    cuts = attempt.history().lr_factors
     assert cuts[first] == cuts[""] == pytest.approx(0.05) and second not in cuts and third not in cuts
 
 
@@ -115,7 +115,7 @@ def rates_behind(made: Callable[[float], Made], cut_at: int, rate: float, factor
         optimizer.step()
         scheduler.step()
         if step == cut_at:
-            cut_rates({"optimizer": optimizer, "scheduler": scheduler, "other": 3}, factor)
+            scale_learning_rates({"optimizer": optimizer, "scheduler": scheduler, "other": 3}, factor)
         seen.append(optimizer.param_groups[0]["lr"])
     return seen[cut_at + 1 :]
 

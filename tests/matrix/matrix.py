@@ -30,7 +30,7 @@ from tests.store.servers import Server, moto
 import relight
 from relight.agent.launch import address_of
 from relight.store.urls import split_run
-from relight.supervise.procfs import look_at
+from relight.supervise.procfs import sample_process
 
 FACTORS = {
     "layout": ["plain-1", "ddp-2", "fsdp-2", "tensor-2", "rank 0 writes-2", "nodes-2"],
@@ -170,7 +170,7 @@ def _end_agents(urls: list[str], nodes: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     ends = time.monotonic() + 10
-    while any(look_at(pid).state not in ("", "Z") for pid in there) and time.monotonic() < ends:
+    while any(sample_process(pid).state not in ("", "Z") for pid in there) and time.monotonic() < ends:
         time.sleep(0.01)
 
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 import relight
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, NoSpace, StoreUnavailable, UnsafeContent
-from relight.foreign import bring_in, look
+from relight.foreign import detect, import_checkpoint
 from relight.foreign.bucket import BLOCK_BYTES, Listing, is_bucket
 from relight.migrate import execute_migration, plan_migration, roll_back
 from relight.store import ObjectStore, open_bytes, put
@@ -38,7 +38,7 @@ def upload(folder: Path, url: str) -> None:
 
 def bring(url: str, run: Path) -> dict[str, Any]:
     """By itself, in this process, and read again."""
-    bring_in(look(url), open_bytes(run.parent), run.name)
+    import_checkpoint(detect(url), open_bytes(run.parent), run.name)
     found: dict[str, Any] = relight.load(run)
     return found
 
@@ -120,7 +120,7 @@ def test_what_changes_while_it_is_read_does_not_come_in(how: str, tmp_path: Path
         torch.save({"w": one}, tmp_path / f"{number}.pt")
     store = open_bytes(f"{s3}/old")
     put(store, "one.pt", (tmp_path / "0.pt").read_bytes())
-    found = look(f"{s3}/old/one.pt")
+    found = detect(f"{s3}/old/one.pt")
 
     def change() -> None:
         store.delete("one.pt")
@@ -133,7 +133,7 @@ def test_what_changes_while_it_is_read_does_not_come_in(how: str, tmp_path: Path
     else:
         change()
     with pytest.raises(CorruptCheckpoint, match="while it was read"):
-        bring_in(found, open_bytes(tmp_path / "new"), "run")
+        import_checkpoint(found, open_bytes(tmp_path / "new"), "run")
     assert not list((tmp_path / "new").glob("run/*-e*"))
 
 
@@ -183,7 +183,7 @@ def test_what_only_another_library_could_read_is_refused(s3: str) -> None:
     put(store, "_METADATA", json.dumps({"tree_metadata": {"('w',)": entry}}).encode())
     put(store, "manifest.ocdbt", b"something")
     with pytest.raises(IncompatibleState, match="copy this folder"):
-        look(f"{s3}/orbax")
+        detect(f"{s3}/orbax")
 
 
 def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointNotFound, match="s3://"):
         plan_migration("ftp://somewhere/old", str(tmp_path / "new"))
     with pytest.raises(ConfigError):
-        look("s3://")
+        detect("s3://")
     assert [is_bucket(one) for one in ("s3://a", "GS://a/b", "az://a", "https://a/b", "s3:/a", "/s3://a", "s3")] == [True, True, True, *4 * [False]]
 
 
@@ -238,7 +238,7 @@ def test_short_reads_are_made_of_blocks(s3: str) -> None:
 
     data = np.random.default_rng(0).integers(0, 256, 3 * BLOCK_BYTES + 77, "u1").tobytes()
     put(open_bytes(f"{s3}/old"), "one", data)
-    files = BucketFiles.of(f"{s3}/old/one")
+    files = BucketFiles.from_url(f"{s3}/old/one")
     with files.open("") as handle:
         for offset, length in ((0, 1), (BLOCK_BYTES - 3, 9), (5, BLOCK_BYTES - 1), (len(data) - 80, 80), (7, 2 * BLOCK_BYTES), (3, 0)):
             assert pread(handle, offset, length, "one") == data[offset : offset + length]

@@ -95,7 +95,7 @@ def test_a_flood_is_counted_and_blocks_nobody(tmp_path: Path, monkeypatch: pytes
     writer._undo()  # else what other tests left behind in this process is counted as well
     started = time.monotonic()
     for number in range(1000):
-        writer.hear(Event("save.coalesced", {"step": number}))
+        writer.on_event(Event("save.coalesced", {"step": number}))
     assert time.monotonic() - started < 2
     go.set()
     writer.flush(10)

@@ -61,7 +61,7 @@ def test_everybody_gives_and_takes_the_same(n: int, k: int, m: int, racks: int) 
             assert all(given[peer.id, number] == 1 for number in range(ring.data))
             for number in range(ring.data):
                 assert ring.member(ring.stripe_of(position, number), number) is peer
-        assert found.of(ring.peers[0].id) is ring
+        assert found.ring_of(ring.peers[0].id) is ring
     assert bool(found.short) == (n < k + m)
 
 

@@ -120,7 +120,7 @@ def after(coding_s: float, took_s: float, waited_s: float = 0.0) -> Smaller:
     """A save of a gigabyte, coded to 0.7 of it, to a store of 1 GB/s, which should have taken 0.7 s."""
     smaller = Smaller(Compact(reuse=False), seen(0.7, 1 / 1e9, 1 / 1e9))
     assert smaller.choice(Conditions(2)).coded
-    smaller.met(spent(700_000_000, 0.7, waited_s, float32_param=(GB, coding_s)), Conditions(2), 1, GB, took_s)
+    smaller.record_cost(spent(700_000_000, 0.7, waited_s, float32_param=(GB, coding_s)), Conditions(2), 1, GB, took_s)
     return smaller
 
 
@@ -132,7 +132,7 @@ def test_what_coding_was_seen_to_take_counts() -> None:
     for smaller in (after(4.0, 2.0), after(1.0, 1.1)):
         assert not smaller.choice(Conditions(2)).coded
         for number in range(1, 40):
-            smaller.met(spent(GB, 1.0), Conditions(2), 1, GB, 1.1)
+            smaller.record_cost(spent(GB, 1.0), Conditions(2), 1, GB, 1.1)
             if smaller.choice(Conditions(2)).coded:
                 break
         assert 2 < number < 30, number
@@ -154,7 +154,7 @@ def test_where_the_store_takes_nearly_all_of_it_there_is_no_gamble() -> None:
 def test_what_was_mostly_shared_says_nothing_of_the_whole() -> None:
     """A tenth of it was new: most of the time went into looking whether the rest is there."""
     smaller = Smaller(Compact(), seen(0.7, 1 / 1e9, 1 / 1e9, drag=1.2))
-    smaller.met(spent(70_000_000, 0.07, float32_param=(10**8, 0.2)), Conditions(2), 1, GB, 1.0)
+    smaller.record_cost(spent(70_000_000, 0.07, float32_param=(10**8, 0.2)), Conditions(2), 1, GB, 1.0)
     assert smaller.seen.drag == 1.2 and smaller.seen.strain == pytest.approx(2.0)
 
 
@@ -165,7 +165,7 @@ def test_a_crowd_is_noticed_before_anything_is_coded() -> None:
     def hashed(own_s: float, took_s: float) -> bool:
         looked = spent(GB, 1.0)
         looked.hashing_s, looked.hashing_own_s = took_s, own_s
-        smaller.met(looked, Conditions(2), 1, GB, 1.0)
+        smaller.record_cost(looked, Conditions(2), 1, GB, 1.0)
         return smaller.choice(Conditions(2)).coded
 
     assert smaller.choice(Conditions(2)).coded
@@ -178,10 +178,10 @@ def test_a_crowd_is_noticed_before_anything_is_coded() -> None:
 def test_strain_is_of_the_kinds_that_were_coded() -> None:
     """What codes slowly is no strain: it is as slow as its sample. What there is no sample of says nothing."""
     smaller = Smaller(Compact(), Experience(samples=KINDS, lane_s_per_byte=1 / 1e9))
-    smaller.met(spent(GB, 1.0, float32_optim=(600_000_000, 1.0), uint8_header=(GB, 50.0)), Conditions(2), 1, GB, 1.0)
+    smaller.record_cost(spent(GB, 1.0, float32_optim=(600_000_000, 1.0), uint8_header=(GB, 50.0)), Conditions(2), 1, GB, 1.0)
     assert smaller.seen.strain == pytest.approx(1.0)
     coarse = Smaller(Compact(), Experience(samples=(Sample("float32 param", 1.0, 0.7, 0.0),)))
-    coarse.met(spent(GB, 1.0, float32_param=(GB, 1.0)), Conditions(2), 1, GB, 1.0)
+    coarse.record_cost(spent(GB, 1.0, float32_param=(GB, 1.0)), Conditions(2), 1, GB, 1.0)
     assert coarse.seen.strain == 1.0, "a clock too coarse to time a sample by"
 
 
@@ -189,7 +189,7 @@ def test_lanes() -> None:
     """One lane was seen to take 1 GB/s, and coding needs one: two that are written at once take less time than coding gains."""
     smaller = Smaller(Compact(reuse=False), seen(0.7, 1 / 4e9, 1 / 1e9))
     assert smaller.choice(Conditions(2, lanes=1)).coded and not smaller.choice(Conditions(2, lanes=2)).coded
-    smaller.met(spent(GB, 0.5), Conditions(2, lanes=2), 2, GB, 0.6)
+    smaller.record_cost(spent(GB, 0.5), Conditions(2, lanes=2), 2, GB, 0.6)
     assert smaller.seen.lane_s_per_byte == pytest.approx(1 / 1e9), "two lanes at 2 GB/s"
     shared = Smaller(Compact(), seen(0.7, 1 / 4e9, 1 / 1e9, equal=0.5))
     assert shared.choice(Conditions(2, lanes=2)).coded, "what shares with an earlier save writes to one lane anyway"
@@ -198,9 +198,9 @@ def test_lanes() -> None:
 def test_a_store_that_takes_it_into_memory_first() -> None:
     """A save that coding held up makes it look fast, as it is never waited for: it is believed by a tenth."""
     smaller = Smaller(Compact(), seen(0.7, 1 / 4e9, 1 / 1e8))
-    smaller.met(spent(700_000_000, 0.01, float32_param=(GB, 0.3)), Conditions(2), 1, GB, 0.3)
+    smaller.record_cost(spent(700_000_000, 0.01, float32_param=(GB, 0.3)), Conditions(2), 1, GB, 0.3)
     assert smaller.seen.lane_s_per_byte == pytest.approx(0.9 / 1e8)
-    smaller.met(spent(GB, 1.0), Conditions(2), 1, GB, 1.0)
+    smaller.record_cost(spent(GB, 1.0), Conditions(2), 1, GB, 1.0)
     assert smaller.seen.lane_s_per_byte == pytest.approx(1 / 1e9), "one that is stored as it is says what it takes"
 
 

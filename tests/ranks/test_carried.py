@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from relight.capture.rng import seed_generator
-from relight.checkpointer.carried import carry
+from relight.checkpointer.carried import remap_rank_state
 
 HANDED = ("handed over: mine", "handed over: also", "handed over: third")
 SAID = "loader begins its epoch anew: it was saved without a word on how its samples are dealt out"
@@ -28,14 +28,14 @@ def parts() -> tuple[dict[str, Any], dict[str, object]]:
 def test_as_many_ranks_take_all_of_it() -> None:
     """Nothing is left out, nothing is said."""
     root, components = parts()
-    found = carry(root, components, rank=3, world=4, saved=4, key="k", own=[root] * 4)
+    found = remap_rank_state(root, components, rank=3, world=4, saved=4, key="k", own=[root] * 4)
     assert found.root is root and found.components is components and found.notes == []
 
 
 def test_fewer_ranks_keep_their_generators() -> None:
     """A loader whose order nobody knows begins anew."""
     root, components = parts()
-    found = carry(root, components, rank=1, world=2, saved=4, key="k", own=[root] * 4)
+    found = remap_rank_state(root, components, rank=1, world=2, saved=4, key="k", own=[root] * 4)
     assert set(found.root) == set(root) - {"loader"} and set(found.components) == set(components) - {"loader"}
     assert found.notes == ["4 ranks saved it and 2 ranks go on", SAID]
 
@@ -51,7 +51,7 @@ def test_ranks_that_were_not_there_draw_other_numbers() -> None:
     alike = [{name: str(one) for name in ("torch", "python", *HANDED)} for one in range(4)]
     for state, rank in ((7, 2), (7, 3), (8, 2), (7, 2), (7, 0)):
         root, components = parts()
-        carried = carry(root, components, rank=rank, world=4, saved=2, key="k", own=[root] * 2, alike=alike)
+        carried = remap_rank_state(root, components, rank=rank, world=4, saved=2, key="k", own=[root] * 2, alike=alike)
         assert {"rng", "mine", "also", "third"} <= set(carried.root) and "loader" not in carried.root
         torch.manual_seed(state + 100)  # as what was restored has them
         random.seed(state + 100)
@@ -69,7 +69,7 @@ def test_a_loader_that_the_checkpoint_lacks_is_left_as_it_is() -> None:
     """It is said, and no mismatch."""
     root, components = parts()
     del root["loader"]
-    found = carry(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
+    found = remap_rank_state(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
     assert found.notes[1] == "loader begins its epoch anew: the checkpoint has no loader of that name" and "loader" not in found.components
 
 
@@ -78,10 +78,10 @@ def test_what_no_loader_told_is_not_gone_on_with(told: object) -> None:
     """A hostile tree, again: whatever stands where a loader's state should be."""
     root, components = parts()
     root["loader"] = {"counted": told}
-    found = carry(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
+    found = remap_rank_state(root, components, rank=0, world=1, saved=2, key="k", own=[root] * 2)
     assert "loader" not in found.root and found.notes[1].startswith("loader begins its epoch anew: ")
 
 
 def test_what_is_no_dict_is_left_to_those_who_refuse_it() -> None:
     """A hostile tree."""
-    assert carry([1], {}, rank=0, world=2, saved=1, key="k", own=[]).root == [1]  # type: ignore[arg-type]
+    assert remap_rank_state([1], {}, rank=0, world=2, saved=1, key="k", own=[]).root == [1]  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def test_what_is_gathered_is_what_the_ranks_hold(seed: int, monkeypatch: pytest.
     def rank(world: Together) -> bytes:
         desk = Desk(world)
         if world.rank:
-            return desk.serve(held_by(roster, world.rank))
+            return desk.answer_requests(held_by(roster, world.rank))
         rng = random.Random(seed)
         sources = [Gathered(desk, entry.shape, entry.weight, routes) for entry, routes in found]
         desk.begin(held_by(roster, 0), sources)
@@ -141,7 +141,7 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
         desk = Desk(world)
         if world.rank:
             items = [Item(f"{n}", "float32", tuple(one.shape), "param", TensorSource(one)) for n, one in enumerate(local[world.rank])]
-            desk.serve(Offers(items, {}, [[Piece(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]]))
+            desk.answer_requests(Offers(items, {}, [[Piece(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]]))
             return 0
         sources = []
         for number, (rows, columns) in enumerate(shapes):
@@ -179,7 +179,7 @@ def test_a_rank_that_does_not_answer_is_named() -> None:
                 desk.begin(Offers([], {}, []), [source])
                 source.fill(0, memoryview(bytearray(16)))
             else:
-                desk.serve(Offers([], {}, []))
+                desk.answer_requests(Offers([], {}, []))
         assert desk.lost
         desk.end(b"says nothing")
         return caught.value.ranks

@@ -115,7 +115,7 @@ def test_a_failed_save(train: Run, tmp_path: Path, policy: str) -> None:
                 if step == 3 and handle is not None:
                     with contextlib.suppress(StoreUnavailable, SaveFailed, LateRanks):
                         handle.wait(timeout=20)
-                    ckpt._collect()
+                    ckpt._poll_completed()
             except SaveFailed as error:
                 raised = str(error)
             else:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.agree import together
+from relight.checkpointer.agree import raise_on_all_ranks
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import resume
 from relight.errors import CheckpointNotFound, RelightError, SaveFailed, StoreUnavailable
@@ -45,7 +45,7 @@ def test_what_one_rank_raises_all_hear_of(error: Exception) -> None:
     """Also what is no error of Relight's: the others do not wait for who has left."""
 
     def action(ranks: Ranks) -> None:
-        with together(ranks, "trying"):
+        with raise_on_all_ranks(ranks, "trying"):
             if ranks.world.rank == 1:
                 raise error
 

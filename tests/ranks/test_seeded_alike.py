@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from job import run
 
-from relight.checkpointer.seeded_alike import anew, sources
+from relight.checkpointer.seeded_alike import reseed_plan, sources
 
 
 def drawn(tmp_path: Path, world: int, alike: int, writer: str, name: str = "store") -> list[dict[str, Any]]:
@@ -41,9 +41,9 @@ def test_who_was_there_goes_on_and_who_was_not_begins_anew() -> None:
     alike = [{"torch": "ab"[rank // 2], "python": str(rank)} for rank in range(4)]
     assert sources(alike, 2) == [{"torch": 0, "python": 0}, {"torch": 0, "python": 1}, {"torch": 0, "python": 0}, {"torch": 0, "python": 1}]
     now = [{"torch": "x", "python": "yz"[rank % 2]} for rank in range(4)]
-    assert anew(alike, now) == [{}, {}, {"torch": 2, "python": 2}, {"torch": 2, "python": 3}]
+    assert reseed_plan(alike, now) == [{}, {}, {"torch": 2, "python": 2}, {"torch": 2, "python": 3}]
     assert [one["torch"] for one in sources(alike, 3)][2:] == [2, 2]
-    assert sources([], 3) == anew([], []) == []
+    assert sources([], 3) == reseed_plan([], []) == []
 
 
 @pytest.mark.parametrize("seed", range(50))
@@ -54,7 +54,7 @@ def test_alike_is_alike_and_nothing_else_is(seed: int) -> None:
     alike = [{"torch": str(rng.randrange(4))} for _ in range(world)]
     before = [rng.randrange(3) for _ in range(saved)]
     now = [{"torch": str(before[one["torch"]])} for one in sources(alike, saved)]
-    found = [(now[rank]["torch"], one.get("torch")) for rank, one in enumerate(anew(alike, now))]
+    found = [(now[rank]["torch"], one.get("torch")) for rank, one in enumerate(reseed_plan(alike, now))]
     for one in range(world):
         for other in range(world):
             assert (alike[one] == alike[other]) == (found[one] == found[other])

@@ -35,7 +35,7 @@ def test_steps_tell_every_rank_by_themselves() -> None:
 
     def rank(world: Together) -> list[str | None]:
         ranks = Ranks(world, (), 5.0)
-        return [ranks.why_now(facts(step), relight.every(steps=3), None, False) for step in range(7)]
+        return [ranks.agree_on_save(facts(step), relight.every(steps=3), None, False) for step in range(7)]
 
     assert Together.run(3, rank) == [[None, None, "every 3 steps", None, None, "every 3 steps", None]] * 3
 
@@ -48,7 +48,7 @@ def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> No
 
     def rank(world: Together) -> list[int]:
         ranks = Ranks(world, (), 5.0)
-        return [step for step in range(31) if ranks.why_now(facts(step), AskedAt(asked[world.rank]), None, False)]
+        return [step for step in range(31) if ranks.agree_on_save(facts(step), AskedAt(asked[world.rank]), None, False)]
 
     found = Together.run(4, rank)
     assert all(one == found[0] for one in found)
@@ -69,7 +69,7 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
                 signals.adopt("SIGUSR1")
             if world.rank == 2 and step == 3:
                 signals._ending = signal.SIGTERM
-            reason = ranks.why_now(facts(step), None, signals, False)
+            reason = ranks.agree_on_save(facts(step), None, signals, False)
             found.append((reason, signals.ending))
             signals.saved()
         return found
@@ -86,7 +86,7 @@ def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
     def rank(world: Together) -> list[int]:
         ranks = Ranks(world, (), 5.0)
         busy = [world.rank == 1 and 3 <= step < 9 for step in range(14)]
-        return [step for step in range(14) if ranks.why_now(facts(step), relight.every(steps=4), None, busy[step])]
+        return [step for step in range(14) if ranks.agree_on_save(facts(step), relight.every(steps=4), None, busy[step])]
 
     assert Together.run(2, rank) == [[3, 10, 11]] * 2
     assert counters["save.coalesced"] > before
@@ -101,7 +101,7 @@ def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
         ranks, free_at, found = Ranks(world, (), 5.0), 0, []
         for step in range(8):
             free = 1 if world.rank == 0 or step >= free_at else 0
-            reason = ranks.why_now(facts(step), relight.every(steps=1), None, free == 0, free == 1 and world.rank == 1)
+            reason = ranks.agree_on_save(facts(step), relight.every(steps=1), None, free == 0, free == 1 and world.rank == 1)
             if reason:
                 assert free, "a save that would have to wait"
                 free_at = step + 3
@@ -124,7 +124,7 @@ def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
     def rank(world: Together) -> list[tuple[int, str]]:
         ranks, found = Ranks(world, (), 5.0), []
         for step in range(9):
-            reason = ranks.why_now(facts(step), relight.every(steps=4), None, world.rank == 1 and 2 <= step < 4)
+            reason = ranks.agree_on_save(facts(step), relight.every(steps=4), None, world.rank == 1 and 2 <= step < 4)
             found += [(step, reason)] if reason else []
         return found
 
@@ -138,7 +138,7 @@ def test_lost_ranks_stop_saves_and_not_training() -> None:
     def rank(world: Together) -> list[str | None]:
         ranks = Ranks(world, (), 0.3)
         steps = range(2) if world.rank == 1 else range(6)
-        return [ranks.why_now(facts(step), relight.every(steps=4), None, False) for step in steps]
+        return [ranks.agree_on_save(facts(step), relight.every(steps=4), None, False) for step in steps]
 
     found = Together.run(2, rank, timeout_s=0.3)
     assert found[0] == [None] * 6
@@ -153,7 +153,7 @@ def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
         saved, last_s = [], 0.0
         for step in range(20):
             interval_s = (4.0 if step < 10 else 2.0) if world.rank == 0 else None
-            if ranks.why_now(Facts(step, float(step), None, last_s, interval_s=interval_s), trigger, None, False):
+            if ranks.agree_on_save(Facts(step, float(step), None, last_s, interval_s=interval_s), trigger, None, False):
                 saved.append(step)
                 last_s = float(step)
         return saved

@@ -16,7 +16,7 @@ from relight.catalog.run import Run
 from relight.catalog.verify import verify_checkpoint, verify_log
 from relight.checkpointer.resume import begun_history
 from relight.commit import Attempt, SaveRequest
-from relight.doctor.facts_run import look_at_run
+from relight.doctor.facts_run import collect_run
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format.records import CommitBody, FenceBody, NoteBody
 from relight.log import Log, fold
@@ -215,7 +215,7 @@ def test_readers_and_copies_refuse_a_log_that_lost_its_newest_records(tmp_path: 
             act()
     findings = verify_log(store, Log(store, "run").read())
     assert [one.file for one in findings] == ["run/log"] and "relight recover" in findings[0].detail
-    facts = look_at_run(store, "run", str(tmp_path / "a" / "run"))
+    facts = collect_run(store, "run", str(tmp_path / "a" / "run"))
     assert facts.error is not None and "newest records" in facts.error.what
 
 

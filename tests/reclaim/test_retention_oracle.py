@@ -99,10 +99,10 @@ def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
             ids = {one.id for one in newest}
             if sum(one.bytes for one in sound if one.id in ids or ids & set(one.needed_by)) <= rule.budget:
                 stay |= {one.id for one in newest}
-    if rule.behind is not None and sound:
-        old = [one for one in sound if one.step <= sound[-1].step - rule.behind]
+    if rule.lag_steps is not None and sound:
+        old = [one for one in sound if one.step <= sound[-1].step - rule.lag_steps]
         stay |= {one.id for one in old[-1:]}
-        next_ones = [one for one in sound if one.step > sound[-1].step - rule.behind and (not old or one.seq > old[-1].seq)]
+        next_ones = [one for one in sound if one.step > sound[-1].step - rule.lag_steps and (not old or one.seq > old[-1].seq)]
         stay |= {one.id for one in next_ones[:1]}
     return stay
 

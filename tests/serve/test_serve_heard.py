@@ -111,14 +111,14 @@ def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
         steps = list(range(100 * block, 100 * block + 100))
         metrics = {f"m{number}": [float(step) for step in steps] for number in range(20)}
         keep_events(tmp_path / "events", "s", {"event": "steps.done", "steps": steps, "metrics": metrics}, run="long")
-    around._hear()
+    around._read_new()
     found = around.curves("s", "long")
     assert len(found) == METRICS_MAX and all(len(points) <= POINTS_MAX and max(points) >= 5998 and 0 in points for points in found.values())
     for number in range(CURVES_MAX + 5):
         told = {"event": "steps.done", "steps": [1], "metrics": {"loss": [1.0]}}
         keep_events(tmp_path / "events", "s", told, run=f"run-{number}", name=f"0000000000002-{number}-000001")
     for _ in range(5):
-        around._hear()
+        around._read_new()
     assert len(around._curves) == CURVES_MAX and not around.curves("s", "long") and not around.curves("s", "nobody")
 
 
@@ -185,14 +185,14 @@ def test_a_store_that_is_not_read_yet_ends_no_alert_and_one_that_hangs_is_told(t
     (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: None)
     around = Around([reader], Alerting())
     began, seen = time.monotonic(), list[RunSeen]()
-    looking = threading.Thread(target=lambda: seen.extend(around._watcher.look(time.time())))
+    looking = threading.Thread(target=lambda: seen.extend(around._watcher.poll(time.time())))
     looking.start()
     time.sleep(0.3)
     assert looking.is_alive() and seen == []
-    reader.look()
+    reader.poll()
     looking.join(10)
     assert [(one.run, one.error) for one in seen] == [("run-000", ""), ("run-001", "")] and time.monotonic() - began < 20
     for gone, says in ((StoreState({}, "store_unavailable: away", None), "away"), (StoreState(reader.now.runs, "ok", 1.0), "has not answered")):
         reader.now = gone
-        found = around._watcher.look(time.time())
+        found = around._watcher.poll(time.time())
         assert [one.run for one in found] == ["run-000", "run-001"] and all(says in one.error and one.checkpoints == 3 for one in found)

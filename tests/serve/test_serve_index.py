@@ -63,9 +63,9 @@ def test_an_unchanged_run_is_not_worked_out_again(tmp_path: Path) -> None:
     """Looking at a store in which nothing happens gives the very same values, and tells nobody."""
     told = []
     (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: told.append((store, runs)))
-    reader.look()
+    reader.poll()
     before = reader.now.runs
-    reader.look()
+    reader.poll()
     assert all(reader.now.runs[name] is state for name, state in before.items())
     assert told == [("runs", {"run-000", "run-001"})]
 

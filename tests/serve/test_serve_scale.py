@@ -137,16 +137,16 @@ def test_a_look_at_what_is_known_is_short_and_what_is_new_is_seen(root: Path, ca
     """Nothing new: no run is made anew, and nobody is told. A checkpoint more: that run alone is."""
     told: list[set[str]] = []
     (reader,) = open_readers([str(root)], lambda store, runs: told.append(runs))
-    reader.look()
+    reader.poll()
     before, times = reader.now.runs, []
     for _ in range(3):
         begun = time.perf_counter()
-        reader.look()
+        reader.poll()
         times.append(time.perf_counter() - begun)
     with capsys.disabled():
         print(f"\n  a look at {RUNS} runs without news {min(times) * 1000:.0f} ms", end=" ")
     assert all(reader.now.runs[name] is one for name, one in before.items()) and told == [set(before)]
     assert min(times) < LOOK_S, times
     Attempt.begin(open_bytes(str(root)), "run-011").save(request(99_900))
-    reader.look()
+    reader.poll()
     assert told[1:] == [{"run-011"}] and reader.now.runs["run-011"].history.live[-1].step == 99_900

@@ -19,7 +19,7 @@ from relight.catalog.run import Run
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.log.identity import now_text
-from relight.serve.actions import told_last
+from relight.serve.actions import newest_account_time
 from relight.serve.pages_actions import Done
 from relight.serve.scope import asking
 from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING_MAX, Task, Tasks
@@ -149,7 +149,7 @@ def test_tasks_are_bounded_and_errors_are_how_they_end() -> None:
 
     def waits(task: Task) -> Done:
         for number in range(3 * LINES_MAX):
-            task.say(f"line {number}")
+            task.add_line(f"line {number}")
         go.wait(10)
         raise ConfigError("it cannot be")
 
@@ -174,9 +174,9 @@ def test_whether_somebody_watches_is_known_from_the_last_account() -> None:
     """A job's account says when it began and how long it has gone on: together, when it was written."""
     one = Account("job", "2026-01-01T00:00:00Z", 90.0, {}, {}, {}, 1, 0)
     later = Account("job", "2026-01-01T00:01:00Z", 60.0, {}, {}, {}, 1, 0)
-    assert told_last([]) is None
-    assert told_last([one]) == 1767225690.0
-    assert told_last([one, later]) == 1767225720.0
+    assert newest_account_time([]) is None
+    assert newest_account_time([one]) == 1767225690.0
+    assert newest_account_time([one, later]) == 1767225720.0
 
 
 def test_every_asker_of_a_task_hears_its_end() -> None:

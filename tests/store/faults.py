@@ -78,7 +78,7 @@ class Bench:
         with self._through(self._proxy.address):
             store = ObjectStore(url, patience=PATIENCE)
             try:
-                scenario.tell(scenario.life(store, seed), told)
+                scenario.perform(scenario.life(store, seed), told)
                 log = Log(store, RUN)
                 log.read()
                 wrong = [f"under faults: {one}" for one in scenario.examine(store, log, told)]

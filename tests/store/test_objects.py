@@ -46,7 +46,7 @@ QUICK = Patience(request_s=0.8, deadline_s=3.0, tries=3, pause_s=0.01, pause_max
 )  # fmt: skip
 def test_where_a_url_leads(url: str, found: tuple[str, str, str]) -> None:
     """Scheme, bucket, prefix."""
-    assert Bucket.of(url) == found
+    assert Bucket.from_url(url) == found
     assert isinstance(open_bytes(url), ObjectStore)
 
 
@@ -334,8 +334,8 @@ def test_secrets_are_in_no_file_record_or_error(s3: str, monkeypatch: pytest.Mon
     seen = capfd.readouterr()
     texts = [seen.out, seen.err, repr(store), store.url]
     client = boto3_client()
-    for one in client.list_objects_v2(Bucket=Bucket.of(s3).name)["Contents"]:
-        texts.append(client.get_object(Bucket=Bucket.of(s3).name, Key=one["Key"])["Body"].read().decode("latin1"))
+    for one in client.list_objects_v2(Bucket=Bucket.from_url(s3).name)["Contents"]:
+        texts.append(client.get_object(Bucket=Bucket.from_url(s3).name, Key=one["Key"])["Body"].read().decode("latin1"))
     try:
         ObjectStore("s3://no-such-bucket-at-all/x").get("a", 1)
     except RelightError as error:

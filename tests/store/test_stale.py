@@ -80,7 +80,7 @@ def test_absence_is_not_believed_from_memory(tmp_path: Path, key: str) -> None:
     forget_nothing()
     assert [entry.name for entry in here.list(parent)] == ["file"]
     forget_nothing()
-    here.settle(parent)
+    here.sync(parent)
     forget_nothing()
     here.delete(key)
     assert not (tmp_path / "store" / key).exists(), "it was believed to be gone, and is there"

@@ -105,8 +105,8 @@ OPERATIONS: dict[str, Callable[[StripedStore], object]] = {
     "another write": lambda store: store.write(f"{DIR}/{pack_file(1, 1)}", 9),
     "a third": lambda store: store.write(f"{DIR}/{pack_file(1, 2)}", 9),
     "put_once": lambda store: store.put_once("run/log/000000000001.json", b"x"),
-    "settle": lambda store: store.settle(DIR),
-    "settle the top": lambda store: store.settle(""),
+    "sync": lambda store: store.sync(DIR),
+    "sync the top": lambda store: store.sync(""),
     "get": lambda store: store.get(f"{DIR}/root.json", 99),
     "get what is not there": lambda store: store.get("run/nothing", 99),
     "open": lambda store: [store.open(key) for key in PACKS[:3]],
@@ -153,7 +153,7 @@ ASKED: dict[str, Callable[[StripedStore], object]] = {
     "list": lambda store: sorted(store.list(DIR)),
     "list the top": lambda store: sorted(store.list("")),
     "delete_dir": lambda store: store.delete_dir(DIR),
-    "settle": lambda store: store.settle(DIR),
+    "sync": lambda store: store.sync(DIR),
 }
 
 

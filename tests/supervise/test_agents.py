@@ -27,11 +27,11 @@ def first_seen(state: str, *, moves: bool = False, known: bool = True, until: fl
     """A save is asked for at 100 s: when is its writer called stuck?"""
     watch = AgentWatch()
     now = 100.0
-    watch.see(now, [beat(0.0) if known else beat(0.0, 0, 0.0)], lambda _: Process("S"))
+    watch.update(now, [beat(0.0) if known else beat(0.0, 0, 0.0)], lambda _: Process("S"))
     while now < 100 + until:
         now += 0.5
         process = Process(state, 1.0, int(now) if moves else 5)
-        if watch.see(now, [beat(100.0) if known else beat(100.0, 0, 0.0)], lambda _: process) is not None:
+        if watch.update(now, [beat(100.0) if known else beat(100.0, 0, 0.0)], lambda _: process) is not None:
             return now - 100
     return None
 

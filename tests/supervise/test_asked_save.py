@@ -14,10 +14,20 @@ from tests.serve.made_server import serving
 from tests.serve.made_stores import make_store
 from tests.supervise.test_run import Job
 
-from relight.catalog.asking import OLD_S, WHY_MAX, Answer, answer_to, ask_for_save, came_of, hear, request_of, wait_for_answer
+from relight.catalog.asking import (
+    OLD_S,
+    WHY_MAX,
+    Answer,
+    acknowledge,
+    ask_for_save,
+    describe_outcome,
+    outcome_of,
+    request_of,
+    wait_for_answer,
+)
 from relight.catalog.run import Run
 from relight.errors import ConfigError, StoreUnavailable
-from relight.pulse import asked_of, take_asked, tell_asked
+from relight.pulse import request_path, take_request, write_request
 from relight.store import open_bytes
 from relight.supervise.requests import Requests
 
@@ -32,13 +42,13 @@ class Watching:
             run.store, run.name, mine=lambda: mine, cannot=lambda: cannot, obey=self.obeyed.append,
             clock=lambda: self.clock, now=lambda: self.now,
         )  # fmt: skip
-        self.requests.look()
+        self.requests.poll()
 
     def look(self, later_s: float = 3.0) -> list[str]:
         """So much later: what it has had the job do, all in all."""
         self.clock += later_s
         self.now += later_s
-        self.requests.look()
+        self.requests.poll()
         return self.obeyed
 
 
@@ -52,11 +62,11 @@ def test_what_is_asked_is_heard_once_and_not_by_two(run: Run) -> None:
     """Two who watch: whoever looks first has the job save; the other, and another look, do nothing more."""
     first, second = Watching(run), Watching(run)
     seq = ask_for_save(run, "anna", "before  lunch")
-    assert answer_to(run.history(), seq) == Answer()
+    assert outcome_of(run.history(), seq) == Answer()
     assert first.look() == ["anna: before lunch"] and first.look() == ["anna: before lunch"]
-    assert hear(run.store, run.name, request_of(run.view().records[seq]), "elsewhere") is False  # type: ignore[arg-type]
+    assert acknowledge(run.store, run.name, request_of(run.view().records[seq]), "elsewhere") is False  # type: ignore[arg-type]
     assert [record.body.data["upto"] for record in run.history().notes[1:]] == [seq], "one answer"  # type: ignore[union-attr]
-    assert answer_to(run.history(), seq).heard and not answer_to(run.history(), seq).over
+    assert outcome_of(run.history(), seq).heard and not outcome_of(run.history(), seq).over
     assert second.obeyed == []
 
 
@@ -85,7 +95,7 @@ def test_after_a_store_was_away_only_what_is_not_a_minute_old_is_obeyed(run: Run
                 watching.look()
         watching.now = time.time() + since_s - away_s
         assert watching.look(away_s) == obeyed
-        assert bool(answer_to(run.history(), seq).heard) is bool(obeyed)
+        assert bool(outcome_of(run.history(), seq).heard) is bool(obeyed)
 
 
 def test_a_job_that_cannot_be_asked_says_so(run: Run) -> None:
@@ -94,7 +104,7 @@ def test_a_job_that_cannot_be_asked_says_so(run: Run) -> None:
     seq = ask_for_save(run, "anna")
     assert watching.look() == []
     answer = wait_for_answer(run, seq, 30.0)
-    assert answer.over and "no rank takes SIGUSR1" in came_of(answer, 1.0)
+    assert answer.over and "no rank takes SIGUSR1" in describe_outcome(answer, 1.0)
 
 
 def test_a_damaged_record_does_not_hide_the_request_behind_it(run: Run, tmp_path: Path) -> None:
@@ -118,13 +128,13 @@ def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, w
 def test_who_asked_is_taken_once_and_by_the_rank_that_it_is_told(tmp_path: Path) -> None:
     """A later SIGUSR1 that somebody sends by hand is nobody's; what lies there may be anything."""
     page = tmp_path / "pulse-0"
-    tell_asked(page, "anna")
-    assert (take_asked(page), take_asked(page)) == ("anna", "")
-    tell_asked(page, "anna")
-    tell_asked(page, "")
-    assert take_asked(page) == "" and take_asked("") == ""
-    asked_of(page).write_bytes(b"\xff\x00a\n" * 5000)
-    assert take_asked(page).isprintable()
+    write_request(page, "anna")
+    assert (take_request(page), take_request(page)) == ("anna", "")
+    write_request(page, "anna")
+    write_request(page, "")
+    assert take_request(page) == "" and take_request("") == ""
+    request_path(page).write_bytes(b"\xff\x00a\n" * 5000)
+    assert take_request(page).isprintable()
 
 
 @pytest.fixture(scope="module")

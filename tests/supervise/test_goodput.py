@@ -22,7 +22,7 @@ def kept(*looks: tuple[float, str, int, int] | str) -> Account:
             book.failed(now, one)
         else:
             now = one[0]
-            book.see(*one)
+            book.update(*one)
     return book.account("job", "2026-01-01T00:00:00Z")
 
 
@@ -56,10 +56,10 @@ def test_a_failure_on_the_way_back_is_that_failures() -> None:
 def test_the_time_that_stock_taking_takes_is_counted_once() -> None:
     """The failure was noticed in front of the last look."""
     book = Goodput(0.0)
-    book.see(10, "training", 9, 10)
-    book.see(14, "training", 9, 10)
+    book.update(10, "training", 9, 10)
+    book.update(14, "training", 9, 10)
     book.failed(12, "killed")
-    book.see(20, "down")
+    book.update(20, "down")
     found = book.account("job", "")
     assert found.spent == {"training": 10} and found.lost == {"killed": {"stuck": 4, "down": 6}} and found.seconds == 20
 
@@ -67,14 +67,14 @@ def test_the_time_that_stock_taking_takes_is_counted_once() -> None:
 def test_a_life_that_others_ended_is_counted_anew() -> None:
     """Its steps are done again, and then more; what that cost is nobody's, until it is known whose."""
     book = Goodput(0.0)
-    book.see(10, "training", 9, 10)
+    book.update(10, "training", 9, 10)
     number = book.failed(11)
     for look in ((13, "down", -1, 0), (14, "training", 5, 1), (18, "training", 9, 5), (19, "training", 10, 6), (25, "training", 16, 12)):
-        book.see(*look)
+        book.update(*look)
     found = book.account("job", "")
     assert (found.steps, found.again, found.failures, found.lost) == (10 + 7, 5, {}, {})
     assert found.spent == {"training": 10 + 7, "stuck": 1, "down": 2, "again": 5}
-    book.told(number, "killed")
+    book.set_kind(number, "killed")
     found = book.account("job", "")
     assert (found.steps, found.again, found.failures) == (10 + 7, 5, {"killed": 1})
     assert found.spent == {"training": 10 + 7} and found.lost == {"killed": {"stuck": 1, "down": 2, "again": 5}}
@@ -97,7 +97,7 @@ def test_no_second_is_lost_or_counted_twice(seed: int) -> None:
             if phase == "training":
                 more = rng.randrange(3)
                 step, ended = (step + more if step >= 0 else rng.randrange(60)), ended + more
-            book.see(now, phase, step, ended)
+            book.update(now, phase, step, ended)
     found = book.account("job", "")
     parts = sum(found.spent.values()) + sum(sum(one.values()) for one in found.lost.values())
     assert parts == pytest.approx(found.seconds, abs=0.1) and found.seconds == pytest.approx(now, abs=0.01)
@@ -127,7 +127,7 @@ def test_an_account_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
     book.at(store, "run")
     for at in range(1, 7):
         store.full = 3 <= at <= 5
-        goodput.see(60.0 * at, "training", at, at)
+        goodput.update(60.0 * at, "training", at, at)
         book.keep(goodput.account("job", "2026-01-01T00:00:00Z"))
         assert [one.seconds for one in read_accounts(store, "run")] == [60.0 * (2 if store.full else at)]
         assert len(list(store.list("run/incidents"))) == 1

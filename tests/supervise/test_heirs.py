@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from relight.checkpointer.heir import SLACK_S, pays
+from relight.checkpointer.heir import SLACK_S, is_worth_it
 from relight.pulse import Will, make_will, read_will
 from relight.pulse.will import WILL_BYTES
 from relight.store import open_bytes
@@ -115,4 +115,4 @@ def test_what_is_left_can_be_read_when_its_writer_is_gone(tmp_path: Path) -> Non
 ])  # fmt: skip
 def test_a_save_that_costs_more_than_it_keeps_is_not_made(steps: int, step_s: float, save_s: float, yes: bool) -> None:
     """Short steps, a large state: what is done again is done sooner."""
-    assert pays(steps, step_s, save_s) is yes
+    assert is_worth_it(steps, step_s, save_s) is yes

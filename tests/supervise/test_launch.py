@@ -18,7 +18,7 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 from relight.errors import ConfigError
 from relight.supervise import launch
 from relight.supervise.decide import Rules
-from relight.supervise.elastic_agent import Agent, _end, _heard, failure_of
+from relight.supervise.elastic_agent import Agent, _end, _on_signal, failure_of
 from relight.supervise.limits import Patience
 from relight.supervise.settings import Settings
 from relight.supervise.supervisor import Supervisor
@@ -91,7 +91,7 @@ def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str,
 def supervisor(tmp_path: Path) -> Any:
     """Of no ranks, with the signal's handler as the agent sets it."""
     made = Supervisor(Rules(), Patience(), "job", tmp_path)
-    before = signal.signal(signal.SIGTERM, partial(_heard, made, api._terminate_process_handler))
+    before = signal.signal(signal.SIGTERM, partial(_on_signal, made, api._terminate_process_handler))
     try:
         yield made
     finally:

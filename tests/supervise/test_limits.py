@@ -61,7 +61,7 @@ def run(ranks: list[Rank], seconds: float, watch: Watch, clock: list[float], at:
         for rank in ranks:
             rank.at(now)
         sights = {number: rank.sight for number, rank in enumerate(ranks)}
-        verdict = watch.see(now, sights)
+        verdict = watch.update(now, sights)
         if verdict.what == "look":
             stacks = {number: str(rank.frame) for number, rank in enumerate(ranks)}
             for rank in ranks:  # writing them down is work
@@ -196,7 +196,7 @@ def test_steps_that_ended_between_two_looks_are_learned_from(steps: int) -> None
     """It stood before it was seen twice."""
     rank = Rank(lambda: 0.01)
     watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
-    watch.see(0.05, {0: rank.sight})
+    watch.update(0.05, {0: rank.sight})
     rank.beat = rank.beat._replace(steps=steps, step=steps, first_at=0.1, step_at=0.09 + 0.01 * steps, since=0.09 + 0.01 * steps)
     rank.stands, clock[0] = True, 0.5
     assert run([rank], 20, watch, clock).what == "hang" and clock[0] < 7
@@ -207,7 +207,7 @@ def test_a_rank_that_never_said_anything_is_waited_for_as_starting() -> None:
     watch = Watch(Usual(Patience(phase_s=10.0)), 0.0)
     verdicts = []
     for now in (0.1 * tick for tick in range(800)):
-        verdict = watch.see(now, {0: Sight(None, "S")})
+        verdict = watch.update(now, {0: Sight(None, "S")})
         if verdict.what == "look":
             verdict = watch.looked(now, {0: Sight(None, "S")}, {0: "same"}, {0: Sight(None, "S")})
         verdicts.append(verdict.what)
@@ -219,7 +219,7 @@ def test_one_that_knows_nothing_of_relight_may_work_for_ever() -> None:
     watch = Watch(Usual(Patience(phase_s=10.0)), 0.0)
     for tick in range(86400):
         sight = Sight(None, "R", float(tick))
-        verdict = watch.see(float(tick), {0: sight})
+        verdict = watch.update(float(tick), {0: sight})
         if verdict.what == "look":
             verdict = watch.looked(float(tick), {0: sight}, {0: "same"}, {0: sight})
         assert verdict.what != "hang"

@@ -17,7 +17,7 @@ from relight.errors import ConfigError
 from relight.foresee import Alarm
 from relight.foresee.sample import Accelerator, Host, Sample
 from relight.observe import Event, subscribe
-from relight.pulse.ease import Eased, ease_of, read_ease, write_ease
+from relight.pulse.ease import Eased, ease_path, read_ease, write_ease
 from relight.supervise.decide import Rules
 from relight.supervise.foreseeing import Foreseeing, Foreseen
 from relight.supervise.limits import Patience
@@ -60,7 +60,7 @@ class Node:
         """So long, a reading a second."""
         for _ in range(int(seconds)):
             self.now += 1
-            self.load.see(sample)
+            self.load.update(sample)
 
 
 @pytest.fixture
@@ -152,8 +152,8 @@ def test_an_invalid_page_asks_for_no_pause(tmp_path: Path, data: bytes) -> None:
     """Whatever is in the file."""
     page = tmp_path / "pulse-0"
     write_ease(page, Eased(0.5, 7.0))
-    assert read_ease(page) == Eased(0.5, 7.0) and json.loads(ease_of(page).read_bytes()) == [0.5, 7.0]
-    ease_of(page).write_bytes(data)
+    assert read_ease(page) == Eased(0.5, 7.0) and json.loads(ease_path(page).read_bytes()) == [0.5, 7.0]
+    ease_path(page).write_bytes(data)
     assert read_ease(page) is None
 
 

@@ -79,7 +79,7 @@ def test_what_a_trainer_tells(tmp_path: Path) -> None:
     beat = read_beat(path)
     assert beat is not None and beat.restored == 4 and beat.restore_s >= 0.01 and beat.phase == "training"
     teller.stepped(5, 0.5)
-    teller.asked(5)
+    teller.save_requested(5)
     beat = read_beat(path)
     assert beat is not None and (beat.step, beat.steps, beat.loss, beat.phase) == (5, 1, 0.5, "training") and beat.save_since > 0
     teller.stepped(6)
@@ -87,7 +87,7 @@ def test_what_a_trainer_tells(tmp_path: Path) -> None:
     teller.over(5, durable=True)
     beat = read_beat(path)
     assert beat is not None and (beat.sealed, beat.durable, beat.save_since, beat.saves) == (5, 5, 0.0, 1) and math.isnan(beat.loss)
-    teller.asked(6)
+    teller.save_requested(6)
     beat = read_beat(path)
     assert beat is not None and beat.save_since > 0
     teller.over(6, durable=False)
@@ -104,7 +104,7 @@ def test_without_a_page_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None
     """And nothing breaks: no setting, or one that leads nowhere."""
     for path in ("", "/nonexistent/pulse"):
         teller = Teller(path)
-        assert not teller.heard
+        assert not teller.has_reader
         teller.stepped(1, 0.1)
         teller.over(1, durable=True)
     with relight.phase("evaluating"):

@@ -20,15 +20,15 @@ def falling(rng: random.Random, step: int) -> float:
 def test_an_ordinary_run_has_none(seed: int) -> None:
     """Ten thousand steps."""
     rng, spikes = random.Random(seed), Spikes()
-    assert not any(spikes.see(step, falling(rng, step)) for step in range(10_000))
+    assert not any(spikes.update(step, falling(rng, step)) for step in range(10_000))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_is_one_at_once(value: float) -> None:
     """Even the first."""
-    found = Spikes().see(7, value)
+    found = Spikes().update(7, value)
     assert found is not None and found.onset == 7 and "step 7" in found.why
-    assert Spikes(0).see(7, value) is not None
+    assert Spikes(0).update(7, value) is not None
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -36,11 +36,11 @@ def test_one_that_stays_is_found_and_its_onset_named(seed: int) -> None:
     """Five steps behind it; one that passes by is none."""
     rng, spikes = random.Random(seed), Spikes()
     for step in range(500):
-        assert spikes.see(step, falling(rng, step)) is None
+        assert spikes.update(step, falling(rng, step)) is None
     for step in range(500, 503):
-        assert spikes.see(step, 20.0) is None
-    assert spikes.see(503, falling(rng, 503)) is None
-    found = [spikes.see(step, 12 + rng.gauss(0, 1)) for step in range(504, 510)]
+        assert spikes.update(step, 20.0) is None
+    assert spikes.update(503, falling(rng, 503)) is None
+    found = [spikes.update(step, 12 + rng.gauss(0, 1)) for step in range(504, 510)]
     first = next(one for one in found if one is not None)
     assert first.onset == 504 and found.index(first) == 4
 
@@ -49,16 +49,16 @@ def test_no_number_behind_a_jump_began_with_it() -> None:
     """The onset is the jump's."""
     spikes = Spikes()
     for step in range(200):
-        spikes.see(step, 2 + 0.01 * (step % 7))
-    assert spikes.see(200, 50.0) is None and spikes.see(201, 500.0) is None
-    found = spikes.see(202, math.nan)
+        spikes.update(step, 2 + 0.01 * (step % 7))
+    assert spikes.update(200, 50.0) is None and spikes.update(201, 500.0) is None
+    found = spikes.update(202, math.nan)
     assert found is not None and found.onset == 200
 
 
 def test_a_setting_says_how_far() -> None:
     """0 for none; words are refused."""
     spikes = spikes_of("0")
-    assert not any(spikes.see(step, 1.0 if step < 300 else 1e9) for step in range(400))
+    assert not any(spikes.update(step, 1.0 if step < 300 else 1e9) for step in range(400))
     assert spikes_of("")._sigmas == 10
     for wrong in ("high", "-1", "nan", "1e9"):
         with pytest.raises(ConfigError):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from relight.supervise import stacks
-from relight.supervise.procfs import catches, look_at
+from relight.supervise.procfs import catches, sample_process
 
 SCRIPTS = {
     "waits": "import threading\ndef waiting():\n    threading.Event().wait()\nwaiting()",
@@ -96,8 +96,8 @@ def test_what_the_kernel_says_of_a_process(started: list[subprocess.Popen[bytes]
     """Processor time and bytes go on in one that works."""
     process = start(tmp_path / "0", "import os\nwhile True: os.write(os.open('/dev/null', os.O_WRONLY), b'x' * 1000) and sum(range(10000))")
     started.append(process)
-    first = look_at(process.pid)
+    first = sample_process(process.pid)
     time.sleep(0.5)
-    second = look_at(process.pid)
+    second = sample_process(process.pid)
     assert second.cpu_s > first.cpu_s and second.moved_bytes > first.moved_bytes
-    assert look_at(2**22 + 1).state == ""
+    assert sample_process(2**22 + 1).state == ""

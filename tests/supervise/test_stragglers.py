@@ -10,12 +10,12 @@ from relight.supervise.stragglers import IN_A_ROW, WINDOW_S, Straggler, Straggle
 def found(shares: list[list[float]], seconds: float = 1.0) -> list[Straggler]:
     """Ranks that work such shares of window after window, looked at each second."""
     watch, busy, now, seen = Stragglers(), dict.fromkeys(range(len(shares[0])), 0.0), 0.0, []
-    watch.see(now, busy)
+    watch.update(now, busy)
     for window in shares:
         for _ in range(int(WINDOW_S / seconds)):
             now += seconds
             busy = {rank: busy[rank] + seconds * share for rank, share in enumerate(window)}
-            one = watch.see(now, busy)
+            one = watch.update(now, busy)
             if one is not None:
                 seen.append(one)
     return seen
@@ -49,5 +49,5 @@ def test_one_that_recovers_and_falls_back_is_told_again() -> None:
 def test_another_life_begins_anew() -> None:
     """Other processes: what they have used is less than it was."""
     watch = Stragglers()
-    watch.see(0.0, {0: 100.0, 1: 100.0})
-    assert watch.see(20.0, {0: 0.0, 1: 0.0}) is None and watch.see(25.0, {0: 1.0}) is None
+    watch.update(0.0, {0: 100.0, 1: 100.0})
+    assert watch.update(20.0, {0: 0.0, 1: 0.0}) is None and watch.update(25.0, {0: 1.0}) is None

@@ -62,7 +62,7 @@ def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(
             told = watched.begin([0], {})
             watched.started({0: os.getpid()})
             Page(told[0][SETTING]).write(beat)
-            watched.look()
+            watched.poll()
             assert watched.saved() is stored, beat
             watched.failed([Worker(0, -9, 1.0)])
     finally:
@@ -78,7 +78,7 @@ def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> N
             told = watched.begin([0], {})
             watched.started({0: os.getpid()})
             Page(told[0][SETTING]).write(Beat(pid=step, phase="training", step=step, steps=8, sealed=4, durable=4, url=url, run="r"))
-            watched.look()
+            watched.poll()
             assert watched.saved() is stored, (url, step)
             watched.failed([Worker(0, -9, 1.0)])
     finally:
@@ -116,7 +116,7 @@ def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: 
         told = watched.begin([0], {})
         watched.started({0: os.getpid()})
         Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=1, url=str(tmp_path / "store"), run="run"))
-        watched.look()
+        watched.poll()
         assert [one.life for one in read_incidents(store, "run")] == [1]
         assert incidents_in(tmp_path / "here") == []
     finally:
@@ -134,7 +134,7 @@ def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
         watched.started({0: os.getpid()})
         asked = time.monotonic() - 1000
         Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=1, steps=1, save_since=asked, agent=other.pid))
-        watched.look()
+        watched.poll()
         time.sleep(0.1)
         assert other.poll() is None
     finally:
@@ -175,7 +175,7 @@ def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None
             data = msgspec.structs.replace(one, id=name, settings=settings, action="smaller batch")
             (diary / f"{name}.json").write_bytes(msgspec.json.encode(data))
         Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run", agent=0))
-        assert watched.look() == ""
+        assert watched.poll() == ""
         assert not watched.failed([Worker(0, -9, 1.0)]).settings, "nor is what a store says set in the environment of ranks"
         memory = Worker(0, 1, 1.0, "torch.OutOfMemoryError: CUDA out of memory")
         assert watched.failed([memory]).action == "smaller batch"
@@ -237,15 +237,15 @@ def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
             time.sleep(0.01)
             lost.failed([gone])  # it may be the first to notice
             died.failed([Worker(0, -9, 1.0) if kind == "killed" else Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 3")])
-            left.left()
+            left.end_for_membership_change()
             time.sleep(0.01)
         for one in (died, lost, left):
             assert failures(one) == {"killed": 1, "numerical": 1}
-        other.left()
+        other.end_for_membership_change()
         assert failures(other) == {}, "what another job's nodes wrote is not its"
         time.sleep(0.01)
         left.begin([0], {})
-        left.left()
+        left.end_for_membership_change()
         assert failures(left) == {"killed": 1, "numerical": 1}, "a node that joins is no failure"
     finally:
         for one in nodes:
@@ -260,7 +260,7 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
         told = watched.begin([0], {})
         watched.started({0: os.getpid() if number else 1})
         Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run"))
-        watched.look()
+        watched.poll()
         return watched.failed([Worker(0, -9, 1.0)])
 
     mine, nobody = (Supervisor(Rules(), Patience(), "job", tmp_path / name) for name in ("mine", "nobody"))
@@ -300,7 +300,7 @@ def restored(watched: Supervisor, step: int, *, goes_on: bool = True) -> None:
     watched.started({0: os.getpid()})
     if goes_on:
         Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=step, steps=5, restored=step - 5, first_at=2.0))
-        watched.look()
+        watched.poll()
 
 
 def test_nobody_goes_back_twice(tmp_path: Path) -> None:
@@ -313,10 +313,10 @@ def test_nobody_goes_back_twice(tmp_path: Path) -> None:
         assert watched.failed([NAN]).action == "roll back"
         assert watched.decision is not None and {BEFORE, SPLIT} <= watched.decision.settings.keys()
         restored(watched, 0, goes_on=False)
-        watched.left()
+        watched.end_for_membership_change()
         assert BEFORE in watched.decision.settings, "none has restored yet"
         restored(watched, 50_000)
-        watched.left()
+        watched.end_for_membership_change()
         assert watched.decision.settings == {SPLIT: "2"}
         restored(watched, 0, goes_on=False)
         assert watched.failed([Worker(0, -9, 1.0)]).settings == {SPLIT: "2"}
@@ -346,7 +346,7 @@ def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
         watched.started({0: os.getpid()})
         Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0))
         now[0] += 10
-        watched.look()
+        watched.poll()
         assert watched.failed([Worker(0, -9, 1010.0)]).action == "resume"
         now[0] += 30
         assert watched.ended("SIGTERM").action == "end"
@@ -373,7 +373,7 @@ def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
     began = time.monotonic()
     for _ in range(5):
         now[0] += 70
-        watched.look()
+        watched.poll()
     assert time.monotonic() - began < 2
     watched.close()
     assert time.monotonic() - began < 15
@@ -442,8 +442,8 @@ def test_nodes_whose_clocks_differ_know_what_ended_a_life(tmp_path: Path, monkey
                     patch.setattr("relight.supervise.incidents.time", SimpleNamespace(time=lambda: time.time() + ahead_s))
                     died.failed([Worker(0, -9, 1.0)])
             else:
-                died.left()
-            left.left()
+                died.end_for_membership_change()
+            left.end_for_membership_change()
             time.sleep(0.01)
         left._endings.learn(left._goodput, left._book)
         assert left._goodput._causes == ["", "", "killed", ""]
@@ -474,7 +474,7 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
         told = mine.begin([0], {})
         mine.started({0: os.getpid()})
         Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run"))
-        mine.look()
+        mine.poll()
         mine._looked_elsewhere = 0.0
         assert mine.ended_elsewhere() == ""
         reason = stops(-60.0)

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from relight.checkpointer.scheduled import Scheduled
-from relight.checkpointer.signals import is_urgent, spoken
+from relight.checkpointer.signals import add_requester, is_urgent
 from relight.forecast import Bounds, Decision, Seen, decide
 from relight.foresee import HORIZON_S, Alarm
 from relight.policy import adaptive
-from relight.pulse import SETTING, Warned, read_risk, risk_of, tell_risk
+from relight.pulse import SETTING, Warned, read_risk, risk_path, write_risk
 from relight.pulse.teller import forget
 from relight.supervise.decide import Rules
 from relight.supervise.limits import Patience
@@ -29,12 +29,12 @@ HERE = Path(__file__).parent
 def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Path) -> None:
     """Half of it is left after half its time; a weaker one does not take its place before it has faded below it."""
     page = tmp_path / "pulse-0"
-    tell_risk(page, Warned(100.0, 0.8, 1000.0, "so"))
+    write_risk(page, Warned(100.0, 0.8, 1000.0, "so"))
     assert read_risk(page) == Warned(100.0, 0.8, 1000.0, "so")
-    assert [Warned(100.0, 0.8, 1000.0).left(at) for at in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx([0.8, 0.8, 0.4, 0, 0])
-    tell_risk(page, Warned(200.0, 0.5, 1000.0, "less"))
+    assert [Warned(100.0, 0.8, 1000.0).remaining(at) for at in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx([0.8, 0.8, 0.4, 0, 0])
+    write_risk(page, Warned(200.0, 0.5, 1000.0, "less"))
     assert read_risk(page).why == "so"  # type: ignore[union-attr]
-    tell_risk(page, Warned(600.0, 0.5, 1000.0, "less"))
+    write_risk(page, Warned(600.0, 0.5, 1000.0, "less"))
     assert read_risk(page).why == "less"  # type: ignore[union-attr]
 
 
@@ -48,7 +48,7 @@ def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Pat
 )  # fmt: skip
 def test_what_makes_no_sense_is_no_warning(tmp_path: Path, data: bytes) -> None:
     """Whatever lies there."""
-    risk_of(tmp_path / "pulse-0").write_bytes(data)
+    risk_path(tmp_path / "pulse-0").write_bytes(data)
     assert read_risk(tmp_path / "pulse-0") is None
     assert read_risk(tmp_path / "none" / "pulse-0") is None
 
@@ -79,7 +79,7 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
 
     def reason() -> str:
         watched._ask_for_save()
-        return spoken("SIGUSR1")
+        return add_requester("SIGUSR1")
 
     try:
         monkeypatch.setenv(SETTING, watched.begin([0, 1], {})[0][SETTING])
@@ -91,7 +91,7 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
         assert reason().startswith("preventive: saving more often") and len(sent) == 2
         for order in ((1, 0), (0, 1)):
             for which in order:
-                (lambda: watched.asked("anna"), lambda: watched.foreseen(alarm, False))[which]()
+                (lambda: watched.request_save("anna"), lambda: watched.foreseen(alarm, False))[which]()
             assert reason() == "asked for by anna"
         watched.save_now("SIGUSR1 came")
         assert reason() == "SIGUSR1"
@@ -152,7 +152,7 @@ def test_the_interval_falls_within_seconds_and_comes_back_smoothly(page: Path) -
     schedule = Scheduled(adaptive(at_most="1d"), 0, 64, clock)
     before = follow(schedule, clock, 30)[-1]
     assert before is not None
-    tell_risk(page, Warned(clock.now, 0.5, 1200.0, "no room"))
+    write_risk(page, Warned(clock.now, 0.5, 1200.0, "no room"))
     fell = [one for one in follow(schedule, clock, 15) if one is not None]
     assert fell[-1] < before / 5
     rose = [one for one in follow(schedule, clock, 1300) if one is not None]
@@ -170,7 +170,7 @@ def test_another_rank_than_0_has_an_interval_only_while_its_own_node_is_at_risk(
     clock = Clock()
     schedule = Scheduled(adaptive(), 3, 64, clock)
     assert follow(schedule, clock, 5) == [None] * 5
-    tell_risk(page, Warned(clock.now, 0.5, 100.0))
+    write_risk(page, Warned(clock.now, 0.5, 100.0))
     assert all(one is not None for one in follow(schedule, clock, 99)[1:])
     assert follow(schedule, clock, 5)[-1] is None
     (page.with_name("risk")).unlink()

@@ -51,7 +51,7 @@ def test_prometheus_scrapes_it_and_its_rules_fire(tmp_path: Path, late: Watcher)
     if shutil.which("prometheus") is None:
         pytest.skip("there is no prometheus")
     rules = write_rules(tmp_path, Alerting(rules=usual_rules()))
-    with make_server(Collector(late.look), "127.0.0.1:0") as server:
+    with make_server(Collector(late.poll), "127.0.0.1:0") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         with prometheus(tmp_path, f"127.0.0.1:{server.server_address[1]}", rules) as ask:
             (found,) = until(lambda: ask("relight_checkpoint_step"))
@@ -67,13 +67,13 @@ def test_the_page_is_what_promtool_takes(late: Watcher) -> None:
     """``promtool check metrics`` has nothing to say of names, units, types and helps."""
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool")
-    done = subprocess.run(["promtool", "check", "metrics"], input=Collector(late.look).text(), capture_output=True, check=False)
+    done = subprocess.run(["promtool", "check", "metrics"], input=Collector(late.poll).text(), capture_output=True, check=False)
     assert (done.returncode, done.stderr.decode()) == (0, "")
 
 
 def test_it_serves_one_page_and_refuses_what_is_no_address(late: Watcher) -> None:
     """Metrics, health, 404 for all else; an address of this machine or a ConfigError, also if it is taken."""
-    with make_server(Collector(late.look), "127.0.0.1:0") as server:
+    with make_server(Collector(late.poll), "127.0.0.1:0") as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         base = f"http://127.0.0.1:{server.server_address[1]}"
         assert b"relight_checkpoint_step" in urllib.request.urlopen(f"{base}/metrics", timeout=20).read()
@@ -81,7 +81,7 @@ def test_it_serves_one_page_and_refuses_what_is_no_address(late: Watcher) -> Non
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"{base}/../../etc/passwd", timeout=20)
         with pytest.raises(ConfigError):
-            make_server(Collector(late.look), f"127.0.0.1:{server.server_address[1]}")
+            make_server(Collector(late.poll), f"127.0.0.1:{server.server_address[1]}")
         server.shutdown()
     assert parse_address("9464") == ("127.0.0.1", 9464) and parse_address("[::1]:1") == ("::1", 1)
     for wrong in ("", "x", "127.0.0.1:x", "127.0.0.1:70000", "example.com:80", "127.0.0.1:²"):
@@ -92,7 +92,7 @@ def test_it_serves_one_page_and_refuses_what_is_no_address(late: Watcher) -> Non
 def test_many_scrapes_are_one_look(late: Watcher) -> None:
     """Who asks a hundred times a second costs the store a look a second."""
     looks = []
-    collector = Collector(lambda now: (looks.append(now), late.look(now))[1], clock=lambda: 5.0)
+    collector = Collector(lambda now: (looks.append(now), late.poll(now))[1], clock=lambda: 5.0)
     pages = {collector.text() for _ in range(20)}
     assert len(looks) == 1 and len(pages) == 1
 
@@ -113,7 +113,7 @@ def test_an_alert_arrives_by_mail_and_at_a_webhook(late: Watcher) -> None:
             alarms = Alarms(settings)
             looking = Looking(late, alarms, every_s=0.05)
             until(lambda: mails and posts)
-            late_run = late.look(time.time())[0]
+            late_run = late.poll(time.time())[0]
             time.sleep(0.3)
             looking.stop()
             assert [one.kind for one in alarms.alerts if one.state == FIRING] == ["no_good_checkpoint"]
@@ -123,7 +123,7 @@ def test_an_alert_arrives_by_mail_and_at_a_webhook(late: Watcher) -> None:
             told = json.loads(posts[0][1])
             assert "the newest good checkpoint is step 100, 2.0 h old" in told["message"]
             assert told["type"] == "failure"
-            alarms.see([late_run._replace(unprotected_s=1.0)], time.time())
+            alarms.update([late_run._replace(unprotected_s=1.0)], time.time())
             until(lambda: len(mails) == 2 and len(posts) == 2)
             assert json.loads(posts[1][1])["message"].startswith("over: no good checkpoint")
             assert "hunter2" not in "".join([*mails, *(str(post) for post in posts)])
@@ -141,7 +141,7 @@ def test_what_is_not_taken_is_tried_again_and_told(late: Watcher) -> None:
     with web_server(status=500) as (port, posts):
         alarms = Alarms(alerting_of({"to": [f"json://user:hunter2@127.0.0.1:{port}/"], "group_s": 0}, ""))
         for number in range(TRIES + 2):
-            alarms.see(late.look(time.time()), time.time() + number)
+            alarms.update(late.poll(time.time()), time.time() + number)
     undo()
     assert len(posts) == TRIES
     assert counters["alert.unsent"] - before == 1 and "hunter2" not in heard[0] and "json://…" in heard[0]
@@ -243,6 +243,6 @@ def test_a_receiver_that_does_not_take_it_is_told_of(tmp_path: Path) -> None:
 
 def test_every_metric_is_in_the_page(late: Watcher) -> None:
     """What a look has seen is printed under its name, with help and type."""
-    text = Collector(late.look).text().decode()
-    seen = {one.metric.name for one in late.look(time.time())[0].samples}
+    text = Collector(late.poll).text().decode()
+    seen = {one.metric.name for one in late.poll(time.time())[0].samples}
     assert seen and all(f"# TYPE {metric.name} {metric.kind}" in text for metric in METRICS if metric.name in seen)

@@ -38,7 +38,7 @@ def test_what_a_job_did_is_seen(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", SCRIPT, f"{url}/demo"], check=True, env=environment)
     heard = list(EventFiles(events).new())
     assert {one.head.role for one in heard} == {"trainer", "agent"}
-    (seen,) = Watcher([url], events=events).look(time.time())
+    (seen,) = Watcher([url], events=events).poll(time.time())
     found = values(seen)
     assert (seen.step, seen.checkpoints, seen.active, seen.saving.saves) == (5, 3, False, 3)
     assert found["relight_saves_total"] == 3
@@ -62,7 +62,7 @@ def test_a_job_that_was_killed_is_not_over(tmp_path: Path) -> None:
     events, url = tmp_path / "events", str(tmp_path / "runs")
     environment = {**os.environ, "RELIGHT_EVENTS": str(events)}
     assert subprocess.run([sys.executable, "-c", SCRIPT, f"{url}/demo", "die"], check=False, env=environment).returncode == 9
-    (seen,) = Watcher([url], events=events).look(time.time())
+    (seen,) = Watcher([url], events=events).poll(time.time())
     assert (seen.step, seen.active) == (5, True)
 
 

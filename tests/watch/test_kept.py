@@ -20,7 +20,7 @@ def looked(at: float) -> tuple[Alarms, bytes]:
     """One look that finds something firing and something pending, and what was kept of it."""
     kept: list[bytes] = []
     alarms = Alarms(SETTINGS, keeps=lambda state, ledger, now: kept.append(encode_alarms(state, ledger, now)))
-    alarms.see([BAD], at)
+    alarms.update([BAD], at)
     return alarms, kept[-1]
 
 
@@ -29,23 +29,23 @@ def test_what_fires_goes_on_firing_since_it_did_and_is_told_as_resolved() -> Non
     before, data = looked(1000.0)
     state, ledger = decode_alarms(data, 4600.0)
     later = Alarms(SETTINGS, state, ledger)
-    assert later.see([BAD], 4600.0).changes == ()
+    assert later.update([BAD], 4600.0).changes == ()
     assert [(one.kind, one.state, one.since) for one in later.alerts] == [
         ("no_good_checkpoint", FIRING, 1000.0), ("risk", PENDING, 4600.0),
     ]  # fmt: skip
-    assert [one.state for one in later.see([BAD._replace(unprotected_s=1.0, risk=0.0)], 4615.0).changes] == ["resolved"]
-    assert [one.state for one in Alarms(SETTINGS).see([BAD], 4600.0).changes] == [FIRING], "without what was kept it is told anew"
+    assert [one.state for one in later.update([BAD._replace(unprotected_s=1.0, risk=0.0)], 4615.0).changes] == ["resolved"]
+    assert [one.state for one in Alarms(SETTINGS).update([BAD], 4600.0).changes] == [FIRING], "without what was kept it is told anew"
     assert [one.kind for one in before.alerts if one.state == FIRING] == ["no_good_checkpoint"]
 
 
 def test_time_in_which_nobody_looked_makes_nothing_pending_older() -> None:
     """A rule that must hold for 100 s has held for 30 s, as far as anybody knows, whatever came between."""
     alarms, _ = looked(1000.0)
-    alarms.see([BAD], 1030.0)
+    alarms.update([BAD], 1030.0)
     state, ledger = decode_alarms(encode_alarms(alarms.state, alarms.ledger, 1030.0), 9030.0)
     later = Alarms(SETTINGS, state, ledger)
-    assert later.see([BAD], 9090.0).changes == ()
-    assert [one.kind for one in later.see([BAD], 9101.0).changes] == ["risk"]
+    assert later.update([BAD], 9090.0).changes == ()
+    assert [one.kind for one in later.update([BAD], 9101.0).changes] == ["risk"]
 
 
 def test_what_was_told_and_what_waits_is_kept() -> None:
@@ -71,4 +71,4 @@ def test_what_makes_no_sense_is_nothing() -> None:
         damaged = bytearray(data)
         for _ in range(rng.randrange(1, 4)):
             damaged[rng.randrange(len(damaged))] = rng.randrange(256)
-        Alarms(SETTINGS, *decode_alarms(bytes(damaged), 2000.0)).see([BAD], 2000.0)
+        Alarms(SETTINGS, *decode_alarms(bytes(damaged), 2000.0)).update([BAD], 2000.0)

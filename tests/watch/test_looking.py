@@ -29,7 +29,7 @@ BEGAN = 1_700_000_000
 def test_a_run_is_what_its_log_says(tmp_path: Path) -> None:
     """Newest checkpoint, its age and sizes, attempts, and the metrics of all that."""
     url = make_run(tmp_path / "runs", 3)
-    (seen,) = Watcher([url], events=tmp_path / "events").look(BEGAN + 200.0)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
     assert (seen.run, seen.checkpoints, seen.step, seen.id, seen.age_s) == (RUN, 3, 300, id_of(2), 80.0)
     assert (seen.good_step, seen.good_age_s, seen.attempts, seen.active) == (300, 80.0, 1, True)
     found = values(seen)
@@ -43,7 +43,7 @@ def test_what_is_suspect_or_known_to_be_damaged_is_not_good(tmp_path: Path) -> N
     """The newest good one is the newest of which nothing bad is known; why the others are not is said."""
     url = make_run(tmp_path / "runs", 4, suspect=(3,))
     keep_events(tmp_path / "events", url, {"event": "restore.skipped", "id": id_of(2), "kind": "corrupt", "say": "a flipped bit"})
-    (seen,) = Watcher([url], events=tmp_path / "events").look(BEGAN + 200.0)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
     assert (seen.step, seen.good_step, seen.damaged) == (400, 200, 2)
     assert dict(seen.bad)[id_of(2)] == "a flipped bit"
     assert values(seen)["relight_restores_skipped_total{corrupt}"] == 1
@@ -52,7 +52,7 @@ def test_what_is_suspect_or_known_to_be_damaged_is_not_good(tmp_path: Path) -> N
 def test_without_a_good_checkpoint_its_age_is_that_of_the_attempt(tmp_path: Path) -> None:
     """A run that has saved nothing is unprotected since it began."""
     url = make_run(tmp_path / "runs", 0)
-    (seen,) = Watcher([url], events=tmp_path / "events").look(BEGAN + 50.0)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 50.0)
     assert (seen.step, seen.good_age_s, seen.unprotected_s) == (None, None, 50.0)
     assert values(seen)["relight_checkpoint_good_age_seconds"] == 50.0
 
@@ -66,17 +66,17 @@ def test_a_second_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytes
     events = tmp_path / "events"
     keep_events(events, url, *[{"event": "save.failed", "step": 1, "kind": "x"}] * 20)
     watcher = Watcher([url], events=events)
-    watcher.look(BEGAN + 9999.0)
+    watcher.poll(BEGAN + 9999.0)
     reads: list[str] = []
     get = LocalStore.get
     monkeypatch.setattr(LocalStore, "get", lambda self, key, *rest: (reads.append(key), get(self, key, *rest))[1])
-    (seen,) = watcher.look(BEGAN + 9999.0)
+    (seen,) = watcher.poll(BEGAN + 9999.0)
     assert [key for key in reads if "/log/" in key or "/incidents/" in key] == []
     assert seen.goodput == 0.9 and seen.checkpoints == 50
     add_commits(url, range(50, 52))
     reads.clear()
     keep_events(events, url, {"event": "save.durable", "step": 9, "id": "z", "seconds": 1.0, "blocked_s": 0.1, "bytes": 5})
-    (seen,) = watcher.look(BEGAN + 9999.0)
+    (seen,) = watcher.poll(BEGAN + 9999.0)
     assert seen.checkpoints == 52 and seen.saving.saves == 1
     assert len([key for key in reads if f"{RUN}/log/" in key]) <= 3
 
@@ -84,19 +84,19 @@ def test_a_second_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytes
 def test_look_remembers_between_calls(tmp_path: Path) -> None:
     """The function does what a Watcher does, and keeps it."""
     url = make_run(tmp_path / "runs", 1)
-    assert watch.look([url], BEGAN + 1.0)[0].step == 100
+    assert watch.poll_runs([url], BEGAN + 1.0)[0].step == 100
     add_commits(url, range(1, 2))
-    assert watch.look([url], BEGAN + 100.0)[0].step == 200
+    assert watch.poll_runs([url], BEGAN + 100.0)[0].step == 200
 
 
 def test_a_store_that_is_not_there_hides_no_other(tmp_path: Path) -> None:
     """It has an error, the others are as they are; one that goes away keeps what was seen of it."""
     url = make_run(tmp_path / "runs", 2)
     watcher = Watcher([url, str(tmp_path / "none")], events=tmp_path / "events")
-    nowhere, seen = sorted(watcher.look(BEGAN + 100.0), key=lambda one: one.run)
+    nowhere, seen = sorted(watcher.poll(BEGAN + 100.0), key=lambda one: one.run)
     assert nowhere.error and not nowhere.run and seen.step == 200 and not seen.error
     os.rename(url, tmp_path / "elsewhere")
-    gone = [one for one in watcher.look(BEGAN + 100.0) if one.run][0]
+    gone = [one for one in watcher.poll(BEGAN + 100.0) if one.run][0]
     assert gone.error and gone.step == 200 and values(gone)["relight_store_up"] == 0
 
 
@@ -105,12 +105,12 @@ def test_a_run_that_said_so_or_is_silent_for_a_day_is_over(tmp_path: Path) -> No
     url = make_run(tmp_path / "runs", 1)
     events = tmp_path / "events"
     watcher = Watcher([url], events=events)
-    assert watcher.look(BEGAN + OVER_S - 1)[0].active
-    assert not watcher.look(BEGAN + OVER_S + 1)[0].active
+    assert watcher.poll(BEGAN + OVER_S - 1)[0].active
+    assert not watcher.poll(BEGAN + OVER_S + 1)[0].active
     keep_events(events, url, {"event": "attempt.ended", "time": BEGAN + 5.0})
-    assert not watcher.look(BEGAN + 10)[0].active
+    assert not watcher.poll(BEGAN + 10)[0].active
     keep_events(events, url, {"event": "attempt.started", "time": BEGAN + 6.0})
-    assert watcher.look(BEGAN + 10)[0].active
+    assert watcher.poll(BEGAN + 10)[0].active
 
 
 def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
             fields |= {metric.made.less: 1.0} if metric.made.less else {}
             made.append({"event": metric.made.event, **fields})
     keep_events(tmp_path / "events", url, *made)
-    (seen,) = Watcher([url], events=tmp_path / "events").look(BEGAN + 100.0)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
     assert {one.metric.name for one in seen.samples} == {metric.name for metric in METRICS}
     assert {metric.name for metric in METRICS if metric.kind == GAUGE} <= MADE_HERE
 
@@ -163,7 +163,7 @@ def test_what_all_ranks_tell_counts_once(tmp_path: Path) -> None:
     for rank in range(4):
         saved = {"event": "save.durable", "step": 1, "id": "a", "seconds": 2.0, "blocked_s": 0.5, "bytes": 10}
         keep_events(tmp_path / "events", url, saved, name=f"{rank}", rank=rank)
-    (seen,) = Watcher([url], events=tmp_path / "events").look(BEGAN + 100.0)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
     found = values(seen)
     assert (found["relight_saves_total"], found["relight_saved_bytes_total"]) == (1, 10)
     assert found["relight_save_blocked_seconds"] == 2.0
@@ -175,7 +175,7 @@ def test_values_of_a_label_have_an_end(tmp_path: Path) -> None:
     """Beyond so many they are one."""
     url = make_run(tmp_path / "runs", 1)
     keep_events(tmp_path / "events", url, *({"event": "save.failed", "kind": f"k{number}"} for number in range(200)))
-    (seen,) = Watcher([url], events=tmp_path / "events").look(BEGAN + 100.0)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
     kinds = {one.labels: one.value for one in seen.samples if one.metric.name == "relight_saves_failed_total"}
     assert len(kinds) == LABEL_VALUES_MAX + 1
     assert kinds[("other",)] == 200 - LABEL_VALUES_MAX
@@ -196,10 +196,10 @@ def test_lines_of_any_kind_are_passed_over(tmp_path: Path) -> None:
         file.write(b"\n".join(bad) + b"\n")
         file.write(json.dumps({"time": 2.0, **good}).encode() + b"\n" + b'{"event": "save.failed", ')
     watcher = Watcher([url], events=tmp_path / "events")
-    assert values(watcher.look(BEGAN + 1.0)[0])["relight_saves_failed_total{x}"] == 2
+    assert values(watcher.poll(BEGAN + 1.0)[0])["relight_saves_failed_total{x}"] == 2
     with path.open("ab") as file:
         file.write(b'"time": 3, "kind": "x"}\n')
-    assert values(watcher.look(BEGAN + 1.0)[0])["relight_saves_failed_total{x}"] == 3
+    assert values(watcher.poll(BEGAN + 1.0)[0])["relight_saves_failed_total{x}"] == 3
 
 
 def test_random_bytes_end_no_look(tmp_path: Path) -> None:
@@ -231,12 +231,12 @@ def test_each_log_is_read_once_a_look(tmp_path: Path) -> None:
     for number in range(8):
         make_run(tmp_path / "runs", 1, run=f"run{number:02d}")
     watcher = Watcher([str(tmp_path / "runs")], events=tmp_path / "events")
-    assert len(watcher.look(BEGAN)) == 8
+    assert len(watcher.poll(BEGAN)) == 8
     log = Log.read
     calls = []
     Log.read = lambda self: (calls.append(1), log(self))[1]
     try:
-        watcher.look(BEGAN)
+        watcher.poll(BEGAN)
     finally:
         Log.read = log
     assert len(calls) == 8

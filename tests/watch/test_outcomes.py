@@ -35,7 +35,7 @@ def incident(ago_s: float, kind: str, action: str, host: str = "n7") -> Incident
 def fired(folder: Path) -> dict[str, str]:
     """Which of the rules about decisions fire now, with their reasons."""
     rules = [rule._replace(for_s=0.0) for rule in usual_rules()]
-    found = judge(rules, Watcher([str(folder)]).look(NOW), NOW, {}).state.values()
+    found = judge(rules, Watcher([str(folder)]).poll(NOW), NOW, {}).state.values()
     return {one.kind: one.reason for one in found if one.kind in WATCHED}
 
 
@@ -102,10 +102,10 @@ def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> Non
 
 def test_the_last_decision_is_a_metric(run: Path) -> None:
     """One action has 1, each other has 0; without an incident there is none."""
-    (seen,) = Watcher([str(run)]).look(NOW)
+    (seen,) = Watcher([str(run)]).poll(NOW)
     assert not [one for one in seen.samples if one.metric.name.startswith("relight_last_decision")]
     write(run, incident(7000, "killed", "resume"), incident(60, "user", "stop"))
-    (seen,) = Watcher([str(run)]).look(NOW)
+    (seen,) = Watcher([str(run)]).poll(NOW)
     values = {one.labels: one.value for one in seen.samples if one.metric.name == "relight_last_decision"}
     assert values == {(action,): float(action == "stop") for action in ACTIONS}
     (at,) = [one.value for one in seen.samples if one.metric.name == "relight_last_decision_time_seconds"]

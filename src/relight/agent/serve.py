@@ -150,7 +150,7 @@ class Server:
         weakref.finalize(self, os.close, self._parted)
         self._ending = False
         self._drainer: Drainer | None = None
-        self._neighbours = Neighbours(self._tell_all)
+        self._neighbours = Neighbours(self._send_all)
 
     def end(self, signum: int, frame: FrameType | None) -> None:
         """Take nobody new; write what is sealed; end."""
@@ -226,7 +226,7 @@ class Server:
             while True:
                 message, _ = session.wire.receive()
                 with contextlib.suppress(Gone):  # it cannot be answered any more: what it has said all the same is heard to its end
-                    self._hear(session, message)
+                    self._receive(session, message)
                 if session.polite:
                     break
         except Gone:
@@ -235,7 +235,7 @@ class Server:
             print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         self._part(session)
 
-    def _hear(self, session: Session, message: ToAgent) -> None:
+    def _receive(self, session: Session, message: ToAgent) -> None:
         if isinstance(message, Place):
             lower_priority(message.nice)
             if message.guard is not None:
@@ -245,7 +245,7 @@ class Server:
         elif isinstance(message, Want):
             self._give_slots(session, message)
         elif isinstance(message, Layout):
-            session.prepared = Prepared.of(message)
+            session.prepared = Prepared.from_layout(message)
             with self._lock:
                 self._ranks.add(session.prepared.rank)
         elif isinstance(message, Begun):
@@ -255,7 +255,7 @@ class Server:
         elif isinstance(message, Hurry):
             session.hurried = max(session.hurried, message.number)
         elif isinstance(message, Ask):
-            self._tell_kept(session)
+            self._commit_kept(session)
         elif isinstance(message, Meet):
             session.wire.send(self._neighbours.meet(message))
         elif isinstance(message, Join):
@@ -292,7 +292,7 @@ class Server:
         sizes = [slot.memory.size for slot in session.slots]
         session.wire.send(Slots(sizes, why), [slot.memory.fd for slot in session.slots])
 
-    def _tell_kept(self, session: Session) -> None:
+    def _commit_kept(self, session: Session) -> None:
         """What the trainer before this one sealed is written first: it is the newest there is."""
         ends = time.monotonic() + DRAIN_S
         while (self._writes() or self._has_unheard()) and time.monotonic() < ends:
@@ -433,7 +433,7 @@ class Server:
 
     def _held(self, job: Job, told: Told) -> None:
         """It does wait: tell so, and have room made."""
-        self._tell(job.session, told)
+        self._send(job.session, told)
         if job.session.writer is not None:
             self._drain(job.session.writer)
 
@@ -460,14 +460,14 @@ class Server:
             self._neighbours.offer(Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, there))
         if job.session.open:
             job.said.wait(PATIENCE_S)  # who has not said so does not listen yet
-        self._tell(job.session, report)
+        self._send(job.session, report)
         with self._lock:
             job.told = True
         if report.error is None:
             session = job.session
             found = writer.prune(lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1)
             if found is not None:
-                self._tell(job.session, Told(*found))
+                self._send(job.session, Told(*found))
             self._drain(writer)
 
     def _drain(self, writer: Writer) -> None:
@@ -479,17 +479,17 @@ class Server:
                 if self._drainer is None:
                     place = writer.place
                     self._drainer = Drainer(
-                        place.url, place.run, self._tell_all, lambda: bool(self._sessions), nice=place.nice + 5, guard=writer.guard
+                        place.url, place.run, self._send_all, lambda: bool(self._sessions), nice=place.nice + 5, guard=writer.guard
                     )  # fmt: skip
             self._drainer.wake()
 
-    def _tell_all(self, name: str, say: str, fields: dict[str, Any]) -> None:
+    def _send_all(self, name: str, say: str, fields: dict[str, Any]) -> None:
         with self._lock:
             sessions = list(self._sessions)
         for session in sessions:
-            self._tell(session, Told(name, say, fields))
+            self._send(session, Told(name, say, fields))
 
-    def _tell(self, session: Session, message: Report | Told) -> None:
+    def _send(self, session: Session, message: Report | Told) -> None:
         if session.open or session.polite:
             try:
                 session.wire.send(message)

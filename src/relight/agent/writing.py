@@ -22,14 +22,14 @@ from relight.errors import CorruptCheckpoint, Fenced, RelightError
 from relight.keys import Guard
 from relight.layout import Item
 from relight.log import Log, fold
-from relight.observe import tell_span
+from relight.observe import record_span
 from relight.policy import Compact, Keep
 from relight.policy.compact import Conditions
 from relight.reclaim import PruneReport, Room
 from relight.store import open_bytes
 from relight.store.paced import paced
 from relight.typed import from_msgpack
-from relight.world import behind_all
+from relight.world import idle_priority
 
 PLACEHOLDER = "0" * 10
 """Stands for the checkpoint's id while packs are laid out: as long as any."""
@@ -69,7 +69,7 @@ class Prepared:
     rank: int
 
     @classmethod
-    def of(cls, layout: Layout) -> Prepared:
+    def from_layout(cls, layout: Layout) -> Prepared:
         """Plan it."""
         plan = plan_layout(layout)
         return cls(plan, tuple(bytes(pack.sources[0].view() or _NO_BYTES) for pack in plan.packs), layout.rank)
@@ -104,7 +104,7 @@ class Writer:
 
     def __init__(self, place: Place) -> None:
         self.place = place
-        self.guard = Guard.heard(place.guard) if place.guard is not None else Guard()
+        self.guard = Guard.from_wire(place.guard) if place.guard is not None else Guard()
         store = open_bytes(place.url, guard=self.guard)
         self._store = paced(store, f"{store.url}/{place.run}", place.bytes_per_second, place.read_bytes_per_second)
         self._log = Log(self._store, place.run)
@@ -133,7 +133,7 @@ class Writer:
         if request.patient:
             began = time.perf_counter()
             self._hold_back(prepared.plan.stored_bytes, request, hold)
-            tell_span("held", request.id, request.step, began, time.perf_counter(), rank=prepared.rank)
+            record_span("held", request.id, request.step, began, time.perf_counter(), rank=prepared.rank)
         try:
             report = self._attempt.save(
                 SaveRequest(
@@ -233,7 +233,7 @@ class Writer:
         return True
 
     def _prune_behind(self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]) -> PruneReport | None:
-        report = behind_all(lambda: self._room.prune(still=lambda: still() and not ends() and not others()), self.place.nice)
+        report = idle_priority(lambda: self._room.prune(still=lambda: still() and not ends() and not others()), self.place.nice)
         if report is not None:
             self._hastened = 0
             return report
@@ -276,7 +276,7 @@ class _Counter:
 
     def __call__(self, length: int) -> None:
         self._written += length
-        self._slot.tell_written(self._written)
+        self._slot.set_written(self._written)
 
 
 def _done(number: int, report: SaveReport) -> Report:

@@ -159,12 +159,12 @@ def _cgroup_left() -> int | None:
         for mark, control in _CONTROLS.items()
         for line in lines
         if line.startswith(mark) or line.partition(":")[2].startswith(mark)
-        if (left := _left_in(control, line.split(":", 2)[2])) is not None
+        if (left := _room_in(control, line.split(":", 2)[2])) is not None
     ]
     return min(found, default=None)
 
 
-def _left_in(control: _Control, own: str) -> int | None:
+def _room_in(control: _Control, own: str) -> int | None:
     left: int | None = None
     path = own.rstrip("/")
     while True:

@@ -67,7 +67,7 @@ class Slot:
         """The request lies at ``start``; the packs follow."""
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, start, length)
 
-    def tell_copied(self, offset: int) -> None:
+    def set_copied(self, offset: int) -> None:
         """All before ``offset``, but for the packs' headers, is as it will be sealed, if it ever is."""
         struct.pack_into("<Q", self.view, _COPIED, offset)
 
@@ -81,7 +81,7 @@ class Slot:
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, start, length)
         struct.pack_into("<Q", self.view, 8, SEALED)
 
-    def tell_written(self, count: int) -> None:
+    def set_written(self, count: int) -> None:
         """``count`` bytes of the packs have been written. All that its reader writes to a slot, but for the packs' headers."""
         struct.pack_into("<Q", self.view, _WRITTEN, count)
 

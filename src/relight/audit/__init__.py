@@ -4,6 +4,6 @@ Always holds: a record is written once, and names the one before it by hash; wha
 ``store``, ``format``, ``observe``, ``errors``. Torch-free.
 """
 
-from relight.audit.book import Book, Entry, book_from_settings, check, told, told_if_possible
+from relight.audit.book import Book, Entry, book_from_settings, check, record_if_possible, recorded
 
-__all__ = ["Book", "Entry", "book_from_settings", "check", "told", "told_if_possible"]
+__all__ = ["Book", "Entry", "book_from_settings", "check", "record_if_possible", "recorded"]

@@ -183,7 +183,7 @@ def book_from_settings() -> Book | None:
 
 
 @contextmanager
-def told(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
+def recorded(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
     """Around what a command or the library does: written down if ``RELIGHT_AUDIT`` is set; else nothing more.
 
     What a command has the library do is one entry, the command's. What is put into the list that it gives is recorded at the end.
@@ -201,7 +201,7 @@ def told(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
 
 
 @contextmanager
-def told_if_possible(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
+def record_if_possible(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
     """As ``told``, around what has to be done even if the audit store cannot be written to, such as a job's own restore: a warning says so.
 
     What is put into the list that it gives stands with the end."""

@@ -187,22 +187,22 @@ class _Bench:
 
     def _waiting(self, ours: Ours, row: dict[str, float]) -> None:
         for name, action in (("save_waiting", ours.save_waiting), ("restore_cold", ours.restore_cold), ("restore_warm", ours.restore_warm)):
-            row[name] = self._told(action)
+            row[name] = self._reported(action)
         ours.forget()
 
     def _background(self, ours: Ours, row: dict[str, float]) -> None:
-        row["save_blocked"], row["save_durable"] = self._told(ours.save_background)
-        seconds = self._told(ours.restore_memory)
+        row["save_blocked"], row["save_durable"] = self._reported(ours.save_background)
+        seconds = self._reported(ours.restore_memory)
         if seconds is not None:
             row["restore_memory"] = seconds
         ours.forget()
         lost = []
         for _ in range(LOST_TIMES):
-            lost.append(self._told(ours.save_training))
+            lost.append(self._reported(ours.save_training))
             ours.forget()
         row["save_lost"] = statistics.median(lost)
 
-    def _told(self, action: Callable[[], T]) -> T:
+    def _reported(self, action: Callable[[], T]) -> T:
         """Do it, having looked whether the bench is to end; report its bytes."""
         self._end_if_asked()
         found = action()

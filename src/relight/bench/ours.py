@@ -68,7 +68,7 @@ class Ours:
         self._change()
         before = self.state.work_s(WORK_S)
         started = perf_counter()
-        save = self._asked(self.background)
+        save = self._save_request(self.background)
         done = 0
         while not save.done and save.error is None:
             self.state.work()
@@ -103,7 +103,7 @@ class Ours:
                 if parse_dir(path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """What tells how it was done."""
         self._heard.add(event.name)
         if event.name == "restore.done" and event.fields.get("source") == "memory":
@@ -112,12 +112,12 @@ class Ours:
     def _save(self, ckpt: Checkpointer) -> tuple[float, float]:
         self._change()
         started = perf_counter()
-        save = self._asked(ckpt)
+        save = self._save_request(ckpt)
         blocked = perf_counter() - started
         save.wait(DEADLINE_S)
         return blocked, perf_counter() - started
 
-    def _asked(self, ckpt: Checkpointer) -> Save:
+    def _save_request(self, ckpt: Checkpointer) -> Save:
         self._step += 1
         try:
             save = ckpt.step(self._step)
@@ -145,7 +145,7 @@ class Ours:
 def at_work(folder: Path, state: State) -> Iterator[Ours]:
     """Runs and agent, gone at the end."""
     ours = Ours(folder, state)
-    undo = subscribe(ours.hear)
+    undo = subscribe(ours.on_event)
     try:
         yield ours
     finally:

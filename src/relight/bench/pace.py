@@ -18,4 +18,4 @@ def write_image(store: ByteStore, key: str, image: memoryview, threads: int) -> 
     except BaseException:
         writer.abort()
         raise
-    store.settle(key.rpartition("/")[0])
+    store.sync(key.rpartition("/")[0])

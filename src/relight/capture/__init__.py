@@ -5,7 +5,7 @@ on the way out nor on the way in; generators are restored after the loaders were
 ``errors``, ``observe``; and torch, and numpy where it is loaded.
 """
 
-from relight.capture.arithmetic import settle
+from relight.capture.arithmetic import warm_up_vector_math
 from relight.capture.build import LoadPlan, build_tree
 from relight.capture.captured import Captured, capture, capture_generators, fingerprint
 from relight.capture.classes import class_paths
@@ -62,9 +62,9 @@ __all__ = [
     "plan_restore",
     "report_steps",
     "reset_position",
-    "settle",
     "sinks_by_part",
     "unwatch_loaders",
     "used",
+    "warm_up_vector_math",
     "watch_loaders",
 ]

@@ -23,7 +23,7 @@ _FEW = 64
 _done = False
 
 
-def settle() -> None:
+def warm_up_vector_math() -> None:
     """Call every elementary function once for ``float32`` and ``float64``, in this thread. Random states and settings are left alone.
     Takes about a millisecond, once in a process; later calls do nothing."""
     global _done

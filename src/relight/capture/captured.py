@@ -13,7 +13,7 @@ from torch import nn
 from relight.capture import rng as generators
 from relight.capture.fixed import Fixed, Recall, basis_of
 from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
-from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, kind_of, named_parameters, own_name, swapped_in, unwrap, wrapped
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, is_swapped, kind_of, named_parameters, own_name, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.objects import inner_tensors
 from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
@@ -82,7 +82,7 @@ def capture(
     if taken:
         raise ConfigError(f"a component cannot be called {taken[0]!r}: Relight's own state has that name")
     kinds = {name: kind_of(value) for name, value in components.items()}
-    fixed = recall.of(components) if recall is not None else None
+    fixed = recall.valid_template(components) if recall is not None else None
     walker = Walker(fixed, behind)
     walker.components = components
     walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
@@ -106,7 +106,7 @@ def capture(
         count += len(walker.items) - before
         size += sum(item.source.length for item in walker.items[before:])
         notes += _notes(name, value, kind)
-        flag = swapped_in(value)
+        flag = is_swapped(value)
         found.append(
             f"{name}: {kind} ({type(value).__qualname__}), {count} tensors, {size} bytes"
             + ("" if flag is None else f", swapped {'in' if flag else 'out'}")
@@ -165,12 +165,12 @@ def _keep(
     encoded: dict[str, Any] = {}
     for name, node in nodes.items():
         if not isinstance(node, Moments):
-            encoded[name] = Encoded.of(node)
+            encoded[name] = Encoded.encode(node)
         elif is_custom(components[name]):  # type: ignore[arg-type]
             encoded[name] = node
         else:
-            masters: Any = Encoded.of(node.masters) if node.masters else {}
-            encoded[name] = Moments(Encoded.of(node.state), [Encoded.of(names) for names in node.params], masters)
+            masters: Any = Encoded.encode(node.masters) if node.masters else {}
+            encoded[name] = Moments(Encoded.encode(node.state), [Encoded.encode(names) for names in node.params], masters)
     return Fixed(
         basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
         dict(walker.spreads), frozenset(i for i in walker.frozen if walker.items[i].role == "param" and not walker.items[i].trainable),
@@ -282,7 +282,7 @@ def _notes(name: str, value: Any, kind: str) -> list[str]:
     """Why a resume would not be exact as far as this component goes."""
     if kind == LOADER:
         return loader_doubts(name, value)
-    if swapped_in(value) and not isinstance(value, Swap) and kind != MODULE:
+    if is_swapped(value) and not isinstance(value, Swap) and kind != MODULE:
         state = value.state_dict() if hasattr(value, "state_dict") else {}
         if not isinstance(state, Mapping) or not {"swapped", "is_swapped", "swapped_in", "collected_params"} & state.keys():
             return [f"{name}: averaged weights are swapped in, and its state does not say so"]

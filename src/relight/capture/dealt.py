@@ -142,7 +142,7 @@ def dealt(
     dealer = dealer_of(loader)
     if isinstance(dealer, str):
         return dealer
-    told = _told(dealer, begins, epoch if epoch is not None else index(dealer.sampler.epoch))
+    told = _sampler_position(dealer, begins, epoch if epoch is not None else index(dealer.sampler.epoch))
     at = None
     if delivered is not None:
         share = share_size(told.length - begins, told.replicas, bool(dealer.sampler.drop_last))
@@ -170,13 +170,13 @@ def as_it_was(node: Any, loader: DataLoader[Any]) -> bool:
     return not found.begins if isinstance(dealer, str) else found.replicas == dealer.sampler.num_replicas
 
 
-def is_of(node: Any, rank: int) -> bool:
+def belongs_to_rank(node: Any, rank: int) -> bool:
     """Whether ``node`` is of that rank of a sampler."""
     found = _read(node)
     return not isinstance(found, str) and found.rank == rank
 
 
-def agreed(nodes: Sequence[Any], loader: DataLoader[Any]) -> Dealt | str:
+def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> Dealt | str:
     """What all ranks that saved tell together, for this loader to go on from, as this rank's; or why it cannot.
 
     ``nodes``: what ``dealt`` gave on each of them.
@@ -204,7 +204,7 @@ def _fits(told: Dealt, loader: DataLoader[Any]) -> Dealt | str:
     dealer = dealer_of(loader)
     if isinstance(dealer, str):
         return dealer
-    live = _told(dealer, told.begins, told.epoch)
+    live = _sampler_position(dealer, told.begins, told.epoch)
     if told.order != live.order:
         return f"its order was made by {told.order}, and is by {live.order} now"
     if told.length != live.length:
@@ -218,7 +218,7 @@ def _fits(told: Dealt, loader: DataLoader[Any]) -> Dealt | str:
     return msgspec.structs.replace(live, begins=at or 0, at=at)
 
 
-def _told(dealer: Dealer, begins: int, epoch: int) -> Dealt:
+def _sampler_position(dealer: Dealer, begins: int, epoch: int) -> Dealt:
     sampler = dealer.sampler
     replicas, rank, _ = _cut(sampler)
     length = len(sampler.dataset)  # type: ignore[arg-type]

@@ -111,7 +111,7 @@ def _line_of(tensor: torch.Tensor) -> Line | None:
     return found
 
 
-def lives_in(tensor: torch.Tensor) -> list[torch.Tensor]:
+def contains_storage(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The parameters that it holds elements of, or others of its line; itself if nothing was said of it."""
     line = _line_of(tensor)
     return [tensor] if line is None else list(line.parameters)

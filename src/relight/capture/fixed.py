@@ -52,7 +52,7 @@ class _Module(NamedTuple):
     not_saved: frozenset[str]
 
     @classmethod
-    def of(cls, module: nn.Module) -> _Module:
+    def from_module(cls, module: nn.Module) -> _Module:
         return cls(
             module, _dict(module._parameters), _dict(module._buffers), _dict(module._modules), frozenset(module._non_persistent_buffers_set)
         )
@@ -82,7 +82,7 @@ class _Optimizer(NamedTuple):
     states: tuple[_Dict, ...]
 
     @classmethod
-    def of(cls, optimizer: torch.optim.Optimizer) -> _Optimizer:
+    def from_optimizer(cls, optimizer: torch.optim.Optimizer) -> _Optimizer:
         return cls(
             optimizer,
             tuple(tuple(group["params"]) for group in optimizer.param_groups),
@@ -116,7 +116,7 @@ class _Tensors(NamedTuple):
     """Whether some have no version counter."""
 
     @classmethod
-    def of(cls, tensors: Iterable[torch.Tensor]) -> _Tensors:
+    def from_tensors(cls, tensors: Iterable[torch.Tensor]) -> _Tensors:
         live = [local_of(tensor) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
         return cls(
             live, [t.data_ptr() for t in live], [t.shape for t in live], [t.stride() for t in live], [t.dtype for t in live],
@@ -197,7 +197,7 @@ class Recall:
             return None
         return id(fixed), fixed.basis.tensors.versions(), [steps_of(one.live) for one in fixed.basis.optimizers]
 
-    def of(self, components: Mapping[str, object]) -> Fixed | None:
+    def valid_template(self, components: Mapping[str, object]) -> Fixed | None:
         """What still holds; what does not is forgotten."""
         if self.fixed is not None and not self.fixed.holds(components):
             self.fixed = None
@@ -218,8 +218,8 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
             optimizers.append(value)
     if not all(map(_is_plain, modules.values())):
         return None
-    noted = tuple(map(_Optimizer.of, optimizers))
-    trees = tuple(map(_Module.of, modules.values()))
+    noted = tuple(map(_Optimizer.from_optimizer, optimizers))
+    trees = tuple(map(_Module.from_module, modules.values()))
     values = [value for one in noted for held in one.states for value in held.values]
     if not all(isinstance(value, (torch.Tensor, *_CONSTANT)) for value in values):
         return None
@@ -234,7 +234,7 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
         return None
     kinds = [(name, kind_of(value), value) for name, value in components.items()]
     named = tuple((name, kind, value if kind in (MODULE, OPTIMIZER) else None) for name, kind, value in kinds)
-    return Basis(named, trees, noted, _Tensors.of(tensors), declared.declarations)
+    return Basis(named, trees, noted, _Tensors.from_tensors(tensors), declared.declarations)
 
 
 def _is_its_memory(tensor: torch.Tensor) -> bool:

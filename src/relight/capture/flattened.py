@@ -83,7 +83,7 @@ def flattened_state(module: nn.Module) -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     wrappers = list(_wrappers(module))
-    whole, cut = _told_of(wrappers)
+    whole, cut = _live_parameters(wrappers)
     for path, one in module.named_modules(remove_duplicate=False):
         if wraps(one) is not None and not one._parameters:
             continue
@@ -133,7 +133,7 @@ def drop_gathered(module: nn.Module) -> None:
                     _free_storage(gathered)
 
 
-def _told_of(wrappers: Sequence[tuple[str, Any]]) -> tuple[set[int], set[int]]:
+def _live_parameters(wrappers: Sequence[tuple[str, Any]]) -> tuple[set[int], set[int]]:
     """By ``id``, the live parameters that are what they seem to be, though they lie in a flat one, and those that are not."""
     whole: set[int] = set()
     cut: set[int] = set()
@@ -149,12 +149,12 @@ def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """All that keep a flat parameter, outermost first, in the state that they have between steps."""
     for path, one in module.named_modules():
         if type(one).__name__ == _KIND:
-            _settle(one)
+            _apply_buffer_dtypes(one)
             if getattr(one, "_handle", None) is not None:
                 yield path, one
 
 
-def _settle(wrapper: Any) -> None:
+def _apply_buffer_dtypes(wrapper: Any) -> None:
     """As between steps: buffers have the dtype that the first forward pass would give them, and what was gathered for a forward pass that
     no backward pass followed is given back, as the wrapper would at the next one.
     """

@@ -157,7 +157,7 @@ def foreign_hooks(hooks: Mapping[Any, Any] | None) -> bool:
     )
 
 
-def swapped_in(value: object) -> bool | None:
+def is_swapped(value: object) -> bool | None:
     """Whether an averaged copy says that it is swapped into the model; None if it says nothing."""
     for name in ("swapped", "is_swapped", "swapped_in"):
         flag = getattr(value, name, None)

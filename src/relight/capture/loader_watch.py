@@ -16,7 +16,7 @@ from relight.capture.dealt import Rest
 from relight.capture.delivered import IndexLists, Position
 from relight.capture.pace import Pace
 from relight.capture.units import core_of
-from relight.capture.workers import Reseed, born, persistent, seed_of
+from relight.capture.workers import Reseed, init_worker, persistent, seed_of
 
 Observe = Callable[[Any], None]
 ATTRIBUTE, CORE, WRAPPER = "_relight_watch", "_relight_core_class", "_relight_wrapper"
@@ -148,7 +148,7 @@ def loader_of(value: Any) -> Any:
     return inner
 
 
-def tell_wrapper(loader: DataLoader[Any], number: int | None) -> None:
+def set_wrapper_epoch(loader: DataLoader[Any], number: int | None) -> None:
     """Give Fabric's wrapper the number of the next training epoch: it counts its passes, and sets the sampler's number from that."""
     known = loader.__dict__.get(WRAPPER)
     wrapper = known() if known is not None else None
@@ -211,7 +211,7 @@ def make_iterator(loader: DataLoader[Any], watch: Watch) -> Iterator[Any]:
     if watch.base is not None:
         watch.age += 1
     if loader._iterator is None:
-        with born(loader, watch.base, watch.age):
+        with init_worker(loader, watch.base, watch.age):
             inner = own(loader)
         if watch.base is None:
             watch.base = int(inner._base_seed)  # type: ignore[attr-defined]

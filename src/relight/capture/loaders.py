@@ -41,7 +41,7 @@ from relight.capture.loader_watch import (
     restore_epoch_start,
     set_epoch_number,
     set_own_states,
-    tell_wrapper,
+    set_wrapper_epoch,
     tells_position,
 )
 from relight.capture.pace import Pace
@@ -279,7 +279,7 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
 
 def _keep_told(loader: DataLoader[Any], watch: Watch) -> None:
     started = perf_counter()
-    watch.kept.append(_told(loader))  # type: ignore[union-attr]
+    watch.kept.append(_loader_state(loader))  # type: ignore[union-attr]
     watch.kept_s = min(watch.kept_s, perf_counter() - started)
     if watch.kept_s > KEPT_S and len(watch.kept) >= KEPT_TRIES and not watch.pace.ahead:  # type: ignore[arg-type]
         watch.kept = None
@@ -328,7 +328,7 @@ def _state(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
     _, ahead = place_of(watch)
     if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may just now have moved the loader's own
         return {"own": counted, "told": watch.kept[-1 - ahead]}
-    return {"own": counted, "told": _told(loader)}
+    return {"own": counted, "told": _loader_state(loader)}
 
 
 def _makes_ahead(loader: DataLoader[Any]) -> bool:
@@ -336,7 +336,7 @@ def _makes_ahead(loader: DataLoader[Any]) -> bool:
     return hasattr(loader, "next_iter_state") and hasattr(loader, "_iterator")
 
 
-def _told(loader: Any) -> Any:
+def _loader_state(loader: Any) -> Any:
     before = generators.host_states()
     told = loader.state_dict()
     generators.restore_host(before)
@@ -435,7 +435,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     set_epoch_number(loader, counted["epoch"])
     set_own_states(loader, counted["generators"])
     if counted["epochs"] and counted["epoch"] is not None:
-        tell_wrapper(loader, counted["epoch"] + (watch.pending is None and not reset))
+        set_wrapper_epoch(loader, counted["epoch"] + (watch.pending is None and not reset))
 
 
 def _reread(pending: Mapping[str, Any], told: Any) -> bool:

@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from relight.capture.declared import Declared, declared_among, declared_of, lives_in, own_values
+from relight.capture.declared import Declared, contains_storage, declared_among, declared_of, own_values
 from relight.capture.flattened import FLAT, Original, is_flattened, originals_of
 from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.own_state import INNER, OWN, has_torchs_form, left_out, own_form_of, with_names, with_numbers
@@ -26,7 +26,7 @@ def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
     """The parameters that it steps, those too of which it holds flattened runs."""
     own = own_parameters(optimizer)
-    return [one for parameter in own for one in lives_in(parameter)] if declared_among(own) else own
+    return [one for parameter in own for one in contains_storage(parameter)] if declared_among(own) else own
 
 
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:

@@ -108,7 +108,7 @@ class OptimizerPlan:
             held = set().union(*members)
             groups = [one & held for one in lives]
             if planning.only is None:
-                self._tell_apart(set().union(*lives), held, groups, members)
+                self._report_difference(set().union(*lives), held, groups, members)
         if is_custom(optimizer):
             if declared_in(optimizer, planning.components):
                 planning.wrong.append(f"{path}: it has its own way of taking its state, and its parameters were flattened")
@@ -150,7 +150,7 @@ class OptimizerPlan:
                    for name in group["params"]] for group in node["groups"]]  # fmt: skip
         if stored and stored != lives:
             here, there = set(chain(*lives)), set(chain(*stored))
-            self._tell_apart(here, there, [set(one) & there for one in lives], [set(one) for one in stored])
+            self._report_difference(here, there, [set(one) & there for one in lives], [set(one) for one in stored])
             if here == there and list(map(set, lives)) == list(map(set, stored)):
                 planning.wrong.append(f"{path}: its parameters had another order when it was saved, and its state_dict is not by name")
             return
@@ -190,7 +190,7 @@ class OptimizerPlan:
             elif planning.takes(at):
                 self._later.append((live[attribute], at, one))
 
-    def _tell_apart(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
+    def _report_difference(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
         """Say which parameters are on one side only, and whose group was another one. ``groups``: live ones, of what is held."""
         planning, path = self._planning, self._path
         for one in sorted(live - held):

@@ -32,17 +32,17 @@ class Frozen(NamedTuple):
 
     def states(self) -> dict[str, Any]:
         """As ``host_states`` and ``device_states``."""
-        return {**self.seldom(), **self.often()}
+        return {**self.host_only(), **self.device()}
 
-    def seldom(self) -> dict[str, Any]:
+    def host_only(self) -> dict[str, Any]:
         """Those that most training never draws from."""
         return {"python": _python_tree(self.python), "numpy": self.numpy}
 
-    def often(self) -> dict[str, Any]:
+    def device(self) -> dict[str, Any]:
         """The others."""
         return {"torch": self.torch, **self.devices}
 
-    def seldom_as(self, other: Frozen) -> bool:
+    def same_host_only(self, other: Frozen) -> bool:
         """Whether nobody has drawn from the seldom ones between the two."""
         return self.python == other.python and _same_numpy(self.numpy, other.numpy)
 
@@ -151,7 +151,7 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
         value.set_state(state["numpy_legacy"])
 
 
-def part_host(kind: str, seed_of: Callable[[int], int]) -> None:
+def reseed_host(kind: str, seed_of: Callable[[int], int]) -> None:
     """Begin one of this process's own generators, by its name in ``host_states``, anew, from what ``seed_of`` makes of a number drawn from
     that one alone: a script may have seeded torch's, and left Python's to chance. Accelerators' begin anew with torch's."""
     numpy = sys.modules.get("numpy")
@@ -163,7 +163,7 @@ def part_host(kind: str, seed_of: Callable[[int], int]) -> None:
         numpy.random.seed(seed_of(int(numpy.random.randint(1 << 31))) % 2**32)
 
 
-def place_of(state: Any) -> str:
+def fingerprint(state: Any) -> str:
     """Sixteen letters for where a generator is: the same for the same state."""
     found = Digest()
     _add(found, state)
@@ -181,7 +181,7 @@ def _add(to: Any, state: Any) -> None:
         to.update(state.tobytes() if hasattr(state, "tobytes") else f"{state!r};".encode())
 
 
-def drawn_from(value: Any) -> int:
+def draw_seed(value: Any) -> int:
     """The same of any generator."""
     if isinstance(value, torch.Generator):
         return int(torch.randint(1 << 62, (), generator=value, device=value.device))

@@ -68,7 +68,7 @@ def _remember_init(init: Callable[[int], Any], worker: int) -> None:
 
 
 @contextmanager
-def born(loader: DataLoader[Any], base: int | None, age: int) -> Iterator[None]:
+def init_worker(loader: DataLoader[Any], base: int | None, age: int) -> Iterator[None]:
     """While the iterator is made: workers that know their ``worker_init_fn``, seeded for ``age``. Behind their first epoch the seed is not
     drawn from the loader's generator, as the uninterrupted run, whose workers were alive, did not draw one."""
     init, generator = loader.worker_init_fn, loader.generator

@@ -80,7 +80,7 @@ def request_of(record: Record) -> SaveAsked | None:
     return SaveAsked(record.seq, by or "somebody", why, record.time)
 
 
-def hear(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: str = "") -> bool:
+def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: str = "") -> bool:
     """Say that it was heard, and so all that were made before it; whether nobody else had said so already. Cost: at most one record.
 
     After ``Uncertain`` it is to be said again: what turns out to be written counts.
@@ -91,16 +91,16 @@ def hear(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: str = "
 
     def decide(view: View) -> NoteBody | None:
         counts = any(record.seq == asked.seq for record in view.records)
-        known = _heard(fold(view), asked.seq)
+        known = _acknowledgement(fold(view), asked.seq)
         own[:] = [known is not None and known.body == body]
         return body if counts and known is None else None
 
     return _note(store, run, decide) is not None or own == [True]
 
 
-def answer_to(history: History, seq: int) -> Answer:
+def outcome_of(history: History, seq: int) -> Answer:
     """What became of the request of that number."""
-    heard = _heard(history, seq)
+    heard = _acknowledgement(history, seq)
     if heard is None or not isinstance(heard.body, NoteBody):
         return Answer()
     by, refused = (_words(heard.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX)))
@@ -119,7 +119,7 @@ def wait_for_answer(
     ending, began, known = ending or threading.Event(), time.monotonic(), Answer()
     while not known.over:
         try:
-            found = answer_to(run.history(), seq)
+            found = outcome_of(run.history(), seq)
         except StoreUnavailable as error:
             if not error.retryable:
                 raise
@@ -133,7 +133,7 @@ def wait_for_answer(
     return known
 
 
-def came_of(answer: Answer, waited_s: float) -> str:
+def describe_outcome(answer: Answer, waited_s: float) -> str:
     """A sentence: what came of it, and if it is no save, what to do."""
     if answer.saved is not None:
         return f"saved: {answer.saved.id} (step {answer.saved.step}), {answer.saved.body.reason}"
@@ -147,7 +147,7 @@ def came_of(answer: Answer, waited_s: float) -> str:
     )
 
 
-def _heard(history: History, seq: int) -> Record | None:
+def _acknowledgement(history: History, seq: int) -> Record | None:
     for record in history.notes:
         body = record.body
         if isinstance(body, NoteBody) and body.topic == HEARD_TOPIC and record.seq > seq:

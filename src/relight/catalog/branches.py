@@ -85,7 +85,7 @@ def lent_by(history: History) -> list[Lent]:
 def needs_of(history: History, one: Checkpoint) -> list[str]:
     """Whose bytes a checkpoint needs. What is lent to a branch needs what it always has, also if it was repacked: the branch may make use
     of that where it lies."""
-    lent = any(target == one.id and name.startswith(PREFIX) for name, target in history.tags.items()) if one.alone else True
+    lent = any(target == one.id and name.startswith(PREFIX) for name, target in history.tags.items()) if one.self_contained else True
     return one.body.requires if lent else one.requires
 
 

@@ -27,7 +27,7 @@ class LentRun(NamedTuple):
     takers: tuple[int, ...]
 
 
-def told_needs(chunks: Iterable[int], count: int) -> bytes:
+def encode_needs(chunks: Iterable[int], count: int) -> bytes:
     """Which of a pack's ``count`` chunks a rank needs, in few bytes."""
     bits = bytearray(-(-count // 8))
     for chunk in chunks:
@@ -35,7 +35,7 @@ def told_needs(chunks: Iterable[int], count: int) -> bytes:
     return zlib.compress(bits, 1)
 
 
-def heard_needs(told: bytes, count: int) -> bytes:
+def decode_needs(told: bytes, count: int) -> bytes:
     """For each of ``count`` chunks 1 or 0. ``ValueError`` for what ``told_needs`` did not make."""
     size = -(-count // 8)
     try:

@@ -65,7 +65,7 @@ def choose_all(history: History, which: str | int = "latest") -> list[Chosen]:
     """
     newest_first = history.live[::-1]
     if which == "latest":
-        return [Chosen(one) for one in sorted(newest_first, key=lambda one: (one.id in history.set_aside, one.body.suspect))]
+        return [Chosen(one) for one in sorted(newest_first, key=lambda one: (one.id in history.rolled_back_ids, one.body.suspect))]
     return [choose(history, which)]
 
 
@@ -93,7 +93,7 @@ def choose(history: History, which: str | int) -> Chosen:
     newest_first = history.live[::-1]
     text = str(which)
     if text == "latest" and newest_first:
-        return Chosen(min(newest_first, key=lambda one: one.id in history.set_aside))
+        return Chosen(min(newest_first, key=lambda one: one.id in history.rolled_back_ids))
     if is_best(text):
         return _best(history, text)
     if text in history.tags:
@@ -124,7 +124,7 @@ def _best(history: History, text: str) -> Chosen:
     if not names and text == BEST and history.best_by is None:
         raise CheckpointNotFound("no checkpoint has a finite metric, so none is the best", hint="pass metrics to ckpt.step(…, name=value)")
     by = best_by(text, history.best_by, names)
-    found = best([one for one in newest_first if one.id not in history.set_aside] or newest_first, by.metric, by.mode)
+    found = best([one for one in newest_first if one.id not in history.rolled_back_ids] or newest_first, by.metric, by.mode)
     if found is not None:
         return Chosen(found, by)
     if by.metric in names:

@@ -26,7 +26,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 import msgspec
 
 from relight.arena import PAGE, Memory, adopt, allocate, freeze, reading
-from relight.catalog.dealing import LentRun, PackKey, deal, heard_needs, told_needs
+from relight.catalog.dealing import LentRun, PackKey, deal, decode_needs, encode_needs
 from relight.catalog.opened import Opened
 from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_runs, runs_of
 from relight.errors import NoSpace, RelightError, error_of, known
@@ -58,7 +58,7 @@ def read_together(
     packs = {(part, pack): wants for part, found in wanted.items() for pack, wants in found.items()}
     with contextlib.closing(_Door()) as door:
         needs = [
-            [*key, told_needs((want.chunk for want in wants), len(opened.parts[key[0]].packs[key[1]].chunks))]
+            [*key, encode_needs((want.chunk for want in wants), len(opened.parts[key[0]].packs[key[1]].chunks))]
             for key, wants in packs.items()
         ]
         word = msgspec.msgpack.encode([node, door.address, door.token, needs])
@@ -82,7 +82,7 @@ def _dealt(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]
                 key = (part, pack)
                 if key not in lengths:
                     lengths[key] = [length for length, _ in opened.parts[part].packs[pack].chunks]
-                by_pack.setdefault(key, {})[number] = heard_needs(bits, len(lengths[key]))
+                by_pack.setdefault(key, {})[number] = decode_needs(bits, len(lengths[key]))
     runs = deal(by_pack, lengths)
     return runs if sum(run.length for run in runs) >= INLINE_BYTES else []
 
@@ -105,7 +105,7 @@ class _Table:
                 (self._wants[number] if number is not None else rest.setdefault(key, [])).append(want)
         self.rest = {key: runs_of(wants) for key, wants in rest.items()}
 
-    def of(self, numbers: Iterable[int]) -> dict[PackKey, list[Run]]:
+    def runs_of(self, numbers: Iterable[int]) -> dict[PackKey, list[Run]]:
         """Those runs, as they are read."""
         found: dict[PackKey, list[Run]] = {}
         for number in numbers:
@@ -268,13 +268,13 @@ class _Lending:
         except RuntimeError as error:
             if not new_threads.is_refused(error):
                 raise
-            new_threads.report("relight-lend")
+            new_threads.report_refused("relight-lend")
             return self._alone(jobs)
         try:
-            total = self._table.read(self._table.of(self._own), self._lend) + self._table.read(self._table.rest)
+            total = self._table.read(self._table.runs_of(self._own), self._lend) + self._table.read(self._table.rest)
             for job in jobs:
                 job.result()
-            return total + self._table.read(self._table.of(number for number in self._table.mine if number not in self._came))
+            return total + self._table.read(self._table.runs_of(number for number in self._table.mine if number not in self._came))
         except BaseException as error:
             self._fail(error)
             raise
@@ -285,7 +285,7 @@ class _Lending:
             link.shut()
         wait(jobs)
         left = [number for number in self._table.mine if number in self._own or number not in self._came]
-        return self._table.read(self._table.of(left)) + self._table.read(self._table.rest)
+        return self._table.read(self._table.runs_of(left)) + self._table.read(self._table.rest)
 
     def close(self) -> None:
         """End: whoever still waits for this rank sees that it is gone."""
@@ -420,7 +420,7 @@ class _Lending:
         while left and self._error is None:
             kind, number, begin = _frame(connection)
             if kind == _FAILED:
-                raise _told(owner, _bytes(connection, min(begin, _FAILED_BYTES_MAX)))
+                raise _decode_error(owner, _bytes(connection, min(begin, _FAILED_BYTES_MAX)))
             length = self._table.runs[number].length
             assert kind == _LENT and number in left and begin + length <= memory.size, (kind, number, begin)
             if not heard:
@@ -451,6 +451,6 @@ def _bytes(connection: socket.socket, length: int) -> bytes:
     return bytes(data)
 
 
-def _told(rank: int, data: bytes) -> RelightError:
+def _decode_error(rank: int, data: bytes) -> RelightError:
     kind, what, where = msgspec.json.decode(data)
     return error_of(kind)(f"rank {rank}: {what}", where=where)

@@ -34,11 +34,11 @@ def locate(url: str) -> Place:
 
     A checkpoint is ``RUN@WHICH``, its directory, or a file in it. A store that lost its ``relight.json`` is known by its runs.
     """
-    found = _look(url)
+    found = _parse_location(url)
     at = url.rfind("@")
     while found is None and at > 0:
         if url[at + 1 :]:
-            found = _look(url[:at])
+            found = _parse_location(url[:at])
             if found is not None and found.which is None:
                 return found._replace(which=url[at + 1 :])
             found = None
@@ -73,7 +73,7 @@ def locate_destination(url: str, run: str) -> Place:
     return Place(above, name)
 
 
-def _look(url: str) -> Place | None:
+def _parse_location(url: str) -> Place | None:
     path = absolute(url)
     store = open_bytes(path)
     if _is_store(store):
@@ -83,14 +83,14 @@ def _look(url: str) -> Place | None:
     except ConfigError:
         return None
     if parse_dir(name):
-        above = _look(parent)
+        above = _parse_location(parent)
         return above._replace(which=name.split("-")[1]) if above and above.run and above.which is None else None
     if is_written_file(name) or name == LOG_DIR or parse_record_file(name) is not None:
-        above = _look(parent)
+        above = _parse_location(parent)
         if above and above.run:
             return above
     if name == STORE_FILE:
-        return _look(parent)
+        return _parse_location(parent)
     above_bytes = open_bytes(parent)
     if is_run_name(name) and _is_run(above_bytes, name):
         return Place(above_bytes, name)
@@ -158,7 +158,7 @@ def _below(url: str) -> str:
     found = []
     with contextlib.suppress(RelightError):
         for entry in islice(store.list(""), _LOOK_AT_MAX):
-            if entry.is_dir and _look_quietly(f"{absolute(url)}/{entry.name}"):
+            if entry.is_dir and _parse_quietly(f"{absolute(url)}/{entry.name}"):
                 found.append(f"{url.rstrip('/')}/{entry.name}")
     return f"below it are {_listed(sorted(found))}" if found else ""
 
@@ -166,7 +166,7 @@ def _below(url: str) -> str:
 def _above(path: str) -> str:
     """The nearest directory upwards that is a store or a run, or has some in it."""
     while True:
-        found = _look_quietly(path)
+        found = _parse_quietly(path)
         if found:
             return f"{path} is a run: name one of its checkpoints behind @" if found.run else f"{path} is a store"
         below = _below(path)
@@ -186,9 +186,9 @@ def _entries(path: str) -> Iterator[str]:
         yield from (entry.name for entry in open_bytes(path).list(""))
 
 
-def _look_quietly(path: str) -> Place | None:
+def _parse_quietly(path: str) -> Place | None:
     try:
-        return _look(path)
+        return _parse_location(path)
     except RelightError:
         return None
 

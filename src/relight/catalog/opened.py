@@ -13,8 +13,8 @@ from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore
-from relight.store.again import decoded
-from relight.store.base import forget_copies
+from relight.store.again import decode_with_reread
+from relight.store.base import invalidate_cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
     prefix = checkpoint.lies_in(run)
     where = f"{prefix}/{ROOT_FILE}"
     longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
-    root = decoded(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
+    root = decode_with_reread(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
     at_home = root.run if body.home else run_id  # which run that is, the hash in our own log vouches for
     if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, at_home, body.id, body.step, checkpoint.epoch):
         raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
@@ -49,7 +49,7 @@ def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store
 
 def _part(store: ByteStore, where: str, root: Root, ref: PartRef) -> Part:
     longest = min(PART_BYTES_MAX, max(ref.size, 1))
-    return decoded(_reads(store, where, longest), lambda data: decode_part(data, root, ref, where), where)
+    return decode_with_reread(_reads(store, where, longest), lambda data: decode_part(data, root, ref, where), where)
 
 
 def _reads(store: ByteStore, key: str, limit: int) -> Callable[[], bytes]:
@@ -58,7 +58,7 @@ def _reads(store: ByteStore, key: str, limit: int) -> Callable[[], bytes]:
 
     def read() -> bytes:
         if next(tries):
-            forget_copies(store, key)
+            invalidate_cache(store, key)
         return _get(store, key, limit)
 
     return read

@@ -18,8 +18,8 @@ from relight.format.manifest import Pack
 from relight.format.names import stored_file
 from relight.format.stored import OWN, Piece
 from relight.store import PAGE, ByteStore, Reader, page_buffer
-from relight.store.again import tell_read_again
-from relight.store.base import forget_copies
+from relight.store.again import report_reread
+from relight.store.base import invalidate_cache
 
 
 def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
@@ -197,7 +197,7 @@ class StoredReader:
         if Digest(data).digest() == one.hash:
             return data
         with contextlib.suppress(RelightError):
-            forget_copies(self._store, key, one.offset, one.length)
+            invalidate_cache(self._store, key, one.offset, one.length)
             again = memoryview(bytearray(one.length))
             reader = self._store.open(key)
             try:
@@ -205,7 +205,7 @@ class StoredReader:
             finally:
                 reader.close()
             if Digest(again).digest() == one.hash:
-                tell_read_again(key)
+                report_reread(key)
                 return again
         raise CorruptCheckpoint(f"bytes {one.offset}–{one.offset + one.length} of {key} are not what was committed", where=self._where)
 

@@ -28,8 +28,8 @@ from relight.layout import Sink
 from relight.layout.sources import Place, address_of, copy_bytes, move, move_all
 from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
-from relight.store.again import tell_read_again
-from relight.store.base import READS_AT_ONCE, forget_copies, lanes_of
+from relight.store.again import report_reread
+from relight.store.base import READS_AT_ONCE, invalidate_cache, lanes_of
 from relight.world.new_threads import ThreadPool
 
 HASHERS = 2
@@ -84,7 +84,7 @@ class _File(NamedTuple):
         """Its name in its own place."""
         return f"{self.prefix}/{self.pack.file}"
 
-    def tell_elsewhere(self, prefix: str, store: ByteStore) -> None:
+    def report_other_source(self, prefix: str, store: ByteStore) -> None:
         """Say that some of it was read from another place than its own."""
         if store.url not in self.told:
             self.told.append(store.url)
@@ -224,7 +224,7 @@ class _Work:
         try:
             data = file.reader.fetch(run.offset, run.length, room)
             if data is not None and self._threads:  # the device goes on while others hash
-                self._hashing.append(self._hashers.submit(self._settle, file, run, data, True, room))
+                self._hashing.append(self._hashers.submit(self._verify_and_deliver, file, run, data, True, room))
                 return
             if data is None:
                 self._read_from_memory(file, run, room)
@@ -232,7 +232,7 @@ class _Work:
             self._rooms.put(room)
             raise
         if data is not None:
-            self._settle(file, run, data, True, room)
+            self._verify_and_deliver(file, run, data, True, room)
         else:
             self._rooms.put(room)
 
@@ -246,7 +246,7 @@ class _Work:
             _read_or_blank(file, piece, data)
             self._check(file, piece, data, data is not target)
 
-    def _settle(self, file: _File, run: Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
+    def _verify_and_deliver(self, file: _File, run: Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
         """Check what was read, and hand it on if it isn't where it belongs."""
         try:
             if not self._failed:
@@ -401,7 +401,7 @@ def _open_pack(opened: Opened, part: Part, index: int) -> _File:
             if reader.size == pack.size:
                 file = _File(pack, prefix, reader, store, [*places[:number], *places[number + 1 :]], [])
                 if number:
-                    file._replace(prefix=places[0][1]).tell_elsewhere(prefix, store)
+                    file._replace(prefix=places[0][1]).report_other_source(prefix, store)
                 return file
             reader.close()
             problem = problem or CorruptCheckpoint(f"{reader.size} bytes long, {pack.size} were committed", where=where)
@@ -460,10 +460,10 @@ def _once_more(file: _File, held: memoryview, want: Want) -> None:
     for store, prefix in ((file.store, file.prefix), *file.others):
         with contextlib.suppress(RelightError):
             if file.pack.stored is None:
-                forget_copies(store, f"{prefix}/{file.pack.file}", want.offset, want.length)
+                invalidate_cache(store, f"{prefix}/{file.pack.file}", want.offset, want.length)
             else:
                 for key in files_of(prefix, file.pack):
-                    forget_copies(store, key)
+                    invalidate_cache(store, key)
             for open_it in (open_pack, StoredReader) if file.pack.stored is not None else (open_pack,):
                 reader: Reader = open_it(store, prefix, file.pack)
                 try:
@@ -472,9 +472,9 @@ def _once_more(file: _File, held: memoryview, want: Want) -> None:
                     reader.close()
                 if Digest(held).digest() == want.hash:
                     if store is file.store:
-                        tell_read_again(file.key)
+                        report_reread(file.key)
                     else:
-                        file.tell_elsewhere(prefix, store)
+                        file.report_other_source(prefix, store)
                     return
     check_chunk(held, want, file.key, lies_at(file.reader, want.offset))
 
@@ -487,7 +487,7 @@ def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key:
         reader.read_into(offset, piece)
     if Digest(piece).digest() != value:
         return False
-    tell_read_again(key)
+    report_reread(key)
     return True
 
 

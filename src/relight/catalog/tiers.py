@@ -87,17 +87,17 @@ def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
 
 def tiers_of(history: History) -> tuple[Tier, ...]:
     """The further tiers, as the newest NOTE of the nearest one's log tells them."""
-    return _told(history)[1:]
+    return _recorded_tiers(history)[1:]
 
 
 def groups_in(history: History) -> list[Group]:
     """What the further tiers are to have, as the nearest one's log tells it."""
-    return groups_of(_told(history))
+    return groups_of(_recorded_tiers(history))
 
 
 def nearest_name(history: History) -> str:
     """What the nearest one is called there; a run without tiers is "here"."""
-    return next((tier.name for tier in _told(history)), "here")
+    return next((tier.name for tier in _recorded_tiers(history)), "here")
 
 
 def drained_to(history: History) -> dict[str, set[str]]:
@@ -146,7 +146,7 @@ def newest_seq(history: History, ids: set[str]) -> int:
 
 def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
     """Return those of ``ids``, which a tier has or had, that are retired here, as ``owed`` needs them. Leaves out what was set aside."""
-    found = (history.retired.get(one) for one in ids if one not in history.set_aside)
+    found = (history.retired.get(one) for one in ids if one not in history.rolled_back_ids)
     return [Candidate(one.id, one.seq, one.step) for one in found if one is not None]
 
 
@@ -195,7 +195,7 @@ def merge(histories: Sequence[History]) -> Merged:
             found = history.by_id[checkpoint_id]
             merged.tags[name] = found.original_id
         merged.retired.update({one.original_id: one for one in history.retired.values()})
-        merged.set_aside |= {one.original_id for one in history.live if one.id in history.set_aside}
+        merged.rolled_back_ids |= {one.original_id for one in history.live if one.id in history.rolled_back_ids}
         merged.skips += [one for one in history.skips if one not in merged.skips]
         merged.best_by = history.best_by or merged.best_by
     merged.retired = {key: one for key, one in merged.retired.items() if key not in merged.by_id}
@@ -217,7 +217,7 @@ def read_tier(name: str, store: ByteStore, run: str) -> Reach:
         return Reach(name, store, run, None, error)
 
 
-def _told(history: History) -> tuple[Tier, ...]:
+def _recorded_tiers(history: History) -> tuple[Tier, ...]:
     notes = _notes(history, NOTE_TOPIC)
     return decode_tiers(notes[-1].data) if notes else ()
 

@@ -17,7 +17,7 @@ from relight.format.pack import HEADER_BYTES_MAX, header_metadata, parse_header
 from relight.log import Checkpoint, Log, View, read_store
 from relight.log.truncated import refuse_truncated
 from relight.store import ByteStore
-from relight.store.base import beneath
+from relight.store.base import without_cache
 
 ENTRY_BYTES_MIN = 40
 """What a header says of a tensor, at least."""
@@ -70,7 +70,7 @@ def verify_checkpoint(
 
     Read where it lies, whatever copies there are nearby. Cost: one read of it; memory for a few chunks.
     """
-    store = beneath(store)
+    store = without_cache(store)
     try:
         with collector_paused():
             opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)

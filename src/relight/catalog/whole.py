@@ -61,7 +61,7 @@ def whole_of(opened: Opened) -> Whole:
                 pieces[home].append(Stored(number, index, box))
             mapping.append(home)
         where = f"{opened.prefix}/{opened.root.parts[number].file}"
-        decoded = moved(decode_tree(part.tree, len(part.tensors), where), mapping)
+        decoded = renumber_leaves(decode_tree(part.tree, len(part.tensors), where), mapping)
         if not isinstance(decoded, dict):
             raise UnsafeContent("the stored state is not a dict of components", where=where)
         mine = decoded.pop(OWN, {}) if len(opened.parts) > 1 else {}
@@ -88,15 +88,15 @@ def _global(tensor: Tensor, number: int) -> Tensor:
     return Tensor(tensor.name, tensor.dtype, tensor.shape, tensor.role, number, 0, length)
 
 
-def moved(node: Any, mapping: list[int]) -> Any:
+def renumber_leaves(node: Any, mapping: list[int]) -> Any:
     """The tree with its leaves pointing at the merged tensors."""
     kind = type(node)
     if kind is Leaf:
         return Leaf(node.kind, tuple(mapping[index] for index in node.tensors), node.meta)
     if kind is dict:
-        return {key: moved(value, mapping) for key, value in node.items()}
+        return {key: renumber_leaves(value, mapping) for key, value in node.items()}
     if kind is list or kind is tuple:
-        return kind(moved(value, mapping) for value in node)
+        return kind(renumber_leaves(value, mapping) for value in node)
     return node
 
 

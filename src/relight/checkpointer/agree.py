@@ -21,7 +21,7 @@ _PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
 
 
 @contextmanager
-def together(ranks: Ranks | None, doing: str) -> Iterator[None]:
+def raise_on_all_ranks(ranks: Ranks | None, doing: str) -> Iterator[None]:
     """What every rank does, or none: an error on one of them is an error on all, after all have tried.
 
     Errors that a caller may pass over give way to those that it may not.
@@ -50,7 +50,7 @@ def together(ranks: Ranks | None, doing: str) -> Iterator[None]:
     raise error_of(kind)(f"rank {rank}: {said}", hint="that rank's own log has all of it") from error
 
 
-def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:
+def begin_attempt_on_all(ranks: Ranks, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:
     """One attempt for all ranks: rank 0 takes charge of the run, unless ``check`` raises."""
     mine: list[Attempt] = []
 
@@ -59,5 +59,5 @@ def begin_together(ranks: Ranks, store: ByteStore, run: str, reason: str, check:
         place = mine[0].place
         return msgspec.json.encode([place.store_id, place.run_id, place.epoch])
 
-    store_id, run_id, epoch = msgspec.json.decode(ranks.first(begin, "beginning an attempt"))
+    store_id, run_id, epoch = msgspec.json.decode(ranks.run_on_rank0(begin, "beginning an attempt"))
     return mine[0] if mine else Attempt(Place(store, Log(store, run), store_id, run_id, epoch))

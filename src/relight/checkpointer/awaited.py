@@ -71,7 +71,7 @@ class Awaited:
         if micro_step is not None or not (self._due or self._kept or (self._alone and ranks is not None)):
             return
         self._steps += 1
-        self._see(metrics)
+        self._observe(metrics)
         for name in [one for one in self._due if one in metrics and is_finite(one, metrics[one])]:
             del self._due[name]
             self._came = True
@@ -87,7 +87,7 @@ class Awaited:
 
     def saved(self, numbers: Mapping[str, float]) -> None:
         """Count a save that has these metrics."""
-        self._see(numbers)
+        self._observe(numbers)
         for name in [one for one in self._kept if math.isfinite(numbers.get(one, math.nan))]:
             del self._kept[name]
         for name, rule in self._kept.items():
@@ -98,7 +98,7 @@ class Awaited:
             emit("metric.missing", text, metric="", rule=self._unnamed, seen=sorted(numbers))
             self._unnamed = ""
 
-    def _see(self, metrics: Mapping[str, Any]) -> None:
+    def _observe(self, metrics: Mapping[str, Any]) -> None:
         known = len(self._seen)
         if known < SEEN_MAX:
             self._seen.update(metrics)

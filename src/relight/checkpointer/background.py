@@ -31,7 +31,7 @@ from relight.checkpointer.trusted import Trusted
 from relight.commit import Attempt, Place, SavePlan
 from relight.commit.lanes import lanes_of_rank
 from relight.commit.save import Seat, new_id
-from relight.commit.together import give_up_part
+from relight.commit.together import abort_part
 from relight.errors import RelightError, StoreUnavailable, known
 from relight.format import encode_tree
 from relight.layout import Item
@@ -39,7 +39,7 @@ from relight.log import Log, fold
 from relight.observe import emit
 from relight.policy import Keep, Limits
 from relight.policy.overlap import Overlap
-from relight.pulse import teller
+from relight.pulse import heartbeat
 from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
 from relight.store.around import guard_of
 from relight.world import new_threads
@@ -277,7 +277,7 @@ class Background:
         number = self._number = self._number + 1
         checkpoint_id = checkpoint_id or new_id()
         frozen, same, asked = self._trusted.frozen(state), frozenset[int](), request(number, checkpoint_id, tree)
-        look = frozen.look() if frozen is not None else None
+        look = frozen.fingerprint() if frozen is not None else None
         if frozen is not None and look is not None:
             same = shape.same_there(index, frozen, look, self._trusted.wrong)
             asked = msgspec.structs.replace(asked, same=to_bits(same), since=shape.filled.pop(index, (0,))[0])
@@ -348,9 +348,9 @@ class Background:
             agent.save(index, number, checkpoint_id)
 
         self._queued = devices
-        self._snapshot = Snapshot(watched.begin(), base, complete, slot.tell_copied)
+        self._snapshot = Snapshot(watched.begin(), base, complete, slot.set_copied)
         if len(watched.slices) >= FOLLOWED_FROM and not devices:
-            slot.tell_copied(watched.slices[0].target)
+            slot.set_copied(watched.slices[0].target)
             slot.announce(number, shape.layout.request, len(body))
             agent.begin(index, number)
         self._copier.start(self._snapshot)
@@ -363,7 +363,7 @@ class Background:
         """Bytes of the packs of a state as the last one was."""
         return self._shape.plan.stored_bytes if self._shape is not None else 0
 
-    def look_at(self, number: int) -> tuple[float, float]:
+    def progress_of(self, number: int) -> tuple[float, float]:
         """The shares of that save's bytes that are copied, and written."""
         shape, snapshot = self._shape, self._snapshot
         for index, held in [*shape.busy.items()] if shape is not None else ():
@@ -449,7 +449,7 @@ class Background:
             old.close()
         try:
             deadline_s = max(1.0, self.bound(START_S))
-            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=teller().writes)
+            agent = connect(place.store.url, place.log.run, nice=self._limits.nice, deadline_s=deadline_s, seen=heartbeat().writes)
             bound = self.bound  # not self: the agent's thread would keep this object alive
             agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
@@ -466,7 +466,7 @@ class Background:
                     self._limits.threads, self._limits.nice, self._limits.bytes_per_second, self._keep,
                     self._rank == 0, self._limits.deadline_s / 2,
                     msgspec.msgpack.encode(rules) if (rules := self._attempt.compact) is not None else b"",
-                    guard.told() if (guard := guard_of(place.store)) else None, self._limits.read_bytes_per_second,
+                    guard.to_wire() if (guard := guard_of(place.store)) else None, self._limits.read_bytes_per_second,
                 )
             )  # fmt: skip
         except (RelightError, OSError) as error:  # no descriptor, memory or process may be left for it
@@ -494,7 +494,7 @@ class Background:
             if self._committed(done.report.id):
                 done = Done(done.report, None)
             elif seat is not None and dead:  # another rank may wait for this part, and this rank's training for that one
-                give_up_part(self._attempt.place, step, done.report.id, seat, error)
+                abort_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
 
     def _give_up_part(self, number: int, checkpoint_id: str, error: BaseException) -> None:
@@ -502,7 +502,7 @@ class Background:
         step, seat = self._seats.pop(number, (0, None))
         if seat is not None:
             with contextlib.suppress(Exception):  # the save's own error is what counts; without a store the others wait for the deadline
-                give_up_part(self._attempt.place, step, checkpoint_id, seat, known(error))
+                abort_part(self._attempt.place, step, checkpoint_id, seat, known(error))
 
     def _committed(self, checkpoint_id: str) -> bool:
         """Whether the log has a save of which the agent could not tell any more."""

@@ -17,7 +17,7 @@ from relight.errors import Diverged, ReplicasDiffer
 from relight.observe import Event, subscribe
 from relight.policy.going_back import SPIKES
 from relight.policy.spikes import spikes_of
-from relight.pulse import Teller, teller
+from relight.pulse import Teller, heartbeat
 from relight.pulse.teller import last_words
 from relight.store.urls import absolute
 
@@ -37,7 +37,7 @@ class Beats:
         self._pauses = Pauses()
         self._away: tuple[int, torch.Tensor] | None = None
         self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
-        subscribe(self._hear)
+        subscribe(self._on_risk)
         last_words.append(self._leave)
 
     def place(self, url: str, run: str) -> tuple[str, str]:
@@ -62,7 +62,7 @@ class Beats:
         self._teller.stepped(step, loss)
         if ckpt._signals is None or not ckpt._signals.ending:
             self._pauses.after_step(self._teller.path)
-        jump = None if at is None else self._spikes.see(at, loss)
+        jump = None if at is None else self._spikes.update(at, loss)
         if jump is not None:
             raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
 
@@ -89,19 +89,19 @@ class Beats:
             return None, math.nan
         return before[0], float(before[1])
 
-    def _hear(self, event: Event) -> None:
+    def _on_risk(self, event: Event) -> None:
         step = event.fields.get("step")
         if type(step) is not int:
             return
         if event.name == "save.requested":
-            self._teller.asked(step)
+            self._teller.save_requested(step)
         elif event.name == "save.sealed":
             self._teller.sealed(step)
         elif event.name in ("save.durable", "save.failed"):
             self._teller.over(step, durable=event.name == "save.durable")
 
 
-def be_watched() -> None:
+def attach_heartbeat() -> None:
     """Tell whoever watches over this process, if somebody does; once."""
-    if teller().heard and not any(isinstance(one, Beats) for one in observers):
-        observers.append(Beats(teller()))
+    if heartbeat().has_reader and not any(isinstance(one, Beats) for one in observers):
+        observers.append(Beats(heartbeat()))

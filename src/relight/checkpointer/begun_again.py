@@ -35,7 +35,7 @@ def begin_again(ckpt: Checkpointer, failed: Save) -> None:
     ckpt._takeover.release()
     ckpt._attempt = ckpt._parent = None
     try:
-        ckpt._take_charge()
+        ckpt._begin_attempt()
     except RelightError as second:
         ckpt._attempt, ckpt._parent = former, parent
         if ckpt not in _reported:

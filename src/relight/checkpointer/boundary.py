@@ -41,7 +41,7 @@ class Boundary:
         self._small: dict[str, object] = {}
         self._loose: dict[str, list[Any]] = {}
         """Tensors and arrays that are in neither a module nor an optimizer, by component: as they were found last."""
-        self._look()
+        self._find_small()
         self.step: int | None = None
         self._captured: Captured | None = None
         self._generators: Frozen | None = None
@@ -63,10 +63,10 @@ class Boundary:
         self.step = step
         self._steps += 1
         if self._measured < 3 or self._cost_s <= max(self._free_s, SHARE_MAX * self.step_s) or self._steps % AGAIN == 0:
-            self._look()
+            self._find_small()
             self._captured = capture(self._small, rng=False)
             self._generators = frozen_generators()
-            if self._measured < 2 and self._recall.of(self._components) is None:
+            if self._measured < 2 and self._recall.valid_template(self._components) is None:
                 capture(self._components, rng=False, recall=self._recall)  # so that later glances are cheap
                 self._cost_s = 0.0
             self._fingerprint, self._marks = self._glance(), _marks(self._held())
@@ -87,7 +87,7 @@ class Boundary:
         """The whole state as it was at the boundary, if parameters and optimizer have not changed since; else None."""
         if self._captured is None or self._generators is None:
             return None
-        self._recall.of(self._components)  # forgotten, if anything was replaced
+        self._recall.valid_template(self._components)  # forgotten, if anything was replaced
         if self._glance() != self._fingerprint:
             return None
         for name in self._loose:
@@ -106,7 +106,7 @@ class Boundary:
             emit("save.none", f"{type(error).__name__} in the step after {self.step}: {why}, so nothing was saved", step=self.step)
         return state
 
-    def _look(self) -> None:
+    def _find_small(self) -> None:
         """Which components are small: those that the script has set since then are others now."""
         for name, value in self._components.items():
             if name in self._known and value is self._known[name]:

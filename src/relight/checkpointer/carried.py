@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from relight.capture.dealt import Dealt, agreed, as_it_was, is_of
+from relight.capture.dealt import Dealt, as_it_was, belongs_to_rank, common_position
 from relight.capture.loaders import dealt_in, own_generators, rest_state
 from relight.capture.rng import seed_generator
-from relight.checkpointer.seeded_alike import anew, begin_anew, sources, taken_from
+from relight.checkpointer.seeded_alike import reseed, reseed_plan, sources, taken_from
 from relight.format import Digest
 
 
@@ -28,16 +28,16 @@ class Carried(NamedTuple):
     def finish(self, rank: int = 0, now: Sequence[Mapping[str, str]] = ()) -> None:
         """Seed what begins anew, when all else is restored: by what follows from where it is, and the rank. ``now``: of each rank where
         its generators are, if there was ``alike``."""
-        numbers = anew(self.alike, now) if now else []
+        numbers = reseed_plan(self.alike, now) if now else []
         several = [number for number, one in enumerate(numbers) if one]
         if several:
             self.notes.append(f"generators of {_named(several)} begin anew, from where those of others were")
-            begin_anew(numbers[rank], self.components, _seed)
+            reseed(numbers[rank], self.components, _seed)
         for generator, seed in self.seeded:
             seed_generator(generator, seed)
 
 
-def carry(
+def remap_rank_state(
     root: Mapping[Any, Any],
     components: Mapping[str, object],
     *,
@@ -96,19 +96,19 @@ class _Loader(NamedTuple):
 
 def _carry_loader(name: str, loader: DataLoader[Any], states: Sequence[Any], rank: int, key: str) -> _Loader | str:
     """What this rank's loader takes of what those of all ranks had, or why nothing."""
-    found = agreed([dealt_in(one) for one in states], loader)
+    found = common_position([dealt_in(one) for one in states], loader)
     if isinstance(found, str):
         return found
     # Generators are those of whoever had the same place in the deal: this rank's own, if it did.
-    alike = [one for one in (*states[rank : rank + 1], *states) if is_of(dealt_in(one), found.rank)]
+    alike = [one for one in (*states[rank : rank + 1], *states) if belongs_to_rank(dealt_in(one), found.rank)]
     seeded = []
     if not alike:
         seed = _seed(f"{key}/{name}/{found.rank}")
         seeded = [(generator, seed + number) for number, generator in enumerate(own_generators(loader).values())]
-    return _Loader(rest_state(loader, found, alike[0] if alike else None), seeded, _said(name, loader, found))
+    return _Loader(rest_state(loader, found, alike[0] if alike else None), seeded, _warnings(name, loader, found))
 
 
-def _said(name: str, loader: DataLoader[Any], found: Dealt) -> list[str]:
+def _warnings(name: str, loader: DataLoader[Any], found: Dealt) -> list[str]:
     if found.at is None:
         return []
     said = [f"{name} goes on behind {found.at} of its epoch's {found.length} samples, dealt out to {_ranks(found.replicas)} now"]

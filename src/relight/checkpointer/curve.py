@@ -37,9 +37,9 @@ class Curve:
         for name, held in self._metrics.items():
             held.append(values.get(name))
         if now - self._told >= TELL_S:
-            self.tell()
+            self.flush()
 
-    def tell(self) -> None:
+    def flush(self) -> None:
         """Say what has not been said yet."""
         self._told = monotonic()
         if self._steps:

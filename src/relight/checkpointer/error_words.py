@@ -14,13 +14,13 @@ Told = tuple[str, str, str, str, bool, list[str]]
 """As ``relight.agent.messages.words_of`` makes it."""
 
 
-def error_word(error: BaseException) -> bytes:
+def encode_error(error: BaseException) -> bytes:
     """What is said of it."""
     told: Told = words_of(error)
     return msgspec.msgpack.encode(told)
 
 
-def told_error(word: bytes) -> RelightError:
+def decode_error(word: bytes) -> RelightError:
     """Rank 0's, as the others raise it."""
     return error_from(*from_msgpack(word, Told))  # type: ignore[arg-type]
 

@@ -24,7 +24,7 @@ class FailurePolicy:
     raise_after: int | None = None
     begin_again: bool = False
 
-    def tell(self, error: Exception, step: int, turn: int) -> RelightError:
+    def report(self, error: Exception, step: int, turn: int) -> RelightError:
         """Report that the save at ``step`` failed at try ``turn``, and what follows. Return the error as one of ours.
 
         A fault in code is named as such, with its traceback, and has no retry: the same state would meet the same fault. It does not stop

@@ -46,7 +46,7 @@ class FreshStart:
         def look() -> bytes:
             return b"1" if self._has_progress(store, run, further) else b""
 
-        progress = look() if ranks is None else ranks.first(look, "looking for this job's own checkpoints")
+        progress = look() if ranks is None else ranks.run_on_rank0(look, "looking for this job's own checkpoints")
         self.used = not progress
         return self.used
 

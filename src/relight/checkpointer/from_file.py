@@ -58,7 +58,7 @@ class Completed(NamedTuple):
     tiers: Tiers | None = None
 
 
-def completed(given: Given, writer: str, tiers: Tiers | bool | None, place: tuple[str, str] | None = None) -> Completed:
+def with_file_defaults(given: Given, writer: str, tiers: Tiers | bool | None, place: tuple[str, str] | None = None) -> Completed:
     """With what the file says of those that were not given. Where tiers say what each keeps, the file does not; nor are there peers where
     one rank writes, or where saves are not made in the background. Without ``save`` anywhere it is ``adaptive()``: a run that was
     not set up saves, too. ``tiers`` are the caller's. Without them the file's count for the store and run in ``place``; None if an observer
@@ -71,7 +71,7 @@ def completed(given: Given, writer: str, tiers: Tiers | bool | None, place: tupl
         taken.pop("background", None)
     if tiers:
         taken.pop("keep", None)
-    own = told.tiers.of(*place) if told.tiers is not None and not tiers and place is not None else None
+    own = told.tiers.tiers_of(*place) if told.tiers is not None and not tiers and place is not None else None
     background = given.background if given.background is not None else taken.get("background")
     if writer == "rank 0" or background is False or os.environ.get("RELIGHT_BACKGROUND", "1").lower() in ("0", "false", "no"):
         taken.pop("peers", None)

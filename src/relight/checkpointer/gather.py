@@ -144,7 +144,7 @@ class Desk:
         if over:
             self._offers, self._held, self._small, self._place, self._room = None, {}, [], {}, None
         if not self.lost:
-            self.say(_END + outcome, [rank for rank in range(self.world.size) if rank != self.world.rank])
+            self.send_message(_END + outcome, [rank for rank in range(self.world.size) if rank != self.world.rank])
 
     def _pull_small(self, at: int) -> None:
         """That one, and those behind it that will be asked for soon."""
@@ -169,7 +169,7 @@ class Desk:
                 continue
             if len(under_way) == AHEAD:
                 self._take(*under_way.popleft())
-            self.say(_ASK + msgspec.msgpack.encode([(one.entry, one.piece, one.box) for one in batch]), [rank])
+            self.send_message(_ASK + msgspec.msgpack.encode([(one.entry, one.piece, one.box) for one in batch]), [rank])
             under_way.append((rank, batch))
         while under_way:
             self._take(*under_way.popleft())
@@ -197,11 +197,11 @@ class Desk:
 
     # -- the others
 
-    def serve(self, offers: Offers) -> bytes:
+    def answer_requests(self, offers: Offers) -> bytes:
         """Give what rank 0 asks for, until it is over: what came of it. ``LateRanks`` if rank 0 says nothing any more."""
         try:
             while True:
-                word = self.hear(0)
+                word = self.receive_message(0)
                 if word[:1] == _END:
                     return word[1:]
                 at = 0
@@ -215,14 +215,14 @@ class Desk:
 
     # -- words
 
-    def say(self, data: bytes, to: Sequence[int]) -> None:
+    def send_message(self, data: bytes, to: Sequence[int]) -> None:
         """A message of any length."""
         frame = bytearray(struct.pack("<Q", len(data)) + data[: FRAME_BYTES - 8])
         self.send(memoryview(frame.ljust(FRAME_BYTES, b"\0")), to)
         if len(data) > FRAME_BYTES - 8:
             self.send(memoryview(bytearray(data[FRAME_BYTES - 8 :])), to)
 
-    def hear(self, source: int) -> bytes:
+    def receive_message(self, source: int) -> bytes:
         """The next message of that rank."""
         frame = bytearray(FRAME_BYTES)
         self.receive(memoryview(frame), source)

@@ -29,14 +29,14 @@ from relight.checkpointer.part_items import owned
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
 from relight.commit import Place, SaveRequest
-from relight.commit.together import call_off, save_together
+from relight.commit.together import save_multi_rank, void_checkpoint
 from relight.format import encode_tree, hexdigest
 from relight.format.tree import decode_tree
 from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.log import Log
 from relight.observe import emit
-from relight.pulse import HANDING_OVER, Will, lost_of, read_beat, read_will, teller, will_of
+from relight.pulse import HANDING_OVER, Will, heartbeat, lost_of, read_beat, read_will, will_of
 from relight.snapshot.hooks import StepHook
 from relight.world import LateRanks
 
@@ -54,7 +54,7 @@ class Heirs:
 
     def __init__(self, ranks: Ranks | None, components: Mapping[str, object], run: str) -> None:
         """``run``: which one, and where, as all its ranks have it. A process may have several at once."""
-        self._ranks, self._page = ranks, teller().path
+        self._ranks, self._page = ranks, heartbeat().path
         self._run = hexdigest(run.encode())[:16]
         self._own: frozenset[str] = frozenset()
         self._will: Will | None = None
@@ -78,21 +78,21 @@ class Heirs:
             StepHook(self._update_begins)
 
     @property
-    def told(self) -> Leave | None:
+    def published_state(self) -> Leave | None:
         """What a boundary is to tell of itself, if anybody could ever make use of it."""
         return None if self._will is None else self.leave
 
     def leave(self, step: int, small: Captured, generators: Frozen) -> None:
         """At the end of ``step``: what is this rank's own. 100 µs. ``LateRanks`` if another rank has failed."""
         self._before, self._left = self._left, None
-        if self._will is None or self._ranks is None or not self._ranks.whole or not self._own <= small.tree.keys():
+        if self._will is None or self._ranks is None or not self._ranks.is_fully_replicated or not self._own <= small.tree.keys():
             self._ahead.parts = None
             return  # the last: one of them was set to what is large since
         parts = self._parts(selected(small, self._own), generators)
         self._ahead.ends(parts)
         if self._will.write(step, msgspec.msgpack.encode(parts)):
             self._left = step
-            teller().is_heir()
+            heartbeat().is_heir()
         if lost_of(self._page).exists():
             raise LateRanks("another rank has failed", hint="the first rank that failed says why")
 
@@ -107,13 +107,13 @@ class Heirs:
         except Exception:  # training does not fail for that
             self._ahead.will = None
             return
-        teller().updates()
+        heartbeat().updates()
         self._ahead.took(time.thread_time() - began)
 
     def _parts(self, own: Captured, generators: Frozen) -> list[Any]:
-        if self._seldom is None or not generators.seldom_as(self._seldom[0]):
-            self._seldom = generators, _packed(capture_generators(generators.seldom()))
-        return [self._key(), _packed(own), self._seldom[1], _packed(capture_generators(generators.often()))]
+        if self._seldom is None or not generators.same_host_only(self._seldom[0]):
+            self._seldom = generators, _packed(capture_generators(generators.host_only()))
+        return [self._key(), _packed(own), self._seldom[1], _packed(capture_generators(generators.device()))]
 
     def hand_over(self, error: Exception, boundary: Boundary, place: Place, request: Ask, begun: Iterable[Save]) -> bool:
         """Save the end of the last step as all ranks of the job held it. False if it is not to be had, needed, or worth it.
@@ -121,19 +121,19 @@ class Heirs:
         ``begun`` are called off before it is committed: they are older, and must not come behind it.
         """
         step = boundary.step
-        if self._will is None or step is None or self._ranks is None or not self._ranks.whole:
+        if self._will is None or step is None or self._ranks is None or not self._ranks.is_fully_replicated:
             return False
-        save_s = teller().saves_s
+        save_s = heartbeat().saves_s
         try:
-            with teller().during(HANDING_OVER, 2 * save_s + 5.0):
+            with heartbeat().during(HANDING_OVER, 2 * save_s + 5.0):
                 sealed = self._sealed()
-                if sealed >= step or not pays(step - sealed, boundary.step_s, save_s):
+                if sealed >= step or not is_worth_it(step - sealed, boundary.step_s, save_s):
                     return False
                 state = boundary.consistent()
                 if state is None or state.spreads:
                     return False
                 common = selected(state, frozenset(state.tree) - self._own - {"rng"})
-                wills = self._wills(step) if self._ranks.still_whole(common) else None
+                wills = self._wills(step) if self._ranks.is_still_fully_replicated(common) else None
                 if wills is None or not self._is_first(step):
                     return False
                 under_way = [(one.step, one.id) for one in begun if one.id and not one.done]
@@ -148,7 +148,7 @@ class Heirs:
             emit("save.failed", f"saving step {step} for all ranks failed: {second}", step=step, kind="exception")
             return False
         finally:
-            teller().is_heir(False)  # nobody need wait for it any more
+            heartbeat().is_heir(False)  # nobody need wait for it any more
 
     # -- inside
 
@@ -231,9 +231,9 @@ class Heirs:
                 own = {**own, **node, "rng": {**own["rng"], **node.get("rng", {})}}
             mine = replace(
                 whole, tree=encode_tree({**tree, "rank": own}), items=items, id=id_, seat=seat._replace(rank=rank), urgent=True,
-                packs_written=None if rank else lambda: _call_off(place, under_way),
+                packs_written=None if rank else lambda: _abort(place, under_way),
             )  # fmt: skip
-            save_together(place._replace(log=Log(place.store, place.log.run)), mine)
+            save_multi_rank(place._replace(log=Log(place.store, place.log.run)), mine)
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="relight-heir") as pool:
             list(pool.map(of_rank, range(self._size)))
@@ -247,15 +247,15 @@ class Heirs:
         return self._ranks.world.size if self._ranks is not None else 0
 
 
-def pays(steps: int, step_s: float, save_s: float) -> bool:
+def is_worth_it(steps: int, step_s: float, save_s: float) -> bool:
     """Whether a save takes no longer than doing again what it keeps, about. ``save_s``: of one in the background, which takes twice as long
     as one that nothing goes on beside."""
     return save_s <= 2 * steps * step_s + SLACK_S
 
 
-def _call_off(place: Place, under_way: Sequence[tuple[int, str]]) -> None:
+def _abort(place: Place, under_way: Sequence[tuple[int, str]]) -> None:
     for step, id_ in under_way:
-        call_off(place, step, id_, "a later step is saved in its place, as a rank has failed")
+        void_checkpoint(place, step, id_, "a later step is saved in its place, as a rank has failed")
 
 
 def _packed(state: Captured) -> list[Any]:

@@ -138,9 +138,9 @@ class Holds:
             raise ConfigError(f"{SPLIT} is a whole number from 1 on, not {text[:40]!r}")
         return int(text)
 
-    def _surroundings(self) -> dict[str, Any]:
+    def _environment_info(self) -> dict[str, Any]:
         return {**self._environment(), "background": self._background is not None} if self._environment is not None else {}
 
     def _user(self, micro_step: int | None) -> dict[str, Any]:
-        words = self._ranks.words if self._ranks is not None else {}
+        words = self._ranks.root_user_fields if self._ranks is not None else {}
         return user_of(self._metadata, words, self._components, micro_step)

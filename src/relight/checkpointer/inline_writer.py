@@ -26,7 +26,7 @@ def write_inline(save: Save, commit: Callable[[], SaveReport], policy: FailurePo
             save.error = error
             raise
         except Exception as error:  # the trainer's edge: reported and counted; the policy decides what follows
-            save.error = policy.tell(error, save.step, turn)
+            save.error = policy.report(error, save.step, turn)
             if not may_retry(save.error):
                 return None
         else:

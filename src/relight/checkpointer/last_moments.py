@@ -87,7 +87,7 @@ class LastMoments:
         return fit.fits
 
 
-def no_time(step: int, reason: str) -> Save:
+def never_in_time(step: int, reason: str) -> Save:
     """Report a save for which no time is left, as those before it took all of it. Return its handle, which has the error."""
     save = Save(step, reason)
     save.error = StoreUnavailable("not begun: the grace of the signal is over", where=f"step {step}")

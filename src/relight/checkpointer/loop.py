@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Any
 
 from relight.agent import Done, Request, dismiss
-from relight.capture import Captured, Recall, capture, environment_soon, settle
+from relight.capture import Captured, Recall, capture, environment_soon, warm_up_vector_math
 from relight.checkpointer import options
-from relight.checkpointer.agree import together
+from relight.checkpointer.agree import raise_on_all_ranks
 from relight.checkpointer.background import Background
 from relight.checkpointer.begun_again import begin_again
 from relight.checkpointer.best_so_far import BestSoFar
@@ -26,11 +26,11 @@ from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.curve import Curve
 from relight.checkpointer.failure_policy import FailurePolicy, check_failures, ends_a_save
 from relight.checkpointer.fresh_start import FreshStart
-from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, completed
+from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, with_file_defaults
 from relight.checkpointer.heir import Heirs
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.inline_writer import after_inline, write_inline
-from relight.checkpointer.last_moments import LastMoments, no_time
+from relight.checkpointer.last_moments import LastMoments, never_in_time
 from relight.checkpointer.leaving import leave
 from relight.checkpointer.metric_values import as_they_are, numbers_of
 from relight.checkpointer.neighbours import Neighbours
@@ -41,12 +41,12 @@ from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
 from relight.checkpointer.requested import request_of
 from relight.checkpointer.restorable import Restorable
-from relight.checkpointer.resume import Resumed, begun_history, say_restored
+from relight.checkpointer.resume import Resumed, begun_history, report_restored
 from relight.checkpointer.resume_from_one import resume_any
-from relight.checkpointer.rolled_back import cut_rates
+from relight.checkpointer.rolled_back import scale_learning_rates
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.scheduled import Scheduled
-from relight.checkpointer.signals import ENDS, URGENT, Signals, spoken
+from relight.checkpointer.signals import ENDS, URGENT, Signals, add_requester
 from relight.checkpointer.stale import Stale
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.trusted import Trusted
@@ -58,10 +58,10 @@ from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.format.names import check_run_name
 from relight.keys import Guard
 from relight.log import FRESH
-from relight.observe import be_modest, emit, write_events
+from relight.observe import demote_info_logs, emit, write_events
 from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
 from relight.policy.when import check_trigger
-from relight.pulse import LATE_AFTER, begins, teller
+from relight.pulse import LATE_AFTER, assert_past_standby, heartbeat
 from relight.world import LateRanks, find_world
 
 
@@ -119,18 +119,18 @@ class Checkpointer(Holds):
         takeover: str | None = None,
         **components: object,
     ) -> None:
-        begins("a Checkpointer")
-        settle()
+        assert_past_standby("a Checkpointer")
+        warm_up_vector_math()
         url, name, tiers, own = options.where_to(path, run)
         given = Given(save, keep, limits, compact, peers, options.check_background(background), takeover)
         place = (url, name) if own else None
-        save, keep, limits, compact, peers, background, takeover, tiers = completed(given, writer, tiers, place)
+        save, keep, limits, compact, peers, background, takeover, tiers = with_file_defaults(given, writer, tiers, place)
         self._run, self._fresh = check_run_name(name), FreshStart(fresh)
         self._trigger = check_trigger(save) if save is not None else None
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
         self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
         self._metadata, self._compact = options.check_metadata(metadata), options.check_compact(compact)
-        wanted, guard = options.wants_background(background), Guard.of(encrypt, sign, trust, anchor)
+        wanted, guard = options.wants_background(background), Guard.from_settings(encrypt, sign, trust, anchor)
         settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals), "fresh": fresh}
         self._components = options.check_components(state, components, signature(Checkpointer).parameters)
         per_rank = options.check_per_rank(per_rank, self._components)
@@ -145,9 +145,9 @@ class Checkpointer(Holds):
         if self._ranks is not None:
             self._ranks.split(self._components)
             if self._world.rank:
-                be_modest()
+                demote_info_logs()
         self._heirs = Heirs(self._ranks, self._components, f"{self._store.url}/{self._run}")
-        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.published_state)
         self._last_moments = LastMoments()
         self._signals = Signals(self._last_moments.on_signal, self._ranks is not None) if signals else None
         self._watch = ComponentWatch(self._components, self._world.rank == 0)
@@ -181,7 +181,7 @@ class Checkpointer(Holds):
         After an error the live state may be a mixture: do not train on it.
         """
         which = options.check_restore(which, only, strict, map)
-        self._start_up()
+        self._ensure_started()
         self._drain()  # what is restored now is the parent of the next save: no save of before may come between
         self._takeover.before_restore(whole=which == "latest" and only is None)
         self._neighbours.meet()
@@ -196,7 +196,7 @@ class Checkpointer(Holds):
         self._resumed = found
         self._verified.update(dict.fromkeys(found.damaged, False))
         if found.checkpoint is None:
-            self._look_over()
+            self._preflight()
             why = f"{'fresh=True' if self._fresh.used else 'it has no checkpoint yet'} (store {self._store.url})"
             emit("restore.fresh", f"run {self._run!r} starts from scratch: {why}", run=self._run, store=self._store.url)
             start = 0
@@ -206,9 +206,9 @@ class Checkpointer(Holds):
             start = found.checkpoint.step + (1 if found.micro_step is None else 0)
             self._last_saved = self._calls.restored(found.checkpoint.step, found.micro_step, part=apart or only is not None)
             self._last_step, self._last_micro_step = self._last_saved or (None, None)
-            say_restored(found, start, self._surroundings())
-        cut_rates(self._components, found.cut, only if found.checkpoint is not None else None)
-        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.told)
+            report_restored(found, start, self._environment_info())
+        scale_learning_rates(self._components, found.cut, only if found.checkpoint is not None else None)
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.published_state)
         self._last_save_s = monotonic()
         for observer in observers:
             observer.on_restore(self, start, self._parent)
@@ -223,9 +223,9 @@ class Checkpointer(Holds):
         saving, if SIGTERM or SIGINT asked for that.
         """
         step, micro_step = options.check_step(step, micro_step, metrics)
-        self._start_up(micro_step, step, reports=True)
-        self._look_over()
-        self._take_charge()
+        self._ensure_started(micro_step, step, reports=True)
+        self._preflight()
+        self._begin_attempt()
         self._takeover.notice()
         for observer in observers:
             observer.on_step(self, step, metrics, samples)
@@ -233,15 +233,15 @@ class Checkpointer(Holds):
         self._curve.add(step, metrics)
         if self._background is not None:
             self._background.interval(perf_counter() - self._returned_s)
-        self._collect()
-        reason = self._why_now(step, metrics, micro_step)
+        self._poll_completed()
+        reason = self._save_reason(step, metrics, micro_step)
         if reason in ENDS and self._signals is not None and self._signals.ending:
             self._last_moments.closing(self._limits.deadline_s)
         save = None
         if reason is not None:
             with self._saving():
                 if reason not in ENDS or self._last_moments.allow(step, self._under_way.saves, self._ranks):
-                    save = self._save(step, spoken(reason), metrics, None, micro_step, may_wait=reason in URGENT)
+                    save = self._save(step, add_requester(reason), metrics, None, micro_step, may_wait=reason in URGENT)
         if self._signals is not None:
             self._signals.saved()
             at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
@@ -276,11 +276,11 @@ class Checkpointer(Holds):
         A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
         """
         step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
-        self._start_up(micro_step, step)
-        self._look_over()
-        self._take_charge()
+        self._ensure_started(micro_step, step)
+        self._preflight()
+        self._begin_attempt()
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
-        self._collect()
+        self._poll_completed()
         with self._saving(), self._under_way.priority(options.check_priority(priority)):
             save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
             assert save is not None
@@ -304,7 +304,7 @@ class Checkpointer(Holds):
     def _close(self, why: str, save: bool = True) -> None:
         if self._closed is not None or self._calls.elsewhere:
             return
-        teller().phase("ending", self._limits.deadline_s / LATE_AFTER)
+        heartbeat().phase("ending", self._limits.deadline_s / LATE_AFTER)
         self._last_moments.closing(self._limits.deadline_s)
         self._neighbours.ends()
         ends = False
@@ -335,7 +335,7 @@ class Checkpointer(Holds):
 
     # -- inside --------------------------------------------------------------------------------------------------------------
 
-    def _start_up(self, micro_step: int | None = None, step: int | None = None, *, reports: bool = False) -> None:
+    def _ensure_started(self, micro_step: int | None = None, step: int | None = None, *, reports: bool = False) -> None:
         """Once: what a restore needs, too."""
         if self._closed is not None:
             self._closed.refuse(self._run)
@@ -350,13 +350,13 @@ class Checkpointer(Holds):
         if self._signals is not None:
             self._signals.install()
 
-    def _look_over(self) -> None:
+    def _preflight(self) -> None:
         """Once, before anything is written: everything that should fail now rather than in hours. A run that resumes is looked at when its
         first step is over: what it restored was saved before, and looking takes as long as a restore of many small tensors."""
         if self._looked_over:
             return
         try:
-            with together(self._ranks, "planning a restore of what is saved"):
+            with raise_on_all_ranks(self._ranks, "planning a restore of what is saved"):
                 recall = self._recall if self._ranks is None else None
                 state = self._plans.check(self._components, capture(self._components, recall=recall))
             try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
@@ -368,7 +368,7 @@ class Checkpointer(Holds):
             self._signals.install()
         self._looked_over = True
 
-    def _take_charge(self) -> Attempt:
+    def _begin_attempt(self) -> Attempt:
         if self._attempt is None:
             refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
             self._parent = None if self._calls.begins_again else self._parent  # another line: retention leaves the one before alone
@@ -390,12 +390,12 @@ class Checkpointer(Holds):
 
     def _saving(self) -> AbstractContextManager[None]:
         """What it does, for whoever watches: it may wait for an agent, for memory, for other ranks, until the deadline."""
-        return teller().during("saving", self._limits.deadline_s / LATE_AFTER)
+        return heartbeat().during("saving", self._limits.deadline_s / LATE_AFTER)
 
-    def _why_now(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
+    def _save_reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
         if self._ranks is not None:
             free = None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
-            return self._ranks.why_now(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1, self._due)
+            return self._ranks.agree_on_save(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1, self._due)
         if self._signals is not None and self._signals.pending:
             return self._signals.pending
         return None if micro_step is not None else self._due or (self._trigger.due(self._facts(step, metrics)) if self._trigger else None)
@@ -429,14 +429,14 @@ class Checkpointer(Holds):
             if not ends_a_save(error):
                 raise
             failed = Save(step, reason)
-            failed.error = self._policy.tell(error, step, self._policy.retries)
+            failed.error = self._policy.report(error, step, self._policy.retries)
             return self._count_failure(failed)
         if background is not None:
             if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
             self._drain()  # this one is made here, and must not overtake those that the agent has
             if self._last_moments.over:
-                return self._count_failure(no_time(step, reason))
+                return self._count_failure(never_in_time(step, reason))
         return self._write(state, step, reason, metrics, tag, micro_step)
 
     def _capture(self, micro_step: int | None) -> Captured:
@@ -481,7 +481,7 @@ class Checkpointer(Holds):
             save.id = checkpoint_id
             self._under_way.add(number, Begun(save, numbers, (step, micro_step), self._last_saved, tag))
             return Request(
-                number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._surroundings(),
+                number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment_info(),
                 state.kinds, state.notes, parent, tag, seat, self._under_way.patient(reason),
             )  # fmt: skip
 
@@ -491,30 +491,30 @@ class Checkpointer(Holds):
         except (Fenced, IncompatibleState, ConfigError):
             raise
         except Exception as error:  # the trainer's edge, as in _write
-            save.error = self._policy.tell(error, step, self._policy.retries)
+            save.error = self._policy.report(error, step, self._policy.retries)
         finally:
             if number is None:
                 self._under_way.drop(save)
         if number is None:
             return None if save.error is None else self._count_failure(save)
-        save._look, save.bytes = (lambda: background.look_at(number)), background.pack_bytes
-        save.say_requested(started, perf_counter())
+        save._look, save.bytes = (lambda: background.progress_of(number)), background.pack_bytes
+        save.mark_requested(started, perf_counter())
         background.began(save.timings["blocked"])
         self._last_saved, self._last_save_s = (step, micro_step), monotonic()
         self._best.learn(numbers)
         return save
 
-    def _collect(self, *, quiet: bool = False) -> None:
+    def _poll_completed(self, *, quiet: bool = False) -> None:
         """What has become of saves since the last call. Raises what the policy, or being superseded, asks for, if it is not ``quiet``."""
         for begun, done in self._under_way.over():
             if done.error is None:
-                self._now_durable(begun, done)
+                self._on_durable(begun, done)
                 continue
             if self._last_saved == begun.at:
                 self._last_saved = begun.before
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
-            self._policy.tell(done.error, begun.save.step, self._policy.retries)
+            self._policy.report(done.error, begun.save.step, self._policy.retries)
             self._due = self._policy.again(begun.save.reason, done.error, self._failed_in_a_row) or self._due
             self._count_failure(begun.save, quiet=quiet)
 
@@ -525,9 +525,9 @@ class Checkpointer(Holds):
             self._background.hurry()
         words = self._background.agent_words if self._background is not None else ""
         self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), words)
-        self._collect(quiet=quiet)
+        self._poll_completed(quiet=quiet)
 
-    def _now_durable(self, begun: Begun, done: Done) -> None:
+    def _on_durable(self, begun: Begun, done: Done) -> None:
         self._failed_in_a_row = 0
         self._last_moments.learn(begun.save.timings)
         self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._under_way))
@@ -538,7 +538,7 @@ class Checkpointer(Holds):
         """Try, by the policy; never raises for a store's sake unless the policy says so."""
         save = self._outwards.expect(Save(step, reason))
         started = perf_counter()
-        save.say_requested(started)
+        save.mark_requested(started)
         numbers = numbers_of(metrics)
         retries = self._policy.retries if self._ranks is None else 0  # several ranks try again at another step
         report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
@@ -559,7 +559,7 @@ class Checkpointer(Holds):
         return save
 
     def _commit(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
-        attempt = self._take_charge()
+        attempt = self._begin_attempt()
         request = self._request(state, step, reason, metrics, micro_step)
         if self._ranks is not None:
             request = replace(request, id=self._ranks.id_of(attempt.place), seat=self._ranks.seat)
@@ -567,14 +567,14 @@ class Checkpointer(Holds):
 
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
         pace = Pace(self._limits.threads, self._limits.bytes_per_second)
-        return request_of(state, step, reason, metrics, self._user(micro_step), self._surroundings(), self._parent, pace)
+        return request_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent, pace)
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:
         self._trusted.committed(report.id)
         self._last_moments.learn({"total": seconds})
         save.id, save.sealed, save.done = report.id, True, True
         save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
-        save.say_durable(f" in {seconds:.3f} s", seconds)
+        save.mark_durable(f" in {seconds:.3f} s", seconds)
         self._schedule.learn({"blocked": seconds}, save.bytes, False)
         self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
         self._failed_in_a_row, self._parent, self._last_saved, self._last_save_s = 0, report.id, (save.step, micro_step), monotonic()
@@ -582,7 +582,7 @@ class Checkpointer(Holds):
 
     def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:
         """``over``: nobody restores from what is in memory here, so it may go. ``ends``: the caller then does as a signal asks."""
-        self._curve.tell()
+        self._curve.flush()
         if self._background is not None:
             self._drain(quiet=True)
             self._background.close(polite=over and not self._last_moments.over)

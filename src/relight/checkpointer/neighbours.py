@@ -50,7 +50,7 @@ class Neighbours:
         if ranks is None:
             emit("peers.failed", "peers= are for several nodes: there is one rank here, and nothing is done", why="one rank")
             return
-        candidate = ranks.first(lambda: secrets.token_bytes(TOKEN_BYTES), "telling the peers' token")
+        candidate = ranks.run_on_rank0(lambda: secrets.token_bytes(TOKEN_BYTES), "telling the peers' token")
         met = self._reach(wanted, candidate)
         host, rack = os.environ.get("RELIGHT_NODE") or socket.gethostname(), os.environ.get("RELIGHT_RACK", "")
         word = msgspec.msgpack.encode([met.id, met.address, met.token, met.others, host, rack])

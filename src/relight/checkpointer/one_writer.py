@@ -14,7 +14,7 @@ import msgspec
 
 from relight.capture import Captured, capture
 from relight.catalog.one_writer import OWN, RANKS
-from relight.catalog.whole import merge, moved
+from relight.catalog.whole import merge, renumber_leaves
 from relight.checkpointer.gather import Desk, Gathered, Offers
 from relight.checkpointer.part_items import owned
 from relight.checkpointer.ranks import Ranks, Shared
@@ -63,15 +63,15 @@ class OneWriter(Ranks):
     @property
     def words(self) -> dict[str, Any]:
         """See ``Ranks``; and how many ranks there are."""
-        return {**super().words, RANKS: self.world.size}
+        return {**super().root_user_fields, RANKS: self.world.size}
 
     def serve(self) -> bytes:
         """Give rank 0 what it asks for of the last capture: what it says at the end. ``LateRanks`` if it says nothing any more."""
         offers = self._offers
         assert offers is not None
-        return self.spoken(lambda: self.desk.serve(offers))
+        return self.add_requester(lambda: self.desk.answer_requests(offers))
 
-    def spoken(self, action: Callable[[], Given]) -> Given:
+    def add_requester(self, action: Callable[[], Given]) -> Given:
         """What ``action`` gives; if somebody did not answer, nothing more is said by this job."""
         try:
             return action()
@@ -83,25 +83,25 @@ class OneWriter(Ranks):
         """Rank 0 has all it needs, or needs no more: the others go on, with ``outcome``."""
         self._lost = self._lost or self.desk.lost
         if not self._lost:
-            self.spoken(lambda: self.desk.end(outcome))
+            self.add_requester(lambda: self.desk.end(outcome))
 
     def interrupt(self, why: bytes) -> None:
         """The others hear ``why``, and are to ``serve`` once more."""
-        self.spoken(lambda: self.desk.end(why, over=False))
+        self.add_requester(lambda: self.desk.end(why, over=False))
 
     # -- inside
 
     def _part(self, common: Captured, plan: Shared, mine: Mapping[str, object]) -> Captured:
         self.seat = None
         if self.leads:
-            return self.spoken(lambda: self._all(common, plan, mine))
+            return self.add_requester(lambda: self._all(common, plan, mine))
         own = capture(mine)
         self._offers = Offers([*common.items, *own.items], common.spreads, plan.pieces)
         metas = [_Meta(item.name, item.dtype, tuple(item.shape), item.role, item.trainable) for item in own.items]
         word = _Word(encode_tree(own.tree), metas)
         if plan.leads and plan.digests[self.world.rank] != plan.digests[0]:
             word = _Word(word.own, metas, encode_tree(common.tree), [item.trainable for item in common.items])
-        self.spoken(lambda: self.desk.say(msgspec.msgpack.encode(word), [0]))
+        self.add_requester(lambda: self.desk.send_message(msgspec.msgpack.encode(word), [0]))
         return Captured({}, [], {**common.kinds, **own.kinds}, [*common.notes, *own.notes])
 
     def _all(self, common: Captured, plan: Shared, mine: Mapping[str, object]) -> Captured:
@@ -109,7 +109,7 @@ class OneWriter(Ranks):
         if self._routes is None or self._routes[0] is not plan:
             self._routes = plan, gatherings(plan.roster)
         found = self._routes[1]
-        words = {rank: from_msgpack(self.desk.hear(rank), _Word) for rank in range(1, self.world.size)}
+        words = {rank: from_msgpack(self.desk.receive_message(rank), _Word) for rank in range(1, self.world.size)}
         tree, trainable = _common_tree(common, plan, found, words)
         items = [self._item(common, index, one, trainable) for index, one in enumerate(found)]
         own = capture(mine, behind=items)
@@ -118,7 +118,7 @@ class OneWriter(Ranks):
         for rank, word in words.items():
             entries = len(plan.roster.tables[plan.roster.table_of[rank]].entries)
             node = decode_tree(word.own, len(word.own_items), f"rank {rank}'s own state")
-            others.append(moved(node, list(range(len(items), len(items) + len(word.own_items)))))
+            others.append(renumber_leaves(node, list(range(len(items), len(items) + len(word.own_items)))))
             items = [*items, *(self._own_item(rank, entries + number, meta) for number, meta in enumerate(word.own_items))]
         offers = Offers([*common.items, *own.items[len(found) :]], common.spreads, plan.pieces)
         self.desk.begin(offers, (item.source for item in items if isinstance(item.source, Gathered)))
@@ -158,5 +158,5 @@ def _common_tree(
         entries = plan.roster.tables[plan.roster.table_of[rank]].entries
         trainable.update({entry.name: trains for entry, trains in zip(entries, word.trainable, strict=True)})
         theirs = decode_tree(word.common, len(entries), f"rank {rank}'s state")
-        merge(tree, moved(theirs, [numbers[entry.name] for entry in entries]))
+        merge(tree, renumber_leaves(theirs, [numbers[entry.name] for entry in entries]))
     return tree, trainable

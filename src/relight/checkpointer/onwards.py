@@ -43,7 +43,7 @@ class Onwards:
         self._took: dict[str, deque[float]] = {}
         self._stalls: dict[str, deque[float]] = {}
         self.told: tuple[Nested, ...] = ()
-        self._undo = subscribe(self._hear) if self._groups else lambda: None
+        self._undo = subscribe(self._measure) if self._groups else lambda: None
 
     def stepped(self, at: float, seconds: float) -> None:
         """A step without a save ended."""
@@ -63,7 +63,7 @@ class Onwards:
         if _are_alike(found, self.told):
             return None
         self.told = found
-        return self._say(found, levels, decision.interval_s)
+        return self._event_fields(found, levels, decision.interval_s)
 
     def close(self) -> None:
         """No more of it."""
@@ -71,7 +71,7 @@ class Onwards:
 
     # -- inside
 
-    def _hear(self, event: Event) -> None:
+    def _measure(self, event: Event) -> None:
         """In another thread."""
         tier, took_s = event.fields.get("tier"), event.fields.get("seconds")
         if event.name == "drain.done" and tier in self._lags and isinstance(took_s, (int, float)) and math.isfinite(took_s):
@@ -95,7 +95,7 @@ class Onwards:
         durable_s = max(decision.numbers["durable_s"] + took_s, stall_s)
         return Level(name, Costs(stall_s, durable_s, decision.numbers["restart_s"]), share_behind(number, len(self._groups)))
 
-    def _say(self, found: Sequence[Nested], levels: Sequence[Level], base_s: float) -> dict[str, str | float]:
+    def _event_fields(self, found: Sequence[Nested], levels: Sequence[Level], base_s: float) -> dict[str, str | float]:
         data: dict[str, str | float] = {}
         for one, level, group in zip(found, levels, self._groups, strict=True):
             every = "every save" if one.multiple == 1 else f"one in {one.multiple} saves, every {span(one.interval_s)}"

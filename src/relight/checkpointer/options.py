@@ -14,7 +14,7 @@ import msgspec
 from relight.capture import Captured, kind_of, loader_of
 from relight.capture.kinds import MODULE, VALUE
 from relight.catalog.branches import check_free
-from relight.checkpointer.beat import be_watched
+from relight.checkpointer.beat import attach_heartbeat
 from relight.checkpointer.metric_values import check_metrics, number_of
 from relight.checkpointer.observer import observers
 from relight.checkpointer.option_names import refuse_slip
@@ -48,7 +48,7 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
         raise ConfigError(f"run= is a run's name, a text, not {shown(run)}", where="run=", hint=hint)
     given = tiers.nearest.url if tiers is not None else path
     url, name = (os.fspath(given), run) if run is not None else split_run(given)  # type: ignore[arg-type]
-    be_watched()
+    attach_heartbeat()
     meant = (url, name)
     for observer in observers:
         url, name = observer.place(url, name)

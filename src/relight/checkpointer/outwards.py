@@ -106,7 +106,7 @@ class Outwards:
         self._hurries = self._fenced = False
         self.missing: dict[str, list[str]] = {}
         """What the run's end found missing: ids of checkpoints, by tier."""
-        self._undo = subscribe(self._hear) if self._names else lambda: None
+        self._undo = subscribe(self._on_copied) if self._names else lambda: None
 
     def begin(self, attempt: Attempt) -> None:
         """Tell the log which tiers there are, if that is not what it says already, and take charge of each that answers."""
@@ -192,7 +192,7 @@ class Outwards:
         if self._drainer is not None:
             self._drainer.stop()
 
-    def _hear(self, event: Event) -> None:
+    def _on_copied(self, event: Event) -> None:
         tier = event.fields.get("tier")
         if event.name in ("drain.done", "drain.found") and tier in self._names:
             checkpoint_id = str(event.fields.get("id"))
@@ -200,7 +200,7 @@ class Outwards:
                 there = self._there.setdefault(checkpoint_id, set())
                 there.add(tier)
                 if all(len(there.intersection(group.members)) >= group.quorum for group in self._groups):
-                    self._tell(checkpoint_id)
+                    self._mark_everywhere(checkpoint_id)
                 while len(self._there) > REMEMBERED:
                     del self._there[next(iter(self._there))]
                 self._changed.notify_all()
@@ -216,11 +216,11 @@ class Outwards:
         left = self._names - (self._failed - there)
         return str(None) in self._failed or any(len(left.intersection(group.members)) < group.quorum for group in self._groups)
 
-    def _tell(self, checkpoint_id: str) -> None:
+    def _mark_everywhere(self, checkpoint_id: str) -> None:
         """It is everywhere it has to be. Those before it that are not will never be: nothing is copied behind what is newer."""
         position = next((at for at, save in enumerate(self._saves) if save.id == checkpoint_id), -1)
         for at, save in enumerate(list(self._saves)[: position + 1]):
             if at == position:
-                save._tell(drained=True)
+                save._notify(drained=True)
             elif save.done and not save.drained:
-                save._tell(superseded=True)
+                save._notify(superseded=True)

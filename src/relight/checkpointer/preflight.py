@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relight.checkpointer.agree import together
+from relight.checkpointer.agree import raise_on_all_ranks
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.ranks import Ranks
 from relight.log.tried import probe
@@ -15,7 +15,7 @@ __all__ = ["check_room", "probe", "try_store"]
 
 def try_store(store: ByteStore, run: str, ranks: Ranks | None, rank: int, state_bytes: int, checkpoints: int) -> None:
     """Write to the store, and compare its room with what is to be kept; by rank 0. Where one rank writes for all, all raise its error."""
-    with together(ranks if isinstance(ranks, OneWriter) else None, "trying the store"):
+    with raise_on_all_ranks(ranks if isinstance(ranks, OneWriter) else None, "trying the store"):
         if rank == 0:
             first_contact(lambda: probe(store, run))
             check_room(store, state_bytes, checkpoints)

@@ -19,11 +19,11 @@ from relight.agent import Done, Request
 from relight.agent.messages import Report, words_of
 from relight.capture import Captured
 from relight.catalog.tiers import Further
-from relight.checkpointer.agree import begin_together
+from relight.checkpointer.agree import begin_attempt_on_all
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.calls import refuse_unconnected
-from relight.checkpointer.error_words import error_from, error_word, told_error
+from relight.checkpointer.error_words import decode_error, encode_error, error_from
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
 from relight.checkpointer.outwards import open_further
@@ -92,7 +92,7 @@ def open_for(
         opened.append(open_all())
         return b"1" if wants_background and opened[0][0].shared else b""
 
-    in_background = bool(ranks.first(open_it, "opening the store"))
+    in_background = bool(ranks.run_on_rank0(open_it, "opening the store"))
     return *(opened[0] if opened else (Elsewhere(url), ())), in_background
 
 
@@ -102,7 +102,7 @@ def begin(
     """One attempt for all: this process, or rank 0, takes charge of the run, unless ``check`` raises."""
     if ranks is None:
         return first_contact(lambda: Attempt.begin(store, run, reason=reason, check=check))
-    attempt = begin_together(ranks, store, run, reason, check)
+    attempt = begin_attempt_on_all(ranks, store, run, reason, check)
     if not isinstance(ranks, OneWriter):
         return attempt
 
@@ -110,7 +110,7 @@ def begin(
         best.learn_from(attempt.history())
         return msgspec.json.encode(best.values)
 
-    best.values = msgspec.json.decode(ranks.first(learn, "beginning an attempt"))
+    best.values = msgspec.json.decode(ranks.run_on_rank0(learn, "beginning an attempt"))
     return (AttemptForAll if ranks.leads else AttemptElsewhere)(ranks, attempt.place)
 
 
@@ -159,7 +159,7 @@ class AttemptForAll(Attempt):
             report = super().save(request)
         except BaseException as error:
             with contextlib.suppress(LateRanks):
-                self._ranks.end(FAILED + error_word(error))
+                self._ranks.end(FAILED + encode_error(error))
             raise
         with contextlib.suppress(LateRanks):  # it is made, all the same
             self._ranks.end(MADE + msgspec.msgpack.encode(report))
@@ -182,7 +182,7 @@ class AttemptElsewhere(Attempt):
         word = self._ranks.serve()
         if word[:1] == MADE:
             return from_msgpack(word[1:], SaveReport)
-        raise told_error(word[1:])
+        raise decode_error(word[1:])
 
 
 class BackgroundForAll(Background):
@@ -208,7 +208,7 @@ class BackgroundForAll(Background):
             number = super().save(state, request, checkpoint_id)
         except BaseException as error:
             with contextlib.suppress(LateRanks):
-                self._ranks.end(FAILED + error_word(error))
+                self._ranks.end(FAILED + encode_error(error))
             raise
         if number is not None:
             with contextlib.suppress(LateRanks):  # it is on its way, all the same
@@ -224,13 +224,13 @@ class BackgroundForAll(Background):
         names = [f"{self._told[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._told else []
         self._told.clear()
         with contextlib.suppress(LateRanks):
-            while time.monotonic() < ends and any(self._ranks.world.look_up(name) is None for name in names):
+            while time.monotonic() < ends and any(self._ranks.world.lookup(name) is None for name in names):
                 time.sleep(POLL_S)
 
     def _and_all(self, done: Done) -> None:
         report = msgspec.structs.replace(done.report, error=None if done.error is None else words_of(done.error))
         with contextlib.suppress(LateRanks):
-            self._ranks.world.put_up(report.id, msgspec.msgpack.encode(report))
+            self._ranks.world.publish(report.id, msgspec.msgpack.encode(report))
             self._told.append(report.id)
             if len(self._told) > KEPT:
                 self._take_down(self._told.popleft())
@@ -238,7 +238,7 @@ class BackgroundForAll(Background):
 
     def _take_down(self, checkpoint_id: str) -> None:
         for name in (checkpoint_id, *(f"{checkpoint_id}/{rank}" for rank in range(1, self._ranks.world.size))):
-            self._ranks.world.take_down(name)
+            self._ranks.world.unpublish(name)
 
 
 class BackgroundElsewhere:
@@ -277,23 +277,23 @@ class BackgroundElsewhere:
         if word[:1] == FOREGROUND:
             return None
         if word[:1] == FAILED:
-            raise told_error(word[1:])
+            raise decode_error(word[1:])
         self._on_sealed(self._number, time.perf_counter() - started)
         with self._changed:
             self._waiting.append((report, time.monotonic()))
             self._changed.notify_all()
         if self._thread is None:
-            thread = threading.Thread(target=self._look, name="relight-outcomes", daemon=True)
+            thread = threading.Thread(target=self._poll, name="relight-outcomes", daemon=True)
             self._thread = thread if new_threads.start(thread) else None
         if self._thread is None:  # this thread waits for the outcome instead
             while self._waiting:
-                self._look_once(*self._waiting[0])
+                self._poll_once(*self._waiting[0])
         return self._number
 
     def hurry(self) -> None:
         """Rank 0 sees to it."""
 
-    def look_at(self, number: int) -> tuple[float, float]:
+    def progress_of(self, number: int) -> tuple[float, float]:
         """What was asked for is given; of what is written nothing is known here."""
         return 1.0, 0.0
 
@@ -321,7 +321,7 @@ class BackgroundElsewhere:
         if self._thread is not None:
             self._thread.join(self.bound(self._ranks.timeout_s))
 
-    def _look(self) -> None:
+    def _poll(self) -> None:
         """In a thread."""
         while True:
             with self._changed:
@@ -329,14 +329,14 @@ class BackgroundElsewhere:
                 if self._closed:
                     return
                 report, since = self._waiting[0]
-            self._look_once(report, since)
+            self._poll_once(report, since)
 
-    def _look_once(self, report: Report, since: float) -> None:
+    def _poll_once(self, report: Report, since: float) -> None:
         """Report the outcome of the first save that waits, if it is known or late; else pause."""
         try:
-            found = self._ranks.world.look_up(report.id)
+            found = self._ranks.world.lookup(report.id)
             if found is not None:
-                self._ranks.world.put_up(f"{report.id}/{self._ranks.world.rank}", b"read")
+                self._ranks.world.publish(f"{report.id}/{self._ranks.world.rank}", b"read")
         except LateRanks as error:
             self._waiting.popleft()
             self._on_done(Done(report, error))

@@ -11,7 +11,7 @@ import msgspec
 from relight.capture import Captured, Recall, capture, kind_of
 from relight.capture.kinds import LOADER, RNG
 from relight.capture.sharded import table_of
-from relight.checkpointer.error_words import error_word, told_error
+from relight.checkpointer.error_words import decode_error, encode_error
 from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
@@ -114,20 +114,20 @@ class Ranks:
         raise ConfigError("micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train")
 
     @property
-    def whole(self) -> bool:
+    def is_fully_replicated(self) -> bool:
         """Whether each of the ranks could save all that they have in common, as the last capture has shown."""
         return self._shared is not None and self._shared.whole
 
-    def still_whole(self, common: Captured) -> bool:
+    def is_still_fully_replicated(self, common: Captured) -> bool:
         """Whether that is so, and what ranks have in common is of the same tensors still: one that has come since then, as an optimizer's
         state does with its first step, may be on this rank alone."""
-        if not self.whole or self._table is None:
+        if not self.is_fully_replicated or self._table is None:
             return False
         then, now = self._table[2].entries, table_of(common.items, {}).entries
         return len(then) == len(now) and set(then) == set(now)
 
     @property
-    def words(self) -> dict[str, Any]:
+    def root_user_fields(self) -> dict[str, Any]:
         """What the root's ``user`` says of the last capture."""
         return {SUSPECT: self.suspect} if self.suspect else {}
 
@@ -142,7 +142,7 @@ class Ranks:
             digits.append(_DIGITS[digit])
         return "".join(digits)
 
-    def why_now(
+    def agree_on_save(
         self, facts: Facts, trigger: Trigger | None, signals: Signals | None, busy: bool, nearly_busy: bool = False, due: str | None = None
     ) -> str | None:
         """The reason for all ranks to save now, or None: the step's number tells each of them, or one of them asked at the step before.
@@ -186,7 +186,7 @@ class Ranks:
             return None
         return reason
 
-    def first(self, action: Callable[[], bytes], doing: str) -> bytes:
+    def run_on_rank0(self, action: Callable[[], bytes], doing: str) -> bytes:
         """What rank 0's ``action`` gives, on every rank; its error, too."""
         told = b""
         error: Exception | None = None
@@ -195,15 +195,15 @@ class Ranks:
                 told = b"+" + action()
             except Exception as found:  # whatever it is: the others wait to hear of it
                 error = found
-                told = b"-" + error_word(found)
-        told = self.world.tell(told if self.world.rank == 0 else None, 0, doing)
+                told = b"-" + encode_error(found)
+        told = self.world.broadcast(told if self.world.rank == 0 else None, 0, doing)
         if error is not None:
             raise error
         if told[:1] == b"-":
-            raise told_error(told[1:])
+            raise decode_error(told[1:])
         return told[1:]
 
-    def nowhere(self, unused: Sequence[str]) -> list[str]:
+    def unused_on_all(self, unused: Sequence[str]) -> list[str]:
         """Of what is stored and has no place on this rank, what has none on any."""
         told = self.world.gather(msgspec.json.encode(list(unused)), "comparing what is not used")
         common = set(unused).intersection(*(msgspec.json.decode(one) for one in told))

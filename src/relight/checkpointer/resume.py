@@ -17,13 +17,13 @@ from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.tiers import Copy, Further, Reach, merge
 from relight.catalog.whole import check_pieces, whole_of
-from relight.checkpointer.agree import together
-from relight.checkpointer.carried import carry
+from relight.checkpointer.agree import raise_on_all_ranks
+from relight.checkpointer.carried import remap_rank_state
 from relight.checkpointer.near import Near
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
-from relight.checkpointer.seeded_alike import seeded_by_all
+from relight.checkpointer.seeded_alike import gather_rng_positions
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
@@ -123,7 +123,7 @@ def _walk(
     view: View | None = None
     behind: list[Reach] = []
     for leads in (True, False) if ranks is not None else (True,):
-        with together(ranks, "reading the log"):
+        with raise_on_all_ranks(ranks, "reading the log"):
             if ranks is None or leads == (ranks.world.rank == 0):  # the first one first: what it sees, the others then see as well
                 with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                     view = first_contact(lambda: whole_log(store, run))
@@ -135,13 +135,13 @@ def _walk(
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view) if view is not None else History()  # of several ranks the first one's decides whether there is a run
     result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
-    result.cuts = history.cuts
+    result.cuts = history.lr_factors
     places = [Reach("store", store, run, view), *behind]
     merged = merge([place.history for place in places]) if further else None
     history = merged.history if merged is not None else history
     if which == "latest" and not history.live and ranks is None:
         return result
-    say_suspect(history, which)
+    report_suspect(history, which)
 
     silent: set[int] = set()
 
@@ -151,7 +151,8 @@ def _walk(
         spares = [one for one in (merged.copies[copy.checkpoint.original_id] if merged is not None else ()) if one.place not in silent]
         lies = [(places[one.place].store, one.checkpoint.lies_in(places[one.place].run)) for one in spares if one != copy]
         try:
-            with together(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():  # until all that is made for it is gone
+            # The collector is paused until all that is made for the restore is gone.
+            with raise_on_all_ranks(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
                 _restore(
                     place.store, place.view, copy.checkpoint, components, result, near, lies,
                     only=only, strict=strict, rename=rename, ranks=ranks,
@@ -234,7 +235,7 @@ def reported(history: History, which: str | int) -> list[Checkpoint]:
     return [report(one) for one in choose_all(history, which)]
 
 
-def say_suspect(history: History, which: str | int) -> None:
+def report_suspect(history: History, which: str | int) -> None:
     """Tell of checkpoints that are newer than the one that is tried first, and are not, as they are suspect."""
     first = next(iter(candidates(history, which)), None) if which == "latest" else None
     for one in history.live:
@@ -251,15 +252,15 @@ def say_suspect(history: History, which: str | int) -> None:
 
 def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkpoint]:
     """What rank 0 would try, in its order."""
-    wanted = ranks.first(lambda: msgspec.json.encode([one.id for one in reported(history, which)]), "choosing a checkpoint")
+    wanted = ranks.run_on_rank0(lambda: msgspec.json.encode([one.id for one in reported(history, which)]), "choosing a checkpoint")
     ids = msgspec.json.decode(wanted)
     if not ids:
-        with together(ranks, "choosing a checkpoint"):
+        with raise_on_all_ranks(ranks, "choosing a checkpoint"):
             if candidates(history, which):
                 raise StoreUnavailable("this rank sees checkpoints, and rank 0 sees none", hint="is the same store there on all of them?")
     for checkpoint_id in ids:
         found = history.find(checkpoint_id)
-        with together(ranks, "choosing a checkpoint"):
+        with raise_on_all_ranks(ranks, "choosing a checkpoint"):
             if found is None:
                 raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet, as this rank sees it")
         assert found is not None
@@ -281,12 +282,13 @@ def _restore(
     ranks: Ranks | None,
 ) -> None:
     rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
-    with together(ranks, f"opening checkpoint {checkpoint.id}"):  # nobody goes on to what is exchanged by all while another gives up
+    # No rank goes on to the exchange of all ranks while another rank gives up.
+    with raise_on_all_ranks(ranks, f"opening checkpoint {checkpoint.id}"):
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         opened = replace(opened, spares=tuple(spares))
     saved = saved_by(opened.root)
-    alike = seeded_by_all(ranks.world, components) if ranks is not None and world != saved else ()
-    with together(ranks, f"planning to restore checkpoint {checkpoint.id}"):
+    alike = gather_rng_positions(ranks.world, components) if ranks is not None and world != saved else ()
+    with raise_on_all_ranks(ranks, f"planning to restore checkpoint {checkpoint.id}"):
         part, look = opened.parts[0], near.check(opened)
         joined = whole_of(opened) if len(opened.parts) > 1 else None
         if joined is None:
@@ -294,7 +296,8 @@ def _restore(
             root = with_own(root, own, rank)
         else:
             root, own = joined.tree_of(rank), joined.own
-        carried = carry(root, components, rank=rank, world=world, saved=saved, key=f"step {checkpoint.step}", own=own, alike=alike)
+        key = f"step {checkpoint.step}"
+        carried = remap_rank_state(root, components, rank=rank, world=world, saved=saved, key=key, own=own, alike=alike)
         plan = plan_restore(
             carried.components,
             part.tensors if joined is None else joined.tensors,
@@ -312,17 +315,17 @@ def _restore(
         else:
             by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
     if ranks is not None:
-        plan.refuse(ranks.nowhere(plan.unused))
+        plan.refuse(ranks.unused_on_all(plan.unused))
     reading = Reading(opened, by_part, near)
-    with together(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
+    with raise_on_all_ranks(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
         reading.from_memory()
     reading.from_store(ranks)
     result.bytes_read, result.source = reading.bytes_read, reading.source
-    with together(ranks, f"finishing checkpoint {checkpoint.id}"):  # what components make of it is their own code
+    with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):  # what components make of it is their own code
         plan.finish()
     if only is None:
-        now = seeded_by_all(ranks.world, components) if ranks is not None and carried.alike else ()
-        with together(ranks, f"seeding anew behind checkpoint {checkpoint.id}"):
+        now = gather_rng_positions(ranks.world, components) if ranks is not None and carried.alike else ()
+        with raise_on_all_ranks(ranks, f"seeding anew behind checkpoint {checkpoint.id}"):
             carried.finish(rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
@@ -337,7 +340,7 @@ def _skipped(found: Resumed) -> str:
     return "".join(f"; skipped step {step}: {why}" for step, why in dict.fromkeys(found.skipped) )
 
 
-def say_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:
+def report_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:
     """Tell what was restored, from where, and why it may not go on to the bit."""
     assert found.checkpoint is not None
     emit(

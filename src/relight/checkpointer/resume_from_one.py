@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import msgspec
 import torch
 
-from relight.audit import told_if_possible
+from relight.audit import record_if_possible
 from relight.audit.facts import Facts
 from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
@@ -26,18 +26,18 @@ from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
 from relight.catalog.tiers import Copy, Further, Merged, Reach, merge
 from relight.catalog.whole import Whole, whole_of
-from relight.checkpointer.agree import together
-from relight.checkpointer.carried import Carried, carry
-from relight.checkpointer.error_words import error_word, told_error
+from relight.checkpointer.agree import raise_on_all_ranks
+from relight.checkpointer.carried import Carried, remap_rank_state
+from relight.checkpointer.error_words import decode_error, encode_error
 from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Desk
 from relight.checkpointer.near import Near
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.reading import Reading
-from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, reported, resume, say_suspect
-from relight.checkpointer.rolled_back import roll_back_if_told
-from relight.checkpointer.seeded_alike import seeded_by_all
+from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, report_suspect, reported, resume
+from relight.checkpointer.rolled_back import apply_requested_rollback
+from relight.checkpointer.seeded_alike import gather_rng_positions
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.class_names import recorded_classes
@@ -50,7 +50,7 @@ from relight.log import Checkpoint, History, View, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
 from relight.peers import Remote
-from relight.pulse import teller
+from relight.pulse import heartbeat
 from relight.store import ByteStore
 from relight.typed import from_msgpack
 from relight.world import LateRanks
@@ -104,12 +104,12 @@ def resume_any(
     """Restore ``which`` into ``components``, each rank by itself or from rank 0. ``latest`` walks from newest to oldest until one
     verifies; others are that one or an error.
     """
-    teller().phase("restoring")
-    roll_back_if_told(store, run, ranks)
+    heartbeat().phase("restoring")
+    apply_requested_rollback(store, run, ranks)
     asked = _Asked(components, only, strict, rename)
     if ranks is not None and ranks.world.rank:
         return _resumed(store, run, asked, which, ranks, further, remote)
-    with told_if_possible("restore", f"{store.url}/{run}@{which}", Facts(run, given={"which": which, "only": only})) as says:
+    with record_if_possible("restore", f"{store.url}/{run}@{which}", Facts(run, given={"which": which, "only": only})) as says:
         found = _resumed(store, run, asked, which, ranks, further, remote)
         says.append(f"step {found.checkpoint.step}, {found.checkpoint.id}" if found.checkpoint is not None else "there was none yet")
         return found
@@ -131,7 +131,7 @@ def _resumed(
         )  # fmt: skip
     near = Near(store, run) if ranks.leads else None
     try:
-        return ranks.spoken(lambda: _walk(store, run, asked, which, near, further, ranks))
+        return ranks.add_requester(lambda: _walk(store, run, asked, which, near, further, ranks))
     finally:
         if near is not None:
             near.close()
@@ -198,7 +198,7 @@ def _listed(
     """What to try, in rank 0's order: nothing for the latest of a fresh run."""
     shelves: _Shelves | None = None
     listing = _Listing([], [])
-    with together(ranks, "reading the log"):
+    with raise_on_all_ranks(ranks, "reading the log"):
         if ranks.leads:
             view: View | None = None
             with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
@@ -208,13 +208,13 @@ def _listed(
             refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
             places = [Reach("store", store, run, view), *behind]
             merged = merge([place.history for place in places]) if further else Merged(near, {one.id: [Copy(0, one)] for one in near.live})
-            say_suspect(merged.history, which)
+            report_suspect(merged.history, which)
             shelves = _Shelves(places, merged.copies, set())
             found = [copy for one in reported(merged.history, which) for copy in merged.copies[one.id]]
             told = [(one.place, one.has_next, one.checkpoint) for one in found]
             rows = [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told]
             listing = _Listing([place.name for place in places], rows, result.skips, result.cuts)
-    word = ranks.world.tell(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
+    word = ranks.world.broadcast(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
     listing = from_msgpack(word, _Listing)
     result.skips, result.cuts = listing.skips, listing.cuts
     copies = [Copy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
@@ -226,7 +226,7 @@ def _looked(view: View, result: Resumed) -> History:
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view)
     result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
-    result.cuts = history.cuts
+    result.cuts = history.lr_factors
     return history
 
 
@@ -237,7 +237,7 @@ def _restore(
     joined: Whole | None = None
     word = b""
     doing = f"restoring checkpoint {checkpoint.id}"
-    with together(ranks, doing), collector_paused():
+    with raise_on_all_ranks(ranks, doing), collector_paused():
         if shelf is not None and near is not None:
             view = shelf.view
             opened = open_checkpoint(shelf.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
@@ -249,27 +249,27 @@ def _restore(
                 for number, one in enumerate(opened.parts):
                     for index in range(len(one.packs)):
                         look(number, index)
-    told = from_msgpack(ranks.world.tell(word if ranks.leads else None, 0, doing), _Manifest)
-    alike = seeded_by_all(ranks.world, asked.components) if ranks.world.size != told.saved else ()
-    with together(ranks, doing), collector_paused():
+    told = from_msgpack(ranks.world.broadcast(word if ranks.leads else None, 0, doing), _Manifest)
+    alike = gather_rng_positions(ranks.world, asked.components) if ranks.world.size != told.saved else ()
+    with raise_on_all_ranks(ranks, doing), collector_paused():
         plan, carried = _planned(asked, told, checkpoint, ranks, alike)
-    plan.refuse(ranks.nowhere(plan.unused))
+    plan.refuse(ranks.unused_on_all(plan.unused))
     needs = {index: _boxes(sink, told.tensors[index]) for index, sink in plan.sinks.items() if told.tensors[index].length}
     result.bytes_read, result.source = 0, "memory"
     if opened is None or joined is None or near is None:
-        ranks.desk.say(msgspec.msgpack.encode(list(needs.items())), [0])
+        ranks.desk.send_message(msgspec.msgpack.encode(list(needs.items())), [0])
         error = _take(ranks.desk, plan.sinks, told.tensors)
         result.source = "store"
     else:
         error = _give(opened, joined, plan.sinks, needs, near, ranks, result)
-    with together(ranks, doing):
+    with raise_on_all_ranks(ranks, doing):
         if error is not None:
             raise error
-    with together(ranks, doing):
+    with raise_on_all_ranks(ranks, doing):
         plan.finish()
     if asked.only is None:
-        now = seeded_by_all(ranks.world, asked.components) if carried.alike else ()
-        with together(ranks, doing):
+        now = gather_rng_positions(ranks.world, asked.components) if carried.alike else ()
+        with raise_on_all_ranks(ranks, doing):
             carried.finish(ranks.world.rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
@@ -294,7 +294,7 @@ def _planned(
     tree, own = told.trees()
     root = with_own(tree, own, rank)
     key = f"step {checkpoint.step}"
-    carried = carry(root, asked.components, rank=rank, world=world, saved=told.saved, key=key, own=own, alike=alike)
+    carried = remap_rank_state(root, asked.components, rank=rank, world=world, saved=told.saved, key=key, own=own, alike=alike)
     plan = plan_restore(
         carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
         elsewhere=True, classes=recorded_classes(told.user),
@@ -341,11 +341,11 @@ class _Dealer:
                 for ranks in list(self._letters):
                     self._post(ranks)
             self._letters = {}
-            self._desk.say(outcome, range(1, self._desk.world.size))
+            self._desk.send_message(outcome, range(1, self._desk.world.size))
 
     def _post(self, ranks: tuple[int, ...]) -> None:
         letter = self._letters.pop(ranks)
-        self._desk.say(_DATA + msgspec.msgpack.encode([len(letter.data), letter.heads]), ranks)
+        self._desk.send_message(_DATA + msgspec.msgpack.encode([len(letter.data), letter.heads]), ranks)
         self._desk.send(memoryview(letter.data), ranks)
 
 
@@ -388,7 +388,7 @@ def _give(
     desk, world = ranks.desk, ranks.world.size
     wanted: dict[int, dict[Box, list[int]]] = {}
     for rank in range(world):
-        for index, boxes in needs.items() if rank == 0 else _heard(desk.hear(rank)):
+        for index, boxes in needs.items() if rank == 0 else _decode_boxes(desk.receive_message(rank)):
             for box in boxes:
                 wanted.setdefault(index, {}).setdefault(box, []).append(rank)
     dealer = _Dealer(desk, sinks, joined.tensors)
@@ -405,14 +405,14 @@ def _give(
     except LateRanks:
         raise
     except RelightError as error:
-        dealer.end(_FAILED + error_word(error))
+        dealer.end(_FAILED + encode_error(error))
         return error
     dealer.end(_END)
     result.bytes_read, result.source = reading.bytes_read, reading.source
     return None
 
 
-def _heard(word: bytes) -> Iterator[tuple[int, list[Box]]]:
+def _decode_boxes(word: bytes) -> Iterator[tuple[int, list[Box]]]:
     yield from from_msgpack(word, list[tuple[int, list[Box]]])
 
 
@@ -436,11 +436,11 @@ def _sink(
 def _take(desk: Desk, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
     """Put what comes where it belongs, until all of it came; why not all of it did."""
     while True:
-        word = desk.hear(0)
+        word = desk.receive_message(0)
         if word[:1] == _END:
             return None
         if word[:1] == _FAILED:
-            return told_error(word[1:])
+            return decode_error(word[1:])
         size, heads = from_msgpack(word[1:], tuple[int, list[tuple[int, Box]]])
         data = memoryview(bytearray(size))
         desk.receive(data, 0)

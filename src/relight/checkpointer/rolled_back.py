@@ -19,7 +19,7 @@ from relight.policy.going_back import BEFORE, CUT, SKIP
 from relight.store import ByteStore
 
 
-def roll_back_if_told(store: ByteStore, run: str, ranks: Ranks | None) -> None:
+def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) -> None:
     """Have the run go on from before a step, if this process was told to; once. Cost, then: one record."""
     before, skip, cut = (os.environ.pop(name, "") for name in (BEFORE, SKIP, CUT))
     if not before.isdecimal():
@@ -45,13 +45,13 @@ def roll_back_if_told(store: ByteStore, run: str, ranks: Ranks | None) -> None:
     if ranks is None:
         write()
     else:
-        ranks.first(write, "going back")
+        ranks.run_on_rank0(write, "going back")
     past = f", past the samples of steps {skip}" if skip else ""
     rates = f", learning rates × {cut}" if cut else ""
     emit("restore.back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)
 
 
-def cut_rates(components: Mapping[str, object], factor: float, only: Sequence[str] | None = None) -> None:
+def scale_learning_rates(components: Mapping[str, object], factor: float, only: Sequence[str] | None = None) -> None:
     """Of all optimizers, and of what schedulers go by; where ``only`` some was restored, of that. ``factor`` of 1: nothing."""
     taken = [value for name, value in components.items() if factor != 1.0 and _is_restored(name, value, only)]
     done: set[int] = set()

@@ -8,7 +8,7 @@ from time import monotonic, perf_counter
 from typing import NamedTuple
 
 from relight.errors import ConfigError, RelightError, StoreUnavailable
-from relight.observe import emit, tell_span
+from relight.observe import emit, record_span
 
 
 class Progress(NamedTuple):
@@ -101,26 +101,26 @@ class Save:
             return self.drained
         return self.done or (what == "sealed" and self.sealed)
 
-    def say_requested(self, started: float, now: float | None = None) -> None:
+    def mark_requested(self, started: float, now: float | None = None) -> None:
         """Tell that it was asked for, at ``started`` of the performance counter; ``now``, when the caller goes on, if it does already."""
         if now is not None:
             self.timings["blocked"] = now - started
-            tell_span("blocked", self.id or "", self.step, started, now)
+            record_span("blocked", self.id or "", self.step, started, now)
         emit("save.requested", step=self.step, reason=self.reason, id=self.id)
 
-    def say_sealed(self, seconds: float) -> None:
+    def mark_sealed(self, seconds: float) -> None:
         """Tell that its values are copied, which took so long, to everybody who listens and who waits."""
         now = perf_counter()
         self.timings["copy"] = seconds
-        self._tell(sealed=True)
-        tell_span("snapshot", self.id or "", self.step, now - seconds, now)
+        self._notify(sealed=True)
+        record_span("snapshot", self.id or "", self.step, now - seconds, now)
         emit("save.sealed", step=self.step, id=self.id, seconds=round(seconds, 6))
 
-    def say_durable(self, how: str, waited_s: float = 0.0) -> None:
+    def mark_durable(self, how: str, waited_s: float = 0.0) -> None:
         """Tell everybody who listens that it is; ``how`` ends the sentence. ``waited_s``: how long the caller has waited for all of it."""
         if waited_s:
             now = perf_counter()
-            tell_span("blocked", self.id or "", self.step, now - waited_s, now)
+            record_span("blocked", self.id or "", self.step, now - waited_s, now)
         emit(
             "save.durable",
             f"step {self.step} saved as {self.id} ({self.bytes / 1e6:.1f} MB, {self.reason}){how}",
@@ -132,7 +132,7 @@ class Save:
             blocked_s=round(self.timings.get("blocked", 0.0), 6),
         )
 
-    def _tell(self, **facts: object) -> None:
+    def _notify(self, **facts: object) -> None:
         """Set facts, and wake who waits for them."""
         if facts.get("sealed") and self._sealed_s is None:
             self._sealed_s = monotonic()

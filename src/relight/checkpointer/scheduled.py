@@ -29,7 +29,7 @@ from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
 from relight.policy import Adaptive, Tiers, Trigger
 from relight.policy.tiers import PACE_TOPIC
-from relight.pulse import Warned, read_risk, teller
+from relight.pulse import Warned, heartbeat, read_risk
 from relight.world import new_threads
 
 REMEMBERED = 32
@@ -96,7 +96,7 @@ class Scheduled:
         if self._rules is None:
             return
         self._began = self._clock()
-        self._lives, self._watched_s = lived(history, attempt.epoch)
+        self._lives, self._watched_s = attempt_lifetimes(history, attempt.epoch)
         self._failures = len(self._lives)
         if not self._leads:
             return
@@ -105,7 +105,7 @@ class Scheduled:
             self._durables.append(known[1])
         self._attempt = attempt
         with contextlib.suppress(RelightError):
-            self._restarts = restarts(attempt)
+            self._restarts = measured_restarts(attempt)
 
     def interval(self, step: int, metrics: Mapping[str, float], writing: bool) -> float | None:
         """What holds at the end of ``step``; ``writing``: whether a save is under way."""
@@ -173,9 +173,9 @@ class Scheduled:
         if now < self._look_again_s:
             return False
         self._look_again_s = now + LOOK_S
-        path = teller().path
+        path = heartbeat().path
         self._warned = read_risk(path) if path else None
-        before, self._likely = self._likely, self._warned.left(now) if self._warned is not None else 0.0
+        before, self._likely = self._likely, self._warned.remaining(now) if self._warned is not None else 0.0
         told = self.decision.numbers["foreseen"] if self.decision is not None else before
         if not self._likely or not told:
             return self._likely != told
@@ -188,12 +188,12 @@ class Scheduled:
         return not interval_s / STILL < wanted_s < interval_s * STILL
 
     def _has_jumped(self) -> bool:
-        now = unsteady(list(self._losses))
+        now = loss_volatility(list(self._losses))
         return max(now, self._unsteady) >= JUMP * min(now, self._unsteady)
 
     def _decide(self, now: float) -> None:
         assert self._rules is not None
-        self._due, self._unsteady = False, unsteady(list(self._losses))
+        self._due, self._unsteady = False, loss_volatility(list(self._losses))
         before, self.decision = self.decision, decide(self._seen(now, self._rules), self.decision, self._bounds)
         if self._leads and (before is None or _shown(before) != _shown(self.decision)):
             emit(
@@ -252,7 +252,7 @@ def _risk(rules: Adaptive) -> float:
     return float(found) if isinstance(found, (int, float)) and 0 < found < float("inf") else 1.0
 
 
-def unsteady(losses: list[float]) -> float:
+def loss_volatility(losses: list[float]) -> float:
     """How restless the newest eighth of losses is by all of them: the scatter around their own trend, step to step."""
     if len(losses) < LOSSES_LEAST:
         return 1.0
@@ -278,7 +278,7 @@ def saves_cost(history: History) -> tuple[float, float] | None:
     return None
 
 
-def lived(history: History, epoch: int) -> tuple[tuple[float, ...], float]:
+def attempt_lifetimes(history: History, epoch: int) -> tuple[tuple[float, ...], float]:
     """How long attempts before this one lived that failed after some progress, until their last save, and for how many seconds all were
     seen to live."""
     by_epoch: dict[int, list[Checkpoint]] = {}
@@ -297,7 +297,7 @@ def lived(history: History, epoch: int) -> tuple[tuple[float, ...], float]:
     return tuple(failed), seconds
 
 
-def restarts(attempt: Attempt) -> tuple[float, ...]:
+def measured_restarts(attempt: Attempt) -> tuple[float, ...]:
     """From a failure to the first step again, as ``relight run`` has measured it; nothing of what makes no sense."""
     store, folder = attempt.place.store, f"{attempt.place.log.run}/{_INCIDENTS}"
     names = sorted(entry.name for entry in store.list(folder) if entry.name.endswith(_AFTER))[-_READ:]

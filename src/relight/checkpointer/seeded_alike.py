@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from relight.capture.kinds import RNG, kind_of
-from relight.capture.rng import drawn_from, generator_state, host_states, part_host, place_of, seed_generator
+from relight.capture.rng import draw_seed, fingerprint, generator_state, host_states, reseed_host, seed_generator
 from relight.typed import from_json_bytes
 from relight.world import World
 
@@ -22,7 +22,7 @@ WITH_TORCH = ("torch", "cuda", "xpu", "mps")
 _HANDED = "handed over: "
 
 
-def seeded_by_all(world: World, components: Mapping[str, object]) -> list[dict[str, str]]:
+def gather_rng_positions(world: World, components: Mapping[str, object]) -> list[dict[str, str]]:
     """Of each rank where its generators are now. Every rank of ``world`` comes here."""
     told = world.gather(msgspec.json.encode(_seeded(components)), "comparing how generators are seeded")
     return [from_json_bytes(one, dict[str, str]) for one in told]
@@ -36,7 +36,7 @@ def sources(alike: Sequence[Mapping[str, str]], saved: int) -> list[dict[str, in
     return [{name: lead % saved for name, lead in one.items()} for one in _leads(alike)]
 
 
-def anew(alike: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> list[dict[str, int]]:
+def reseed_plan(alike: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> list[dict[str, int]]:
     """Of each rank, which generators begin anew, and by which number: those that are where others' are which are not seeded alike.
 
     ``now`` is what ``seeded_by_all`` found behind the restore. Those that are seeded alike get the same number, and nobody else does.
@@ -64,7 +64,7 @@ def taken_from(root: Mapping[Any, Any], own: Sequence[Mapping[Any, Any]], source
     return taken
 
 
-def begin_anew(numbers: Mapping[str, int], components: Mapping[str, object], seed_of: Callable[[str], int]) -> None:
+def reseed(numbers: Mapping[str, int], components: Mapping[str, object], seed_of: Callable[[str], int]) -> None:
     """Seed each of these generators by what follows from where it is, and its number."""
 
     def seed(number: int, drawn: int) -> int:
@@ -73,9 +73,9 @@ def begin_anew(numbers: Mapping[str, int], components: Mapping[str, object], see
     for name, number in numbers.items():
         if name.startswith(_HANDED):
             one = components[name.removeprefix(_HANDED)]
-            seed_generator(one, seed(number, drawn_from(one)))
+            seed_generator(one, seed(number, draw_seed(one)))
         else:
-            part_host(name, partial(seed, number))
+            reseed_host(name, partial(seed, number))
 
 
 def _leads(alike: Sequence[Mapping[str, str]]) -> Iterator[dict[str, int]]:
@@ -87,4 +87,4 @@ def _leads(alike: Sequence[Mapping[str, str]]) -> Iterator[dict[str, int]]:
 def _seeded(components: Mapping[str, object]) -> dict[str, str]:
     states: dict[str, Any] = {kind: state for kind, state in host_states().items() if state is not None}
     states |= {f"{_HANDED}{name}": generator_state(value) for name, value in components.items() if kind_of(value) == RNG}
-    return {name: place_of(state) for name, state in states.items()}
+    return {name: fingerprint(state) for name, state in states.items()}

@@ -15,7 +15,7 @@ from typing import Any
 from relight.checkpointer import workers
 from relight.checkpointer.lost_workers import quiet_workers, report_workers
 from relight.observe import emit
-from relight.pulse import ASKED_FOR, FORESEEN, take_asked, teller
+from relight.pulse import ASKED_FOR, FORESEEN, heartbeat, take_request
 
 ENDING = workers.ENDING
 SAVING = (signal.SIGUSR1,)
@@ -31,9 +31,9 @@ def is_urgent(reason: str) -> bool:
     return reason in URGENT or reason.startswith((ASKED_FOR, FORESEEN))
 
 
-def spoken(reason: str) -> str:
+def add_requester(reason: str) -> str:
     """Return the reason for the checkpoint: of a signal that only saves, the one that ``relight run`` left: who asked, or which alarm."""
-    return (take_asked(teller().path) if reason in _SAVES else "") or reason
+    return (take_request(heartbeat().path) if reason in _SAVES else "") or reason
 
 
 class Signals:

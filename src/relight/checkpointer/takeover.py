@@ -41,7 +41,7 @@ from relight.log.listing import newest_records
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
 from relight.policy.table import WAYS
-from relight.pulse import teller
+from relight.pulse import heartbeat
 from relight.store import ByteStore
 from relight.world.local_sockets import Listener, LocalDirectory, name_of, peer_of
 
@@ -116,7 +116,7 @@ def restarts(sign: Sign) -> bool:
     if sign.certain or sign.alive:
         theirs = _job_of_process(sign.pid)
         return bool(mine.elastic or mine.slurm) if theirs is None else mine.restarts(theirs)
-    return bool(mine.slurm or (mine.elastic and teller().heard)) or _replaces_pod(sign.host)
+    return bool(mine.slurm or (mine.elastic and heartbeat().has_reader)) or _replaces_pod(sign.host)
 
 
 def _job_of_process(pid: int) -> Job | None:
@@ -164,7 +164,7 @@ class Takeover:
         if owner._ranks is None:
             self._check(only_warn=not whole)
         elif whole:
-            owner._ranks.first(self._check_first, "looking for another job of this run")
+            owner._ranks.run_on_rank0(self._check_first, "looking for another job of this run")
 
     def begin(self, reason: str, best: BestSoFar, refuse: Callable[[History], None]) -> Attempt:
         """Take charge of the run, unless ``refuse`` raises: one attempt for all ranks. ``LeaseHeld`` if another process keeps the run."""
@@ -267,7 +267,7 @@ class Takeover:
     def _check(self, *, only_warn: bool = False, begins: bool = False) -> None:
         owner = self._checkpointer
         try:
-            sign = look(owner._store, owner._run)
+            sign = sign_of_life(owner._store, owner._run)
         except (RelightError, OSError):  # what reads or writes next reports it
             return
         if sign is None or sign.epoch == self._known:
@@ -316,7 +316,7 @@ class Takeover:
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(POLL_S, left))
             try:
-                now = look(owner._store, owner._run)
+                now = sign_of_life(owner._store, owner._run)
             except (RelightError, OSError):
                 continue
             if now is None:  # it ended meanwhile, and left a record of that
@@ -348,7 +348,7 @@ class Takeover:
             raise self._superseded
 
 
-def look(store: ByteStore, run: str) -> Sign | None:
+def sign_of_life(store: ByteStore, run: str) -> Sign | None:
     """Return a sign of life of the attempt in charge of ``run``; None if its process has ended, or none is seen.
 
     Cost: a listing, and in most cases one to three small reads.

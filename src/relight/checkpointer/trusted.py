@@ -44,7 +44,7 @@ class Trusted:
         frozen, self._now = self.frozen(state), None
         if frozen is None:
             return None
-        self._now = frozen.look()
+        self._now = frozen.fingerprint()
         if self._then is None:
             return None
         checkpoint_id, then = self._then

@@ -75,7 +75,7 @@ class UnderWay:
                     return False
                 del self._begun[number]
             text = f"the save of step {begun.save.step} gave its slot to the more urgent one of step {step} ({reason})"
-            begun.save._tell(error=SaveFailed(text, retryable=False, hint="a tag, or a higher priority, keeps a waiting save"))
+            begun.save._notify(error=SaveFailed(text, retryable=False, hint="a tag, or a higher priority, keeps a waiting save"))
             emit("save.coalesced", text, step=begun.save.step)
             return True
 
@@ -109,7 +109,7 @@ class UnderWay:
         """In whichever thread copied last."""
         begun = self._begun.get(number)
         if begun is not None:
-            begun.save.say_sealed(seconds)
+            begun.save.mark_sealed(seconds)
 
     def on_done(self, done: Done) -> None:
         """In another thread: tell the handle; the loop hears of it at its next call."""
@@ -122,10 +122,10 @@ class UnderWay:
         save, report = begun.save, done.report
         if done.error is None:
             save.timings.update(report.timings)
-            save._tell(bytes=report.stored_bytes, sealed=True, done=True)
-            save.say_durable(f"; step() took {save.timings.get('blocked', 0.0):.3f} s of it")
+            save._notify(bytes=report.stored_bytes, sealed=True, done=True)
+            save.mark_durable(f"; step() took {save.timings.get('blocked', 0.0):.3f} s of it")
         else:
-            save._tell(error=done.error)
+            save._notify(error=done.error)
 
     def over(self) -> Iterator[tuple[Begun, Done]]:
         """What has become of saves since the last call, one after the other: whoever stops in between hears of the rest the next time."""

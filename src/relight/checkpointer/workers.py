@@ -56,7 +56,7 @@ class Page:
         return cls(os.getpid(), fd, mmap.mmap(fd, mmap.PAGESIZE))
 
     @classmethod
-    def of(cls, owner: int, fd: int) -> Page:
+    def from_descriptor(cls, owner: int, fd: int) -> Page:
         """Return the page of process ``owner``, for a worker that was not forked. ``OSError`` if the owner has ended."""
         with open(f"/proc/{owner}/fd/{fd}", "r+b") as file:
             return cls(owner, -1, mmap.mmap(file.fileno(), mmap.PAGESIZE))
@@ -124,7 +124,7 @@ def _loop_of(module: str, name: str, owner: int, fd: int) -> Callable[..., Any]:
     loop = found if isinstance(found, Loop) else Loop(found, module, name)
     if owner and _page is None:
         with contextlib.suppress(OSError):
-            _page = Page.of(owner, fd)
+            _page = Page.from_descriptor(owner, fd)
     return loop
 
 

@@ -105,7 +105,7 @@ class Commands(click.Group):
             close = get_close_matches(name, COMMANDS, n=1)
             ctx.fail(f"there is no command {name!r}" + (f": did you mean {close[0]!r}?" if close else "."))
         if name in COMMANDS and not ctx.resilient_parsing:
-            _settle(name, ctx.params.get("given", ()))
+            _apply_settings(name, ctx.params.get("given", ()))
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -130,10 +130,10 @@ class Commands(click.Group):
             _nobody_reads()
 
 
-def _settle(name: str, given: tuple[str, ...]) -> None:
+def _apply_settings(name: str, given: tuple[str, ...]) -> None:
     """What ``--set`` says, then what the file says of the environment: before the command, which may need either."""
     from relight.settings.file import give, take_environment
-    from relight.settings.here import usually
+    from relight.settings.here import set_default
 
     for one in given:
         setting, equals, value = one.partition("=")
@@ -142,7 +142,7 @@ def _settle(name: str, given: tuple[str, ...]) -> None:
         give(setting.strip(), value)
     with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
         take_environment()
-    usually("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen; not at the jobs that it starts
+    set_default("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen; not at the jobs that it starts
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)

@@ -48,7 +48,7 @@ def check(paths: tuple[str, ...], settings: Path | None, as_json: bool) -> int:
     rules = [rule._replace(for_s=0.0) for rule in read_alerting(settings).rules]
     watcher = Watcher(paths)
     now = time.time()
-    seen = watcher.look(now)
+    seen = watcher.poll(now)
     alerts = [one for one in judge(rules, seen, now, {}).state.values() if one.state == FIRING]
     if as_json:
         emit_json([{**as_dict(one), "reason": clean(one.reason)} for one in alerts])

@@ -31,14 +31,14 @@ def audited(name: str, command: click.Command) -> click.Command:
             return plain(context)
         if isinstance(command, click.Group) and words[1:2] == ["status"]:
             return plain(context)
-        from relight.audit import told
+        from relight.audit import recorded
 
         grouped = isinstance(command, click.Group)
         what = " ".join(words[:2]) if grouped else name
         from relight.cli.audited_facts import facts_of
 
         arguments = _of_group(command, context) if isinstance(command, click.Group) else _given(context)
-        with told(what, "".join(words[2:3]) if grouped else _first(command, given), facts_of(name, arguments)):
+        with recorded(what, "".join(words[2:3]) if grouped else _first(command, given), facts_of(name, arguments)):
             return plain(context)
 
     command.invoke = invoke  # type: ignore[method-assign,assignment] # one command, used once a process

@@ -46,10 +46,10 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
       relight config show
       relight config show --all --json
     """
-    from relight.config import look
+    from relight.config import effective_settings
 
     path = _file(directory)
-    shown = look(path)
+    shown = effective_settings(path)
     wrong = _mistakes(path)
     if as_json:
         emit_json({"file": str(path or ""), "mistakes": len(wrong), "settings": [_as_dict(one) for one in shown]})
@@ -92,13 +92,13 @@ def check(file: Path | None, as_json: bool) -> int:
         emit_json({"ok": not wrong, "file": str(path or ""), "mistakes": [one._asdict() for one in wrong]})
     else:
         for one in wrong:
-            click.echo(_said(one))
+            click.echo(_value_text(one))
         checked = (escape(path) if path else "no relight.toml") + ("" if file else ", and variables")
         click.echo(f"{checked}: {plural(len(wrong), 'mistake') if wrong else 'nothing is wrong'}", err=True)
     return 1 if wrong else 0
 
 
-def _said(one: Mistake) -> str:
+def _value_text(one: Mistake) -> str:
     return f"{escape(one.place)}: {escape(one.what)}" + (f"\n  → {escape(one.hint)}" if one.hint else "")
 
 

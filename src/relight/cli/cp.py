@@ -45,14 +45,14 @@ def command(
     plan = plan_copy(found.run, list({one.id: one for one in chosen}.values()), place.store, place.run, as_newest=force)
     warn_of_change(plan)
     if dry_run:
-        _say_plan(plan, as_json)
+        _print_plan(plan, as_json)
         return 0
     with progress("copying", plan.bytes) as meter:
         report = execute_copy(plan, progress=meter)
     if as_json:
         emit_json({"to": _to(plan), **_to_dict(report), "changes": changes_of(plan)})
     else:
-        _say_report(plan, report)
+        _print_report(plan, report)
     return 1 if report.damaged else 0
 
 
@@ -80,7 +80,7 @@ def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
     }  # fmt: skip
 
 
-def _say_plan(plan: CopyPlan, as_json: bool) -> None:
+def _print_plan(plan: CopyPlan, as_json: bool) -> None:
     rows: list[dict[str, Any]] = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.checkpoints]
     if as_json:
         emit_json({"dry_run": True, "to": _to(plan), "copy": rows, "there": _pairs(plan.there), "changes": changes_of(plan)})
@@ -90,7 +90,7 @@ def _say_plan(plan: CopyPlan, as_json: bool) -> None:
     click.echo(f"{plural(len(rows), 'checkpoint')}, {size(plan.bytes)}, would be copied to {_shown(plan)}{_there(plan.there)}")
 
 
-def _say_report(plan: CopyPlan, report: CopyReport) -> None:
+def _print_report(plan: CopyPlan, report: CopyReport) -> None:
     for old, new in report.copied:
         if old != new:
             click.echo(f"{old} is {new} there: its own id was taken")

@@ -15,7 +15,7 @@ import click
 from relight.catalog.locate import locate
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, paint, plural, table
-from relight.doctor import Coverage, Explained, Facts, Finding, FixPlan, FixReport, coverage, execute_fix, explain, judge, look, plan_fix
+from relight.doctor import Coverage, Explained, Facts, Finding, FixPlan, FixReport, collect, coverage, execute_fix, explain, judge, plan_fix
 from relight.doctor.bounded import QUICK
 from relight.doctor.coverage import by_reason
 from relight.doctor.explain import read_log
@@ -69,7 +69,7 @@ def command(
         raise ConfigError("--meet and --node are for --nodes", hint="relight doctor --nodes --meet HOST:PORT --node I/N")
     seat = _seat(meet, node) if nodes else None
     with status() as say:
-        facts = look(path, quick=quick, say=say)
+        facts = collect(path, quick=quick, say=say)
         if seat is not None:
             facts = _with_nodes(facts, seat, within, say)
     findings = judge(facts)
@@ -80,7 +80,7 @@ def command(
         report = _fix(plan, store, yes, as_json)
         if report is not None:  # it looks again: what it says is what is so now
             with status() as say:
-                facts = replace(look(path, quick=quick, say=say), nodes=facts.nodes)
+                facts = replace(collect(path, quick=quick, say=say), nodes=facts.nodes)
             findings = judge(facts)
     if as_json:
         emit_json(_to_dict(path, facts, findings, plan if fix else None, report))
@@ -101,14 +101,14 @@ def _seat(meet: str, node: str) -> Seat:
 def _with_nodes(facts: Facts, seat: Seat, within_s: float, say: Callable[[str], None]) -> Facts:
     """And what other nodes say of themselves. What hangs all the same is left behind."""
     from relight.doctor.bounded import Looking
-    from relight.doctor.facts_nodes import STEP_S, look_at_nodes
+    from relight.doctor.facts_nodes import STEP_S, collect_nodes
     from relight.supervise.meeting import Meeting
 
     failed: list[RelightError] = []
 
     def meet() -> tuple[NodeFacts, ...]:
         try:
-            return look_at_nodes(facts, seat.rank, seat.nodes, Meeting(seat, within_s), within_s, say)
+            return collect_nodes(facts, seat.rank, seat.nodes, Meeting(seat, within_s), within_s, say)
         except RelightError as error:
             failed.append(error)
             return ()
@@ -140,13 +140,13 @@ def _show(path: str, facts: Facts, findings: list[Finding], fix: bool) -> None:
         name = paint(one.severity.ljust(7), _COLOURS[one.severity])
         click.echo(f"{name}  {paint(escape(one.what), 'bold')}  ({one.name})")
         for head, text in (("where", one.where), ("seen", one.evidence), ("hurts", one.hurts), ("do", one.do)):
-            _say(head, text)
+            _print_line(head, text)
         if one.command:
-            _say("run", one.command)
+            _print_line("run", one.command)
         if one.section:
-            _say("see", f"{_PAGE}: {one.section}")
+            _print_line("see", f"{_PAGE}: {one.section}")
         if one.fix and not fix:
-            _say("fix", f"relight doctor {quote(path)} --fix")
+            _print_line("fix", f"relight doctor {quote(path)} --fix")
         click.echo()
     for what, why in [(what, why) for what, why in facts.unseen.items() if why != QUICK][:8]:
         click.echo(f"could not be seen: {escape(what)}: {escape(why)[:200]}")
@@ -167,7 +167,7 @@ def _not_made(made: Coverage) -> str:
     return "".join(f"; {escape(part)}" for part in parts)
 
 
-def _say(head: str, text: str) -> None:
+def _print_line(head: str, text: str) -> None:
     """A line of a finding; what can be typed is never broken."""
     if not text:
         return
@@ -234,7 +234,7 @@ def _explain(found: Explained, as_json: bool) -> int:
     if found.kind != "unknown":  # a symptom without an error: what it means stands below
         click.echo(f"{paint(found.kind, 'bold')}: {escape(found.kind_means)}")
     for head, text in (("line", found.line), ("means", found.means), ("do", found.do), ("run", found.command)):
-        _say(head, text)
+        _print_line(head, text)
     if found.section:
-        _say("see", f"{_PAGE}: {found.section}")
+        _print_line("see", f"{_PAGE}: {found.section}")
     return 0

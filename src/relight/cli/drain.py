@@ -48,7 +48,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
     bytes_of = {one.id: one.body.alone_bytes for one in history.live}
     total = sum(bytes_of[one] for ids in wanted.values() for one in ids)
     if dry_run:
-        _say_wanted(wanted, bytes_of, as_json)
+        _print_wanted(wanted, bytes_of, as_json)
         return 0
     with progress("copying", total) as meter:
         report = drain(place.store, place.run, progress=meter, at_pace=False)
@@ -68,7 +68,7 @@ def command(path: str, dry_run: bool, as_json: bool) -> int:
     return 1 if report.errors or any(report.owed.values()) else 0
 
 
-def _say_wanted(wanted: dict[str, list[str]], bytes_of: dict[str, int], as_json: bool) -> None:
+def _print_wanted(wanted: dict[str, list[str]], bytes_of: dict[str, int], as_json: bool) -> None:
     if as_json:
         rows: list[dict[str, Any]] = [{"tier": tier, "id": one, "bytes": bytes_of[one]} for tier, ids in wanted.items() for one in ids]
         emit_json({"dry_run": True, "copy": rows})

@@ -55,8 +55,8 @@ def schedule(path: str, last: int, as_json: bool) -> int:
     table(columns, [_row(*one)[: len(columns)] for one in shown], right=tuple(columns[1:]))
     if len(shown) < len(found):
         click.echo(f"… and {plural(len(found) - len(shown), 'decision')} before them: --last {len(found)}")
-    _tell(shown[-1][1], opened.history)
-    _tell_paces(opened.history)
+    _print_decision(shown[-1][1], opened.history)
+    _print_paces(opened.history)
     return 0
 
 
@@ -74,7 +74,7 @@ def _row(record: Record, told: Told) -> list[object]:
     return [age(record.time), record.epoch, told.step, span(told.interval_s), f"{foreseen:.0%}" if foreseen else "–"]
 
 
-def _tell(told: Told, history: History) -> None:
+def _print_decision(told: Told, history: History) -> None:
     """The newest decision, part by part."""
     head, _, numbers = told.reason.partition("; ")
     every, _, why = head.partition(": ")
@@ -96,7 +96,7 @@ def _tell(told: Told, history: History) -> None:
     click.echo(f"\n{plural(len(saved), 'live checkpoint')} of later steps")
 
 
-def _tell_paces(history: History) -> None:
+def _print_paces(history: History) -> None:
     """What the attempt in charge found last of its further tiers."""
     notes = [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC]
     told = next((note.data for note in reversed(notes) if NOW not in note.data), {})

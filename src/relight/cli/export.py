@@ -75,7 +75,7 @@ def command(
         return
     plan = plan_export(what, target, options)
     if dry_run:
-        _say_plan(plan, as_json)
+        _print_plan(plan, as_json)
         return
     with progress("exporting", plan.bytes) as meter:
         report = execute_export(plan, meter)
@@ -84,7 +84,7 @@ def command(
             {**facts(plan), "dry_run": False, "overflowed": report.overflowed, "from_last": report.from_last, "seconds": report.seconds}
         )
     else:
-        _say_report(plan, report)
+        _print_report(plan, report)
 
 
 def averaged(found: OpenedRun, spec: str, ema: float | None) -> Mixture:
@@ -93,7 +93,7 @@ def averaged(found: OpenedRun, spec: str, ema: float | None) -> Mixture:
         number = spec.removeprefix("last:")
         if not number.isdigit() or int(number) < 2:
             raise ConfigError(f"{spec!r}: how many?", hint="last:5")
-        live = [one for one in found.history.live if one.id not in found.history.set_aside]
+        live = [one for one in found.history.live if one.id not in found.history.rolled_back_ids]
         if len(live) < int(number):
             raise ConfigError(f"{spec}: the run has {plural(len(live), 'checkpoint')}", hint="say fewer")
         opened, weights = [found.run.open(one) for one in live[-int(number) :]], [1.0] * int(number)
@@ -122,9 +122,10 @@ def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: b
     root = mixed.last.opened.root
     chosen = choose(mixed.last.whole.tree, mixed.last.whole.tensors, root.components, options)
     check_alike(mixed, chosen.entries)
-    facts = {"to": f"{place.store.url.rstrip('/')}/{place.run}", "component": chosen.component, "average": mixed.told(), "dry_run": dry_run}
+    to = f"{place.store.url.rstrip('/')}/{place.run}"
+    facts = {"to": to, "component": chosen.component, "average": mixed.to_record(), "dry_run": dry_run}
     if not as_json:
-        _say_weights(mixed)
+        _print_weights(mixed)
     if dry_run:
         if as_json:
             emit_json({**facts, "id": None})
@@ -135,23 +136,23 @@ def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: b
     if as_json:
         emit_json({**facts, "id": new, "from_last": sorted(mixed.from_last)})
         return
-    _say_from_last(sorted(mixed.from_last))
+    _print_from_last(sorted(mixed.from_last))
     click.echo(f"saved as {new} of {escape(into)}, step {root.step}")
 
 
-def _say_weights(mixed: Mixture) -> None:
+def _print_weights(mixed: Mixture) -> None:
     for one in mixed.parts:
         click.echo(f"{one.opened.root.id}  step {one.opened.root.step:<9}  weight {one.weight:.6g}")
 
 
-def _say_from_last(names: list[str]) -> None:
+def _print_from_last(names: list[str]) -> None:
     for name in names[:SHOWN]:
         warn(f"{escape(name)} is no float, and not the same in all: it is the last one's")
     if len(names) > SHOWN:
         warn(f"{len(names) - SHOWN} more are the last one's")
 
 
-def _say_plan(plan: ExportPlan, as_json: bool) -> None:
+def _print_plan(plan: ExportPlan, as_json: bool) -> None:
     if as_json:
         rows: list[dict[str, Any]] = [
             {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "bytes": one.length} for one in plan.entries
@@ -159,18 +160,18 @@ def _say_plan(plan: ExportPlan, as_json: bool) -> None:
         emit_json({**facts(plan), "dry_run": True, "entries": rows})
         return
     if plan.mixed is not None:
-        _say_weights(plan.mixed)
+        _print_weights(plan.mixed)
     for file in plan.files:
         click.echo(f"{escape(file.name)}  {size(file.size)}")
-    _say_rest(plan)
+    _print_rest(plan)
     click.echo(f"{_what(plan)} would be written to {escape(plan.path)}")
 
 
-def _say_report(plan: ExportPlan, report: ExportReport) -> None:
+def _print_report(plan: ExportPlan, report: ExportReport) -> None:
     if plan.mixed is not None:
-        _say_weights(plan.mixed)
-    _say_rest(plan)
-    _say_from_last(report.from_last)
+        _print_weights(plan.mixed)
+    _print_rest(plan)
+    _print_from_last(report.from_last)
     for name, count in report.overflowed.items():
         warn(f"{plural(count, 'value')} of {escape(name)} {'is' if count == 1 else 'are'} too large for {plan.options.dtype}: infinite now")
     files = "" if len(report.files) == 1 else f", in {len(report.files)} files"
@@ -183,7 +184,7 @@ def _what(plan: ExportPlan) -> str:
     return f"{plural(len(plan.entries), 'tensor')} of {of}, {size(plan.bytes_written)}"
 
 
-def _say_rest(plan: ExportPlan) -> None:
+def _print_rest(plan: ExportPlan) -> None:
     """Tied names, and what stays behind."""
     tied = [f"{one.name} is {one.alias}" for one in plan.entries if one.alias is not None]
     if tied:

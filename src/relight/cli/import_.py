@@ -32,10 +32,10 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
       relight import out/checkpoint-500 runs/tuned --dry-run
       relight import model.safetensors runs/base --only 'model/*'
     """
-    from relight.foreign import bring_in, look
+    from relight.foreign import detect, import_checkpoint
     from relight.foreign.found import plant
 
-    found = look(source)
+    found = detect(source)
     planted = plant(found.content, found.files, only)
     total = sum(item.source.length for item in planted.items)
     facts: dict[str, Any] = {
@@ -51,7 +51,7 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
         "notes": found.notes,
     }
     if not as_json:
-        _say(facts)
+        _print_found(facts)
     if dry_run:
         if as_json:
             emit_json({"dry_run": True, **facts})
@@ -59,7 +59,7 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
     place = locate_destination(run, os.path.splitext(found.files.name)[0] or "imported")
     assert place.run is not None
     with progress("importing", total) as meter:
-        report = bring_in(found, place.store, place.run, step=step, which=only, progress=meter, force=force)
+        report = import_checkpoint(found, place.store, place.run, step=step, which=only, progress=meter, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
     if as_json:
         emit_json({**facts, "to": to, "id": report.id, "step": report.step, "there": report.there, "seconds": round(report.seconds, 3)})
@@ -69,7 +69,7 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
     click.echo(f"{report.id}  step {report.step} of {shown}: {done}")
 
 
-def _say(facts: dict[str, Any]) -> None:
+def _print_found(facts: dict[str, Any]) -> None:
     """What was found, before anything is done."""
     click.echo(f"{escape(facts['format'])}: {plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])}")
     rows: list[tuple[str, object]] = [("step", "not said: 0" if facts["step"] is None else facts["step"])]

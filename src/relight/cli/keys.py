@@ -14,7 +14,7 @@ from relight.keys import Keychain, keychain_from_settings, resolve, write_key_fi
 from relight.keys.chain import SETTING
 from relight.keys.signing import write_signing_key
 from relight.store import ByteStore
-from relight.store.around import innermost
+from relight.store.around import unwrap
 from relight.transfer.keys import Changed, add, age_days, revoke, rotate, status
 
 key_option = click.option(
@@ -92,7 +92,7 @@ def show_status(path: str, specs: tuple[str, ...], max_age: float | None, as_jso
 def add_key(path: str, new_spec: str, label: str, specs: tuple[str, ...], as_json: bool) -> None:
     """Have the key that NEW names open the store, too: one for recovery, or another team's."""
     inner = store_at(path)
-    _tell(add(inner, keychain_of(specs), resolve(new_spec), label), as_json)
+    _print_change(add(inner, keychain_of(specs), resolve(new_spec), label), as_json)
 
 
 @command.command("rotate")
@@ -112,9 +112,9 @@ def rotate_key(path: str, old: str, new_spec: str, label: str, older_than: float
     if older_than is not None:
         ages = [age_days(row.created) for row in status(inner, None) if not row.revoked and (row.label == old or row.kek.startswith(old))]
         if ages and max(ages) <= older_than:
-            _tell(Changed(), as_json)
+            _print_change(Changed(), as_json)
             return
-    _tell(rotate(inner, keychain_of(specs), old, resolve(new_spec), label), as_json)
+    _print_change(rotate(inner, keychain_of(specs), old, resolve(new_spec), label), as_json)
 
 
 @command.command("revoke")
@@ -125,12 +125,12 @@ def rotate_key(path: str, old: str, new_spec: str, label: str, older_than: float
 def revoke_key(path: str, old: str, specs: tuple[str, ...], as_json: bool) -> None:
     """Have OLD, an id or a label, open nothing more. Refused if the keys at hand would then open less than now."""
     inner = store_at(path)
-    _tell(revoke(inner, keychain_of(specs), old), as_json)
+    _print_change(revoke(inner, keychain_of(specs), old), as_json)
 
 
 def store_at(path: str) -> ByteStore:
     """The store that ``path`` leads to, as it lies there."""
-    return innermost(locate(path).store)
+    return unwrap(locate(path).store)
 
 
 def keychain_of(specs: tuple[str, ...]) -> Keychain:
@@ -142,10 +142,10 @@ def keychain_of(specs: tuple[str, ...]) -> Keychain:
 
 
 def _at_hand(specs: tuple[str, ...]) -> Keychain | None:
-    return Keychain.of(list(specs)) if specs else keychain_from_settings()
+    return Keychain.from_specs(list(specs)) if specs else keychain_from_settings()
 
 
-def _tell(changed: Changed, as_json: bool) -> None:
+def _print_change(changed: Changed, as_json: bool) -> None:
     if as_json:
         emit_json({"added": changed.added, "revoked": changed.revoked})
         return

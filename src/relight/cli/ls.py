@@ -74,7 +74,7 @@ def entry(history: History, one: Checkpoint, known: Checked | None = None) -> di
         "lossy": body.lossy,
         "parents": body.parents,
         "suspect": body.suspect,
-        "set_aside": body.id in history.set_aside,
+        "set_aside": body.id in history.rolled_back_ids,
         "attempt": one.epoch,
         "dir": body.dir,
         "home": body.home,

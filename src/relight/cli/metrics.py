@@ -57,9 +57,9 @@ def command(
 
     watcher = Watcher(paths)
     if as_json:
-        emit_json([as_value(seen) for seen in watcher.look(time.time())])
+        emit_json([as_value(seen) for seen in watcher.poll(time.time())])
         return 0
-    collector = Collector(watcher.look)
+    collector = Collector(watcher.poll)
     if listen is not None:
         from relight.watch.http import serve
 

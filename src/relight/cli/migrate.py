@@ -54,7 +54,7 @@ def command(
         return _back(old, url, dry_run, as_json)
     plan = plan_migration(old, url, run=run, check=_part(check), compress=compress, exclude=exclude)
     if dry_run:
-        _say_plan(plan, as_json)
+        _print_plan(plan, as_json)
         return 1 if plan.unreadable else 0
     with progress("migrating", plan.bytes) as meter:
         report = execute_migration(plan, engine=engine, jobs=jobs, progress=meter)
@@ -63,7 +63,7 @@ def command(
         return 0 if report.ok else 1
     for source, _, what, hint in report.failed[:SHOWN]:
         click.echo(f"{paint('FAILED', 'red')}  {escape(source)}: {escape(what)}" + (f" → {escape(hint)}" if hint else ""))
-    _say_unreadable(report.unreadable)
+    _print_unreadable(report.unreadable)
     for source, checkpoint_id, what in report.wrong[:SHOWN]:
         click.echo(f"{paint('WRONG', 'red')}  {checkpoint_id} of {escape(source)}: {escape(what)}")
     runs = len({one["run"] for one in report.brought})
@@ -110,7 +110,7 @@ def _part(check: str) -> float:
     return found
 
 
-def _say_plan(plan: Any, as_json: bool) -> None:
+def _print_plan(plan: Any, as_json: bool) -> None:
     if as_json:
         rows = [
             {"source": one.name, "run": one.run, "step": one.step, "format": one.format, "bytes": one.bytes, "tensors": one.tensors}
@@ -121,12 +121,12 @@ def _say_plan(plan: Any, as_json: bool) -> None:
     if plan.todo:
         rows_ = [(one.run, one.step, size(one.bytes), one.format, one.name) for one in plan.todo]
         table(("run", "step", "size", "format", "from"), rows_, right=("step", "size"), wrap=("from",))
-    _say_unreadable(plan.unreadable)
+    _print_unreadable(plan.unreadable)
     there = f"; {len(plan.there)} are there already" if plan.there else ""
     click.echo(f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{there}")
 
 
-def _say_unreadable(found: list[tuple[str, str]]) -> None:
+def _print_unreadable(found: list[tuple[str, str]]) -> None:
     for source, why in found[:SHOWN]:
         click.echo(f"{paint('UNREADABLE', 'red')}  {escape(source)}: {escape(why)}")
     if len(found) > SHOWN:

@@ -216,7 +216,7 @@ class Meter:
         if self._advance:
             self._advance(count)
 
-    def say(self, line: str) -> None:
+    def print(self, line: str) -> None:
         """A line on stdout."""
         (self._say or click.echo)(line)
 

@@ -17,7 +17,7 @@ from relight.errors import ConfigError
 from relight.forecast import PUBLISHED, Belief, prior
 from relight.forecast.planned import Known, Layout, Measured, Plan, Question, fit, plan
 from relight.forecast.schedule import costly, span
-from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, of_number, size_of
+from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, from_count, size_of
 from relight.policy.units import bytes_of, seconds_of
 
 _BYTES_MAX = 16 << 20
@@ -159,7 +159,7 @@ def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
         model = from_config(config, path.parent.name)
         return size_of(model, precision, optimizer), model.said
     if _NUMBER.match(text):
-        model = of_number(text)
+        model = from_count(text)
         return size_of(model, precision, optimizer), model.said
     return _of_run(text)
 

@@ -62,7 +62,7 @@ def exchange(source: str, destination: str, done: str, force: bool, dry_run: boo
     if as_json:
         emit_json({"to": to, **_facts(report), "changes": changes_of(plan.copy)})
     else:
-        _say(plan, report, done, to)
+        _print_result(plan, report, done, to)
     return 1 if report.copy.damaged or report.refused else 0
 
 
@@ -77,7 +77,7 @@ def _facts(report: PushReport) -> dict[str, Any]:
     }
 
 
-def _say(plan: PushPlan, report: PushReport, done: str, to: str) -> None:
+def _print_result(plan: PushPlan, report: PushReport, done: str, to: str) -> None:
     for old, new in report.copy.copied:
         if old != new:
             click.echo(f"{old} is {new} there: its own id was taken")

@@ -12,7 +12,7 @@ import click
 from relight.cli.common import json_option
 from relight.cli.doctor import status
 from relight.cli.output import emit_json, escape, paint, plural, progress
-from relight.doctor import Readiness, grade, judge, look
+from relight.doctor import Readiness, collect, grade, judge
 from relight.doctor.bounded import Looking
 from relight.doctor.facts import Drilled
 from relight.doctor.ready import PARTS
@@ -39,7 +39,7 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
       relight ready runs/demo --measure --all
     """
     with progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter, status() as say:
-        facts = look(path, measure=measure, drills=_drills, say=say, progress=meter)
+        facts = collect(path, measure=measure, drills=_drills, say=say, progress=meter)
     facts = replace(facts, config=replace(facts.config, roles=_roles()))
     found = grade(facts, judge(facts))
     if as_json:

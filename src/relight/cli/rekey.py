@@ -37,7 +37,7 @@ def command(
     if leaked and everything:
         raise ConfigError("--leaked and --all: one of them")
     inner, chain = store_at(path), keychain_of(specs)
-    keep = Keychain.of(list(kept)) if kept else None
+    keep = Keychain.from_specs(list(kept)) if kept else None
     what = "*" if everything else leaked
     plan = rekey(inner, chain, leaked=what, keep=keep, plan_only=True, encrypt_plain=plain)
     if dry_run:

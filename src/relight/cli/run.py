@@ -48,7 +48,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     options = parse(list(arguments))
     logging.getLogger("relight").propagate = False
     logging.getLogger("relight").addHandler(logging.NullHandler())
-    undo = subscribe(_say)
+    undo = subscribe(_print_event)
     try:
         ended = launch(options, told, incidents)
     finally:
@@ -63,6 +63,6 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     return ended.code
 
 
-def _say(event: Event) -> None:
+def _print_event(event: Event) -> None:
     if event.name.startswith(("run.", "foresee.")) and event.name not in ("run.hang", "foresee.settled"):  # others of the same follow
         click.echo(f"relight: {escape(event.fields.get('say', event.name))}", err=True)

@@ -33,7 +33,7 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
       relight save runs/demo
       relight save s3://bucket/runs/demo --why "before the driver update"
     """
-    from relight.catalog.asking import Answer, ask_for_save, came_of, wait_for_answer
+    from relight.catalog.asking import Answer, ask_for_save, describe_outcome, wait_for_answer
     from relight.versions.stages import who
 
     found = open_run_at(path)
@@ -53,7 +53,7 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
         ok = {"ok": saved is not None, "asked": seq, "heard": answer.heard, "refused": answer.refused, "seconds": round(waited, 3)}
         emit_json({**ok, "id": None, "step": None, "reason": None, **told})
     else:
-        click.echo(fill(escape(came_of(answer, waited)), _WIDE))
+        click.echo(fill(escape(describe_outcome(answer, waited)), _WIDE))
     return 0 if saved is not None else 1
 
 

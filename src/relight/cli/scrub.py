@@ -40,7 +40,7 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     limit = None if rate is None else float(bytes_of(rate, "--rate"))
     keep_events(place.store.url, place.run)
     with progress("reading", total) as meter:
-        report = scrub(place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, tell=_tell)
+        report = scrub(place.store, place.run, repair=not no_repair, bytes_per_second=limit, progress=meter, tell=_emit)
     lost = [one for one in report.damage if not one.repaired_from]
     if as_json:
         silent = {name: {"kind": error.kind, "detail": error.what} for name, error in report.silent.items()}
@@ -60,6 +60,6 @@ def command(path: str, rate: str | None, no_repair: bool, as_json: bool) -> int:
     return 1 if lost else 0
 
 
-def _tell(name: str, say: str, fields: dict[str, Any]) -> None:
+def _emit(name: str, say: str, fields: dict[str, Any]) -> None:
     """Whoever watches the run hears of it."""
     emit(name, say, **fields)

@@ -47,12 +47,12 @@ def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | N
     watcher = Watcher(paths)
     if as_json:
         now = time.time()
-        seen = watcher.look(now)
+        seen = watcher.poll(now)
         emit_json({"time": now, "runs": [as_value(one) for one in seen], "alerts": [as_dict(one) for one in _alerts(alerting, seen, now)]})
         return 0
     if once or not sys.stdout.isatty():
         now = time.time()
-        _print(watcher, watcher.look(now), alerting, now)
+        _print(watcher, watcher.poll(now), alerting, now)
         return 0
     _live(watcher, alerting, every)
     return 0
@@ -144,7 +144,7 @@ def _live(watcher: Watcher, alerting: Alerting, every: float) -> None:
     with Live(console=Console(highlight=False), auto_refresh=False, screen=True) as live:
         while True:
             now = time.time()
-            seen = watcher.look(now)
+            seen = watcher.poll(now)
             lines = [Text(line, style) for line, style in _lines(watcher, seen, _alerts(alerting, seen, now))]
             head = Text(f"relight top · {time.strftime('%H:%M:%S')} · every {every:g} s · Ctrl-C ends", "dim")
             live.update(Group(head, Text(""), _rich(_rows(seen)), *lines), refresh=True)

@@ -64,9 +64,9 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         for found, one in wanted:
             findings = verify_checkpoint(found.run.store, found.view, one, data=not quick, progress=meter)
             results.append((found, one, findings))
-            _tell(found, one, [finding for finding in findings if not finding.is_silence], quick or bool(findings))
+            _emit_findings(found, one, [finding for finding in findings if not finding.is_silence], quick or bool(findings))
             if not as_json:
-                _say(meter.say, _label(found, one, runs).ljust(width), one, findings)
+                _print_findings(meter.print, _label(found, one, runs).ljust(width), one, findings)
     ok = not log_findings and not any(findings for _, _, findings in results)
     if not quick:
         for found in runs:
@@ -90,7 +90,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
     return 0 if ok else 1
 
 
-def _tell(found: OpenedRun, one: Checkpoint, findings: list[Finding], partly: bool) -> None:
+def _emit_findings(found: OpenedRun, one: Checkpoint, findings: list[Finding], partly: bool) -> None:
     """Whoever watches the run hears of it."""
     keep_events(found.run.store.url, found.run.name)
     if findings:
@@ -127,7 +127,7 @@ def _label(found: OpenedRun, one: Checkpoint, runs: list[OpenedRun]) -> str:
     return f"{found.run.name}/{one.id}  step {one.step}" if len(runs) > 1 else f"{one.id}  step {one.step}"
 
 
-def _say(say: Callable[[str], None], label: str, one: Checkpoint, findings: list[Finding]) -> None:
+def _print_findings(say: Callable[[str], None], label: str, one: Checkpoint, findings: list[Finding]) -> None:
     state = paint("DAMAGED", "red") if findings else paint("ok", "green")
     say(f"{label}  {size(one.body.stored_bytes):>9}  {state}")
     for finding in findings:

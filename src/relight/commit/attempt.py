@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from relight.commit.earlier import Smaller
 from relight.commit.save import Place, SaveReport, SaveRequest, save
-from relight.commit.together import save_together
+from relight.commit.together import save_multi_rank
 from relight.errors import Fenced
 from relight.format.records import Body, FenceBody, NoteBody
 from relight.log import History, Log, View, fold
@@ -141,7 +141,7 @@ class Attempt:
         """Save and commit, or raise and leave nothing behind. ``Fenced`` if superseded."""
         if self._smaller is not None and request.smaller is None:
             request = replace(request, smaller=self._smaller)
-        return save(self._place, request) if request.seat is None else save_together(self._place, request)
+        return save(self._place, request) if request.seat is None else save_multi_rank(self._place, request)
 
     def note(self, topic: str, data: dict[str, str | int | float | bool | None]) -> None:
         """Put a NOTE into the log."""

@@ -175,7 +175,7 @@ class Smaller:
             chunks = {**{key: where for key, (_, where) in self.older.items()}, **chunks}
         return Known(chunks, self.rows, before if fits else None, self.hashes, same)
 
-    def met(self, spent: Spent, under: Conditions, lanes: int, whole: int, took_s: float) -> None:
+    def record_cost(self, spent: Spent, under: Conditions, lanes: int, whole: int, took_s: float) -> None:
         """What the store took that wrote ``lanes`` files at a time, hashing, coding, and all of a save of ``whole`` bytes. Of a few bytes
         that says nothing."""
         seen, then = self.seen, self.seen.lane_s_per_byte
@@ -204,7 +204,7 @@ class Smaller:
         self.seen.equal = self.seen.alike = self.seen.untrained = None
         self.marks, self.older_marks = {}, []
 
-    def find(self, body: CommitBody, seq: int, part: Part, untrained: float, keeps: Collection[str]) -> None:
+    def seed_from(self, body: CommitBody, seq: int, part: Part, untrained: float, keeps: Collection[str]) -> None:
         """Before the first save: a checkpoint of the run, record ``seq`` of its log, that somebody else has written; and what share of the
         save nothing trains. ``keeps``: of one that lies in another run, the ids that are kept there as long as it is lent."""
         of_use = {body.id, *(keeps if body.home else body.requires)}
@@ -218,7 +218,7 @@ class Smaller:
         if self.chunks:
             self.base, self.donors, self.seen.untrained = seq, (body.id, *body.requires), untrained
 
-    def learn(self, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
+    def update(self, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
         """The checkpoint that was committed last, as record ``seq``, and whose bytes it requires."""
         self.base, self.donors = seq, (directory.id, *requires)
         before, self.rows = self.chunks, rows_of(str(directory), part.packs)

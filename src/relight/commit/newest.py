@@ -16,7 +16,7 @@ from relight.log import History, Log, fold
 from relight.store import ByteStore
 
 
-def look_at_newest(store: ByteStore, log: Log, smaller: Smaller, plan: SavePlan, rank: int) -> None:
+def seed_from_newest(store: ByteStore, log: Log, smaller: Smaller, plan: SavePlan, rank: int) -> None:
     """Once an attempt. Of a run that went on, or branched off, what nothing trains is there already.
 
     What goes wrong at that is no reason not to save: everything is stored then. Cost: reading a root and a part.
@@ -40,10 +40,10 @@ def look_at_newest(store: ByteStore, log: Log, smaller: Smaller, plan: SavePlan,
         part = decode_part(store.get(where, min(PART_BYTES_MAX, max(ref.size, 1))), root, ref, where)
         home = newest.body.home
         keeps = {one.id for one in fold(Log(store, home).read()).live} if home and newest.body.requires else set[str]()
-        smaller.find(newest.body, newest.seq, part, untrained / max(plan.logical_bytes, 1), keeps)
+        smaller.seed_from(newest.body, newest.seq, part, untrained / max(plan.logical_bytes, 1), keeps)
 
 
-def there_for(history: History) -> set[str]:
+def chunks_for(history: History) -> set[str]:
     """The ids whose bytes are there for this run as long as what is live stays: that itself, and of what is lent by another run, what it
     requires there."""
     return {one.id for one in history.live}.union(*(one.body.requires for one in history.live if one.body.home))

@@ -21,7 +21,7 @@ from relight.format import Digest
 from relight.layout import Source
 from relight.layout.sources import copy_from
 from relight.store import PAGE, Writer, page_buffer
-from relight.world import step_back
+from relight.world import lower_after
 from relight.world.new_threads import ThreadPool
 
 SLAB_BYTES = 16 << 20
@@ -215,7 +215,7 @@ def _fill(
 def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
     hashes: list[bytes] = []
     with (
-        ThreadPool(pace.threads, "relight-hash", initializer=step_back, initargs=(HASHERS_BEHIND,)) as hashers,
+        ThreadPool(pace.threads, "relight-hash", initializer=lower_after, initargs=(HASHERS_BEHIND,)) as hashers,
         ThreadPool(min(WRITES_AT_ONCE, pace.threads), "relight-write") as writers,
     ):
         jobs: deque[Future[bytes]] = deque()

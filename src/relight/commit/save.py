@@ -15,7 +15,7 @@ import msgspec
 
 from relight.commit.earlier import Before, Smaller, Vouched
 from relight.commit.lanes import write_packs
-from relight.commit.newest import look_at_newest, there_for, with_lenders
+from relight.commit.newest import chunks_for, seed_from_newest, with_lenders
 from relight.commit.pack_writer import Pace, Spent
 from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
@@ -28,11 +28,11 @@ from relight.layout import Item
 from relight.log import Log, View, fold
 from relight.log.identity import now_text
 from relight.log.superseded import superseded
-from relight.observe import tell_span
+from relight.observe import record_span
 from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used
 from relight.store import ByteStore, put
-from relight.store.again import decoded
-from relight.store.base import Uncertain, beneath, lanes_of
+from relight.store.again import decode_with_reread
+from relight.store.base import Uncertain, lanes_of, without_cache
 from relight.store.durable import rewritten_of, temporary_of
 
 SUSPECT = "relight.suspect"
@@ -154,7 +154,7 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
         raise
     timings["total"] = time.perf_counter() - started
     if request.smaller is not None:
-        look_back(request.smaller, plan, directory, part, record, root.requires)
+        read_back(request.smaller, plan, directory, part, record, root.requires)
     return SaveReport(
         checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest
     )
@@ -172,9 +172,9 @@ def _write(
         requires = with_lenders(fold(place.log.read()), donors_of(part.packs))
         root = msgspec.structs.replace(root, features=storing(part.packs), requires=requires, new_bytes=new_bytes)
     put(place.store, f"{prefix}/{ROOT_FILE}", encode_root(root))
-    place.store.settle(prefix)
+    place.store.sync(prefix)
     timings["parts"] += time.perf_counter() - mark
-    tell_span("parts", root.id, root.step, mark, time.perf_counter(), rank=0)
+    record_span("parts", root.id, root.step, mark, time.perf_counter(), rank=0)
     return root, part, data
 
 
@@ -185,13 +185,13 @@ def write_part(
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
     packs, fsync_s = _write_packs(place, request, plan, prefix)
-    tell_span("write", directory.id, directory.step, mark, written := time.perf_counter(), rank=rank, fsync_s=round(fsync_s, 6))
+    record_span("write", directory.id, directory.step, mark, written := time.perf_counter(), rank=rank, fsync_s=round(fsync_s, 6))
     if request.packs_written is not None:
         request.packs_written()
     timings["fsync"] = fsync_s
     timings["write"] = time.perf_counter() - mark - fsync_s
     mark = time.perf_counter()
-    tell_span("wait", directory.id, directory.step, written, mark, rank=rank)
+    record_span("wait", directory.id, directory.step, written, mark, rank=rank)
     part = Part(
         store=place.store_id,
         run=place.run_id,
@@ -209,11 +209,11 @@ def write_part(
         raise SaveFailed(f"a part of {len(data)} bytes; at most {PART_BYTES_MAX} are allowed", retryable=False)
     put(place.store, f"{prefix}/{part_file(rank)}", data)
     timings["parts"] = time.perf_counter() - mark
-    tell_span("parts", directory.id, directory.step, mark, mark + timings["parts"], rank=rank)
+    record_span("parts", directory.id, directory.step, mark, mark + timings["parts"], rank=rank)
     return part, data
 
 
-def _said(request: SaveRequest) -> dict[str, Any]:
+def _storage_facts(request: SaveRequest) -> dict[str, Any]:
     """How the packs are stored, and why so."""
     if request.smaller is None:
         return {}
@@ -263,9 +263,9 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
 
     spent = Spent()
     pace = replace(request.pace or Pace(), spent=spent)
-    look_at_newest(place.store, place.log, smaller, plan, request.seat.rank if request.seat is not None else 0)
+    seed_from_newest(place.store, place.log, smaller, plan, request.seat.rank if request.seat is not None else 0)
     if smaller.donors:
-        smaller.check_there(there_for(fold(place.log.read())))
+        smaller.check_there(chunks_for(fold(place.log.read())))
     alone = request.seat is None
     if smaller.wants_samples:
         smaller.seen.alike = alike(plan, smaller)
@@ -280,13 +280,13 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
         packs, fsync_s = write_smaller_packs(place.store, prefix, plan, known, choice, pace, smaller.rules, smaller.coder())
     else:
         packs, fsync_s = write_packs(place.store, prefix, plan, pace)
-    smaller.met(spent, under, lanes, plan.logical_bytes, time.perf_counter() - began)
+    smaller.record_cost(spent, under, lanes, plan.logical_bytes, time.perf_counter() - began)
     return packs, fsync_s
 
 
-def look_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
+def read_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
     """What a save has shown, for the next one."""
-    smaller.learn(directory, part, seq, requires)
+    smaller.update(directory, part, seq, requires)
     if smaller.rules.reuse or smaller.rules.full_every is not None:
         from relight.commit.smaller import marks_of
 
@@ -313,7 +313,7 @@ def root_of(
         reason=request.reason,
         parents=list(request.parents),
         metrics={name: _metric(value) for name, value in request.metrics.items()},
-        user={**request.user, **_said(request)},
+        user={**request.user, **_storage_facts(request)},
         environment=dict(request.environment),
         components=dict(request.components),
         exact=[*request.exact, *_inexact(request)],
@@ -340,7 +340,7 @@ def _commit(
     record = place.log.append(decide)
     assert record is not None
     timings["commit"] = time.perf_counter() - mark
-    tell_span("commit", root.id, root.step, mark, mark + timings["commit"], rank=0, world=1)
+    record_span("commit", root.id, root.step, mark, mark + timings["commit"], rank=0, world=1)
     return record.seq
 
 
@@ -400,7 +400,7 @@ def check_written(
     ``known``: parts by file, as encoded, whose like was read back before: the same tensors at the same places. If these bytes are there,
     no reader would find more wrong with them than with those.
     """
-    store = beneath(store)
+    store = without_cache(store)
     where, wanted = f"{prefix}/{ROOT_FILE}", encode_root(expected)
 
     def decode(data: bytes) -> Root:
@@ -409,7 +409,7 @@ def check_written(
             raise CorruptCheckpoint("root.json reads back differently", where=prefix)
         return root
 
-    root = decoded(lambda: store.get(where, ROOT_BYTES_MAX), decode, where)
+    root = decode_with_reread(lambda: store.get(where, ROOT_BYTES_MAX), decode, where)
     root_hash, root_bytes = hexdigest(wanted), len(wanted)
     parts = []
     for ref in root.parts:
@@ -421,10 +421,10 @@ def check_written(
 
 def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, known: tuple[Part | None, bytes]) -> Part:
     """Read one part back, and look at the sizes of its packs."""
-    store = beneath(store)
+    store = without_cache(store)
     where = f"{prefix}/{ref.file}"
     held, written = known
-    part = decoded(
+    part = decode_with_reread(
         lambda: store.get(where, PART_BYTES_MAX),
         lambda data: held if held is not None and data == written else decode_part(data, root, ref, where),
         where,

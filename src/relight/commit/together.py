@@ -29,7 +29,7 @@ from relight.commit.save import (
     Seat,
     check_part_written,
     commit_body,
-    look_back,
+    read_back,
     refuse_if_fenced,
     refuse_without_donors,
     root_of,
@@ -55,7 +55,7 @@ from relight.format.names import (
 from relight.format.records import CommitBody
 from relight.format.strict import ROOT_BYTES_MAX, from_json, to_json
 from relight.log import History, View, fold
-from relight.observe import tell_span
+from relight.observe import record_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 from relight.typed import from_plain
@@ -82,7 +82,7 @@ class OthersFailed(SaveFailed):
     kind = "others_failed"
 
 
-def save_together(
+def save_multi_rank(
     place: Place, request: SaveRequest, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> SaveReport:
     """Write this rank's part, wait for the others', and see the checkpoint committed. The same id and step on all of them.
@@ -108,7 +108,7 @@ def save_together(
         mark = time.perf_counter()
         said.append(_proven(place, request, directory, prefix, part, data, plan))
         put(place.store, f"{prefix}/{READY_DIR}/{said[0].file}", b"")
-        tell_span("parts", request.id, request.step, mark, ready := time.perf_counter(), rank=seat.rank)
+        record_span("parts", request.id, request.step, mark, ready := time.perf_counter(), rank=seat.rank)
         mark = ready
         committed, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
@@ -118,14 +118,14 @@ def save_together(
         raise
     plan.proven.add("read")
     if request.smaller is not None:
-        look_back(request.smaller, plan, directory, part, seq, committed.requires)
+        read_back(request.smaller, plan, directory, part, seq, committed.requires)
     with contextlib.suppress(RelightError):
         place.store.delete(f"{prefix}/{READY_DIR}/{said[0].file}")
         if seat.rank == 0:
             place.store.delete(f"{prefix}/{DRAFT_FILE}")
         place.store.delete_dir(f"{prefix}/{READY_DIR}")  # the last one's is empty
     timings["commit"] = time.perf_counter() - mark
-    tell_span("commit", request.id, request.step, mark, mark + timings["commit"], rank=seat.rank, world=seat.world)
+    record_span("commit", request.id, request.step, mark, mark + timings["commit"], rank=seat.rank, world=seat.world)
     timings["total"] = time.perf_counter() - started
     digest = trainable_digest(plan, part.packs)
     return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)
@@ -140,7 +140,7 @@ def _proven(
     draft = root_of(place, request, directory, [], 0, 0)
     if seat.rank == 0:
         put(place.store, f"{prefix}/{DRAFT_FILE}", _words(draft))
-    place.store.settle(prefix)
+    place.store.sync(prefix)
     ref = PartRef(rank=seat.rank, file=part_file(seat.rank), size=len(data), hash=hexdigest(data))
     donors, shares = donors_of(part.packs), any(pack.stored is not None for pack in part.packs)
     none = [PartRef(rank=rank, file="", size=0, hash="") for rank in range(seat.world)]
@@ -187,7 +187,7 @@ def _await(
                 grace = now + _GRACE_S * (1 + seat.rank / seat.world) if grace < 0 else grace  # one after the other
                 if now >= min(grace, ends):  # who made it may be gone, or not have come to making its name durable
                     root = _root(place, directory, prefix)
-                    place.store.settle(prefix)
+                    place.store.sync(prefix)
                     return root, _append(place, directory, root)
             elif now >= ends:
                 error = late(missing, f"writing their parts of checkpoint {directory.id} (step {directory.step})", now - began)
@@ -220,7 +220,7 @@ def _complete(place: Place, directory: CheckpointDir, prefix: str, seat: Seat) -
         draft = from_json(store.get(f"{prefix}/{DRAFT_FILE}", ROOT_BYTES_MAX), prefix, ROOT_BYTES_MAX)
     except CheckpointNotFound:  # rank 0 has seen it committed, and tidied up
         return [], None
-    store.settle(place.log.run)  # the directory's own name: whoever made it may not have come to that
+    store.sync(place.log.run)  # the directory's own name: whoever made it may not have come to that
     root = _joined(place, directory, draft, [found[rank] for rank in range(seat.world)])
     return [], root if store.put_once(f"{prefix}/{ROOT_FILE}", encode_root(root)) else None
 
@@ -288,7 +288,7 @@ def _committed(place: Place, directory: CheckpointDir) -> tuple[CommitBody, int]
     found = history.find(directory.id) or history.retired.get(directory.id)
     if found is None:
         return None
-    place.log.settle(found.seq)
+    place.log.sync(found.seq)
     return found.body, found.seq
 
 
@@ -318,7 +318,7 @@ def _append(place: Place, directory: CheckpointDir, root: Root) -> int:
     record = place.log.append(decide)
     if record is not None:
         return record.seq
-    place.log.settle(there[-1])  # whoever appended it may not have come to that
+    place.log.sync(there[-1])  # whoever appended it may not have come to that
     return there[-1]
 
 
@@ -328,13 +328,13 @@ def _void(store: ByteStore, prefix: str, why: str) -> bool:
     return (_get(store, f"{prefix}/{ROOT_FILE}") or b"").startswith(VOID)
 
 
-def call_off(place: Place, step: int, id_: str, why: str) -> None:
+def void_checkpoint(place: Place, step: int, id_: str, why: str) -> None:
     """Have a save of this attempt that is under way come to nothing; one that all ranks have made already is committed."""
     directory = CheckpointDir(step, id_, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     if not _void(place.store, prefix, why):
         root = _root(place, directory, prefix)
-        place.store.settle(prefix)
+        place.store.sync(prefix)
         _append(place, directory, root)
 
 
@@ -346,7 +346,7 @@ def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, sa
     """
     if not said:
         with contextlib.suppress(RelightError):
-            _take_back(store, prefix, seat)
+            _remove_own_files(store, prefix, seat)
     if not isinstance(error, (OthersFailed, LateRanks)):
         kind = known(error).kind
         with contextlib.suppress(RelightError):
@@ -355,15 +355,15 @@ def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, sa
     with contextlib.suppress(RelightError):
         if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):
             return
-        _take_back(store, prefix, seat)
+        _remove_own_files(store, prefix, seat)
 
 
-def give_up_part(place: Place, step: int, checkpoint_id: str, seat: Seat, error: RelightError) -> None:
+def abort_part(place: Place, step: int, checkpoint_id: str, seat: Seat, error: RelightError) -> None:
     """For a rank whose part another process was to write that is no more: none need wait for it. Nothing, if the checkpoint is complete."""
     _give_up(place.store, f"{place.log.run}/{CheckpointDir(step, checkpoint_id, place.epoch)}", seat, error, True)
 
 
-def _take_back(store: ByteStore, prefix: str, seat: Seat) -> None:
+def _remove_own_files(store: ByteStore, prefix: str, seat: Seat) -> None:
     """Delete what this rank wrote, first of all that it is ready."""
     for entry in list(store.list(f"{prefix}/{READY_DIR}")):
         ready = parse_ready(entry.name)

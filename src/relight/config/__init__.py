@@ -4,6 +4,6 @@ Always holds: what is secret is never told; a value is judged by the code that u
 """
 
 from relight.config.check import Mistake, check_file, check_variables
-from relight.config.show import Shown, look
+from relight.config.show import Shown, effective_settings
 
-__all__ = ["Mistake", "Shown", "check_file", "check_variables", "look"]
+__all__ = ["Mistake", "Shown", "check_file", "check_variables", "effective_settings"]

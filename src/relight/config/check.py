@@ -137,11 +137,11 @@ def _judge(variable: str, text: str) -> None:
     elif name == "lossy":
         with_asked(Compact(), lossy_of(text))
     elif name == "key":
-        Guard.of(encrypt=text, sign="", trust=(), anchor="")
+        Guard.from_settings(encrypt=text, sign="", trust=(), anchor="")
     elif name == "sign":
-        Guard.of(encrypt=(), sign=text, trust=(), anchor="")
+        Guard.from_settings(encrypt=(), sign=text, trust=(), anchor="")
     elif name == "trust":
-        Guard.of(encrypt=(), sign="", trust=text.split(), anchor="")
+        Guard.from_settings(encrypt=(), sign="", trust=text.split(), anchor="")
 
 
 def _seconds(name: str, text: str) -> None:

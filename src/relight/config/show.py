@@ -38,7 +38,7 @@ class Shown(NamedTuple):
         return self.counts.source != "default"
 
 
-def look(path: Path | None) -> list[Shown]:
+def effective_settings(path: Path | None) -> list[Shown]:
     """All settings, with the file at ``path`` (None: there is none). ``ConfigError`` if that is no TOML."""
     text = read_text(path) if path is not None else ""
     told = parse(text, path) if path is not None else {}
@@ -56,7 +56,7 @@ def _by_variable(setting: Setting) -> Iterator[Said]:
     text = os.environ.get(variable, "")
     if text and not was_taken(variable):
         plain = setting.name.startswith("environment.") or variable in _SHORT
-        yield Said(_told(setting, text if plain else value_of(text)), "--set" if was_given(variable) else variable)
+        yield Said(_shown_value(setting, text if plain else value_of(text)), "--set" if was_given(variable) else variable)
 
 
 def _by_file(setting: Setting, path: Path | None, told: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> Iterator[Said]:
@@ -66,10 +66,10 @@ def _by_file(setting: Setting, path: Path | None, told: dict[str, Any], known: d
         value, keys = False, keys[:3]
     if value is not None:
         line = known.get(keys, (0, 0))[0]
-        yield Said(_told(setting, value), f"{path}:{line}" if line else str(path), line)
+        yield Said(_shown_value(setting, value), f"{path}:{line}" if line else str(path), line)
 
 
-def _told(setting: Setting, value: Any) -> Any:
+def _shown_value(setting: Setting, value: Any) -> Any:
     if setting.secret:
         return HIDDEN
     return _safe(value)

@@ -59,12 +59,12 @@ class View:
             line.append(f"inside the save of step {kill.step}").append("  begun, and never committed", QUIET)
         else:
             line.append(f"after step {kill.step}")
-        self._say(line)
+        self._print(line)
         self._bars.update(self._killed, state=Text("killed, starting again", BAD).markup)
 
     def back(self, kill: Kill) -> None:
         """The run is back at work."""
-        self._say(Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}"))
+        self._print(Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}"))
 
     def _advance(self, task: Any, entry: Mapping[str, Any]) -> None:
         match entry["what"]:
@@ -75,7 +75,7 @@ class View:
             case "ended":
                 self._bars.update(task, state="done")
 
-    def _say(self, line: Text) -> None:
+    def _print(self, line: Text) -> None:
         if self._enabled:
             self._bars.console.print(line)
 

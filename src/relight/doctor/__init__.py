@@ -10,10 +10,25 @@ from relight.doctor.explain import Explained, explain
 from relight.doctor.facts import Facts
 from relight.doctor.finding import CHECKS, Check, Finding, judge
 from relight.doctor.fix import FixPlan, FixReport, execute_fix, plan_fix
-from relight.doctor.look import look
+from relight.doctor.look import collect
 from relight.doctor.ready import Line, Readiness, grade
 
 __all__ = [
-    "CHECKS", "Check", "Coverage", "Explained", "Facts", "Finding", "FixPlan", "FixReport", "Line", "Readiness", "coverage", "execute_fix",
-    "explain", "grade", "judge", "look", "plan_fix",
+    "CHECKS",
+    "Check",
+    "Coverage",
+    "Explained",
+    "Facts",
+    "Finding",
+    "FixPlan",
+    "FixReport",
+    "Line",
+    "Readiness",
+    "collect",
+    "coverage",
+    "execute_fix",
+    "explain",
+    "grade",
+    "judge",
+    "plan_fix",
 ]  # fmt: skip

@@ -19,7 +19,7 @@ class Trouble(NamedTuple):
     hint: str = ""
 
     @classmethod
-    def of(cls, error: RelightError | OSError, where: str = "") -> Trouble:
+    def from_error(cls, error: RelightError | OSError, where: str = "") -> Trouble:
         """What it says."""
         if isinstance(error, RelightError):
             return cls(error.kind, error.what, error.where or where, error.hint)

@@ -27,7 +27,7 @@ _OURS = "RELIGHT_"
 _OF_TESTS = f"{_OURS}TEST_"
 
 
-def look_at_config(url: str) -> Config:
+def collect_config(url: str) -> Config:
     """What counts for a process that starts here, and uses the store at ``url``."""
     given = {name: value for name, value in os.environ.items() if name.startswith(_OURS) and value}
     unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
@@ -72,7 +72,7 @@ def _tried(call: Callable[[], object]) -> Trouble | None:
     try:
         call()
     except RelightError as error:
-        return Trouble.of(error)
+        return Trouble.from_error(error)
     return None
 
 
@@ -82,9 +82,9 @@ def _bad(given: dict[str, str]) -> Iterator[tuple[str, Trouble]]:
         "RELIGHT_SINGLE_WRITER": single_writer_promised,
         "RELIGHT_CACHE_BYTES": lambda: bytes_of(given["RELIGHT_CACHE_BYTES"], "RELIGHT_CACHE_BYTES"),
         "RELIGHT_GRACE_S": lambda: _seconds("RELIGHT_GRACE_S", given["RELIGHT_GRACE_S"]),
-        "RELIGHT_KEY": lambda: Guard.of(sign="", trust=(), anchor=""),
-        "RELIGHT_SIGN": lambda: Guard.of(encrypt=(), trust=(), anchor=""),
-        "RELIGHT_TRUST": lambda: Guard.of(encrypt=(), sign="", anchor=""),
+        "RELIGHT_KEY": lambda: Guard.from_settings(sign="", trust=(), anchor=""),
+        "RELIGHT_SIGN": lambda: Guard.from_settings(encrypt=(), trust=(), anchor=""),
+        "RELIGHT_TRUST": lambda: Guard.from_settings(encrypt=(), sign="", anchor=""),
     }
     for name, call in tries.items():
         if name in given and (found := _tried(call)) is not None:

@@ -19,7 +19,7 @@ from relight.doctor.facts import Live, Machine, Package
 from relight.pulse import read_beat
 from relight.supervise.classify import kernel_kind
 from relight.supervise.own_memory import directories, left_in
-from relight.supervise.procfs import kernel_lines, look_at
+from relight.supervise.procfs import kernel_lines, sample_process
 
 _LIMITS = {
     "memlock": resource.RLIMIT_MEMLOCK, "open files": resource.RLIMIT_NOFILE, "file size": resource.RLIMIT_FSIZE,
@@ -44,7 +44,7 @@ _SPECS = {"kms": "boto3", "vault": "hvac"}
 _PAGES_MAX = 4096
 
 
-def look_at_machine(url: str, *, quick: bool = False) -> Machine:
+def collect_machine(url: str, *, quick: bool = False) -> Machine:
     """This machine, as a process that used the store at ``url`` would find it. Cost: some ms; names that do not resolve, longer."""
     looking = Looking()
     seen = looking.at
@@ -105,7 +105,7 @@ def _live() -> tuple[Live, ...]:
     for folder in directories().values():
         for page in sorted(folder.glob("pulse-*"))[:_PAGES_MAX]:
             beat = read_beat(page)
-            if beat is not None and beat.pid and beat.run and look_at(beat.pid).state not in ("", "Z", "X"):
+            if beat is not None and beat.pid and beat.run and sample_process(beat.pid).state not in ("", "Z", "X"):
                 found.append(Live(beat.pid, beat.url, beat.run))
     return tuple(found)
 

@@ -34,10 +34,10 @@ T = TypeVar("T")
 class Exchange(Protocol):
     """See ``supervise.meeting.Meeting``."""
 
-    def tell(self, what: str, data: bytes) -> None:
+    def send(self, what: str, data: bytes) -> None:
         """Have the others hear it."""
 
-    def hear(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
+    def receive(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
         """What those have told who came in time."""
 
 
@@ -61,7 +61,7 @@ class Clock(msgspec.Struct, frozen=True):
     sees: bool | None = None
 
 
-def told_of(facts: Facts) -> Told:
+def report_of(facts: Facts) -> Told:
     """Of this node."""
     machine, mount = facts.machine, facts.store.mount
     versions = {one.name: one.installed for one in machine.packages} | {"python": platform.python_version(), "relight": VERSION}
@@ -71,31 +71,31 @@ def told_of(facts: Facts) -> Told:
     )  # fmt: skip
 
 
-def look_at_nodes(
+def collect_nodes(
     facts: Facts, rank: int, count: int, exchange: Exchange, within_s: float, say: Callable[[str], None] = lambda what: None
 ) -> tuple[NodeFacts, ...]:
     """All nodes, also those that did not come: bounded by ``within_s`` and some tens of seconds. Node 0 puts a small file into the store
     for the others to see, and removes it."""
     say("waiting for the other nodes")
     everyone = range(count)
-    exchange.tell("facts", msgspec.msgpack.encode(told_of(facts)))
-    told = _all_of(exchange.hear("facts", everyone, within_s), Told)
+    exchange.send("facts", msgspec.msgpack.encode(report_of(facts)))
+    told = _all_of(exchange.receive("facts", everyone, within_s), Told)
     say("comparing")
     store = open_bytes(facts.store.url) if facts.store.there and facts.store.error is None else None
     mark = _put_mark(store) if rank == 0 else ""
     try:
         if rank == 0:
-            exchange.tell("go", mark.encode())
-        go = exchange.hear("go", [0], within_s + STEP_S if rank else STEP_S).get(0)  # node 0 may wait for somebody else still
+            exchange.send("go", mark.encode())
+        go = exchange.receive("go", [0], within_s + STEP_S if rank else STEP_S).get(0)  # node 0 may wait for somebody else still
         if go is not None:
             now = time.time()
-            exchange.tell("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))
-        heard = exchange.hear("clock", sorted(told), STEP_S) if go is not None else {}
+            exchange.send("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))
+        heard = exchange.receive("clock", sorted(told), STEP_S) if go is not None else {}
         clocks = _all_of(heard, Clock)
         with contextlib.suppress(RelightError):
-            exchange.tell("done", b"")
+            exchange.send("done", b"")
         if rank == 0:
-            exchange.hear("done", sorted(told), STEP_S)
+            exchange.receive("done", sorted(told), STEP_S)
     finally:
         if mark and store is not None:
             with contextlib.suppress(RelightError):

@@ -44,7 +44,7 @@ class _Enough(Exception):
     """As much was read as was to be."""
 
 
-def look_at_run(store: ByteStore, name: str, path: str, *, quick: bool = False) -> RunFacts:
+def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) -> RunFacts:
     """The run ``name``; ``path`` is how a command names it. Cost: reading its log, the metadata of some checkpoints, a listing."""
     looking = Looking(_LONG_S)
     seen = looking.at
@@ -119,7 +119,7 @@ def _reason(store: ByteStore, name: str, looking: Looking) -> Trouble:
     try:
         whole_log(store, name)
     except RelightError as error:
-        return Trouble.of(error, f"{store.url}/{name}")
+        return Trouble.from_error(error, f"{store.url}/{name}")
     return Trouble("store", looking.unseen["log"], f"{store.url}/{name}", "it could be read the second time: look again")
 
 
@@ -144,7 +144,7 @@ def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None, k
     metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
     return Stored(
         one.id, one.step, seconds_since_epoch(one.time), one.body.stored_bytes, one.body.new_bytes, one.body.suspect, damage,
-        len(one.requires), metrics, one.id in history.set_aside, whole_s,
+        len(one.requires), metrics, one.id in history.rolled_back_ids, whole_s,
     )  # fmt: skip
 
 
@@ -165,7 +165,7 @@ def _tier(store: ByteStore, history: History, tier: Tier) -> TierFacts:
     far, run = opened_tier(tier, guard_of(store))
     reach = read_tier(tier.name, far, run)
     if reach.error is not None:
-        return TierFacts(tier.name, tier.url, Trouble.of(reach.error, tier.url))
+        return TierFacts(tier.name, tier.url, Trouble.from_error(reach.error, tier.url))
     copied = drained_to(history).get(tier.name, set())
     pace, had = pace_of(history, tier.name, copied), retired_among(history, copied)
     lacks = set(owed(tier.keep, candidates_of(history), newest_seq(history, copied), pace, had)) - copied

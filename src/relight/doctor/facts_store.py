@@ -24,7 +24,7 @@ from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import read_store
 from relight.log.tried import probe
 from relight.store import ByteStore, LocalStore, MemoryStore
-from relight.store.around import innermost
+from relight.store.around import unwrap
 from relight.store.base import encrypts
 from relight.store.disk import Disk
 from relight.store.probe import forget
@@ -52,12 +52,12 @@ class _Tries(NamedTuple):
     write_bps: float | None
 
 
-def look_at_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
+def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
     """The store. ``quick`` leaves out how fast it is. Cost: some small files, and up to 32 MiB written and removed."""
     looking = Looking()
     if quick:
         looking.leave_out("rate")
-    seen, inner = looking.at, innermost(store)
+    seen, inner = looking.at, unwrap(store)
     kind, root = _kind(inner), inner.url if isinstance(inner, LocalStore) else ""
     if root and os.path.lexists(root) and not os.path.isdir(root):
         return StoreFacts(url=store.url, kind=kind, is_directory=False)
@@ -123,7 +123,7 @@ def _trouble(call: Callable[[], object]) -> Trouble | None:
     try:
         call()
     except RelightError as error:
-        return Trouble.of(error)
+        return Trouble.from_error(error)
     return None
 
 

@@ -9,10 +9,10 @@ from relight.catalog.locate import Place, locate
 from relight.catalog.proofs import Proof, proofs_of
 from relight.doctor.bounded import Looking
 from relight.doctor.facts import Config, Drilled, Facts, Proven, RunFacts, StoreFacts, Trouble
-from relight.doctor.facts_config import look_at_config
-from relight.doctor.facts_machine import look_at_machine
-from relight.doctor.facts_run import look_at_run, measure_restore
-from relight.doctor.facts_store import look_at_store
+from relight.doctor.facts_config import collect_config
+from relight.doctor.facts_machine import collect_machine
+from relight.doctor.facts_run import collect_run, measure_restore
+from relight.doctor.facts_store import collect_store
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
@@ -28,7 +28,7 @@ _Led = tuple[Place | RelightError | Trouble, str]
 Remembered = Callable[[ByteStore, str], Sequence[Drilled]]
 
 
-def look(
+def collect(
     path: str,
     *,
     quick: bool = False,
@@ -45,27 +45,27 @@ def look(
     url = absolute(path)
     say("settings")
     looking = Looking(PLACE_S)
-    config = looking.at("settings", lambda: look_at_config(url), Config())
+    config = looking.at("settings", lambda: collect_config(url), Config())
     if looking.unseen:
         config = replace(config, unseen=dict(looking.unseen))
     say("machine")
-    machine = look_at_machine(url, quick=quick)
+    machine = collect_machine(url, quick=quick)
     say("place")
     silent: _Led = (Trouble("store", "no answer", url), "")
     found, absent = looking.at("place", lambda: _place(path), silent)
     if isinstance(found, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
         raise found  # it is the path that is wrong
     if not isinstance(found, Place):
-        error = Trouble.of(found, url) if isinstance(found, RelightError) else found._replace(what=looking.unseen["place"])
+        error = Trouble.from_error(found, url) if isinstance(found, RelightError) else found._replace(what=looking.unseen["place"])
         return Facts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=looking.unseen))
     place = found
     say("store")
-    store = replace(look_at_store(place.store, quick=quick), absent=absent)
+    store = replace(collect_store(place.store, quick=quick), absent=absent)
     names = ([place.run] if place.run is not None else list(store.runs)) if (store.there or store.runs) and _opens(store) else []
     runs = []
     for name in names[:RUNS_MAX]:
         say(f"run {name}")
-        run = look_at_run(
+        run = collect_run(
             place.store, name, f"{path.rstrip('/')}/{name}" if place.run is None else _without_which(path, place), quick=quick
         )
         runs.append(_more(place.store, run, measure, drills, progress))

@@ -15,7 +15,8 @@ _DRILLED_DAYS = (30, 90, 180, 365)
 _UNKNOWN = 0.5
 """The most that a drill earns if it cannot be seen whether it was of this script."""
 _ALERTS, _AUDIT = "alerts.to", "environment.audit"
-_VERSIONS = tuple(f"checkpoint.keep.{one}" for one in ("lag_steps", "every", "hourly", "daily", "weekly", "monthly", "within", "undo_window", "best"))
+_RULES = ("lag_steps", "every", "hourly", "daily", "weekly", "monthly", "within", "undo_window", "best")
+_VERSIONS = tuple(f"checkpoint.keep.{rule}" for rule in _RULES)
 _BACK_STEPS = 4
 """Checkpoints, all good, from which on there is a choice of versions without any rule."""
 Named = Callable[[str, int, float | None, str, str], object]

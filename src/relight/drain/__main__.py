@@ -43,7 +43,7 @@ def main() -> int:
     heard = sys.stdin.readline()
     threading.Thread(target=watch, daemon=True).start()
     try:
-        guard = Guard.heard(msgspec.msgpack.decode(base64.b64decode(heard))) if heard.strip() else Guard()
+        guard = Guard.from_wire(msgspec.msgpack.decode(base64.b64decode(heard))) if heard.strip() else Guard()
         if guard:
             keep_out_of_core_dumps(whole=True)
         report = drain(open_bytes(url, guard=guard), run, tell=tell, stop=stopped.is_set)

@@ -129,7 +129,7 @@ class _Way:
             wanted = [one for one in owed_to(tier, history, far, at_pace=self._at_pace) if one not in self._unreadable]
             report.owed[tier.name] = wanted
             if not wanted:
-                self._tell_found(history, far)
+                self._emit_copied(history, far)
                 break
             one = history.find(wanted[0])
             assert one is not None
@@ -198,7 +198,7 @@ class _Way:
             if self._stop():
                 raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
 
-    def _tell_found(self, history: History, far: History) -> None:
+    def _emit_copied(self, history: History, far: History) -> None:
         """What others of this attempt have copied: whoever waits for it here hears of it."""
         there = set(_named(far, history))
         for one in history.live[-FOUND_MAX:]:

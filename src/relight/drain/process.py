@@ -127,7 +127,7 @@ class Drainer:
             )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
         with child.stdin, child.stdout:  # its standard input ends when this process does: it then stops
-            child.stdin.write(f"{_told(self._guard)}\n".encode())
+            child.stdin.write(f"{_encode_settings(self._guard)}\n".encode())
             child.stdin.flush()
             for line in _lines(child.stdout.fileno(), Standstill(child.pid, words=COPIER)):
                 try:
@@ -167,6 +167,6 @@ def _lines(fd: int, standstill: Standstill) -> Iterator[bytes]:
         yield from lines
 
 
-def _told(guard: Guard) -> str:
+def _encode_settings(guard: Guard) -> str:
     """With its keys, for the process alone: over a pipe, not among its arguments nor in its environment."""
-    return base64.b64encode(msgspec.msgpack.encode(guard.told())).decode()
+    return base64.b64encode(msgspec.msgpack.encode(guard.to_wire())).decode()

@@ -290,7 +290,7 @@ def _repair_pack(at: _At, root: Root, file: str) -> str:
         key = f"{at.prefix}/{file}"
         _still_live(at)
         write_pack_from(rewrites(at.here.store).rewrite(key, pack.size), _chunks(pack, readers, used))
-        at.here.store.settle(at.prefix)
+        at.here.store.sync(at.prefix)
         return ", ".join(sorted(used))
 
 
@@ -336,7 +336,7 @@ def _rewrite(at: _At, name: str, data: bytes) -> None:
     key = f"{at.prefix}/{name}"
     _still_live(at)
     write_whole(rewrites(at.here.store).rewrite(key, len(data)), data)
-    at.here.store.settle(at.prefix)
+    at.here.store.sync(at.prefix)
 
 
 def _still_live(at: _At) -> None:

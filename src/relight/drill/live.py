@@ -68,7 +68,7 @@ class Live:
 
     def do(self, rehearsal: Rehearsal, limit: Limit) -> Shown:
         """One."""
-        rank, beat = sorted(self._settled(limit).items())[-1]
+        rank, beat = sorted(self._wait_until_stable(limit).items())[-1]
         if rehearsal.name == "preempt":
             return self._end_it(limit)
         before = {one.id for one in read_incidents(self._run.store, self._run.name)}
@@ -81,10 +81,10 @@ class Live:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(beat.pid, signal.SIGCONT)
         shown = judged(rehearsal, incident, self._pages.beats(), rank, broken)
-        self._settled(limit)
+        self._wait_until_stable(limit)
         return shown
 
-    def _settled(self, limit: Limit) -> dict[int, Beat]:
+    def _wait_until_stable(self, limit: Limit) -> dict[int, Beat]:
         def look() -> dict[int, Beat] | None:
             beats = {rank: beat for rank, beat in self._pages.beats().items() if is_below(beat.pid, self._supervisor)}
             well = all(beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values())

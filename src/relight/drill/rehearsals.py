@@ -15,7 +15,7 @@ from relight.drill.stage import CannotTry, Job, Wrong
 from relight.drill.target import Target
 from relight.pulse import Beat
 from relight.supervise.incidents import Incident
-from relight.supervise.procfs import look_at
+from relight.supervise.procfs import sample_process
 
 SETTLED_STEPS = 3
 """A script's job has gone on when it has made so many steps."""
@@ -86,17 +86,17 @@ def hang(stage: Stage, rehearsal: Rehearsal) -> Shown:
 
 def lock(stage: Stage, rehearsal: Rehearsal) -> Shown:
     """It waits in Python for what never comes."""
-    return _told(stage, rehearsal, "lock")
+    return _run_rehearsal(stage, rehearsal, "lock")
 
 
 def crash(stage: Stage, rehearsal: Rehearsal) -> Shown:
     """It aborts, as native code does that has found its memory damaged."""
-    return _told(stage, rehearsal, "crash")
+    return _run_rehearsal(stage, rehearsal, "crash")
 
 
-def _told(stage: Stage, rehearsal: Rehearsal, what: str) -> Shown:
+def _run_rehearsal(stage: Stage, rehearsal: Rehearsal, what: str) -> Shown:
     with stage.job() as job:
-        rank, _ = _tell(job, what)
+        rank, _ = _arm(job, what)
         broken = job.wait(job.orders.done, "step at which the script does what it is told")
         return _gone_on(stage, job, rehearsal, rank, broken)
 
@@ -104,7 +104,7 @@ def _told(stage: Stage, rehearsal: Rehearsal, what: str) -> Shown:
 def poison(stage: Stage, rehearsal: Rehearsal) -> Shown:
     """The loss of one step is no number, whenever that step is done."""
     with stage.job() as job:
-        _, step = _tell(job, "poison")
+        _, step = _arm(job, "poison")
         broken = job.wait(job.orders.done, "step whose loss is told: ckpt.step(step, loss=loss)")
         incident = job.over_it()
         told = incident.settings
@@ -119,7 +119,7 @@ def poison(stage: Stage, rehearsal: Rehearsal) -> Shown:
             raise
 
 
-def _tell(job: Job, what: str) -> tuple[int, int]:
+def _arm(job: Job, what: str) -> tuple[int, int]:
     """Start it, and tell its last rank: who that is, and at which step it is to be done."""
     if not job.target.told:
         raise CannotTry("a script that is no Python (--no-python) can't be told to fail")
@@ -239,7 +239,7 @@ def steps_again(job: Job) -> dict[int, Beat]:
 
 def is_there(pid: int) -> bool:
     """Whether a process has not ended."""
-    return look_at(pid).state not in ("", "Z")
+    return sample_process(pid).state not in ("", "Z")
 
 
 # -- the end -------------------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class CannotTry(Exception):
 
 def own_store(path: str | Path) -> ByteStore:
     """One of the drill's: opened as the settings say, but how far its log goes is not to stand where that of the real one does."""
-    return open_bytes(path, guard=Guard.of(anchor=""))
+    return open_bytes(path, guard=Guard.from_settings(anchor=""))
 
 
 class Job:

@@ -15,7 +15,7 @@ import numpy as np
 
 from relight.catalog.opened import Opened
 from relight.catalog.slabs import SLAB_BYTES, Slab, SlabReader
-from relight.catalog.whole import Whole, moved, whole_of
+from relight.catalog.whole import Whole, renumber_leaves, whole_of
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
 from relight.export.chosen import Entry
@@ -55,7 +55,7 @@ class Mixture:
         """Whose names, tree and shapes count."""
         return self.parts[-1]
 
-    def told(self) -> list[dict[str, Any]]:
+    def to_record(self) -> list[dict[str, Any]]:
         """Of which checkpoints, for a root and for programs."""
         return [
             {"id": one.opened.root.id, "run": one.opened.root.run, "step": one.opened.root.step, "weight": one.weight} for one in self.parts
@@ -170,7 +170,7 @@ def save_average(
     ]
     root = mixed.last.opened.root
     report = Attempt.begin(store, run, reason=REASON).save(SaveRequest(
-        step=root.step, tree=encode_tree(moved(tree, mapping)), items=items, reason=REASON, user={AVERAGED: mixed.told()},
+        step=root.step, tree=encode_tree(renumber_leaves(tree, mapping)), items=items, reason=REASON, user={AVERAGED: mixed.to_record()},
         environment=root.environment, components={name: kind for name, kind in root.components.items() if name in tree},
         exact=["an average of several checkpoints: no step of training"],
     ))  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from relight.audit import told
+from relight.audit import recorded
 from relight.audit.facts import Facts
 from relight.catalog.read import read_tensors
 from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
@@ -50,7 +50,7 @@ def execute_export(plan: ExportPlan, progress: Progress | None = None) -> Export
     Memory: what ``read_tensors`` takes, and ``BLOCKS_MAX`` blocks; of tensors that several ranks hold across,
     or that are averaged, a slab. In the audit log, if ``RELIGHT_AUDIT`` names one, before anything is written.
     """
-    with told("export", f"{plan.opened.store.url}/{plan.opened.prefix}", _facts(plan)):
+    with recorded("export", f"{plan.opened.store.url}/{plan.opened.prefix}", _facts(plan)):
         return _execute(plan, progress)
 
 

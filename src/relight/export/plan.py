@@ -116,7 +116,7 @@ def facts(plan: ExportPlan) -> dict[str, Any]:
         "tensors": len(plan.entries),
         "bytes": plan.bytes_written,
         "tied": {one.name: one.alias for one in plan.entries if one.alias is not None},
-        "average": plan.mixed.told() if plan.mixed is not None else [],
+        "average": plan.mixed.to_record() if plan.mixed is not None else [],
         "left_out": [{"what": what, "why": why} for what, why in left_out(plan)],
     }
 

@@ -91,7 +91,7 @@ class _Run:
         act: dict[int, Callable[[float, Any], None]] = {
             _BLOW: self._blow, _DUE: self._due, _SEALED: self._sealed, _PEERED: self._peered, _DURABLE: self._made_durable,
             _COPIED: self._copied, _READY: self._be_ready, _UP: self._up, _REPAIRED: self._repaired, _FOUND: self._silent_shows,
-            _AGAIN: self._silent_again, _ALARM: self._alarm, _SETTLE: self._settle,
+            _AGAIN: self._silent_again, _ALARM: self._alarm, _SETTLE: self._settle_alarm,
         }  # fmt: skip
         heap = self.heap
         while heap and heap[0][0] < wall:
@@ -145,7 +145,7 @@ class _Run:
         if plan != self.plan:
             return
         if self.writing is not None:
-            self.schedule.waited()
+            self.schedule.on_delayed()
             self.held_up = True
             return
         self._leave(now)
@@ -366,7 +366,7 @@ class _Run:
             self._push(at, _ALARM, (-1, risks[int(rng.integers(len(risks)))], False))
             self._push(at + HORIZON_S, _SETTLE, False)
 
-    def _settle(self, now: float, true: bool) -> None:
+    def _settle_alarm(self, now: float, true: bool) -> None:
         self.settled.append(true)
 
     def _alarm(self, now: float, told: tuple[int, str, bool]) -> None:

@@ -48,7 +48,7 @@ def scenario_of(told: dict[str, Any], where: str = "", text: str = "") -> Scenar
     try:
         found = from_plain(told, Scenario)
     except msgspec.ValidationError as error:
-        raise _said(str(error), where, text) from None
+        raise _parse_error(str(error), where, text) from None
     return check(found)
 
 
@@ -109,7 +109,7 @@ _AT = re.compile(r" - at `\$(.*)`\Z", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
 
 
-def _said(message: str, where: str, text: str) -> ConfigError:
+def _parse_error(message: str, where: str, text: str) -> ConfigError:
     """msgspec's words in ours, with the line in which the key stands."""
     at = _AT.search(message)
     said, path = (message[: at.start()], at[1].lstrip(".")) if at else (message, "")

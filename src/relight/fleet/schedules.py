@@ -31,7 +31,7 @@ class Schedule(Protocol):
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
         """One became durable."""
 
-    def waited(self) -> None:
+    def on_delayed(self) -> None:
         """One could not begin, as the one before was not durable."""
 
     def failed(self, progress: bool) -> None:
@@ -66,7 +66,7 @@ class _Fixed:
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
         pass
 
-    def waited(self) -> None:
+    def on_delayed(self) -> None:
         pass
 
     def failed(self, progress: bool) -> None:
@@ -118,7 +118,7 @@ class _Adaptive(_Fixed):
         if new or now >= self._again_s:
             self._decide(now, ended)
 
-    def waited(self) -> None:
+    def on_delayed(self) -> None:
         self._late.append(True)
 
     def failed(self, progress: bool) -> None:

@@ -10,7 +10,7 @@ from relight.errors import ConfigError
 from relight.forecast.planned import Layout, Plan, Question, plan
 from relight.forecast.rates import prior
 from relight.forecast.schedule import span
-from relight.forecast.sizing import of_number, size_of
+from relight.forecast.sizing import from_count, size_of
 
 NOTICED_STEPS = 5000
 """So many steps damage to a model was seen to go unnoticed at most (docs/planning.md)."""
@@ -132,7 +132,7 @@ def preset(
     model, gpus = model or scenario.model, gpus or scenario.gpus
     layout = Layout(gpus, per_node or scenario.per_node)
     question = Question(
-        size=size_of(of_number(model)), layout=layout, belief=prior(gpus), rate_source=f"published rates of {gpus:,} GPUs",
+        size=size_of(from_count(model)), layout=layout, belief=prior(gpus), rate_source=f"published rates of {gpus:,} GPUs",
         levels=("memory", "peers", "store") if scenario.peers else ("memory", "store"), kept=scenario.kept,
     )  # fmt: skip
     found = plan(question)

@@ -157,7 +157,7 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     if learned.aging is not None:
         said = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
         moved = f", {said} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
-    reason = f"every {span(interval_s)}: {why}; {_said(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
+    reason = f"every {span(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
     if bound:
         reason += f"; {costly(bound, lost, free_s)}"
     return Decision(interval_s, steps, reason, numbers, bound)
@@ -249,7 +249,7 @@ def _move(wanted: float, before: Decision | None, floor_s: float) -> tuple[float
     return max(min(max(wanted, least), most), min(floor_s, wanted)), f"; on its way to {span(wanted)}, by a factor of {MOVE:g} at a time"
 
 
-def _said(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
+def _reason_text(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
     low, high = belief.interval(0.9)
     sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
     said = [

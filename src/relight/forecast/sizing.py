@@ -68,7 +68,7 @@ class Size:
         return sum(self.parts.values())
 
 
-def of_number(text: str) -> Model:
+def from_count(text: str) -> Model:
     """``8B``, ``405B``, ``1T``, ``124M``: a model of so many parameters, of which nothing else is known. Where shapes matter (Adafactor,
     Muon), it is taken for a Llama of that size: as many rows as the third root of 100/12 times the parameters, and 128,000 tokens."""
     parameters = number_of(text, "a number of parameters")

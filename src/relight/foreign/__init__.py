@@ -4,8 +4,8 @@ Always holds: none of the frameworks is imported and nothing in a file is execut
 in time and memory bounded by what the file is; tensors are streamed. Torch-free. May import: ``commit``, ``catalog`` and what is below.
 """
 
-from relight.foreign.bring import ImportReport, bring_in
+from relight.foreign.bring import ImportReport, import_checkpoint
 from relight.foreign.found import Found
-from relight.foreign.look import look
+from relight.foreign.look import detect
 
-__all__ = ["Found", "ImportReport", "bring_in", "look"]
+__all__ = ["Found", "ImportReport", "detect", "import_checkpoint"]

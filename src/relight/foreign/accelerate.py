@@ -14,7 +14,7 @@ _KINDS = (("optimizer", "bin", OPTIMIZER), ("scheduler", "bin", SCHEDULER))
 _MODEL = re.compile(r"(?:model|pytorch_model)(?:_(\d+))?\.(?:safetensors|bin)(\.index\.json)?")
 
 
-def look_accelerate(files: Files) -> Content | None:
+def detect_accelerate(files: Files) -> Content | None:
     """What such a folder holds; None if it is none: it has the generators of its ranks."""
     states = sorted(name for name in files.names() if re.fullmatch(r"random_states_\d+\.pkl", name))
     if not states:

@@ -37,7 +37,7 @@ class ImportReport:
     there: bool = False
 
 
-def bring_in(
+def import_checkpoint(
     found: Found,
     store: ByteStore,
     run: str,
@@ -59,7 +59,7 @@ def bring_in(
     names one, before anything is written.
     """
     facts = Facts(run, after=run, given={"source": found.path, "step": step, "which": which})
-    with audit.told("import", f"{found.path} into {store.url}/{run}", facts):
+    with audit.recorded("import", f"{found.path} into {store.url}/{run}", facts):
         return _bring_in(
             found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller,
             force=force,

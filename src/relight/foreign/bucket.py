@@ -78,7 +78,7 @@ class BucketFiles(Files):
                 self.stamps[one[start:]] = _stamp(listing.versions[one])
 
     @classmethod
-    def of(cls, url: str) -> BucketFiles:
+    def from_url(cls, url: str) -> BucketFiles:
         """What ``url`` names: an object, or what lies below it. ``CheckpointNotFound`` if that is nothing."""
         url = url.rstrip("/")
         home, _, name = url.rpartition("/")

@@ -17,7 +17,7 @@ from relight.format import Tensor
 from relight.layout import Source
 
 
-def look_dcp(files: Files) -> Content | None:
+def detect_dcp(files: Files) -> Content | None:
     """What a directory with DCP's ``.metadata`` holds; None if it has none."""
     if not files.has(".metadata") and ".metadata" not in files.others:
         return None
@@ -71,10 +71,10 @@ class _ChunkSource:
     def fill(self, start: int, into: memoryview) -> None:
         """Read it."""
         with self._lock:
-            source = self._source = self._source or self._look()
+            source = self._source = self._source or self._open_source()
         source.fill(start, into)
 
-    def _look(self) -> Source:
+    def _open_source(self) -> Source:
         file, span, box = self._chunk
         where = f"{self._files.path}/{file}: {self._tensor.name[:80]}"
         with self._files.open(file) as handle:

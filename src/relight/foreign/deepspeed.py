@@ -33,7 +33,7 @@ class Run(NamedTuple):
     elements: int
 
 
-def look_deepspeed(files: Files) -> Content | None:
+def detect_deepspeed(files: Files) -> Content | None:
     """What such a folder holds; None if it is none. A folder above, with ``latest`` in it, is that of the newest."""
     prefix = ""
     if files.has("latest") and any("/" in name and _MODEL.fullmatch(name.rpartition("/")[2]) for name in files.stamps):
@@ -119,7 +119,7 @@ def _stage12(
         state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
     content.components["model"] = Part(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _say_precision(content, told, set(known))
+    _log_precision(content, told, set(known))
 
 
 def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[tuple[int, tuple[int, int]]]]:
@@ -186,7 +186,7 @@ def _stage3(
     _frozen(model, told, others, world, where)
     content.components["model"] = Part(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
-    _say_precision(content, told, set(known))
+    _log_precision(content, told, set(known))
 
 
 def _keyed(bases: list[dict[str, Any]], key: str, where: str) -> Any:
@@ -354,7 +354,7 @@ def _rest(content: Content, told: Mapping[str, Any]) -> None:
     content.left_out.append(("loss scaler", "an object of DeepSpeed's own"))
 
 
-def _say_precision(content: Content, told: Mapping[str, Any], trained: set[str]) -> None:
+def _log_precision(content: Content, told: Mapping[str, Any], trained: set[str]) -> None:
     module = _dict(told.get("module") or {}, "")
     halves = [key for key, value in module.items() if key in trained and is_tensor(value) and value.shape and math.prod(value.shape)]
     if halves and any(module[key].dtype != "float32" for key in halves):

@@ -64,7 +64,7 @@ def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
             there, node = planter.value(part.node, path, {OPTIMIZER: "optim", "rng": "rng"}.get(part.kind, "value"))
         if there:
             tree[name], kinds[name] = node, part.kind
-            parts[name] = _said(part.kind, planter.items[before:], content, name)
+            parts[name] = _summary(part.kind, planter.items[before:], content, name)
     if content.kept and _touches(which, KEPT):
         before = len(planter.items)
         there, node = planter.value(content.kept, KEPT)
@@ -87,7 +87,7 @@ def found_of(content: Content, files: Files) -> Found:
     )  # fmt: skip
 
 
-def _said(kind: str, items: Sequence[Item], content: Content, name: str) -> str:
+def _summary(kind: str, items: Sequence[Item], content: Content, name: str) -> str:
     told = f"{kind}{_tensors(items)}"
     if kind == OPTIMIZER:
         told += ", parameters by number" if name in content.indexed() else ", parameters by name"

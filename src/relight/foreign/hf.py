@@ -77,7 +77,7 @@ def _one(files: Files, name: str) -> dict[str, Any]:
     return dict(told)
 
 
-def look_model(files: Files) -> Content | None:
+def detect_model(files: Files) -> Content | None:
     """A folder such as ``save_pretrained`` writes."""
     name = weights_in(files)
     if not name:
@@ -88,7 +88,7 @@ def look_model(files: Files) -> Content | None:
     return content
 
 
-def look_trainer(files: Files) -> Content | None:
+def detect_trainer(files: Files) -> Content | None:
     """A ``checkpoint-N`` of ``transformers.Trainer``: weights, optimizer, scheduler, generators, what the trainer knows."""
     if not files.has("trainer_state.json"):
         return None

@@ -7,22 +7,22 @@ import re
 from collections.abc import Callable
 
 from relight.errors import IncompatibleState, UnsafeContent
-from relight.foreign.accelerate import look_accelerate
+from relight.foreign.accelerate import detect_accelerate
 from relight.foreign.bucket import BucketFiles, is_bucket
 from relight.foreign.content import Content
-from relight.foreign.dcp_content import look_dcp
-from relight.foreign.deepspeed import look_deepspeed
+from relight.foreign.dcp_content import detect_dcp
+from relight.foreign.deepspeed import detect_deepspeed
 from relight.foreign.files import Files, pread
 from relight.foreign.found import Found, found_of
-from relight.foreign.hf import add_trainer, look_model, look_trainer
-from relight.foreign.megatron import look_megatron
-from relight.foreign.orbax import look_orbax
-from relight.foreign.single import look_file
-from relight.foreign.snapshot import look_snapshot
+from relight.foreign.hf import add_trainer, detect_model, detect_trainer
+from relight.foreign.megatron import detect_megatron
+from relight.foreign.orbax import detect_orbax
+from relight.foreign.single import detect_file
+from relight.foreign.snapshot import detect_snapshot
 
 
 def _deepspeed(files: Files) -> Content | None:
-    content = look_deepspeed(files)
+    content = detect_deepspeed(files)
     if content is not None:
         add_trainer(content, files)
     return content
@@ -30,7 +30,7 @@ def _deepspeed(files: Files) -> Content | None:
 
 Looker = Callable[[Files], Content | None]
 FOLDERS: tuple[Looker, ...] = (
-    look_megatron, look_dcp, look_snapshot, _deepspeed, look_trainer, look_accelerate, look_orbax, look_model,
+    detect_megatron, detect_dcp, detect_snapshot, _deepspeed, detect_trainer, detect_accelerate, detect_orbax, detect_model,
 )  # fmt: skip
 """What looks at a folder, the more special first."""
 KNOWN = (
@@ -42,17 +42,17 @@ KNOWN = (
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-def look(path: str | os.PathLike[str]) -> Found:
+def detect(path: str | os.PathLike[str]) -> Found:
     """What checkpoint is at ``path``, which may be the URL of an object store, by its metadata alone; nothing of it is executed.
 
     ``IncompatibleState`` says what is there if it is of no known format; ``CorruptCheckpoint`` and ``UnsafeContent``, what is wrong with
     one that is. Memory: what the metadata says, at most some hundred megabytes; no tensor is read.
     """
     text = os.fspath(path)
-    return look_at(BucketFiles.of(text) if is_bucket(text) else Files(text))
+    return detect_files(BucketFiles.from_url(text) if is_bucket(text) else Files(text))
 
 
-def look_at(files: Files) -> Found:
+def detect_files(files: Files) -> Found:
     """The same, of files that are known."""
     try:
         return _looked(files)
@@ -68,7 +68,7 @@ def _looked(files: Files) -> Found:
             if content is not None:
                 break
     else:
-        content = look_file(files)
+        content = detect_file(files)
     if content is None:
         raise _nothing(files)
     found = found_of(content, files)

@@ -16,7 +16,7 @@ from relight.foreign.content import (
 )
 from relight.foreign.dcp_content import read_tree
 from relight.foreign.files import Files
-from relight.foreign.megatron_legacy import look_legacy, take_rest
+from relight.foreign.megatron_legacy import detect_legacy, take_rest
 from relight.foreign.torch_file import read_torch
 
 LATEST = "latest_checkpointed_iteration.txt"
@@ -25,7 +25,7 @@ _STATE = re.compile(r"(?:(chained_\d+)\.)?optimizer\.state\.(fp32_param|exp_avg|
 _MASTER = "fp32_param"
 
 
-def look_megatron(files: Files) -> Content | None:
+def detect_megatron(files: Files) -> Content | None:
     """What such a folder holds; None if it is none. A folder above, with the newest iteration's number in it, is that one."""
     if files.has(LATEST):
         text = files.text(LATEST, 64)
@@ -40,7 +40,7 @@ def _one(files: Files) -> Content | None:
     if files.has("metadata.json") and files.has("common.pt"):
         return _torch_dist(files)
     ranks = {match: one for one in files.stamps if (match := _RANK.fullmatch(one)) is not None and match[1] is None}
-    return look_legacy(files, ranks) if ranks else None
+    return detect_legacy(files, ranks) if ranks else None
 
 
 def _torch_dist(files: Files) -> Content:

@@ -55,7 +55,7 @@ _TIED = re.compile(r"(?:.*\.)?output_layer\.weight|word_embeddings_for_head\.wei
 _EMBEDDING = re.compile(r"(?:.*\.)?word_embeddings\.weight")
 
 
-def look_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
+def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
     """One rank's file is a whole model. Several are put together; ``IncompatibleState`` says what keeps them from that."""
     if len(ranks) == 1:
         return _one_rank(files, next(iter(ranks.values())))

@@ -25,7 +25,7 @@ _NUMPY = {
 }  # fmt: skip
 
 
-def look_orbax(files: Files) -> Content | None:
+def detect_orbax(files: Files) -> Content | None:
     """What such a folder holds, or the folder of one step with its items; None if it is none."""
     prefixes = sorted(
         name[: -len(METADATA)] for name in files.stamps if name == METADATA or (name.count("/") == 1 and name.endswith(f"/{METADATA}"))

@@ -188,11 +188,11 @@ class _Machine:
         elif code == 0x90:
             items = self._marked()
             target = self._of(set)
-            self._look(target, items)
+            self._check_keys(target, items)
             target.update(items)
         elif code == 0x91:
             members = self._marked()
-            self._look(None, members)
+            self._check_keys(None, members)
             self._tuple(members)
             made_set = frozenset(members)
             self._levels[id(made_set)] = made_set, self._level(members)
@@ -268,10 +268,10 @@ class _Machine:
     def _set(self, target: dict[Any, Any], pairs: list[Any]) -> None:
         if len(pairs) % 2:
             raise self._unsafe("a key without a value")
-        self._look(target, pairs[::2])
+        self._check_keys(target, pairs[::2])
         target.update(zip(pairs[::2], pairs[1::2], strict=True))
 
-    def _look(self, target: Any, keys: list[Any]) -> None:
+    def _check_keys(self, target: Any, keys: list[Any]) -> None:
         """Refuse many keys of one hash: they cost their square. Text has a secret in its hash."""
         guessable = [key for key in keys if type(key) in _HASHED]
         if not guessable:

@@ -13,7 +13,7 @@ from relight.foreign.torch_file import form_of, read_torch
 _LIGHTNING = "pytorch-lightning_version"
 
 
-def look_file(files: Files, name: str = "") -> Content | None:
+def detect_file(files: Files, name: str = "") -> Content | None:
     """What a single file holds; None if it is of no known format."""
     if is_safetensors(files, name):
         tensors, metadata = read_safetensors(files, name)

@@ -22,7 +22,7 @@ _CONTAINERS = ("dict", "OrderedDict", "list")
 LEVELS_MAX = 64
 
 
-def look_snapshot(files: Files) -> Content | None:
+def detect_snapshot(files: Files) -> Content | None:
     """What such a folder holds; None if it is none. Of several ranks' entries those of rank 0 are taken, and all shards."""
     if not files.has(METADATA) and METADATA not in files.others:
         return None

@@ -35,7 +35,7 @@ class Detector(Protocol):
 
     name: str
 
-    def see(self, look: Look) -> Risk:
+    def update(self, look: Look) -> Risk:
         """The next one."""
         ...
 
@@ -170,7 +170,7 @@ class Rules:
         """Of each look, the kind that ``see`` would say."""
         return np.asarray(np.array([rule.kind for rule in RULES.values()])[self.scores(looks).argmax(axis=1)])
 
-    def see(self, look: Look) -> Risk:
+    def update(self, look: Look) -> Risk:
         """See ``Detector``."""
         scores = self.scores(look.values[None])[0]
         best = int(np.argmax(scores))

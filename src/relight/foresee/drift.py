@@ -43,7 +43,7 @@ class Drift:
         self._sum = np.zeros(len(_WORSE))
         self._count = 0
 
-    def see(self, look: Look) -> Risk:
+    def update(self, look: Look) -> Risk:
         """See ``Detector``."""
         score, at, beyond = self._next(look.values[self._features].astype(np.float64))
         name = SIGNALS[self._where[at]]

@@ -88,7 +88,7 @@ class Windows:
         self._ring[place] = self._ring[place + self._span] = signals
         self._count += 1
 
-    def look(self, at: float) -> Look:
+    def window(self, at: float) -> Look:
         """As it is now."""
         end = (self._count - 1) % self._span + 1 + self._span
         parts = [self._ring[end - 1]]
@@ -118,7 +118,7 @@ class Scale:
         self.middle, self.spread = np.asarray(middle, np.float32), np.asarray(spread, np.float32)
 
     @classmethod
-    def of(cls, rows: Array) -> Scale:
+    def from_rows(cls, rows: Array) -> Scale:
         """Of rows of features; what never changes there has a spread of 1."""
         known = np.isfinite(rows)
         count = np.maximum(known.sum(axis=0), 1)

@@ -85,15 +85,15 @@ class _Watcher:
         self.detector = detector.fresh()
         self._alarming = Alarming(self._worth.threshold)
 
-    def see(self, look: Look) -> Risk | None:
+    def update(self, look: Look) -> Risk | None:
         """The risk, if it is an alarm."""
         late = [at for at in self.open if look.at - at > HORIZON_S]
         if late:
             self.open = self.open[len(late) :]
             for _ in late:
-                self._settle("false", False)
-        risk = self.detector.see(look)
-        if not self._alarming.see(look.at, risk.score, risk.kind if self.name == "rules" else None):
+                self._resolve_alarm("false", False)
+        risk = self.detector.update(look)
+        if not self._alarming.update(look.at, risk.score, risk.kind if self.name == "rules" else None):
             return None
         self.open.append(look.at)
         return risk
@@ -101,12 +101,12 @@ class _Watcher:
     def failed(self, at: float, *, shows: bool = True) -> None:
         """What it warned of in the horizon came true, once. ``shows``: whether a failure of this class could be seen coming."""
         if any(0 <= at - one <= HORIZON_S for one in self.open):
-            self._settle("true", True)
+            self._resolve_alarm("true", True)
         elif shows:
-            self._settle("missed", None)
+            self._resolve_alarm("missed", None)
         self.open = []
 
-    def _settle(self, outcome: str, came_true: bool | None) -> None:
+    def _resolve_alarm(self, outcome: str, came_true: bool | None) -> None:
         used = not self.distrusted()
         if came_true is not None:
             self.settled.append(came_true)
@@ -210,21 +210,21 @@ class Foresight:
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
     def _next(self, at: float, row: Array) -> list[Alarm]:
-        self._windows.add(self._signals.of(row[None])[0])
+        self._windows.add(self._signals.signals(row[None])[0])
         self._count += 1
         if at - self._checked >= _LOOKED_AFTER_S:
             self._checked = at
             self._reload()
         if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
             return []
-        look, alarms = self._windows.look(at), []
+        look, alarms = self._windows.window(at), []
         for one in self._watchers:
-            risk = one.see(look)
+            risk = one.update(look)
             why = one.distrusted()
             if why and not one.said:
                 emit("foresee.unused", f"{one.name} does not count: {why}", detector=one.name, why=why)
             one.said = why
-            if risk is not None and not why and self._enough.see(at):
+            if risk is not None and not why and self._enough.update(at):
                 action, reason = action_for(risk.kind)
                 alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name, one.likely))
                 emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name, score=alarms[-1].score)

@@ -59,7 +59,7 @@ def runs_of(trace: Trace, name: str) -> list[Run]:
         at = trace.at[rows]
         if len(at) and at[-1] - at[0] >= _LEAST_S:
             grid, values = _each_second(at, trace.values[rows])
-            looks = features_of(Signals(trace.columns).of(values))
+            looks = features_of(Signals(trace.columns).signals(values))
             runs.append(Run(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], looks[FIRST_LOOK:], failed))
     return runs
 

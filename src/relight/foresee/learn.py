@@ -69,7 +69,7 @@ def train(plan: Plan, say: Say) -> tuple[Model, list[Result]]:
         held_out = result_of(name, chosen.threshold, [_scored(detector, run) for run in parts[HELD_OUT]], plan.costs)
         found = f"{held_out.found} of {held_out.failures} failures found, {held_out.false} false alarms"
         say(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {found}")
-        worth[name] = Worth.of(held_out)
+        worth[name] = Worth.from_result(held_out)
         results.append(held_out)
     names = sorted({run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")})
     told = {"seed": plan.seed, "runs": plan.runs, "recordings": names[:1000], "precision": plan.precision}
@@ -92,7 +92,7 @@ def _learned(plan: Plan, parts: dict[str, list[Run]], say: Say) -> dict[str, Det
         made["drift"] = Drift()
     if {"forest", "lstm"} & set(plan.detectors):
         healthy = np.concatenate([run.looks[_some(rng, np.flatnonzero(~run.doomed), _HEALTHY_EACH)] for run in parts[TRAIN]])
-        scale = Scale.of(healthy)
+        scale = Scale.from_rows(healthy)
     if "forest" in plan.detectors:
         say(f"growing the forest of {len(healthy)} looks at healthy nodes")
         made["forest"] = grow(healthy, scale, plan.seed)

@@ -47,7 +47,7 @@ class Lstm:
         """How many numbers it has learned."""
         return sum(self.arrays[name].size for name in NAMES)
 
-    def see(self, look: Look) -> Risk:
+    def update(self, look: Look) -> Risk:
         """See ``Detector``."""
         self._looks.append(inputs_of(look.values[None], self.scale)[0])
         window = np.zeros((1, STEPS, INPUTS), np.float32)

@@ -36,7 +36,7 @@ class Worth:
     alarms: int = 0
 
     @classmethod
-    def of(cls, held_out: Result) -> Worth:
+    def from_result(cls, held_out: Result) -> Worth:
         """What is kept of a result."""
         one = held_out
         return cls(one.threshold, one.careful, one.recall, one.lead_s, one.false_per_day, one.alarms)

@@ -65,7 +65,7 @@ class Cooling:
         self._last = self.quiet_until = -math.inf
         self._gap = COOL_DOWN_S
 
-    def see(self, at: float) -> bool:
+    def update(self, at: float) -> bool:
         """Whether this one does."""
         if at < self.quiet_until:
             return False
@@ -82,10 +82,10 @@ class Alarming:
         self._cooling: dict[object, Cooling] = {}
         self._enough = Enough()
 
-    def see(self, at: float, score: float, group: object = None) -> bool:
+    def update(self, at: float, score: float, group: object = None) -> bool:
         """Whether this look is an alarm."""
         self._held = self._held + 1 if score >= self._threshold else 0
-        return self._held >= HELD and self._cooling.setdefault(group, Cooling()).see(at) and self._enough.see(at)
+        return self._held >= HELD and self._cooling.setdefault(group, Cooling()).update(at) and self._enough.update(at)
 
 
 class Enough:
@@ -94,7 +94,7 @@ class Enough:
     def __init__(self) -> None:
         self._last = -math.inf
 
-    def see(self, at: float) -> bool:
+    def update(self, at: float) -> bool:
         """Whether it is one."""
         if at - self._last < ENOUGH_S:
             return False
@@ -117,7 +117,7 @@ def alarms_of(at: Array, scores: Array, threshold: float, groups: Array | None =
 def together(alarms: Sequence[Sequence[float]]) -> list[float]:
     """Alarms of several, in order, but for those within a minute."""
     enough = Enough()
-    return [at for at in sorted(one for each in alarms for one in each) if enough.see(at)]
+    return [at for at in sorted(one for each in alarms for one in each) if enough.update(at)]
 
 
 def _cooled(times: Array) -> list[float]:
@@ -125,7 +125,7 @@ def _cooled(times: Array) -> list[float]:
     cooling, found, next_one = Cooling(), [], 0
     while next_one < len(times):
         at = float(times[next_one])
-        cooling.see(at)
+        cooling.update(at)
         found.append(at)
         next_one = int(np.searchsorted(times, cooling.quiet_until))
     return found

@@ -60,7 +60,7 @@ class Signals:
         self._past = np.full((_USUAL_ROWS, len(_RELATIVE)), np.nan)
         self._usual = np.full(len(_RELATIVE), np.nan)
 
-    def of(self, rows: Array) -> Array:
+    def signals(self, rows: Array) -> Array:
         """Their signals; not a number as long as one was never known."""
         rows, parts = np.asarray(rows, np.float64), []
         while len(rows):

@@ -115,7 +115,7 @@ class FileCipher:
         self._key, self._salt, self.commitment, self._name = key, salt, both[32:], name
 
     @classmethod
-    def of(cls, trailer: Trailer, key: DataKey, store_id: str, name: str) -> FileCipher:
+    def from_trailer(cls, trailer: Trailer, key: DataKey, store_id: str, name: str) -> FileCipher:
         """For reading. ``CorruptCheckpoint`` if the trailer is not of this file of this store, or any bit of it was changed."""
         found = cls(key, trailer.salt, store_id, name)
         if found.commitment != trailer.commitment:

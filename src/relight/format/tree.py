@@ -55,7 +55,7 @@ class Encoded:
     data: bytes
 
     @classmethod
-    def of(cls, node: Any) -> Encoded:
+    def encode(cls, node: Any) -> Encoded:
         """Encode it now. ``IncompatibleState`` as ``encode_tree``."""
         return cls(encode_tree(node))
 

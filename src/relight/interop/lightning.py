@@ -69,7 +69,7 @@ class Checkpoints(Checkpoint):
         trainer.fit_loop.setup_data()
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
         optimizers = {f"optimizer_{i}": one for i, one in enumerate(trainer.optimizers)}
-        rest = Asked(lambda: _ask(trainer, pl_module), lambda state: _tell(trainer, pl_module, state))
+        rest = Asked(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
         self._loaders = loaders_in(trainer.train_dataloader)
         given = {"fresh": not self._resume, **self._options}
@@ -151,7 +151,7 @@ def _ask(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     }
 
 
-def _tell(trainer: Trainer, pl_module: LightningModule, state: dict[str, Any]) -> None:
+def _restore_order(trainer: Trainer, pl_module: LightningModule, state: dict[str, Any]) -> None:
     """The way back, in the order in which Lightning goes it."""
     data = getattr(trainer, "datamodule", None)
     if data is not None and state["datamodule"]:

@@ -33,19 +33,19 @@ class Keychain:
         return (_again, (tuple(one.spec for one in self.providers),))
 
     @classmethod
-    def of(cls, specs: str | Sequence[str]) -> Keychain:
+    def from_specs(cls, specs: str | Sequence[str]) -> Keychain:
         """The keys that these specs name; several in one text are parted by spaces. Each is fetched now, but for those of a service."""
         found = specs.split() if isinstance(specs, str) else list(specs)
         if not found or not all(isinstance(one, str) for one in found):
             raise ConfigError("which key? A spec is a text", hint=f"there are {_KNOWN}")
         return cls([resolve(one) for one in found])
 
-    def told(self) -> list[tuple[str, bytes | None]]:
+    def to_wire(self) -> list[tuple[str, bytes | None]]:
         """For another process of ours, over a channel that nobody else reads: specs, and what they led to."""
         return [(one.spec, one.resolved()) for one in self.providers]
 
     @classmethod
-    def heard(cls, told: Sequence[tuple[str, bytes | None]]) -> Keychain:
+    def from_wire(cls, told: Sequence[tuple[str, bytes | None]]) -> Keychain:
         """What another process told."""
         return cls([resolve(spec) if value is None else _held(spec, Secret(value)) for spec, value in told])
 
@@ -53,7 +53,7 @@ class Keychain:
 def keychain_from_settings() -> Keychain | None:
     """The keys that ``RELIGHT_KEY`` names; None if it names none."""
     specs = os.environ.get(SETTING, "").strip()
-    return Keychain.of(specs) if specs else None
+    return Keychain.from_specs(specs) if specs else None
 
 
 def resolve(spec: str) -> Provider:
@@ -82,7 +82,7 @@ def resolve(spec: str) -> Provider:
 
 
 def _again(specs: Sequence[str]) -> Keychain:
-    return Keychain.of(specs)
+    return Keychain.from_specs(specs)
 
 
 def _held(spec: str, value: Secret) -> Provider:

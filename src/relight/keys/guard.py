@@ -24,7 +24,7 @@ class Guard:
     anchor: str = ""
 
     @classmethod
-    def of(
+    def from_settings(
         cls,
         encrypt: str | Sequence[str] | None = None,
         sign: str | None = None,
@@ -42,7 +42,7 @@ class Guard:
         signing = sign if sign is not None else os.environ.get(SIGN, "").strip()
         trusted = trust if trust is not None else os.environ.get(TRUST, "").strip()
         return cls(
-            Keychain.of(keys) if keys else None,
+            Keychain.from_specs(keys) if keys else None,
             signer_of(signing) if signing else None,
             trust_of(trusted) if trusted else None,
             _absolute(os.fspath(anchor) if anchor is not None else os.environ.get(ANCHOR, "").strip()),
@@ -51,21 +51,21 @@ class Guard:
     def __bool__(self) -> bool:
         return self.keys is not None or self.signer is not None or self.trust is not None or bool(self.anchor)
 
-    def told(self) -> dict[str, Any]:
+    def to_wire(self) -> dict[str, Any]:
         """For another process of ours, over a channel that nobody else reads: specs, and what they led to."""
         return {
-            "keys": self.keys.told() if self.keys is not None else None,
+            "keys": self.keys.to_wire() if self.keys is not None else None,
             "signer": (self.signer.spec, self.signer.resolved()) if self.signer is not None else None,
             "trust": [(one.spec, one.resolved()) for one in self.trust.verifiers] if self.trust is not None else None,
             "anchor": self.anchor,
         }
 
     @classmethod
-    def heard(cls, told: dict[str, Any]) -> Guard:
+    def from_wire(cls, told: dict[str, Any]) -> Guard:
         """What another process told."""
         keys, signer, trust = told["keys"], told["signer"], told["trust"]
         return cls(
-            Keychain.heard(keys) if keys is not None else None,
+            Keychain.from_wire(keys) if keys is not None else None,
             signer_of(*signer) if signer is not None else None,
             trust_of([spec for spec, _ in trust], [value for _, value in trust]) if trust is not None else None,
             told["anchor"],

@@ -174,8 +174,8 @@ class Roster:
             other = self.tables[number].entries[index]
             if _spread(self.tables[first_table], first) != _spread(self.tables[number], other):
                 yield (
-                    f"{name}: {_said(self.tables[first_table], first)} on rank {self._ranks[first_table][0]}, "
-                    f"{_said(self.tables[number], other)} on rank {self._ranks[number][0]}"
+                    f"{name}: {_mismatch_text(self.tables[first_table], first)} on rank {self._ranks[first_table][0]}, "
+                    f"{_mismatch_text(self.tables[number], other)} on rank {self._ranks[number][0]}"
                 )
                 return
         if first.flat is not None:
@@ -281,7 +281,7 @@ def _spread(table: Table, entry: Entry) -> tuple[object, ...]:
     return entry.dtype, entry.shape, entry.role, mesh, entry.placements, entry.flat
 
 
-def _said(table: Table, entry: Entry) -> str:
+def _mismatch_text(table: Table, entry: Entry) -> str:
     said = f"{entry.dtype} {list(entry.shape)} ({entry.role})"
     if entry.mesh < 0:
         return said

@@ -24,7 +24,7 @@ def newest_good(history: History, known: Mapping[str, bool] | None = None, *, su
     """
     newest_first = history.live[::-1]
     for one in newest_first:
-        if one.id not in history.set_aside and (suspect or not one.body.suspect) and (known or {}).get(one.id) is not False:
+        if one.id not in history.rolled_back_ids and (suspect or not one.body.suspect) and (known or {}).get(one.id) is not False:
             return one
     return newest_first[0] if newest_first else None
 

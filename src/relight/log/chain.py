@@ -28,7 +28,7 @@ from relight.log.summarizing import Summaries
 from relight.log.summary import vouched
 from relight.log.view import Fault, LogSummary, View
 from relight.store import ByteStore
-from relight.store.again import decoded, rest
+from relight.store.again import decode_with_reread, sleep
 from relight.store.anchored import anchor_of
 from relight.store.base import READS_AT_ONCE, Uncertain
 from relight.world.new_threads import ThreadPool
@@ -153,7 +153,7 @@ class Log:
             if view.head >= 0 or not names:
                 return view
             if pause_s is not None:  # a network file system remembers for a while what it did not find
-                rest(pause_s)
+                sleep(pause_s)
         where = f"{self._store.url.rstrip('/')}/{self._run}"
         raise CorruptCheckpoint(
             f"this run's log is missing, and {len(names)} checkpoint directories are there",
@@ -186,7 +186,7 @@ class Log:
             if view.head < taken:  # a network file system remembers for a while what it did not find
                 if pause > SHOWN_PAUSE_MAX_S:
                     raise StoreUnavailable("this number is taken, and what lies there does not show", where=self._key(taken))
-                rest(pause)
+                sleep(pause)
                 pause *= 2
                 continue
             wanted = decide(view)
@@ -220,16 +220,16 @@ class Log:
                 found.append(following)
         return found[::-1]
 
-    def settle(self, seq: int) -> None:
+    def sync(self, seq: int) -> None:
         """Make record ``seq`` durable by name: another process may have appended it, and been killed before that."""
-        self._folders.settle(seq)
+        self._folders.sync(seq)
 
     def _append(self, view: View, body: Body, epoch: int, run_id: str) -> Record | None:
         unread = next((seq for seq in self._unread if seq <= view.head), None)
         if unread is not None:  # it may be a FENCE, or the very COMMIT that is to be appended
             reason = self._slots[unread].reason
             raise StoreUnavailable(f"a record of the log cannot be read just now: {reason}", where=self._key(unread))
-        self._settle(view)
+        self._sync_parents(view)
         record = Record(
             seq=view.head + 1,
             prev=view.head_hash,
@@ -250,10 +250,10 @@ class Log:
             return None
         folder = self._folders.folder(record.seq)
         is_new = folder != self._folders.place and folder not in self._settled_folders
-        if not created or (is_new and self._store.settles):  # the writer that made the folder may have been killed before it was durable
+        if not created or (is_new and self._store.needs_sync):  # the writer that made the folder may have been killed before it was durable
             try:
                 for each in (folder, self._folders.place) if is_new else (folder,):
-                    self._store.settle(each)
+                    self._store.sync(each)
             except StoreUnavailable as error:
                 raise Uncertain(f"created, but its name may not be durable: {error.what}", where=key) from error
             self._settled_folders = {folder}
@@ -276,20 +276,20 @@ class Log:
         except StoreUnavailable as error:
             raise Uncertain(f"cannot tell whose record that is: {error.what}", where=key) from error
 
-    def _settle(self, view: View) -> None:
+    def _sync_parents(self, view: View) -> None:
         """Before the first append, and whenever the head is another writer's, make durable what we are about to stand on.
 
         Whoever made the directories or the head record may have been killed between making and fsyncing them.
         """
-        if not self._store.settles:
+        if not self._store.needs_sync:
             return
         if not self._settled:
             there = [prefix for prefix in ("", self._run) if any(True for _ in self._store.list(prefix))]
             for prefix in there:
-                self._store.settle(prefix)
+                self._store.sync(prefix)
             self._settled = len(there) == 2  # else somebody may be making them this very moment: look again at the next append
         if view.head >= 0 and view.head != self._own_head:
-            self._folders.settle(view.head)
+            self._folders.sync(view.head)
 
     def _key(self, seq: int) -> str:
         return self._folders.key(seq)
@@ -332,10 +332,10 @@ class Log:
     def _view(self) -> View:
         """The log as it is now. ``CorruptCheckpoint`` if the store's anchor remembers what the log lacks."""
         if self._anchor is None:
-            return self._look()
+            return self._list_and_read()
         memory = anchoring.recall(self._anchor, self._run)  # before the listing, which must have that much
         self._newest = max(self._newest, memory.top)
-        view = self._look()
+        view = self._list_and_read()
         if view.head >= memory.top and view is self._checked:
             return view
         view = self._with_unlisted(view, anchoring.doubtful(memory, view))
@@ -361,12 +361,12 @@ class Log:
             self._judged = self._judge(view.head)
         return self._judged
 
-    def _look(self) -> View:
+    def _list_and_read(self) -> View:
         numbers = self._listed()
         head = self._unlisted(max(numbers, default=-1))
         if head < self._base:  # the log was cut back to before the summary
             self._begin_again()
-            return self._look()
+            return self._list_and_read()
         known = self._slots.keys() - self._unread
         for seq, slot in self._load_all(sorted(seq for seq in numbers - known if seq > self._base)):
             self._put(seq, slot)
@@ -511,11 +511,11 @@ class Log:
         known = _damaged.get((self._store.url, key))  # read so often before in this process that it counts as damaged where it is stored
         try:
             try:
-                record = decoded(get, lambda data: decode_record(data, seq, key), key, 1 if known else BELIEVED)
+                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, 1 if known else BELIEVED)
             except RelightError:
                 if not read or not known or hexdigest(read[-1]) == known:
                     raise
-                record = decoded(get, lambda data: decode_record(data, seq, key), key, BELIEVED)
+                record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, BELIEVED)
             return Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return Slot(None, None, error.what, unreadable=True)

@@ -34,13 +34,13 @@ class Checkpoint:
     time: str
     epoch: int
     body: CommitBody
-    alone: bool = False
+    self_contained: bool = False
     """Whether it was repacked: all of its packs are files of its own now, though its COMMIT and its root name donors."""
 
     @property
     def requires(self) -> list[str]:
         """The ids of those whose bytes it needs."""
-        return [] if self.alone else self.body.requires
+        return [] if self.self_contained else self.body.requires
 
     @property
     def id(self) -> str:
@@ -76,11 +76,11 @@ class History:
     fences: list[Record] = field(default_factory=list)
     notes: list[Record] = field(default_factory=list)
     void: list[tuple[Record, str]] = field(default_factory=list)
-    set_aside: set[str] = field(default_factory=set)
+    rolled_back_ids: set[str] = field(default_factory=set)
     """Ids of those that a roll-back went behind: they are there, and the latest is none of them as long as there is another."""
     skips: list[tuple[int, int]] = field(default_factory=list)
     """Steps, first and last, whose samples are not trained on."""
-    cuts: dict[str, float] = field(default_factory=dict)
+    lr_factors: dict[str, float] = field(default_factory=dict)
     """By what to multiply the learning rates of those that a roll-back came behind; ``""``: of a run that begins anew."""
     retired_at: dict[str, int] = field(default_factory=dict)
     """Of ``retired``: number of the RETIRE."""
@@ -166,8 +166,8 @@ def _restored(summary: LogSummary) -> History:
         return Checkpoint(seq, record.time, parsed.epoch, body, seq in alone)
 
     history = History(
-        tags=dict(summary.tags), epoch=summary.epoch, set_aside=set(summary.aside), skips=list(summary.skips), cuts=dict(summary.cuts),
-        lines=dict(summary.lines), best_by=summary.best_by,
+        tags=dict(summary.tags), epoch=summary.epoch, rolled_back_ids=set(summary.aside), skips=list(summary.skips),
+        lr_factors=dict(summary.cuts), lines=dict(summary.lines), best_by=summary.best_by,
     )  # fmt: skip
     history.fences = [record for record in summary.records if isinstance(record.body, FenceBody)]
     history.notes = [record for record in summary.records if isinstance(record.body, NoteBody)]
@@ -196,18 +196,18 @@ def _best_by(metric: object, mode: object) -> tuple[str, str] | None:
 def _repacked(history: History, checkpoint_id: str) -> None:
     for held in (history.by_id, history.retired):
         if checkpoint_id in held:
-            held[checkpoint_id] = replace(held[checkpoint_id], alone=True)
+            held[checkpoint_id] = replace(held[checkpoint_id], self_contained=True)
 
 
 def _rolled_back(history: History, before: object, skip: object, lr: object) -> None:
     if type(before) is int:
-        history.set_aside.update(one.id for one in history.by_id.values() if one.step >= before)
+        history.rolled_back_ids.update(one.id for one in history.by_id.values() if one.step >= before)
     first, _, last = str(skip or "").partition("-")
     if first.isdecimal() and last.isdecimal() and len(first) <= 18 and len(last) <= 18:
         history.skips.append((int(first), int(last)))
     if type(lr) is float and 0 < lr < 1:
         for name in ("", *history.by_id):
-            history.cuts[name] = lr * history.cuts.get(name, 1.0)
+            history.lr_factors[name] = lr * history.lr_factors.get(name, 1.0)
 
 
 def _apply(history: History, record: Record, body: CommitBody | RetireBody | RecallBody | SweepBody | TagBody) -> None:
@@ -221,8 +221,8 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Rec
             history.retired.pop(body.id, None)
             history.retired_at.pop(body.id, None)
             history.lines.pop(body.id, None)
-            history.set_aside.discard(body.id)
-            history.cuts.pop(body.id, None)
+            history.rolled_back_ids.discard(body.id)
+            history.lr_factors.pop(body.id, None)
             history.by_id[body.id] = Checkpoint(record.seq, record.time, parsed.epoch, body)
     elif isinstance(body, RetireBody):
         for checkpoint_id in body.ids:

@@ -54,12 +54,12 @@ class Folders:
         """The key of the folder of record ``seq``."""
         return self.key(seq).rpartition("/")[0]
 
-    def settle(self, seq: int) -> None:
+    def sync(self, seq: int) -> None:
         """Make the name of record ``seq`` durable, and that of its folder: its writer may have been killed before."""
         folder = self.folder(seq)
-        self._store.settle(folder)
+        self._store.sync(folder)
         if folder != self.place:
-            self._store.settle(self.place)
+            self._store.sync(self.place)
 
     def all(self) -> LogListing:
         """List ``log/``: the records there, and the folders. Cost: one listing; two if an earlier version wrote the log."""

@@ -65,7 +65,7 @@ def change(source: History, one: Checkpoint, there: History) -> Change | None:
         relation = CONTINUES if at <= one.seq else BACK
     else:
         relation = APART if not known.keys().isdisjoint(known_ids(there)) else UNRELATED
-    before = next((copy for copy in reversed(there.live) if copy.id not in there.set_aside), newest)
+    before = next((copy for copy in reversed(there.live) if copy.id not in there.rolled_back_ids), newest)
     return Change(relation, before, one, only)
 
 

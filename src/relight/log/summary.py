@@ -91,11 +91,11 @@ def condense(view: View, *, trusted: bool) -> LogSummary:
         retired=tuple(
             (one.seq, history.retired_at[one.id], int(one.id in history.recallable)) for one in history.retired.values() if one.id in kept
         ),
-        alone=tuple(sorted(one.seq for one in kept.values() if one.alone)),
+        alone=tuple(sorted(one.seq for one in kept.values() if one.self_contained)),
         tags=dict(history.tags),
-        aside=tuple(sorted(history.set_aside & kept.keys())),
+        aside=tuple(sorted(history.rolled_back_ids & kept.keys())),
         skips=tuple(history.skips),
-        cuts={one: factor for one, factor in history.cuts.items() if not one or one in kept},
+        cuts={one: factor for one, factor in history.lr_factors.items() if not one or one in kept},
         best_by=history.best_by,
         lines=_lines(history, kept, {fence.epoch for fence in fences}),
     )

@@ -10,7 +10,7 @@ from relight.log.history import fold
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.log.view import View
 from relight.store import ByteStore
-from relight.store.again import rest
+from relight.store.again import sleep
 
 REBUILDING, REBUILT = "rebuilding", "rebuilt"
 """Topics of the NOTEs between which ``relight recover`` appends what a log lacks."""
@@ -76,7 +76,7 @@ def refuse_truncated(store: ByteStore, log: Log, view: View | None = None) -> No
         if not lost and not is_being_rebuilt(view) and not (view.faults and pause_s and _some_newer(view, names)):
             return
         if pause_s is not None:
-            rest(pause_s)
+            sleep(pause_s)
             view = log.read()
     where = f"{store.url.rstrip('/')}/{view.run}"
     raise CorruptCheckpoint(

@@ -10,9 +10,9 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState, RelightError, StoreUnavailable
-from relight.foreign import Found, look
+from relight.foreign import Found, detect
 from relight.foreign.bucket import SCHEMES, BucketFiles, Listing, is_bucket
-from relight.foreign.look import look_at
+from relight.foreign.look import detect_files
 from relight.format.names import STORE_FILE, is_run_name
 from relight.migrate.journal import HOME
 from relight.migrate.looks import is_checkpoint_name
@@ -93,7 +93,7 @@ class _Place(Protocol):
     def has(self, name: str) -> bool:
         """Whether a file of that name lies in it."""
 
-    def look(self) -> Found:
+    def detect(self) -> Found:
         """As ``foreign.look``."""
 
     def inside(self) -> list[tuple[str, bool, _Place]]:
@@ -113,8 +113,8 @@ class _Folder:
     def has(self, name: str) -> bool:
         return os.path.exists(os.path.join(self.path, name))
 
-    def look(self) -> Found:
-        return look(self.path)
+    def detect(self) -> Found:
+        return detect(self.path)
 
     def inside(self) -> list[tuple[str, bool, _Place]]:
         try:
@@ -143,7 +143,7 @@ class _NotAFile:
     def has(self, name: str) -> bool:
         return False
 
-    def look(self) -> Found:
+    def detect(self) -> Found:
         what = "a link, which is not followed" if os.path.islink(self.path) else "not a regular file"
         raise IncompatibleState(what, where=self.path)
 
@@ -169,7 +169,7 @@ class _Bucket:
 
     def __init__(self, url: str, listing: Listing | None = None, name: str = "", *, is_folder: bool = True) -> None:
         if listing is None:
-            files = BucketFiles.of(url)
+            files = BucketFiles.from_url(url)
             listing, name, is_folder = files.listing, files.at, files.is_folder
         self._listing, self._name, self._is_folder = listing, name, is_folder
         self.path = f"{listing.url}/{name}" if name else listing.url
@@ -180,8 +180,8 @@ class _Bucket:
     def has(self, name: str) -> bool:
         return f"{self._name}/{name}".lstrip("/") in self._listing.versions
 
-    def look(self) -> Found:
-        return look_at(BucketFiles(self._listing, self._name, is_folder=self._is_folder))
+    def detect(self) -> Found:
+        return detect_files(BucketFiles(self._listing, self._name, is_folder=self._is_folder))
 
     def inside(self) -> list[tuple[str, bool, _Place]]:
         home = f"{self._name}/" if self._name else ""
@@ -197,7 +197,7 @@ def _walk(place: _Place, name: str, skip: str, level: int = 0) -> Iterator[tuple
     is_folder = place.is_folder()
     named = bool(name) and is_checkpoint_name(os.path.basename(name), is_folder=is_folder)
     try:
-        yield name, place.look()
+        yield name, place.detect()
         return
     except IncompatibleState as error:
         unknown: RelightError = error

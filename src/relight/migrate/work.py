@@ -14,7 +14,7 @@ from relight.catalog.slabs import SLAB_BYTES, SlabReader, is_straight, slabs_of
 from relight.catalog.whole import whole_of
 from relight.commit.earlier import Smaller
 from relight.errors import LeaseHeld, RelightError
-from relight.foreign import bring_in, look
+from relight.foreign import detect, import_checkpoint
 from relight.foreign.found import plant
 from relight.migrate.journal import Journal
 from relight.policy.compact import Compact
@@ -55,7 +55,7 @@ def work(task: Task) -> dict[str, Any]:
     try:
         said |= {"ok": True, **(_bring(task, journal) if task.kind == "bring" else _check(task))}
     except (RelightError, OSError, MemoryError) as error:
-        said |= {"ok": False, **told(error)}
+        said |= {"ok": False, **error_record(error)}
         if isinstance(error, LeaseHeld):
             return said  # another session's to say
     said["seconds"] = round(time.monotonic() - started, 3)
@@ -63,7 +63,7 @@ def work(task: Task) -> dict[str, Any]:
     return said
 
 
-def told(error: BaseException) -> dict[str, Any]:
+def error_record(error: BaseException) -> dict[str, Any]:
     """An error for the journal."""
     if isinstance(error, RelightError):
         return {"error": error.kind, "what": error.what[:2000], "where": error.where[:2000], "hint": error.hint[:2000]}
@@ -71,11 +71,11 @@ def told(error: BaseException) -> dict[str, Any]:
 
 
 def _bring(task: Task, journal: Journal) -> dict[str, Any]:
-    found = look(task.path)
+    found = detect(task.path)
     mark = {MIGRATED: {"journal": journal.prefix, "source": task.source}}
     smaller = Smaller(Compact(reuse=False, codecs="always")) if task.compress else None
     turn = partial(_turn, task, journal)
-    report = bring_in(found, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
+    report = import_checkpoint(found, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
     return {"id": report.id, "tensors": report.tensors, "format": found.format, "left_out": [list(one) for one in report.left_out[:100]]}
 
 
@@ -107,7 +107,7 @@ def _check(task: Task) -> dict[str, Any]:
 
 
 def _differences(task: Task, opened: Opened) -> Iterator[str]:
-    planted = plant(look(task.path).content, look(task.path).files)
+    planted = plant(detect(task.path).content, detect(task.path).files)
     whole = whole_of(opened)
     number_of = {tensor.name: index for index, tensor in enumerate(whole.tensors)}
     if number_of.keys() != {item.name for item in planted.items}:

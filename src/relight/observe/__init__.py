@@ -1,12 +1,22 @@
 """What happened, told once: events to Python logging, to files that others read, and to whoever subscribed; counters of them; the
 definitions of all metrics. May import: ``errors``."""
 
-from relight.observe.events import EVENTS, Event, be_modest, counters, emit, subscribe
+from relight.observe.events import EVENTS, Event, counters, demote_info_logs, emit, subscribe
 from relight.observe.file import events_directory, flush_events, write_events
 from relight.observe.metrics import METRICS, Metric
-from relight.observe.spans import tell_span
+from relight.observe.spans import record_span
 
 __all__ = [
-    "EVENTS", "METRICS", "Event", "Metric", "be_modest", "counters", "emit", "events_directory", "flush_events", "subscribe", "tell_span",
+    "EVENTS",
+    "METRICS",
+    "Event",
+    "Metric",
+    "counters",
+    "demote_info_logs",
+    "emit",
+    "events_directory",
+    "flush_events",
+    "record_span",
+    "subscribe",
     "write_events",
 ]  # fmt: skip

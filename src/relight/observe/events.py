@@ -155,7 +155,7 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 _modest = False
 
 
-def be_modest() -> None:
+def demote_info_logs() -> None:
     """Log what is no warning at debug level from now on: another rank of the same job says the same."""
     global _modest
     _modest = True

@@ -88,9 +88,9 @@ class EventWriter:
         self._named: dict[str, Any] = {}
         self._thread = threading.Thread(target=self._work, name="relight-events", daemon=True)
         start_thread(self._thread)
-        self._undo = subscribe(self.hear)
+        self._undo = subscribe(self.on_event)
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """An event: one put into a queue that never blocks, and may be interrupted by itself."""
         if self._forked or event.name == "events.lost":  # that one is written down at once
             return

@@ -10,7 +10,7 @@ PARTS = ("blocked", "snapshot", "held", "write", "wait", "parts", "commit", "dra
 """In the order of the way; ``drain`` is made of ``drain.done`` by who reads."""
 
 
-def tell_span(span: str, checkpoint_id: str, step: int, start: float, end: float, **fields: Any) -> None:
+def record_span(span: str, checkpoint_id: str, step: int, start: float, end: float, **fields: Any) -> None:
     """That ``span``, one of ``PARTS``, took from ``start`` to ``end``: seconds of this machine's monotonic clock. ``fields``: what else
     there is to say, such as the ``rank``, where this process works for several."""
     emit("save.span", span=span, id=checkpoint_id, step=step, start=round(start, 6), end=round(end, 6), **fields)

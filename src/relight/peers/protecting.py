@@ -65,7 +65,7 @@ class Peers:
         if all(peer.id != me for peer in roster):
             raise ConfigError(f"agent {me!r} is not in the roster")
         with self._joining:
-            former, ring = self._joined, found.of(me)
+            former, ring = self._joined, found.ring_of(me)
             self._me = me
             if former is None or former != (ring,):
                 self._holder.join(ring, me)

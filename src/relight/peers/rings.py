@@ -85,7 +85,7 @@ class Rings(NamedTuple):
     shared: tuple[Shared, ...]
     short: str = ""
 
-    def of(self, id: str) -> Ring | None:
+    def ring_of(self, id: str) -> Ring | None:
         """The ring that the agent ``id`` is on; None if it is on none."""
         return next((ring for ring in self.rings if ring.position(id) is not None), None)
 

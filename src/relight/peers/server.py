@@ -142,13 +142,13 @@ class _Session:
         while True:
             request = self._wire.receive(IDLE_S)
             try:
-                found = self._hear(request)
+                found = self._receive(request)
             except Refusal as refusal:
                 found = refusal.answer
             if found is not None:
                 self._wire.send(found)
 
-    def _hear(self, request: Request) -> Answer | None:
+    def _receive(self, request: Request) -> Answer | None:
         if isinstance(request, Piece):
             self._take(request)
             return None

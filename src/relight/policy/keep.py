@@ -109,8 +109,8 @@ def keep(
     ``every`` keeps the checkpoint of exactly that step (step + 1 is the multiple). If that save was postponed, the first one after it
     stays, up to one period late. If a whole period has none, the last one before it stays, less than a period early.
 
-    What goes may be brought back (``relight recall``) for the time of ``undo_window`` (``"12h"``): it leaves the history at once, and its bytes
-    stay so long. They count for no ``budget``.
+    What goes may be brought back (``relight recall``) for the time of ``undo_window`` (``"12h"``): it leaves the history at once,
+    and its bytes stay so long. They count for no ``budget``.
 
     Abandoned checkpoints stay, and count for no rule and no budget: those that are no ancestors of the newest good one, because training
     began again from scratch or from an older one. ``prune_abandoned=True`` applies the rules to them as well.
@@ -143,7 +143,7 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
     Checkpoints known to be damaged count for no rule, and stay only if tagged, held, or needed by another; so do those behind which
     training went back, if there are others. If no checkpoint that stays is known to verify, nothing goes.
     """
-    rules = _settled(rules, checkpoints)
+    rules = _with_metric(rules, checkpoints)
     reasons: dict[str, list[str]] = {one.id: [] for one in checkpoints}
     newest_first = sorted(checkpoints, key=lambda one: -one.seq)
     spared = {one.id for one in checkpoints if one.abandoned and not one.aside and not rules.prune_abandoned}
@@ -260,7 +260,7 @@ def with_recorded(rules: Keep, recorded: tuple[str, str] | None) -> Keep:
     return replace(rules, metric=recorded[0], mode=rules.mode or recorded[1])
 
 
-def _settled(rules: Keep, checkpoints: Sequence[Candidate]) -> Keep:
+def _with_metric(rules: Keep, checkpoints: Sequence[Candidate]) -> Keep:
     """``rules`` with a metric and a mode, if there is only one that can be meant."""
     if rules.metric is not None:
         return rules if rules.mode is not None else replace(rules, mode=mode_of(rules.metric))
@@ -363,7 +363,7 @@ def lasting(rules: Keep, among: Sequence[Candidate], had: Sequence[Candidate] = 
     """
     counted = [one for one in (*among, *had) if one.verified is not False and not (one.aside or one.abandoned)]
     named = {one.id for one in among if one.tags or (rules.every and (one.step + 1) % rules.every == 0)}
-    best = {one.id for one in _best(_settled(rules, among), sorted(among, key=lambda other: -other.seq))}
+    best = {one.id for one in _best(_with_metric(rules, among), sorted(among, key=lambda other: -other.seq))}
     return named | best | milestones(rules.every, counted).keys()
 
 

@@ -31,7 +31,7 @@ class Spikes:
         self._last: deque[float] = deque(maxlen=window)
         self._high: list[tuple[int, float]] = []
 
-    def see(self, step: int, loss: float) -> Jump | None:
+    def update(self, step: int, loss: float) -> Jump | None:
         """Of a step. Cost: sorting ``window`` numbers, only where the loss is above all of them."""
         if not math.isfinite(loss):
             return Jump(self._high[0][0] if self._high else step, f"the loss is {loss} at step {step}")

@@ -24,7 +24,7 @@ class FileTiers:
     tables: tuple[tuple[str, Mapping[str, Any]], ...]
     """Each tier's name, and the arguments of ``relight.tier``."""
 
-    def of(self, store: str, run: str) -> Tiers:
+    def tiers_of(self, store: str, run: str) -> Tiers:
         """Return the tiers of a run. A table without ``url`` is the store that the script names; without such a table it is ``near``."""
         made: dict[str, Tier] = {}
         if not any("url" not in table for _, table in self.tables):
@@ -103,7 +103,7 @@ def _tiers(given: object, where: str) -> FileTiers:
             _made("keep", table["keep"], where)
     found = FileTiers(tuple((name, dict(table)) for name, table in given.items()))
     try:
-        found.of("/relight-checks-a-file", "run")
+        found.tiers_of("/relight-checks-a-file", "run")
     except ConfigError as error:
         raise ConfigError(f"[checkpoint.tiers]: {error.what}", where=where, hint=error.hint) from None
     except TypeError as error:

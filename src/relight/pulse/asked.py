@@ -13,15 +13,15 @@ FORESEEN = "preventive: "
 _BYTES_MAX = 1024
 
 
-def asked_of(page: str | os.PathLike[str]) -> Path:
+def request_path(page: str | os.PathLike[str]) -> Path:
     """Where it is told, given the rank's page."""
     return Path(f"{os.fspath(page)}.asked")
 
 
-def tell_asked(page: str | os.PathLike[str], reason: str) -> None:
+def write_request(page: str | os.PathLike[str], reason: str) -> None:
     """Leave the next save's reason, in place of an earlier one; none if ``reason`` is empty. Without room on the disk the save names its
     signal only."""
-    path = asked_of(page)
+    path = request_path(page)
     with contextlib.suppress(OSError):
         if not reason:
             path.unlink(missing_ok=True)
@@ -31,11 +31,11 @@ def tell_asked(page: str | os.PathLike[str], reason: str) -> None:
         new.replace(path)
 
 
-def take_asked(page: str | os.PathLike[str]) -> str:
+def take_request(page: str | os.PathLike[str]) -> str:
     """Take the reason that was left, once; empty without a page, or if there is none."""
     if not page:
         return ""
-    path = asked_of(page)
+    path = request_path(page)
     try:
         with path.open("rb") as file:
             reason = file.read(_BYTES_MAX)

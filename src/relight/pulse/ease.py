@@ -19,14 +19,14 @@ class Eased(NamedTuple):
     until: float
 
 
-def ease_of(page: str | os.PathLike[str]) -> Path:
+def ease_path(page: str | os.PathLike[str]) -> Path:
     """Return the file of a node, given any rank's page there."""
     return Path(page).with_name("ease")
 
 
 def write_ease(page: str | os.PathLike[str], eased: Eased | None) -> None:
     """Replace what holds; None: ranks pause no more. ``OSError`` if there is no room for it."""
-    path = ease_of(page)
+    path = ease_path(page)
     if eased is None:
         path.unlink(missing_ok=True)
         return
@@ -37,7 +37,7 @@ def write_ease(page: str | os.PathLike[str], eased: Eased | None) -> None:
 
 def read_ease(page: str | os.PathLike[str]) -> Eased | None:
     """Return what was written last; None without a file, or if it is invalid. Costs a few microseconds."""
-    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError), open(ease_of(page), "rb") as file:
+    with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError), open(ease_path(page), "rb") as file:
         share, until = json.loads(file.read(_BYTES_MAX))
         found = Eased(float(share), float(until))
         if 0 < found.share <= SHARE_MAX and abs(found.until) < float("inf"):

@@ -21,22 +21,22 @@ class Warned(NamedTuple):
     """So soon they do, if at all."""
     why: str = ""
 
-    def left(self, now: float) -> float:
+    def remaining(self, now: float) -> float:
         """What is left of it: it fades evenly, and is nothing once it is over."""
         return self.likely * max(0.0, 1.0 - max(0.0, now - self.at) / self.within_s)
 
 
-def risk_of(page: str | os.PathLike[str]) -> Path:
+def risk_path(page: str | os.PathLike[str]) -> Path:
     """Where it is told, given any rank's page: beside it."""
     return Path(page).with_name("risk")
 
 
-def tell_risk(page: str | os.PathLike[str], warned: Warned) -> None:
+def write_risk(page: str | os.PathLike[str], warned: Warned) -> None:
     """In place of what was told before, unless more is left of that. ``OSError`` if there is no room for it."""
     before = read_risk(page)
-    if before is not None and before.left(warned.at) > warned.likely:
+    if before is not None and before.remaining(warned.at) > warned.likely:
         return
-    path = risk_of(page)
+    path = risk_path(page)
     new = path.with_name("risk.new")
     new.write_text(json.dumps(warned._replace(why=warned.why[:_WHY_MAX])))
     new.replace(path)
@@ -45,7 +45,7 @@ def tell_risk(page: str | os.PathLike[str], warned: Warned) -> None:
 def read_risk(page: str | os.PathLike[str]) -> Warned | None:
     """What was told last; None if nothing was, or nothing that makes sense. A few microseconds."""
     try:
-        with open(risk_of(page), "rb") as file:
+        with open(risk_path(page), "rb") as file:
             at, likely, within_s, why = json.loads(file.read(_BYTES_MAX))
         found = Warned(float(at), float(likely), float(within_s), str(why))
     except (OSError, ValueError, TypeError, RecursionError, OverflowError):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from relight.errors import ConfigError
-from relight.pulse.teller import forget, teller
+from relight.pulse.teller import forget, heartbeat
 
 _waits: Callable[[], None] | None = None
 _passed = False
@@ -38,10 +38,10 @@ def standby() -> None:
     if _waits is not None:
         _waits()
         forget()
-    teller().stands_by(_resident_bytes())
+    heartbeat().stands_by(_resident_bytes())
 
 
-def begins(what: str) -> None:
+def assert_past_standby(what: str) -> None:
     """That the rank's own part begins, with ``what``. ``ConfigError`` in a spare that has not come to ``standby()``: it must not train."""
     global _begun
     if _waits is not None and not _passed:

@@ -32,12 +32,12 @@ class Teller:
         if path:
             try:
                 self._page = Page(path)
-                self._tell()
+                self._write()
             except (OSError, ValueError):
                 self.path = ""
 
     @property
-    def heard(self) -> bool:
+    def has_reader(self) -> bool:
         """Whether anybody may be listening."""
         return self._page is not None
 
@@ -48,7 +48,7 @@ class Teller:
 
     def phase(self, name: str, expected_s: float = 0.0) -> None:
         """What it is at from now on."""
-        self._tell(phase=name, since=time.monotonic(), expected_s=expected_s)
+        self._write(phase=name, since=time.monotonic(), expected_s=expected_s)
 
     @contextlib.contextmanager
     def during(self, name: str, expected_s: float = 0.0) -> Iterator[None]:
@@ -58,66 +58,66 @@ class Teller:
         try:
             yield
         finally:
-            self._tell(phase=before.phase, since=time.monotonic(), expected_s=before.expected_s)
+            self._write(phase=before.phase, since=time.monotonic(), expected_s=before.expected_s)
 
     def at(self, url: str, run: str) -> None:
         """Where the run is stored."""
-        self._tell(url=url, run=run)
+        self._write(url=url, run=run)
 
     def restored(self, step: int) -> None:
         """From which step it goes on; −1: from none."""
         now = time.monotonic()
         seconds = now - self._beat.since if self._beat.phase == "restoring" else 0.0
-        self._tell(restored=step, restored_at=now, restore_s=seconds, phase="training", since=now, expected_s=0.0)
+        self._write(restored=step, restored_at=now, restore_s=seconds, phase="training", since=now, expected_s=0.0)
 
     def stepped(self, step: int, loss: float = math.nan) -> None:
         """A step ended."""
         now = time.monotonic()
         first = self._beat.first_at or now
         steps = self._beat.steps + 1
-        self._tell(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
+        self._write(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
 
     def writes(self, agent: int) -> None:
         """Which process writes this one's saves; 0: this one does."""
         if self._beat.agent != agent:
-            self._tell(agent=agent)
+            self._write(agent=agent)
 
     def is_heir(self, can: bool = True) -> None:
         """Whether it can save what other ranks of this node held, should they die; or, as one has, not."""
         if self._beat.heir != can:
-            self._tell(heir=int(can))
+            self._write(heir=int(can))
 
     def updates(self) -> None:
         """That it is an heir, and past its exchanges of this step: it will come to the step's end whoever dies."""
-        self._tell(heir=UPDATING)
+        self._write(heir=UPDATING)
 
     def stands_by(self, held_bytes: int) -> None:
         """That the script has a place at which a spare can wait, and how much memory it needs until then."""
-        self._tell(ahead=held_bytes)
+        self._write(ahead=held_bytes)
 
-    def asked(self, step: int) -> None:
+    def save_requested(self, step: int) -> None:
         """A save was asked for."""
         self._asked[step] = time.monotonic()
-        self._tell(save_since=min(self._asked.values()))
+        self._write(save_since=min(self._asked.values()))
 
     def sealed(self, step: int) -> None:
         """It can be finished by others."""
-        self._tell(sealed=max(step, self._beat.sealed))
+        self._write(sealed=max(step, self._beat.sealed))
 
     def over(self, step: int, durable: bool) -> None:
         """It is durable, or has failed."""
         since = self._asked.pop(step, None)
         waits = min(self._asked.values(), default=0.0)
         if not durable:
-            self._tell(save_since=waits)
+            self._write(save_since=waits)
             return
         took = self._beat.saves_s if since is None else time.monotonic() - since
         beat = self._beat
-        self._tell(
+        self._write(
             save_since=waits, saves_s=took, saves=beat.saves + 1, durable=max(step, beat.durable), sealed=max(step, beat.sealed)
         )
 
-    def _tell(self, **changes: object) -> None:
+    def _write(self, **changes: object) -> None:
         if self._page is None or self._beat.pid != os.getpid():  # a forked child must not write to its parent's page
             return
         with self._lock:
@@ -135,13 +135,13 @@ def phase(name: str, expected_s: float = 0.0) -> contextlib.AbstractContextManag
     ``expected_s``: how long it should take; 0: as long as it took before. Under ``relight run`` it is not taken to hang as long as it is
     within three times that, and five seconds; without, this does nothing.
     """
-    return teller().during(name, expected_s)
+    return heartbeat().during(name, expected_s)
 
 
 _teller: Teller | None = None
 
 
-def teller() -> Teller:
+def heartbeat() -> Teller:
     """This process's; a forked child has none of its parent's."""
     global _teller
     if _teller is None or _teller._beat.pid != os.getpid():

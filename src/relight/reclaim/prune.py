@@ -218,7 +218,7 @@ def abandoned_in(history: History, known: Mapping[str, bool] | None = None) -> s
     if newest is not None and newest.id not in line:
         longer = line_of(history, newest)
         line |= longer if head.id in longer else set()
-    return history.by_id.keys() - line - history.set_aside
+    return history.by_id.keys() - line - history.rolled_back_ids
 
 
 def _kept_for_suspects(history: History, known: Mapping[str, bool]) -> set[str]:
@@ -233,7 +233,7 @@ def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Cand
     time_s = seconds_since_epoch(one.time)
     return Candidate(
         one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s,
-        routine=is_routine(one.body.reason), aside=one.id in history.set_aside,
+        routine=is_routine(one.body.reason), aside=one.id in history.rolled_back_ids,
     )  # fmt: skip
 
 

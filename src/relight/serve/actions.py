@@ -311,7 +311,7 @@ class Actions:
 
     def _save(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, why = self._run(fields), fields.get("why", "")
-        told_at = told_last(self._index.state(fields["store"], run.name).accounts)
+        told_at = newest_account_time(self._index.state(fields["store"], run.name).accounts)
         ago_s = time.time() - told_at if told_at is not None else None
         watched = (
             f"relight run told of it {max(0.0, ago_s):.0f} s ago: it looks every {LOOK_S:.0f} s whether it is asked."
@@ -352,7 +352,7 @@ def _pruned(plan: PrunePlan, run: Run) -> Done:
     return Done(True, f"{len(report.retired)} checkpoints have gone", "\n".join(report.retired[:50]))
 
 
-def told_last(accounts: Sequence[Account]) -> float | None:
+def newest_account_time(accounts: Sequence[Account]) -> float | None:
     """When a supervisor of the run wrote down last where the time went; None if none ever did."""
     ends = [began + one.seconds for one in accounts if (began := seconds_since_epoch(one.began)) is not None]
     return max(ends, default=None)

@@ -76,7 +76,7 @@ def status_of(error: RelightError) -> int:
     return 409 if isinstance(error, Fenced) else 422
 
 
-def told(value: Any, status: int = 200) -> Response:
+def json_response(value: Any, status: int = 200) -> Response:
     """Any of our values as JSON; numbers that JSON lacks are null."""
     return Response(shown_json(msgspec.json.encode(value, enc_hook=str)), status, media_type="application/json")
 
@@ -126,8 +126,8 @@ def router() -> APIRouter:
             raise await refuse_role(request, ACTIONS[verb])
         acts = request.app.state.acts
         if asked.confirm:
-            return told((await run_in_threadpool(acts.execute, verb, asked.fields, who, asked.confirm))._asdict())
-        return told((await run_in_threadpool(acts.plan, verb, asked.fields, who))._asdict())
+            return json_response((await run_in_threadpool(acts.execute, verb, asked.fields, who, asked.confirm))._asdict())
+        return json_response((await run_in_threadpool(acts.plan, verb, asked.fields, who))._asdict())
 
     @made.get("/openapi.json", dependencies=[needs("viewer")], include_in_schema=False)
     def schema(request: Request) -> JSONResponse:
@@ -141,34 +141,34 @@ def _reading(made: APIRouter) -> None:
 
     @made.get("/stores", dependencies=viewer, summary="All stores that are followed")
     def stores(request: Request) -> Response:
-        return told(request.app.state.index.stores())
+        return json_response(request.app.state.index.stores())
 
     @made.get("/runs", dependencies=viewer, summary="Runs, those first that need somebody")
     def runs(request: Request, after: After = None, limit: Limit = 100) -> Response:
-        return told(request.app.state.index.runs(after, limit))
+        return json_response(request.app.state.index.runs(after, limit))
 
     @made.get("/runs/{store}/{run}", dependencies=viewer, summary="One run")
     def run(request: Request, store: Name, run: Name) -> Response:
-        return told(pieces.bounded_run(request.app.state.index.run(store, run)))
+        return json_response(pieces.bounded_run(request.app.state.index.run(store, run)))
 
     @made.get("/runs/{store}/{run}/checkpoints", dependencies=viewer, summary="Its checkpoints, the newest first")
     def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:
-        return told(request.app.state.index.checkpoints(store, run, after, limit))
+        return json_response(request.app.state.index.checkpoints(store, run, after, limit))
 
     @made.get("/runs/{store}/{run}/checkpoints/{which:path}/values", dependencies=viewer, summary="A tensor in numbers")
     def values(request: Request, store: Name, run: Name, which: Name, path: Path400) -> Response:
-        return told(request.app.state.index.values(store, run, which, path))
+        return json_response(request.app.state.index.values(store, run, which, path))
 
     @made.get("/runs/{store}/{run}/checkpoints/{which:path}", dependencies=viewer, summary="One checkpoint, a piece of its tensors")
     def checkpoint(
         request: Request, store: Name, run: Name, which: Name, after: After = None, limit: Limit = 100, find: Find = ""
     ) -> Response:
-        return told(pieces.checkpoint_piece(request.app.state.index.checkpoint(store, run, which), after, limit, find))
+        return json_response(pieces.checkpoint_piece(request.app.state.index.checkpoint(store, run, which), after, limit, find))
 
     @made.get("/diff", dependencies=viewer, summary="A piece of what differs between two checkpoints, or how far that is")
     def diff(request: Request, a: Spec, b: Spec, after: After = None, limit: Limit = 100, changed: Changed = False) -> Response:
         found = request.app.state.index.diff(a, b)
-        return told(found if isinstance(found, Working) else pieces.diff_piece(found, after, limit, changed))
+        return json_response(found if isinstance(found, Working) else pieces.diff_piece(found, after, limit, changed))
 
 
 def _more_reading(made: APIRouter) -> None:
@@ -176,37 +176,37 @@ def _more_reading(made: APIRouter) -> None:
 
     @made.get("/lineage/{store}", dependencies=viewer, summary="The runs of a store, parents before their branches")
     def lineage(request: Request, store: Name, after: After = None, limit: Limit = 100) -> Response:
-        return told(pieces.lineage_piece(request.app.state.index.lineage(store), after, limit))
+        return json_response(pieces.lineage_piece(request.app.state.index.lineage(store), after, limit))
 
     @made.get("/storage/{store}", dependencies=viewer, summary="What a store holds, and what goes next")
     def storage(request: Request, store: Name) -> Response:
-        return told(pieces.bounded_storage(request.app.state.index.storage(store)))
+        return json_response(pieces.bounded_storage(request.app.state.index.storage(store)))
 
     @made.get("/incidents", dependencies=viewer, summary="What happened to runs, the newest first")
     def incidents(request: Request, after: After = None, limit: Limit = 100) -> Response:
         found = request.app.state.index.incidents(after, limit)
-        return told(replace(found, rows=[pieces.bare(one) for one in found.rows]))
+        return json_response(replace(found, rows=[pieces.bare(one) for one in found.rows]))
 
     @made.get("/incidents/{store}/{run}/{which}", dependencies=viewer, summary="One incident, with its evidence")
     def incident(request: Request, store: Name, run: Name, which: Name) -> Response:
-        return told(request.app.state.index.incident(store, run, which))
+        return json_response(request.app.state.index.incident(store, run, which))
 
     @made.get("/risk", dependencies=viewer, summary="Machines that look like failing")
     def risk(request: Request) -> Response:
-        return told(request.app.state.index.risk()[: pieces.LISTED_MAX])
+        return json_response(request.app.state.index.risk()[: pieces.LISTED_MAX])
 
     @made.get("/tasks", dependencies=viewer, summary="What actions have begun that takes its time, the newest first")
     def tasks(request: Request, limit: Limit = 100) -> Response:
-        return told([pieces.short_task(one.shown(time.time())) for one in request.app.state.tasks.all()[:limit]])
+        return json_response([pieces.short_task(one.shown(time.time())) for one in request.app.state.tasks.all()[:limit]])
 
     @made.get("/tasks/{task}", dependencies=viewer, summary="One of them: what it says, and how it ended")
     def task(request: Request, task: Name) -> Response:
-        return told(request.app.state.tasks.get(task).shown(time.time()))
+        return json_response(request.app.state.tasks.get(task).shown(time.time()))
 
     @made.get("/audit", dependencies=[needs("operator")], summary="Who did what, the newest first")
     def audit(request: Request, after: After = None, limit: Limit = 100) -> Response:
-        return told(request.app.state.index.audit(after, limit))
+        return json_response(request.app.state.index.audit(after, limit))
 
     @made.get("/settings", dependencies=[needs("admin")], summary="Tokens without their secrets, and what tiers keep")
     def settings(request: Request) -> Response:
-        return told(request.app.state.index.settings())
+        return json_response(request.app.state.index.settings())

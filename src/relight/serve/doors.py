@@ -201,7 +201,7 @@ class Doors:
                 word = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
                 return Who(names[0], self.rules.proxy_role, session="proxy"), word
         for cookie in self._cookies(headers):
-            if (found := self._state.of_session(cookie)) is not None:
+            if (found := self._state.session_user(cookie)) is not None:
                 return found
         return (Who("anonymous", "viewer"), "") if self.rules.anonymous_read else (None, "")
 

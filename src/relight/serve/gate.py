@@ -190,7 +190,7 @@ class Gate:
         self._closing.discard(one)
         self._forget(one)
 
-    def of(self, number: int) -> Connection | None:
+    def connection_of(self, number: int) -> Connection | None:
         """Return the open connection with this descriptor."""
         return self._open.get(number)
 
@@ -274,7 +274,7 @@ class Reporting(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """See asyncio."""
         super().connection_made(transport)
-        self._connection = self.gate.of(transport.get_extra_info("socket").fileno())
+        self._connection = self.gate.connection_of(transport.get_extra_info("socket").fileno())
         if self._connection is None:
             transport.abort()  # ended while its transport was made
         else:

@@ -158,11 +158,11 @@ class Around:
 
     def _follow(self) -> None:
         while not self._ending.is_set():
-            for store, run in sorted(self._hear()):
+            for store, run in sorted(self._read_new()):
                 self._changed(store, run)
             self._ending.wait(self._poll_s)
 
-    def _hear(self) -> set[tuple[str, str]]:
+    def _read_new(self) -> set[tuple[str, str]]:
         """What is new, kept by save; the runs that it is of."""
         touched = set()
         for _ in range(ROUNDS_MAX):

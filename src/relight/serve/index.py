@@ -317,7 +317,7 @@ class Index:
 
     def _listed(self, store: str, run: str, chosen: Sequence[Checkpoint], history: History) -> list[CheckpointRow]:
         """Checkpoints in a list: what their store says, and what processes of this machine have told of them."""
-        tags, set_aside = _tags_by_id(store, history.tags), history.set_aside
+        tags, set_aside = _tags_by_id(store, history.tags), history.rolled_back_ids
         known = damage(history)
         rows = [_checkpoint_row(one, tags.get(one.id, ()), set_aside, known.get(one.id)) for one in chosen]
         if self._around is None:

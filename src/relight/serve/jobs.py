@@ -50,7 +50,7 @@ class Job(Generic[T]):
             self.bytes_done += count
         self._heard()
         if self.is_abandoned:
-            raise left()
+            raise clients_left()
 
     @property
     def done(self) -> float:
@@ -103,7 +103,7 @@ class Jobs:
                 return known
             self._drop_abandoned()
             self._check_quota(quick)
-            job: Job[T] = Job(key, total, quick, self._heard)
+            job: Job[T] = Job(key, total, quick, self._notify_clients)
             self._known[key] = job
             self._known.move_to_end(key)
             self._pending.append((job, work, rows))
@@ -128,7 +128,7 @@ class Jobs:
         gone = [one for one in self._pending if one[0].is_abandoned]
         self._pending = [one for one in self._pending if not one[0].is_abandoned]
         for job, _, _ in gone:
-            job.future.set_exception(left())
+            job.future.set_exception(clients_left())
 
     def _forget(self) -> None:
         """Drop the oldest results until few enough, with few enough rows, are left."""
@@ -160,7 +160,7 @@ class Jobs:
     def _work(self, job: Job[Any], work: Callable[[Progress], Any], rows: Callable[[Any], int]) -> None:
         try:
             if job.is_abandoned:
-                raise left()
+                raise clients_left()
             result = work(job.advance)
             job.rows = rows(result)
         except BaseException as error:  # noqa: BLE001 (the job's client gets it)
@@ -173,7 +173,7 @@ class Jobs:
             self._start()
         self._changed()
 
-    def _heard(self) -> None:
+    def _notify_clients(self) -> None:
         now = time.monotonic()
         if now - self._noticed_at > PROGRESS_S:
             self._noticed_at = now
@@ -188,6 +188,6 @@ class Jobs:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
 
-def left() -> StoreUnavailable:
+def clients_left() -> StoreUnavailable:
     """The error of a job that was cancelled because its clients left."""
     return StoreUnavailable(f"cancelled: no client asked for the result within {ABANDONED_S:.0f} s", hint="ask again", retryable=True)

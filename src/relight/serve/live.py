@@ -62,7 +62,7 @@ class Hub:
             self._news.append((store, runs or set()))
             first = len(self._news) == 1
         if first:
-            loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._tell))
+            loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._publish))
 
     def progressed(self) -> None:
         """A job advances: pages that show all stores ask again. From any thread."""
@@ -74,7 +74,7 @@ class Hub:
         for one in self._streams:
             one.woken.set()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         with self._lock:
             news, self._news = self._news, []
         for one in self._streams:

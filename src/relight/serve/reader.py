@@ -120,11 +120,11 @@ class Reader:
 
     def _follow(self) -> None:
         while not self._ending.is_set():
-            self.look()
+            self.poll()
             self._wake.wait(self._poll_s)
             self._wake.clear()
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read what is new. What the store refuses is said of it; what was read before stays."""
         before = self.now
         try:
@@ -171,7 +171,7 @@ def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts:
     """What a log amounts to, worked out once."""
     history = fold(view)
     known = damage(history)
-    fine = [one for one in history.live if not one.body.suspect and one.id not in history.set_aside and one.id not in known]
+    fine = [one for one in history.live if not one.body.suspect and one.id not in history.rolled_back_ids and one.id not in known]
     good = fine[-1] if fine else None
     times = [at for one in history.live[-GAPS_LOOKED_AT:] if (at := seconds_since_epoch(one.time)) is not None]
     gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]

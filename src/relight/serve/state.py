@@ -119,7 +119,7 @@ class State:
 
     def is_valid(self, who: Who) -> bool:
         """Whether he may still be here: neither his token nor his session is over."""
-        return (self.of_session(who.session) if who.session else self._valid(who.token)) is not None
+        return (self.session_user(who.session) if who.session else self._valid(who.token)) is not None
 
     def begin_session(self, who: Who) -> str:
         """What the browser's cookie is to hold."""
@@ -128,7 +128,7 @@ class State:
         self._do("INSERT INTO sessions VALUES(?,?,?,?)", _hash(secret), who.token, secrets.token_urlsafe(32), now + SESSION_S)
         return secret
 
-    def of_session(self, secret: str) -> tuple[Who, str] | None:
+    def session_user(self, secret: str) -> tuple[Who, str] | None:
         """Who began it, and its word for forms (CSRF); None if it is over, or its token is."""
         rows = (
             self._do("SELECT token,csrf FROM sessions WHERE hash=? AND ends>?", _hash(secret), self._clock())

@@ -71,7 +71,7 @@ class Task:
         """Of the three."""
         return RUNNING if self.done is None else OK if self.done.ok else FAILED
 
-    def say(self, line: str) -> None:
+    def add_line(self, line: str) -> None:
         """A line more, from its own thread; of very many the last ones are kept."""
         self.lines = [*self.lines, line[:500]][-LINES_MAX:]
         self.tells()

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import msgspec
 
-from relight.catalog.asking import Answer, came_of, wait_for_answer
+from relight.catalog.asking import Answer, describe_outcome, wait_for_answer
 from relight.catalog.checked import record_checked
 from relight.catalog.run import Run
 from relight.catalog.verify import verify_checkpoint
@@ -33,14 +33,14 @@ _SAID_MAX = 1 << 20
 def wait_for(task: Task, run: Run, seq: int, timeout_s: float) -> Done:
     """Until the save is there, or will not be."""
     began = time.monotonic()
-    task.say(f"asked, in record {seq} of the log")
+    task.add_line(f"asked, in record {seq} of the log")
 
     def tell(answer: Answer) -> None:
         if not answer.over:
-            task.say(f"heard on {answer.heard}; it saves at the end of its step")
+            task.add_line(f"heard on {answer.heard}; it saves at the end of its step")
 
     answer = wait_for_answer(run, seq, timeout_s, tell, task.ending)
-    return Done(answer.saved is not None, came_of(answer, time.monotonic() - began))
+    return Done(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
 
 
 def verify(task: Task, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> Done:
@@ -54,11 +54,11 @@ def verify(task: Task, run: Run, one: Checkpoint, verified: Callable[[bool], Non
         read += count
         if (tenths := min(9, 10 * read // total)) > shown:
             shown = tenths
-            task.say(f"{10 * tenths} % of its bytes are verified")
+            task.add_line(f"{10 * tenths} % of its bytes are verified")
 
     while not _verifying.acquire(timeout=0.2):
         if not task.lines:
-            task.say(f"waits: {VERIFYING_MAX} verifications are running")
+            task.add_line(f"waits: {VERIFYING_MAX} verifications are running")
         if task.ending.is_set():
             raise StoreUnavailable("the server ended before it began", retryable=True)
     try:
@@ -81,7 +81,7 @@ def drill(task: Task, url: str, deadline_s: float = DRILL_S) -> Done:
         told: list[bytes] = []
         readers = [
             threading.Thread(target=lambda: told.append(process.stdout.read(_SAID_MAX) if process.stdout else b""), daemon=True),
-            threading.Thread(target=_told, args=(task, process), daemon=True),
+            threading.Thread(target=_stream_output, args=(task, process), daemon=True),
         ]
         for one in readers:
             one.start()
@@ -99,10 +99,10 @@ def drill(task: Task, url: str, deadline_s: float = DRILL_S) -> Done:
     return Done(False, f"relight drill ended with {process.returncode} and no report", "\n".join(task.lines[-5:]))
 
 
-def _told(task: Task, process: subprocess.Popen[bytes]) -> None:
+def _stream_output(task: Task, process: subprocess.Popen[bytes]) -> None:
     for line in process.stderr or ():
         if line.strip():
-            task.say(_text(line))
+            task.add_line(_text(line))
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:

@@ -7,11 +7,11 @@ import os
 _usual: dict[str, str] = {}
 
 
-def usually(variable: str, value: str) -> None:
+def set_default(variable: str, value: str) -> None:
     """From now on ``variable`` is taken to say ``value`` here, unless it is set."""
     _usual[variable] = value
 
 
-def said(variable: str) -> str:
+def get(variable: str) -> str:
     """What the variable says; what is usual here; or nothing."""
     return os.environ.get(variable) or _usual.get(variable, "")

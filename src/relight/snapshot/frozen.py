@@ -38,7 +38,7 @@ class Frozen:
         self._turn = 0
         self.numbers = frozenset(number for number, _ in tensors)
 
-    def look(self) -> Look:
+    def fingerprint(self) -> Look:
         """Now. Half a microsecond a tensor, and a MiB."""
         return Look(self._watched.begin(), [tensor._version for _, tensor in self._away])
 

@@ -30,7 +30,7 @@ class Pauses(Protocol):
         """The longest."""
 
 
-def again(patience: Pauses, call: Callable[[], T]) -> T:
+def retry(patience: Pauses, call: Callable[[], T]) -> T:
     """What ``call`` gives; called again after what may pass, until the deadline. The last error is the one that is raised."""
     ends = time.monotonic() + patience.deadline_s
     pause = patience.pause_s
@@ -40,7 +40,7 @@ def again(patience: Pauses, call: Callable[[], T]) -> T:
         except StoreUnavailable as error:
             if not error.retryable or time.monotonic() + pause > ends:
                 raise
-        rest(pause)
+        sleep(pause)
         pause = min(2 * pause, patience.pause_max_s)
 
 
@@ -68,15 +68,15 @@ def first_contact(call: Callable[[], T], patience: FirstContact | None = None) -
                 emit("store.retried", f"the store failed at the first contact, and is tried again: {error}", kind=error.kind)
             raise
 
-    return again(patience or FirstContact(), watched)
+    return retry(patience or FirstContact(), watched)
 
 
-def rest(pause_s: float) -> None:
+def sleep(pause_s: float) -> None:
     """Wait about that long: who were turned away together do not come back together."""
     time.sleep(pause_s * (0.5 + random.random()))
 
 
-def decoded(get: Callable[[], bytes], decode: Callable[[bytes], T], where: str, believed: int = 2) -> T:
+def decode_with_reread(get: Callable[[], bytes], decode: Callable[[bytes], T], where: str, believed: int = 2) -> T:
     """What ``decode`` makes of what ``get`` reads. What is no good is read again: what was damaged on its way is whole the next time.
 
     ``believed``: how many times the same bytes must have come for their damage to be where they lie; ``decode``'s error is then raised.
@@ -94,11 +94,11 @@ def decoded(get: Callable[[], bytes], decode: Callable[[bytes], T], where: str, 
             last = error
             continue
         if came:
-            tell_read_again(where)
+            report_reread(where)
         return value
     raise StoreUnavailable(f"it comes otherwise each time it is read: {last.what}", where=where) from last
 
 
-def tell_read_again(where: str) -> None:
+def report_reread(where: str) -> None:
     """Say that bytes came damaged and were whole when read once more."""
     emit("read.again", f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing", where=where)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from relight.keys import Guard
-from relight.store.base import ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, beneath, forget_copies
+from relight.store.base import ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, invalidate_cache, without_cache
 
 
 class Around:
@@ -17,7 +17,7 @@ class Around:
 
     def __init__(self, inner: ByteStore) -> None:
         self.inner = inner
-        self.url, self.shared, self.settles, self.parallel_reads = inner.url, inner.shared, inner.settles, inner.parallel_reads
+        self.url, self.shared, self.needs_sync, self.parallel_reads = inner.url, inner.shared, inner.needs_sync, inner.parallel_reads
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.inner!r})"
@@ -29,9 +29,9 @@ class Around:
         raise AttributeError(name)
 
     @property
-    def beneath(self) -> ByteStore:
+    def without_cache(self) -> ByteStore:
         """Without the copies that may be kept nearby: see ``beneath``."""
-        below = beneath(self.inner)
+        below = without_cache(self.inner)
         return self if below is self.inner else self._over(below)  # type: ignore[return-value]
 
     def _over(self, below: ByteStore) -> ByteStore:
@@ -54,9 +54,9 @@ class Around:
         """See ``Rewrites``."""
         return rewrites(self.inner).rewrite(key, size)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """See ``ByteStore``."""
-        self.inner.settle(prefix)
+        self.inner.sync(prefix)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -90,9 +90,9 @@ class Around:
         """See ``ByteStore``."""
         return self.inner.free_bytes()
 
-    def forget(self, key: str, offset: int = 0, length: int | None = None) -> None:
+    def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
         """See ``forget_copies``."""
-        forget_copies(self.inner, key, offset, length)
+        invalidate_cache(self.inner, key, offset, length)
 
 
 def guard_of(store: ByteStore) -> Guard:
@@ -101,11 +101,11 @@ def guard_of(store: ByteStore) -> Guard:
     return found
 
 
-def innermost(store: ByteStore) -> ByteStore:
+def unwrap(store: ByteStore) -> ByteStore:
     """The store as it lies there, without what guards it and without copies kept nearby."""
     while isinstance(store, Around):
         store = store.inner
-    return beneath(store)
+    return without_cache(store)
 
 
 def rewrites(store: ByteStore) -> Rewrites:

@@ -53,7 +53,7 @@ class Writer(Protocol):
         an object store keeps no more than that of what lies behind a gap."""
 
     def finish(self, size: int | None = None) -> None:
-        """Make the bytes durable and close; the name needs ``settle``. After an error the file is poisoned: abort, never finish again.
+        """Make the bytes durable and close; the name needs ``sync``. After an error the file is poisoned: abort, never finish again.
 
         ``size``: the file ends there, sooner than was announced.
         """
@@ -92,8 +92,8 @@ class ByteStore(Protocol):
     """How many reads at once are worth while."""
     shared: bool
     """Whether another process that opens ``url`` finds the same files."""
-    settles: bool
-    """Whether ``settle`` has anything to do: False where what was answered is durable by name, too."""
+    needs_sync: bool
+    """Whether ``sync`` has anything to do: False where what was answered is durable by name, too."""
 
     def properties(self) -> Properties:
         """What it honours."""
@@ -104,7 +104,7 @@ class ByteStore(Protocol):
     def write(self, key: str, size: int) -> Writer:
         """A writer for a new file of ``size`` bytes. Fails if the key exists, or if there is no room for it."""
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """Make the names directly below ``prefix`` durable."""
 
     def get(self, key: str, limit: int) -> bytes:
@@ -147,9 +147,9 @@ def lanes_of(store: ByteStore) -> int:
     return found
 
 
-def beneath(store: ByteStore) -> ByteStore:
+def without_cache(store: ByteStore) -> ByteStore:
     """``store`` without the copies that it may keep nearby: for whoever asks whether the bytes lie where they should."""
-    found: ByteStore = getattr(store, "beneath", store)
+    found: ByteStore = getattr(store, "without_cache", store)
     return found
 
 
@@ -174,9 +174,9 @@ def trusts(store: ByteStore) -> bool:
     return named
 
 
-def forget_copies(store: ByteStore, key: str, offset: int = 0, length: int | None = None) -> None:
+def invalidate_cache(store: ByteStore, key: str, offset: int = 0, length: int | None = None) -> None:
     """Have that range of a file, or all of it, read from where it lies the next time, if ``store`` keeps copies nearby."""
-    forget = getattr(store, "forget", None)
+    forget = getattr(store, "invalidate", None)
     if forget is not None:
         forget(key, offset, length)
 
@@ -186,7 +186,7 @@ READS_AT_ONCE = 2
 
 
 def put(store: ByteStore, key: str, data: bytes) -> None:
-    """Write a small file under a name nobody else uses, durably but for ``settle``."""
+    """Write a small file under a name nobody else uses, durably but for ``sync``."""
     write_whole(store.write(key, len(data)), data)
 
 

@@ -45,46 +45,46 @@ class CachedStore:
     """
 
     def __init__(self, inner: ByteStore, blocks: Blocks) -> None:
-        self.beneath, self.blocks = inner, blocks
-        self.url, self.shared, self.settles, self.parallel_reads = inner.url, inner.shared, inner.settles, inner.parallel_reads
+        self.without_cache, self.blocks = inner, blocks
+        self.url, self.shared, self.needs_sync, self.parallel_reads = inner.url, inner.shared, inner.needs_sync, inner.parallel_reads
         self.counts = Counts()
         self.changes = 0
         """Made to fixed files through this store. What was opened before the last one is not kept: it may be of a file that is gone."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
-        return f"CachedStore({self.beneath!r}, {self.blocks!r})"
+        return f"CachedStore({self.without_cache!r}, {self.blocks!r})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (CachedStore, (self.beneath, self.blocks))
+        return (CachedStore, (self.without_cache, self.blocks))
 
     def properties(self) -> Properties:
         """See ``ByteStore``."""
-        return self.beneath.properties()
+        return self.without_cache.properties()
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
         self._changed(key)
-        return self.beneath.put_once(key, data)
+        return self.without_cache.put_once(key, data)
 
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``. What is written is not cached: whoever restores it is mostly elsewhere."""
         self._changed(key)
-        return self.beneath.write(key, size)
+        return self.without_cache.write(key, size)
 
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``."""
         self._changed(key)
-        return rewrites(self.beneath).rewrite(key, size)
+        return rewrites(self.without_cache).rewrite(key, size)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """See ``ByteStore``."""
-        self.beneath.settle(prefix)
+        self.without_cache.sync(prefix)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
         if not is_fixed(check_key(key)):
-            return self.beneath.get(key, limit)
+            return self.without_cache.get(key, limit)
         name, changes = name_of(self.url, key), self.changes
         size = self.blocks.file_bytes(name)
         if size is not None and size <= limit:
@@ -93,7 +93,7 @@ class CachedStore:
             if all(self.blocks.take(name, number, size, [piece]) for number, piece in enumerate(pieces)):
                 self.count(key, Counts(hits=len(pieces), hit_bytes=size))
                 return bytes(data)
-        found = self.beneath.get(key, limit)
+        found = self.without_cache.get(key, limit)
         pieces = list(_blocks_of(memoryview(found)))
         for number, piece in enumerate(pieces):
             if changes == self.changes:
@@ -104,36 +104,36 @@ class CachedStore:
     def open(self, key: str) -> Reader:
         """See ``ByteStore``. Where the file's first block is here nobody far away is asked, until a block is missing."""
         if not is_fixed(check_key(key)):
-            return self.beneath.open(key)
+            return self.without_cache.open(key)
         return _CachedReader(self, key, self.blocks.file_bytes(name_of(self.url, key)))
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``."""
-        return self.beneath.list(prefix)
+        return self.without_cache.list(prefix)
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``. What is cached of it goes too, before it and behind it: somebody may be reading."""
         self._changed(key)
-        self.beneath.delete(key)
+        self.without_cache.delete(key)
         self._changed(key)
 
     def delete_dir(self, prefix: str) -> bool:
         """See ``ByteStore``."""
-        return self.beneath.delete_dir(prefix)
+        return self.without_cache.delete_dir(prefix)
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
         """See ``ByteStore``."""
-        return self.beneath.uploads(prefix)
+        return self.without_cache.uploads(prefix)
 
     def drop_upload(self, upload: Upload) -> None:
         """See ``ByteStore``."""
-        self.beneath.drop_upload(upload)
+        self.without_cache.drop_upload(upload)
 
     def free_bytes(self) -> int | None:
         """See ``ByteStore``."""
-        return self.beneath.free_bytes()
+        return self.without_cache.free_bytes()
 
-    def forget(self, key: str, offset: int = 0, length: int | None = None) -> None:
+    def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
         """Let go of what is cached of a range of a file, or of all of it."""
         if is_fixed(key):
             end = None if length is None else offset + length
@@ -143,7 +143,7 @@ class CachedStore:
         if is_fixed(key):
             with self._lock:
                 self.changes += 1
-            self.forget(key)
+            self.invalidate(key)
 
     def count(self, key: str, found: Counts) -> None:
         """Add up, and tell."""
@@ -174,7 +174,7 @@ class _CachedReader:
         self._served: set[tuple[int, int]] = set()
         self._rooms: deque[memoryview] = deque()
         if size is None:
-            self._inner = store.beneath.open(key)
+            self._inner = store.without_cache.open(key)
             size = self._inner.size
         self.size = size
 
@@ -254,12 +254,12 @@ class _CachedReader:
         with self._lock:
             if self._inner is None:
                 try:
-                    self._inner = self._store.beneath.open(self._key)
+                    self._inner = self._store.without_cache.open(self._key)
                 except CheckpointNotFound as error:
                     raise CorruptCheckpoint("it is gone, and only some of it is cached", where=self._key) from error
             inner = self._inner
         if inner.size != self.size:
-            self._store.forget(self._key)
+            self._store.invalidate(self._key)
             raise CorruptCheckpoint(f"{inner.size} bytes long, and {self.size} when it was cached", where=self._key)
         return inner
 

@@ -42,7 +42,7 @@ class Disk:
         """Open a directory, to fsync it."""
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
 
-    def look_anew(self, path: str) -> None:
+    def revalidate(self, path: str) -> None:
         """Open a directory and close it: a network file system's client then asks the server whether what it remembers of it still holds,
         names that were not there too (close-to-open consistency: nfs(5))."""
         os.close(self.open_dir(path))

@@ -290,14 +290,14 @@ def _links(disk: Disk, path: str) -> int:
 
 def _holder(disk: Disk, path: str) -> int | None:
     """Which file has the name; None if none shows."""
-    look_anew(disk, os.path.dirname(path))
+    revalidate_directory(disk, os.path.dirname(path))
     try:
         return disk.lstat(path).st_ino
     except OSError:
         return None
 
 
-def look_anew(disk: Disk, directory: str) -> None:
+def revalidate_directory(disk: Disk, directory: str) -> None:
     """Have what is remembered of the names in a directory checked; if it does not show itself, in the nearest one above it that does.
 
     A network file system's client remembers for up to a minute that a name was not there: none is gone before this was called. Costs two
@@ -305,7 +305,7 @@ def look_anew(disk: Disk, directory: str) -> None:
     """
     while True:
         try:
-            disk.look_anew(directory)
+            disk.revalidate(directory)
             return
         except OSError as error:
             if error.errno not in (errno.ENOENT, errno.ESTALE) or directory == os.path.dirname(directory):
@@ -431,7 +431,7 @@ class OpenFile:
         with self._lock:
             if stale not in (self._fd, self._direct):
                 return  # another thread was first
-            look_anew(self._disk, os.path.dirname(self._path))
+            revalidate_directory(self._disk, os.path.dirname(self._path))
             fd = -1
             try:
                 fd = self._disk.open_read(self._path)

@@ -37,7 +37,7 @@ from relight.format.keyring import KEYS_DIR
 from relight.format.names import STORE_FILE, is_record_key
 from relight.keys import Keychain
 from relight.store.around import Around, rewrites
-from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, forget_copies
+from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, invalidate_cache
 from relight.store.buffers import page_buffer
 from relight.store.keyring import Ring, open_ring, slots_in, some_unreadable
 from relight.world.new_threads import ThreadPool
@@ -88,13 +88,13 @@ class EncryptedStore(Around):
         if is_clear(key) or not data:
             return self.inner.put_once(key, data)
         if is_record_key(key):
-            self._look_at_slots()
+            self._read_key_slots()
         return self.inner.put_once(key, encrypt_file(self._new_cipher(key), data))
 
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``. An empty file is a word that something else is whole: before it, it is looked as before a record."""
         if not size:
-            self._look_at_slots()
+            self._read_key_slots()
         if is_clear(key) or not size:
             return self.inner.write(key, size)
         cipher = self._new_cipher(key)
@@ -131,7 +131,7 @@ class EncryptedStore(Around):
             except CorruptCheckpoint:
                 if not left:
                     raise
-                forget_copies(self.inner, key)
+                invalidate_cache(self.inner, key)
         raise AssertionError("it is read at least once")
 
     def _decrypted(self, key: str, data: bytes, limit: int) -> bytes:
@@ -150,7 +150,7 @@ class EncryptedStore(Around):
         try:
             return self._opened(key)
         except CorruptCheckpoint:
-            forget_copies(self.inner, key)
+            invalidate_cache(self.inner, key)
             return self._opened(key)
 
     def _opened(self, key: str) -> Reader:
@@ -172,14 +172,14 @@ class EncryptedStore(Around):
             reader.close()
             raise
 
-    def forget(self, key: str, offset: int = 0, length: int | None = None) -> None:
+    def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
         """See ``forget_copies``: of the pages that the range lies in; and of the end of the file, which says what they are read with."""
         if offset or length is not None:
             first = offset // PAGE_BYTES * PAGE_BYTES
             end = None if length is None else -(-(offset + length) // PAGE_BYTES) * PAGE_BYTES
-            forget_copies(self.inner, key, first, None if end is None else end - first)
+            invalidate_cache(self.inner, key, first, None if end is None else end - first)
         else:
-            forget_copies(self.inner, key)
+            invalidate_cache(self.inner, key)
 
     def _ring_now(self, make: bool = False) -> Ring:
         with self._lock:
@@ -207,7 +207,7 @@ class EncryptedStore(Around):
             )
         return key
 
-    def _look_at_slots(self) -> None:
+    def _read_key_slots(self) -> None:
         names = self._slot_names()
         with self._lock:
             known, self._slots = self._slots, names
@@ -230,7 +230,7 @@ class EncryptedStore(Around):
     def _cipher_of(self, trailer: Trailer, key: str) -> FileCipher:
         ring_key, store_id = self._ring_with(trailer.ring, key), self._ring_now().store_id
         data_key = unwrap_data_key(ring_key, trailer.ring, trailer.wrapped, store_id, key)
-        return FileCipher.of(trailer, data_key, store_id, key)
+        return FileCipher.from_trailer(trailer, data_key, store_id, key)
 
     def _new_cipher(self, key: str) -> FileCipher:
         check_key(key, file=True)
@@ -287,7 +287,7 @@ class _EncryptingWriter:
                 if length < (left if number == last else PAGE_BYTES):
                     raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
                 self._page(number, memoryview(held)[: left if number == last else PAGE_BYTES])
-            self._settle()
+            self._write_trailer()
             if sorted(self._tags) != list(range(last + 1)):
                 raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
             self._end(size, last)
@@ -358,7 +358,7 @@ class _EncryptingWriter:
         if writing is not None:
             writing.result()
 
-    def _settle(self) -> None:
+    def _write_trailer(self) -> None:
         for turn in range(ROOMS):
             self._wait(turn)
 

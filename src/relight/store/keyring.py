@@ -170,7 +170,7 @@ def drop_slot(inner: ByteStore, slot: Slot) -> None:
     inner.put_once(f"{KEYS_DIR}/{gone.file}", encode_revoked(gone))
     inner.delete(f"{KEYS_DIR}/{slot.file}")
     with contextlib.suppress(CheckpointNotFound):
-        inner.settle(KEYS_DIR)
+        inner.sync(KEYS_DIR)
 
 
 def _now() -> str:

@@ -17,7 +17,7 @@ from typing import TypeVar
 from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.disk import Disk
-from relight.store.durable import NewFile, OpenFile, Replacement, Stale, create_once, look_anew, make_dirs, sync_dir, translate
+from relight.store.durable import NewFile, OpenFile, Replacement, Stale, create_once, make_dirs, revalidate_directory, sync_dir, translate
 
 T = TypeVar("T")
 _GONE_MAX = 20
@@ -32,7 +32,7 @@ class LocalStore:
 
     parallel_reads = READS_AT_ONCE
     shared = True
-    settles = True
+    needs_sync = True
 
     def __init__(self, root: str | os.PathLike[str], *, disk: Disk | None = None, direct: bool = True) -> None:
         self._root = os.path.abspath(os.fspath(root))
@@ -62,7 +62,7 @@ class LocalStore:
         self._check_parents(path)
         return Replacement(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """fsync the directory; of the store itself, also its own name and those above it.
 
         Whoever made the store may have been killed between a mkdir and the fsync of its parent, and nobody after him can tell.
@@ -109,7 +109,7 @@ class LocalStore:
                         yield Entry(name, is_dir)
             except OSError as error:
                 if not last and not listed and error.errno in (errno.ENOENT, errno.ESTALE):
-                    look_anew(self._disk, os.path.dirname(path))
+                    revalidate_directory(self._disk, os.path.dirname(path))
                     continue
                 if isinstance(error, FileNotFoundError):
                     return
@@ -160,7 +160,7 @@ class LocalStore:
                 return make(path)
             except (CheckpointNotFound, Stale) as error:
                 last = error
-            look_anew(self._disk, os.path.dirname(path))
+            revalidate_directory(self._disk, os.path.dirname(path))
         raise StoreUnavailable(f"its directory is deleted as fast as it is made: {last.what}", where=path) from last
 
     def _asked_twice(self, path: str, call: Callable[[], T]) -> T:
@@ -168,7 +168,7 @@ class LocalStore:
         try:
             return call()
         except (CheckpointNotFound, Stale):
-            look_anew(self._disk, os.path.dirname(path))
+            revalidate_directory(self._disk, os.path.dirname(path))
         return call()
 
     def _removed(self, remove: Callable[[str], None], path: str, doing: str) -> bool:

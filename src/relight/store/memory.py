@@ -17,7 +17,7 @@ class MemoryStore:
 
     parallel_reads = READS_AT_ONCE
     shared = False
-    settles = True
+    needs_sync = True
 
     def __init__(self, name: str = "") -> None:
         self.url = f"memory://{name}"
@@ -55,7 +55,7 @@ class MemoryStore:
         """See ``Rewrites``."""
         return _MemoryRewriter(self, check_key(key, file=True), bytearray(size))
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """Nothing to do."""
 
     def get(self, key: str, limit: int) -> bytes:

@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
-from relight.settings.here import said
+from relight.settings.here import get
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "http": "http", "https": "https"}
 """What URLs may begin with, and what they are called here."""
@@ -47,7 +47,7 @@ class Patience(NamedTuple):
     @classmethod
     def usual(cls) -> Patience:
         """Of whoever says nothing: ``RELIGHT_STORE_PATIENCE_S`` is the deadline, in seconds."""
-        text = said("RELIGHT_STORE_PATIENCE_S")
+        text = get("RELIGHT_STORE_PATIENCE_S")
         try:
             deadline_s = float(text) if text else cls().deadline_s
         except ValueError:
@@ -65,7 +65,7 @@ class Bucket(NamedTuple):
     prefix: str
 
     @classmethod
-    def of(cls, url: str) -> Bucket:
+    def from_url(cls, url: str) -> Bucket:
         """``ConfigError`` for what is no such URL, or holds a secret."""
         scheme, _, rest = url.partition("://")
         name, _, prefix = rest.partition("/")

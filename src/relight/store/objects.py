@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.observe import emit
-from relight.store.again import again, rest
+from relight.store.again import retry, sleep
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
 from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_behind_end, is_taken, translate
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
@@ -51,10 +51,10 @@ class ObjectStore:
 
     parallel_reads = PARALLEL
     shared = True
-    settles = False
+    needs_sync = False
 
     def __init__(self, url: str, *, patience: Patience | None = None) -> None:
-        self._bucket = Bucket.of(url)
+        self._bucket = Bucket.from_url(url)
         self._patience = patience or Patience.usual()
         self.url = url.rstrip("/")
         self._pool: ThreadPool | None = None
@@ -101,7 +101,7 @@ class ObjectStore:
                 raise
             except Exception as error:
                 if is_taken(error):
-                    found = self._look_behind(path, len(data))
+                    found = self._read_back(path, len(data))
                     if found is not None:
                         return found[0] == mark if found[0] else doubt is not None and found[1] == data
                 else:
@@ -112,7 +112,7 @@ class ObjectStore:
             if time.monotonic() + pause > ends:
                 why = doubt.what if doubt else "it is refused as taken, and is not there"
                 raise Uncertain(f"cannot tell whether an object was created: {why}", where=path)
-            rest(pause)
+            sleep(pause)
             pause = min(2 * pause, self._patience.pause_max_s)
 
     def probe_path(self, name: str) -> str:
@@ -124,7 +124,7 @@ class ObjectStore:
         self._ask("writing an object", path, lambda: self._call("put")(self._clients().patient, path, data, use_multipart=False))
 
     def _put_alone(self, path: str, data: bytes) -> bool:
-        if self._look_at(path, 0) is not None:
+        if self._read_head(path, 0) is not None:
             return False
         try:
             self.overwrite(path, data)
@@ -132,17 +132,17 @@ class ObjectStore:
             if not error.retryable:
                 raise
             raise Uncertain(f"it may have been created: {error.what}", where=path) from None
-        found = self._look_behind(path, len(data))
+        found = self._read_back(path, len(data))
         return found is not None and found[1] == data
 
-    def _look_behind(self, path: str, limit: int) -> tuple[str, bytes] | None:
+    def _read_back(self, path: str, limit: int) -> tuple[str, bytes] | None:
         """The same, once something may have been put there: ``Uncertain`` if it cannot be seen."""
         try:
-            return self._look_at(path, limit)
+            return self._read_head(path, limit)
         except StoreUnavailable as error:
             raise Uncertain(f"it may have been created: {error.what}", where=path) from None
 
-    def _look_at(self, path: str, limit: int) -> tuple[str, bytes] | None:
+    def _read_head(self, path: str, limit: int) -> tuple[str, bytes] | None:
         """Mark and beginning of an object; None if it is not there."""
 
         def look() -> tuple[str, bytes]:
@@ -151,7 +151,7 @@ class ObjectStore:
             return mark, b"" if result.meta["size"] > limit else bytes(result.bytes())
 
         try:
-            return again(self._patience, lambda: self._ask("looking at an object", path, look))
+            return retry(self._patience, lambda: self._ask("looking at an object", path, look))
         except CheckpointNotFound:
             return None
 
@@ -166,7 +166,7 @@ class ObjectStore:
         """See ``Rewrites``: an object is replaced by the whole of another."""
         return ObjectWriter(self._put_stream, lambda path: None, self._path(key, file=True), size)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """Nothing to do: what was answered is there."""
         self._path(prefix)
 
@@ -184,7 +184,7 @@ class ObjectStore:
                 raise StoreUnavailable(f"{len(data)} bytes came of {size}", where=key)
             return data
 
-        return again(self._patience, lambda: self._ask("reading", path, read))
+        return retry(self._patience, lambda: self._ask("reading", path, read))
 
     def open(self, key: str) -> Reader:
         """See ``ByteStore``. One request, which brings the first bytes along."""
@@ -208,12 +208,12 @@ class ObjectStore:
                 raise StoreUnavailable(f"{len(head)} bytes came of the first {min(size, HEAD_BYTES)}", where=key)
             return _ObjectReader(self, path, size, result.meta["e_tag"], head)
 
-        return again(self._patience, lambda: self._ask("opening", path, begin))
+        return retry(self._patience, lambda: self._ask("opening", path, begin))
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``. ``StoreUnavailable`` if the listing has no end within the deadline."""
         path = self._path(prefix)
-        found = again(self._patience, lambda: self._ask("listing", path, lambda: self._listed(path)))
+        found = retry(self._patience, lambda: self._ask("listing", path, lambda: self._listed(path)))
         start = len(path) + 1 if path else 0
         names = {Entry(one.rstrip("/")[start:], True) for one in found["common_prefixes"]}
         names |= {Entry(one["path"][start:], False) for one in found["objects"]}
@@ -269,7 +269,7 @@ class ObjectStore:
         """What is there under a name now; None if nothing is."""
         path = self._path(key, file=True)
         try:
-            meta = again(self._patience, lambda: self._ask("looking at", path, lambda: self._call("head")(self._clients().patient, path)))
+            meta = retry(self._patience, lambda: self._ask("looking at", path, lambda: self._call("head")(self._clients().patient, path)))
         except CheckpointNotFound:
             return None
         return Version(int(meta["size"]), meta["e_tag"])
@@ -319,7 +319,7 @@ class ObjectStore:
             if at != len(into):
                 raise StoreUnavailable(f"{at} bytes came of {len(into)}", where=path)
 
-        again(self._patience, lambda: self._ask("reading", path, read))
+        retry(self._patience, lambda: self._ask("reading", path, read))
 
     def _put_stream(self, path: str, data: Any, part_bytes: int, parallel: int) -> None:
         put, client = self._call("put"), self._clients().patient

@@ -35,7 +35,7 @@ class StripedStore:
     """
 
     shared = True
-    settles = True
+    needs_sync = True
 
     def __init__(self, places: Sequence[str | os.PathLike[str]], *, disk: Disk | None = None, direct: bool = True) -> None:
         self._disk = disk or Disk()
@@ -87,16 +87,16 @@ class StripedStore:
         """See ``Rewrites``."""
         return self._places[self._at(key)].rewrite(key, size)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """See ``ByteStore``. In every place that has the directory."""
         check_key(prefix)
         if not self._is_there():
-            self._places[0].settle(prefix)
+            self._places[0].sync(prefix)
             return
         settled = 0
         for place in reversed(self._places):  # the first last: what it says of the others is true by then
             try:
-                place.settle(prefix)
+                place.sync(prefix)
                 settled += 1
             except CheckpointNotFound:
                 if place is self._places[0] and not settled:
@@ -263,7 +263,7 @@ class StripedStore:
             stripe_id = record.id if record is not None else secrets.token_hex(16)
             place.put_once(STRIPE_FILE, encode_stripe(StripeRecord(id=stripe_id, place=number, places=len(self._places))))
         for place in self._places:
-            place.settle("")
+            place.sync("")
         if not self._is_there():
             raise StoreUnavailable("it vanishes as it is made", where=self.url)
 

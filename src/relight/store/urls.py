@@ -32,7 +32,7 @@ def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, guar
     ``gs://``, ``az://`` and a bucket), or, for reading, a web server. What is far away is read through ``cache``, or the one that
     ``RELIGHT_CACHE`` names. What is there is guarded as ``guard`` says, or the settings."""
     store = _open(path_text(url), cache)
-    guard = Guard.of() if guard is None else guard
+    guard = Guard.from_settings() if guard is None else guard
     if guard.keys is not None:
         store = EncryptedStore(store, guard.keys)
     if guard.anchor:

@@ -30,7 +30,7 @@ class AgentWatch:
         self._saves: dict[int, int] = {}
         self._still: tuple[int, float, Process] | None = None
 
-    def see(self, now: float, beats: Iterable[Beat], look: Callable[[int], Process]) -> Stuck | None:
+    def update(self, now: float, beats: Iterable[Beat], look: Callable[[int], Process]) -> Stuck | None:
         """``look`` is asked only when a save is late."""
         late: tuple[float, int] | None = None
         limit = self.limit_s

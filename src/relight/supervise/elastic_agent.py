@@ -29,7 +29,7 @@ from relight.supervise.decide import agreed
 from relight.supervise.departing import Departing
 from relight.supervise.facts import Decision, Worker
 from relight.supervise.joining import LOST, Joining
-from relight.supervise.procfs import look_at
+from relight.supervise.procfs import sample_process
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
 
@@ -103,7 +103,7 @@ class Agent(LocalElasticAgent):
         with (
             mock.patch.object(local_elastic_agent, "start_processes", with_settings),
             mock.patch.object(multiprocessing_api, "get_subprocess_handler", partial(_Handler, self._spares)),
-            mock.patch.object(multiprocessing_api, "_terminate_process_handler", partial(_heard, self._supervisor, torchruns)),
+            mock.patch.object(multiprocessing_api, "_terminate_process_handler", partial(_on_signal, self._supervisor, torchruns)),
         ):
             pids: dict[int, Any] = super()._start_workers(worker_group)
         self._lives += 1
@@ -121,7 +121,7 @@ class Agent(LocalElasticAgent):
         if all(code == 0 for code in gone.values()):
             return goes_on(worker_group)
         self._end_if_announced()
-        hung = self._supervisor.look()
+        hung = self._supervisor.poll()
         if self._supervisor.steps:
             self._spares.fill(self._supervisor.ahead_bytes)  # not earlier: they would import while the job does
         if hung:
@@ -183,13 +183,13 @@ class Agent(LocalElasticAgent):
         if self._decision is not None and self._decision.delay_s:
             time.sleep(self._decision.delay_s)
         self._end_if_announced()
-        self._supervisor.waited()
+        self._supervisor.backoff_over()
         super()._restart_workers(worker_group)
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         decided, self._decision = self._decision, None
         if decided is None:  # others come or go: these are well, and may save
-            self._supervisor.left()
+            self._supervisor.end_for_membership_change()
             self._shutdown(signal.SIGTERM, self._others_s)
         else:
             self._shutdown(signal.SIGKILL, int(SETTLE_S))
@@ -204,7 +204,7 @@ class Agent(LocalElasticAgent):
         return socket.gethostname()  # not what a name server thinks of it, which may take seconds
 
 
-def _heard(supervisor: Supervisor, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
+def _on_signal(supervisor: Supervisor, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
     """The job is to end. torchrun's raises an exception wherever the main thread is: in the midst of asking a store, that may be taken for
     an error of the store's, and the job would go on. So it is written down first, and looked at again."""
     if not supervisor.announced:  # else it is our own
@@ -227,7 +227,7 @@ def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -
     """At once, with what they started; in ``states`` what they were at."""
     for rank in ranks:
         handler = context.subprocess_handlers[rank]
-        states[rank] = look_at(handler.proc.pid).state
+        states[rank] = sample_process(handler.proc.pid).state
         with contextlib.suppress(ProcessLookupError):
             os.killpg(handler.proc.pid, signal.SIGKILL)
     for rank in ranks:

@@ -61,6 +61,6 @@ class Endings:
         for life in unsure:
             there = [one for one in written if one.group == self._group and life.has(one)]
             if there:
-                goodput.told(life.number, cause_of(there))
+                goodput.set_kind(life.number, cause_of(there))
             if life in self._unsure and (any(is_told(one.kind) for one in there) or time.time() - life.until > UNSURE_S):
                 self._unsure.remove(life)

@@ -121,7 +121,7 @@ class Foreseeing:
                     averts = self._load.reduce(alarm, sample)
                 if averts:
                     foresight.heeded(alarm)
-            self._load.see(sample)
+            self._load.update(sample)
 
     def _ready(self) -> Seen:
         seen = self._seen()

@@ -61,7 +61,7 @@ class Goodput:
         self._behind = 0.0
         """How much of the time in training was spent behind the last step's end."""
 
-    def see(self, now: float, phase: str, step: int = -1, ended: int = 0) -> None:
+    def update(self, now: float, phase: str, step: int = -1, ended: int = 0) -> None:
         """The job was in ``phase`` since the last look; all ranks have ended ``step``, and so many steps in this life."""
         spent, self._last = max(0.0, now - self._last), now
         new = max(0, ended - self._ended)
@@ -87,7 +87,7 @@ class Goodput:
         self._last, self._behind = max(self._last, now), 0.0
         return self._cause
 
-    def told(self, number: int, kind: str) -> None:
+    def set_kind(self, number: int, kind: str) -> None:
         """What ended that life was ``kind``: somebody else knows it."""
         self._causes[number] = kind
 

@@ -208,7 +208,7 @@ def _run(
             return Ended(0, "finished")
         decision = supervisor.decision
         if decision is not None and decision.action == "end":
-            return _asked(supervisor, decision.reason)
+            return _run_requested(supervisor, decision.reason)
         if decision is not None and decision.action == "leave":
             closes = False  # others may go on, and another machine may come in this one's place
             return Ended(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
@@ -235,7 +235,7 @@ def _run(
         left_s = max(0.0, grace_s - departing.since_s) if grace_s else SERVE_S
         joining.leave(config.rdzv_endpoint, continues := departing.others_continue(), left_s)
         others = "; the other nodes continue" if continues else ""
-        return _asked(supervisor, supervisor.announced or f"{signalled.sigval.name} came", others)
+        return _run_requested(supervisor, supervisor.announced or f"{signalled.sigval.name} came", others)
     finally:
         if closes:
             joining.shutdown()
@@ -246,7 +246,7 @@ def _is_ignored(name: str) -> bool:
     return name in signal.Signals.__members__ and signal.getsignal(signal.Signals[name]) is signal.SIG_IGN
 
 
-def _asked(supervisor: Supervisor, why: str, others: str = "") -> Ended:
+def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> Ended:
     if supervisor.drains:
         return Ended(LEFT, f"this machine has left the job: {why}", supervisor.where)
     if supervisor.saved():

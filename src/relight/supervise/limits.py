@@ -116,7 +116,7 @@ class Watch:
         self._asked = False
         self._factor: dict[int, float] = {}
 
-    def see(self, now: float, sights: Mapping[int, Sight]) -> Verdict:
+    def update(self, now: float, sights: Mapping[int, Sight]) -> Verdict:
         """Every rank. Cheap: to be called some times a second."""
         for rank, sight in sights.items():
             self._learn(rank, sight)
@@ -127,7 +127,7 @@ class Watch:
         between = LOOK_S if all(sights[rank].beat is not None for rank in late) else SILENT_LOOK_S
         if not self._asked and (self._first is None or now - self._first[0] >= between):
             self._asked = True
-            return Verdict("look", self._say(late, sights, now), tuple(sorted(late)))
+            return Verdict("look", self._reason(late, sights, now), tuple(sorted(late)))
         return Verdict()
 
     def looked(self, now: float, sights: Mapping[int, Sight], stacks: Mapping[int, str], behind: Mapping[int, Sight]) -> Verdict:
@@ -149,7 +149,7 @@ class Watch:
             return Verdict()
         if len(stuck) == len(late) or overdue:
             causes = _causes(stuck if len(stuck) == len(late) else overdue, sights, stacks)
-            return Verdict("hang", self._say(set(causes), sights, now), tuple(causes))
+            return Verdict("hang", self._reason(set(causes), sights, now), tuple(causes))
         for rank in late:  # it moves: slow, not stuck
             self._factor[rank] = 2 * self._factor.get(rank, 1.0)
         return Verdict()
@@ -178,7 +178,7 @@ class Watch:
         since, limit = self._limit(rank, sight)
         return sight.beat is not None and now - since > GIVE_UP * limit
 
-    def _say(self, ranks: set[int], sights: Mapping[int, Sight], now: float) -> str:
+    def _reason(self, ranks: set[int], sights: Mapping[int, Sight], now: float) -> str:
         words = []
         for rank in sorted(ranks)[:4]:
             sight = sights[rank]

@@ -82,7 +82,7 @@ class Load:
         emit("run.load", text, kind=alarm.kind, action="reduced", reading_before=_known(self._now.before), reading_after=None)
         return True
 
-    def see(self, sample: Sample) -> None:
+    def update(self, sample: Sample) -> None:
         """Take each second's reading. Restore the load once it has stayed low, or has not fallen in time."""
         if self._now is None:
             return

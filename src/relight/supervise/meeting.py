@@ -69,7 +69,7 @@ class Meeting:
             raise StoreUnavailable(f"{what}: {why}", where=where, hint="start it on all nodes at once") from None
         self._store = PrefixStore("relight-meeting", store)
 
-    def tell(self, what: str, data: bytes) -> None:
+    def send(self, what: str, data: bytes) -> None:
         """Have the others hear it."""
         assert len(data) <= MESSAGE_BYTES_MAX
         try:
@@ -77,7 +77,7 @@ class Meeting:
         except self._lost as error:
             raise StoreUnavailable("the first node is gone", where=f"{self.seat.host}:{self.seat.port}") from error
 
-    def hear(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
+    def receive(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
         """What those have told who came in time, by rank."""
         ends, found = time.monotonic() + within_s, dict[int, bytes]()
         try:

@@ -34,7 +34,7 @@ class Nvml:
 
     def read(self) -> list[Accelerator]:
         """One that does not answer any more stays in its place, without numbers. Milliseconds for each."""
-        return [self._look(handle) for handle in self._handles]
+        return [self._read_accelerator(handle) for handle in self._handles]
 
     def xids(self) -> list[str]:
         """Errors that the driver has told of since it was last asked, in the words of the kernel's log."""
@@ -71,7 +71,7 @@ class Nvml:
             with contextlib.suppress(self._nvml.NVMLError):
                 self._nvml.nvmlDeviceSetPowerManagementLimit(handle, before)
 
-    def _look(self, handle: Any) -> Accelerator:
+    def _read_accelerator(self, handle: Any) -> Accelerator:
         nvml = self._nvml
         return Accelerator(
             temperature_c=self._number(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),

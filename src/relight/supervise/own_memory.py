@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from relight.observe.own_files import check_unexchangeable
-from relight.supervise.procfs import look_at
+from relight.supervise.procfs import sample_process
 
 MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
 PREFIX = "relight-run-"
@@ -64,14 +64,14 @@ def directories() -> dict[int, Path]:
     """Return the directory of each supervisor of this user that runs on this machine, by its process."""
     found: dict[int, Path] = {}
     for top in {MEMORY, tempfile.gettempdir()}:
-        found |= {pid: one for pid, one in _own_in(Path(top)) if look_at(pid).state}
+        found |= {pid: one for pid, one in _own_in(Path(top)) if sample_process(pid).state}
     return found
 
 
 def _dead_in(top: Path) -> Iterator[Path]:
     """Directories of supervisors whose process does not exist, as far as this container sees."""
     for pid, one in _own_in(top):
-        if not look_at(pid).state:
+        if not sample_process(pid).state:
             yield one
 
 

@@ -20,7 +20,7 @@ class Process(NamedTuple):
     """Read and written by calls, since it began."""
 
 
-def look_at(pid: int) -> Process:
+def sample_process(pid: int) -> Process:
     """Costs two small reads."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from relight.catalog.asking import LOOK_S, OLD_S, SaveAsked, hear, request_of
+from relight.catalog.asking import LOOK_S, OLD_S, SaveAsked, acknowledge, request_of
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import Record, decode_record
 from relight.format.strict import SEALED_BYTES_MAX
@@ -53,17 +53,17 @@ class Requests:
         while not self._over.is_set():
             if self._mine():
                 with contextlib.suppress(RelightError, OSError):
-                    self.look()
+                    self.poll()
             self._over.wait(self._look_s)
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Once. What raises is looked at again."""
         began = self._clock()
         records, head = self._new()
         young = [asked for record in records if (asked := request_of(record)) is not None and self._is_young(asked, began)]
         if young:
             refused = self._cannot()
-            heard = hear(self._store, self._run, young[-1], socket.gethostname(), refused)  # one save is for all of them
+            heard = acknowledge(self._store, self._run, young[-1], socket.gethostname(), refused)  # one save is for all of them
             if heard and not refused:
                 self._obey(", ".join(dict.fromkeys(one.words for one in young)))
         self._head, self._looked_at = head, began

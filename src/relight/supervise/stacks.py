@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from relight.supervise.procfs import catches, look_at, where_in_kernel
+from relight.supervise.procfs import catches, sample_process, where_in_kernel
 
 SETTING = "RELIGHT_STACKS"
 """The file that this process's stacks are written to."""
@@ -36,7 +36,7 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
     begins = {rank: _size(path) for rank, path in files.items()}
     asked = []
     for rank, pid in pids.items():
-        if look_at(pid).state not in ("", "Z", "T", "t") and catches(pid, SIGNAL):
+        if sample_process(pid).state not in ("", "Z", "T", "t") and catches(pid, SIGNAL):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, SIGNAL)
                 asked.append(rank)
@@ -50,7 +50,7 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
                 found[rank] = text
     for rank, pid in pids.items():
         if rank not in found:
-            seen = look_at(pid)
+            seen = sample_process(pid)
             found[rank] = f"no answer: state {seen.state or 'gone'}, waits in {where_in_kernel(pid) or 'user space'}\n"
     return found
 

@@ -39,7 +39,7 @@ class Stragglers:
         self.now: Straggler | None = None
         """Who it is, as long as it is."""
 
-    def see(self, now: float, busy_s: Mapping[int, float]) -> Straggler | None:
+    def update(self, now: float, busy_s: Mapping[int, float]) -> Straggler | None:
         """One that was found just now; None if nobody was, or it is known already."""
         if self._since is None or set(self._since[1]) != set(busy_s) or any(busy_s[rank] < then for rank, then in self._since[1].items()):
             self._since = (now, dict(busy_s))

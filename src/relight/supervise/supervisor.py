@@ -32,10 +32,10 @@ from relight.pulse import (
     lost_of,
     make_will,
     read_beat,
-    risk_of,
-    tell_asked,
-    tell_risk,
+    risk_path,
     will_of,
+    write_request,
+    write_risk,
 )
 from relight.pulse import SETTING as PULSE
 from relight.pulse.ease import Eased, write_ease
@@ -53,7 +53,7 @@ from relight.supervise.incidents import After, Book, Incident, incident_of, once
 from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
 from relight.supervise.notices import Notices
 from relight.supervise.own_memory import make_directory, sweep_memory
-from relight.supervise.procfs import Process, busy_s, catches, command_of, kernel_lines, look_at, oom_kills
+from relight.supervise.procfs import Process, busy_s, catches, command_of, kernel_lines, oom_kills, sample_process
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
 
@@ -154,10 +154,10 @@ class Supervisor:
         for claim in self._directory.glob("heir-*"):
             claim.unlink(missing_ok=True)
         lost_of(self._page(0)).unlink(missing_ok=True)
-        risk_of(self._page(0)).unlink(missing_ok=True)  # what was foreseen has come, or was of another life
+        risk_path(self._page(0)).unlink(missing_ok=True)  # what was foreseen has come, or was of another life
         for rank in ranks:
             make_page(self._page(rank))
-            tell_asked(self._page(rank), "")
+            write_request(self._page(rank), "")
             for ahead in (False, True):
                 make_will(will_of(self._page(rank), rank, ahead))
             self._stack_file(rank).unlink(missing_ok=True)
@@ -171,24 +171,24 @@ class Supervisor:
         self._pids = dict(pids)
         if 0 in pids:
             self._charges.add(f"{socket.gethostname()[:64]}:{pids[0]}")
-        self._goodput.see(self._clock(), "down" if self._past else "starting")
+        self._goodput.update(self._clock(), "down" if self._past else "starting")
         processes = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
         emit("run.life", f"life {self._life}: {processes} started", life=self._life, ranks=len(pids))
         if self._open is not None:
             self._open[1]["started"] = self._clock()
 
-    def look(self) -> str:
+    def poll(self) -> str:
         """At all of them. Why the job hangs, or nothing. Some times a second; a second more if somebody is late."""
         if self._watch is None or not self._pids:
             return ""
-        sights = self._see()
+        sights = self._observe_ranks()
         self._learn_place()
         self._follow_up()
         self._reckon(sights)
-        self._look_at_agent(sights)
+        self._poll_agent(sights)
         self._ask_for_save()
-        self._look_for_straggler(sights)
-        verdict = self._watch.see(self._clock(), sights)
+        self._poll_stragglers(sights)
+        verdict = self._watch.update(self._clock(), sights)
         if verdict.what == "look":
             verdict = self._take_stacks()
         if verdict.what == "hang":
@@ -220,7 +220,7 @@ class Supervisor:
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
         self._learn_place()
         if not self._over:  # else it is asked to end between two lives
-            self._reckon(self._see())
+            self._reckon(self._observe_ranks())
             self._follow_up()  # the life may have gone on and ended between two looks
             self._is_over(failure.kind, now)
         self.tells(failure.kind, failure.why)
@@ -263,9 +263,9 @@ class Supervisor:
         self._book.write(incident)
         emit("run.decision", f"→ {action}: {why}", action=action)
 
-    def left(self) -> None:
+    def end_for_membership_change(self) -> None:
         """The life is over as others come or go: if one of them failed, its own node writes that down."""
-        self._reckon(self._see())
+        self._reckon(self._observe_ranks())
         self._is_over(FIRST, self._clock())
 
     def _is_over(self, kind: str, now: float) -> None:
@@ -290,18 +290,18 @@ class Supervisor:
             self._reason = why
         self._wanted = why
 
-    def asked(self, who: str) -> None:
+    def request_save(self, who: str) -> None:
         """The same, for somebody whom the save is to name. Any thread."""
         self.save_now(f"{ASKED_FOR}{who}", named=True)
 
-    def deaf(self) -> str:
+    def why_unreachable(self) -> str:
         """Why no rank here can be asked to save now; empty if one can. Any thread."""
         pids = self._pids
         if any(catches(pid, signal.SIGUSR1) for pid in list(pids.values())):
             return ""
         return "no rank takes SIGUSR1: its Checkpointer is not there yet, or has signals=False" if pids else "the job is not running now"
 
-    def waited(self) -> None:
+    def backoff_over(self) -> None:
         """The delay is over; the next life begins."""
         if self._open is not None:
             self._open[1]["waited"] = self._clock()
@@ -323,7 +323,7 @@ class Supervisor:
         """
         self.save_now(f"{FORESEEN}{alarm.why}"[:_REASON_MAX], named=True)
         with contextlib.suppress(OSError):
-            tell_risk(self._page(0), Warned(self._clock(), alarm.likely, HORIZON_S, alarm.why))
+            write_risk(self._page(0), Warned(self._clock(), alarm.likely, HORIZON_S, alarm.why))
         if alarm.action == "save more often":
             self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
         elif alarm.action == "drain node" and drain:
@@ -369,7 +369,7 @@ class Supervisor:
 
     def is_lost(self) -> None:
         """A rank has failed: the others hear of it at the end of their step, if no exchange tells them before."""
-        self._reckon(self._see())  # what comes now is no training
+        self._reckon(self._observe_ranks())  # what comes now is no training
         with contextlib.suppress(OSError):
             lost_of(self._page(0)).touch()
 
@@ -411,12 +411,12 @@ class Supervisor:
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
-    def _look_for_straggler(self, sights: Mapping[int, Sight]) -> None:
+    def _poll_stragglers(self, sights: Mapping[int, Sight]) -> None:
         now = self._clock()
         if now - self._measured < STRAGGLERS_EVERY_S or any(sight.beat is None or not sight.beat.steps for sight in sights.values()):
             return
         self._measured = now
-        found = self._stragglers.see(now, {rank: busy_s(pid) for rank, pid in self._pids.items()})
+        found = self._stragglers.update(now, {rank: busy_s(pid) for rank, pid in self._pids.items()})
         if found is not None:
             say = f"the others wait for rank {found.rank}: it works {100 * found.share:.0f} % of the time, they {100 * found.others:.0f} %"
             emit("run.straggler", say, rank=found.rank, share=round(found.share, 3), others=round(found.others, 3))
@@ -434,15 +434,15 @@ class Supervisor:
             if catches(pid, signal.SIGUSR1):
                 why, self._wanted = self._wanted, ""
                 reason, self._reason = self._reason, ""
-                tell_asked(self._page(min(self._pids)), reason)  # before the signal: the save looks there
+                write_request(self._page(min(self._pids)), reason)  # before the signal: the save looks there
                 emit("run.save", f"saving now: {why}", why=why, rank=rank)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGUSR1)
                 return
 
-    def _look_at_agent(self, sights: Mapping[int, Sight]) -> None:
+    def _poll_agent(self, sights: Mapping[int, Sight]) -> None:
         """One that has stopped is ended: ranks that wait for it then write their saves themselves, and the next save has a new one."""
-        stuck = self._agents.see(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
+        stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
         if stuck is not None:
             emit("run.agent", f"{stuck.why}; it is ended, and the next save has another", pid=stuck.pid)
             with contextlib.suppress(OSError):
@@ -455,7 +455,7 @@ class Supervisor:
             return
         now, elsewhere = self._clock(), [beat.phase for beat in beats if beat.phase not in (TRAINING, HANDING_OVER)]
         last = min(beats, key=lambda beat: beat.steps)
-        self._goodput.see(now, elsewhere[0] if elsewhere else TRAINING, last.step, last.steps)
+        self._goodput.update(now, elsewhere[0] if elsewhere else TRAINING, last.step, last.steps)
         if self._known and now - self._kept >= ACCOUNT_S and (self._keeping is None or not self._keeping.is_alive()):
             self._kept, account = now, self._goodput.account(self._job, self._at)
             self._keeping = threading.Thread(target=self._keep, args=(account,), name="relight-account", daemon=True)
@@ -479,10 +479,10 @@ class Supervisor:
     def _stack_file(self, rank: int) -> Path:
         return self._directory / f"stacks-{rank}"
 
-    def _see(self) -> dict[int, Sight]:
+    def _observe_ranks(self) -> dict[int, Sight]:
         found = {}
         for rank, pid in self._pids.items():
-            process = look_at(pid)
+            process = sample_process(pid)
             beat = read_beat(self._page(rank)) or self._sights.get(rank, Sight(None)).beat
             found[rank] = Sight(beat, process.state, process.cpu_s, process.moved_bytes)
         self._sights = found
@@ -490,10 +490,10 @@ class Supervisor:
 
     def _take_stacks(self) -> Verdict:
         assert self._watch is not None
-        now, before = self._clock(), self._see()
+        now, before = self._clock(), self._observe_ranks()
         self._stacks = stacks.take(self._pids, {rank: self._stack_file(rank) for rank in self._pids})
         texts = {rank: stacks.of_main_thread(text) for rank, text in self._stacks.items()}
-        return self._watch.looked(now, before, texts, self._see())
+        return self._watch.looked(now, before, texts, self._observe_ranks())
 
     def _learn_place(self) -> None:
         """As soon as a rank says where the run is: what came before this job, and where to write."""
@@ -507,7 +507,7 @@ class Supervisor:
         with contextlib.suppress(RelightError, TypeError):
             store = open_bytes(beat.url)
             self._book.at(store, beat.run)
-            self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.deaf, obey=self.asked)
+            self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.why_unreachable, obey=self.request_save)
             self._requests.start()
             recent = [one for one in read_incidents(store, beat.run, time.time() - REMEMBERED_S) if re.match(r"\d{13}-", one.id)]
             self._stopped_before = {one.id for one in recent if one.action == "stop"}
@@ -566,4 +566,4 @@ class Supervisor:
 
 def _agent_at(pid: int) -> Process:
     """The agent with that number; as if nobody were there if another process has it by now."""
-    return look_at(pid) if _AGENT in command_of(pid) else Process()
+    return sample_process(pid) if _AGENT in command_of(pid) else Process()

@@ -30,7 +30,7 @@ from relight.log import Checkpoint, History, Log, View, fold
 from relight.policy import Keep, keep
 from relight.reclaim import execute, plan_prune, recall
 from relight.store import ByteStore
-from relight.testing.scenario import RUN, Fact, Facts, leftovers, look, sweep, tell
+from relight.testing.scenario import RUN, Fact, Facts, check_history, leftovers, perform, sweep
 
 ACKNOWLEDGEMENTS = ("begun", "saved", "tagged", "retired", "recalled")
 """The kinds of fact that promise something."""
@@ -193,20 +193,20 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str],
 
 def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], list[Fact]]:
     log = Log(store, RUN)
-    wrong = look(log, told)
+    wrong = check_history(log, told)
     more = list(told)
     try:
-        tell(resume(store, seed), more)
+        perform(resume(store, seed), more)
     except RelightError as error:
         wrong.append(f"I4: the run does not go on: {type(error).__name__}: {error}")
     try:
         view = log.read()
     except RelightError as error:
         return list(dict.fromkeys([*wrong, f"I5: the log cannot be read: {error.what}"])), more
-    wrong += look(log, more)
+    wrong += check_history(log, more)
     history = fold(view)
     wrong += _fences(history, told)
-    known, digests = Facts.of(more), dict[str, str]()
+    known, digests = Facts.from_facts(more), dict[str, str]()
     recallable = [history.retired[one] for one in history.recallable]
     for one in (*history.live, *recallable):
         wrong += _restore(store, view, one, known, digests)
@@ -214,7 +214,7 @@ def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], li
         # What may be recalled is still there; so is where ranks said that they were ready, if nobody came to tidying up.
         allowed = (*(f": {one.body.dir}" for one in recallable), f"/{READY_DIR}")
         wrong += [left for left in leftovers(store, log) if not left.endswith(allowed)]
-    return list(dict.fromkeys(wrong)), settled(history, digests)
+    return list(dict.fromkeys(wrong)), known_facts(history, digests)
 
 
 def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
@@ -260,7 +260,7 @@ def read_digest(store: ByteStore, view: View, one: Checkpoint) -> str:
     return "+".join(digests)
 
 
-def settled(history: History, digests: dict[str, str]) -> list[Fact]:
+def known_facts(history: History, digests: dict[str, str]) -> list[Fact]:
     """What is known once a store was looked at, as facts: nothing is in doubt any more. Whoever was told so was told."""
     told: list[Fact] = [("begun", str(fence.epoch)) for fence in history.fences]
     for one in (*history.live, *history.retired.values()):

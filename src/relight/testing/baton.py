@@ -54,7 +54,7 @@ class Weather(NamedTuple):
     """Whether the process that is first in a random order goes on as long as it can; the order changes now and then."""
 
     @classmethod
-    def of(cls, rng: random.Random, kinds: frozenset[str]) -> Weather:
+    def draw(cls, rng: random.Random, kinds: frozenset[str]) -> Weather:
         """Drawn; of faults only ``kinds``."""
         calm = rng.random() < 0.2
         every = [(operation, kind) for operation, found in FAULTS.items() for kind in found if kind in kinds]

@@ -146,7 +146,7 @@ def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSyste
             victim.start(where, rng.randrange(1 << 32))
             enough = _count(counted) + rng.randrange(entries)
             while _count(counted) < min(enough, entries) and time.monotonic() < until:
-                told += victim.hear(time.monotonic() + 0.01)
+                told += victim.receive(time.monotonic() + 0.01)
             told += victim.end()
         unmount(where)
     died = [one.fact[1] for one in told if one.fact[0] == "died"]
@@ -251,7 +251,7 @@ def _put(path: str, entries: Sequence[Entry]) -> None:
             os.pwrite(file.fileno(), entry.data, entry.offset)
 
 
-def look_at(session: Session, place: int, path: str, where: str, report: Report) -> list[str]:
+def check_disk(session: Session, place: int, path: str, where: str, report: Report) -> list[str]:
     """Mount a disk and check it: what is wrong. Counted in ``report``."""
     told = [one.fact for one in session.told if one.at <= place]
     report.checked += count_acknowledged(told).total()
@@ -309,7 +309,7 @@ def run(
                 rng = random.Random(f"disks {session.name}")
                 points = choose(find_points(session, rng), min(each, count - report.total), rng)
                 made = disks(session, points, directory)
-                _look_at_all(session, made, directory, report, count=count, stop=stop, keep=keep, progress=progress)
+                _check_all(session, made, directory, report, count=count, stop=stop, keep=keep, progress=progress)
     report.seconds, report.cpu_seconds = time.perf_counter() - began, sum(os.times()[:4]) - began_cpu
     return report
 
@@ -322,7 +322,7 @@ def _note(session: Session, report: Report) -> None:
     report.facts += count_acknowledged(one.fact for one in session.told)
 
 
-def _look_at_all(
+def _check_all(
     session: Session,
     made: Iterable[tuple[Point, str]],
     directory: str,
@@ -338,7 +338,7 @@ def _look_at_all(
         copy = f"{keep}/{name}.img".replace(":", "-").replace(" ", "-")
         if keep:
             copy_image(path, copy)
-        wrong = look_at(session, point.place, path, f"{directory}/mounted", report)
+        wrong = check_disk(session, point.place, path, f"{directory}/mounted", report)
         if keep and not wrong:
             os.unlink(copy)
         report.disks[point.kind] += 1

@@ -50,7 +50,7 @@ class CountingStore:
         """See ``ByteStore``."""
         self.count("put_once", key, "written", len(data))
         created = self.inner.put_once(key, data)
-        self.tell(key)
+        self.on_created(key)
         return created
 
     def write(self, key: str, size: int) -> Writer:
@@ -58,10 +58,10 @@ class CountingStore:
         self.count("write", key, "written", size)
         return _Writer(self, self.inner.write(key, size), key)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """See ``ByteStore``."""
-        self.asked["settle"] += 1
-        self.inner.settle(prefix)
+        self.asked["sync"] += 1
+        self.inner.sync(prefix)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -102,7 +102,7 @@ class CountingStore:
             if not self._apart(key.rpartition("/")[2]):
                 self.bytes[how] += length
 
-    def tell(self, key: str) -> None:
+    def on_created(self, key: str) -> None:
         """A name was made."""
         if self._told is not None:
             self._told(key, time.perf_counter())
@@ -117,7 +117,7 @@ class _Writer:
 
     def finish(self, size: int | None = None) -> None:
         self._inner.finish(size)
-        self._store.tell(self._key)
+        self._store.on_created(self._key)
 
     def abort(self) -> None:
         self._inner.abort()

@@ -32,7 +32,7 @@ from typing import ParamSpec, TypeVar
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
 from relight.testing.disks import CHANGING, CUTS, Call, CountingDisk, CrashDisk, HookedDisk, InterruptNth, SimulatedDisk, torn_length
-from relight.testing.scenario import ROOT, Fact, Names, check, check_lost_log, fresh_disk, life, prepared, resume, short_folders, tell
+from relight.testing.scenario import ROOT, Fact, Names, check, check_lost_log, fresh_disk, life, perform, prepared, resume, short_folders
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -209,7 +209,7 @@ def _simulate(seed: int, watch: Watch, names: Names) -> None:
 
     names.seed(seed)
     counted = CountingDisk(Observed(fresh_disk(), see, torn=True))
-    tell(life(LocalStore(ROOT, disk=counted), seed), told)
+    perform(life(LocalStore(ROOT, disk=counted), seed), told)
     for n, call in enumerate(counted.calls, start=1):
         _taken_over(seed, n, watch, names, prefix)
         if call.name in CHANGING:
@@ -234,7 +234,7 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
         if when == "after" and n == at:
             cuts.append((then.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(more)))
 
-    tell(resume(LocalStore(ROOT, disk=Observed(disk, see)), seed), more)
+    perform(resume(LocalStore(ROOT, disk=Observed(disk, see)), seed), more)
     if not cuts:  # it was through before: the cut comes afterwards
         cuts.append((disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), more))
     ((after, then_told),) = cuts
@@ -250,7 +250,7 @@ def _interrupted(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> 
             broken = InterruptNth(n, after=mode == "interrupt-after", inner=fresh_disk())
             names.seed(seed)
             with contextlib.suppress(KeyboardInterrupt):
-                tell(life(LocalStore(ROOT, disk=broken), seed), told)
+                perform(life(LocalStore(ROOT, disk=broken), seed), told)
             with names.apart(point):
                 watch.put(point, broken.calls[-1], check(LocalStore(ROOT, disk=broken.inner), told, seed))
 
@@ -283,12 +283,12 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
             at.append(call)
             with names.apart(f"{point} other"), contextlib.suppress(_Dead):
                 other = CrashDisk(dies_at, "before", die, inner=disk)
-                tell(resume(LocalStore(ROOT, disk=other), seed + 1), told)
+                perform(resume(LocalStore(ROOT, disk=other), seed + 1), told)
         elif when == "after" and number == cut_at:
             cuts.append((now.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(told)))
 
     with contextlib.suppress(RelightError):  # it is told by an error; which one depends on where it was
-        tell(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), told)
+        perform(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), told)
     if cut:
         left, then_told = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), told)
     else:

@@ -72,9 +72,9 @@ class HookedDisk(Disk):
         """See ``Disk``."""
         return self._opening(path, self.around(Call("open_dir", path, 0), self.inner.open_dir, path))
 
-    def look_anew(self, path: str) -> None:
+    def revalidate(self, path: str) -> None:
         """See ``Disk``."""
-        self.around(Call("look_anew", path, 0), self.inner.look_anew, path)
+        self.around(Call("revalidate", path, 0), self.inner.revalidate, path)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """See ``Disk``."""
@@ -482,7 +482,7 @@ class SimulatedDisk(Disk):
         """See ``Disk``."""
         return self._fd(self._dir(path), False)
 
-    def look_anew(self, path: str) -> None:
+    def revalidate(self, path: str) -> None:
         """See ``Disk``: nothing is remembered here."""
         self._dir(path)
 

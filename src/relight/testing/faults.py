@@ -18,7 +18,7 @@ from relight.store import Disk, LocalStore
 from relight.store.base import Uncertain
 from relight.store.durable import temporary_of
 from relight.testing.disks import CHANGING, Call, CountingDisk, FailNth, SimulatedDisk
-from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, prepared, save, tell
+from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, perform, prepared, save
 
 ERRORS = (codes.EIO, codes.ENOSPC, codes.EDQUOT, codes.EROFS)
 READS = frozenset({"open_read", "open_dir", "lstat", "fstat", "preadv", "scan"})
@@ -63,7 +63,7 @@ def _begin(disk: Disk, names: Names) -> tuple[Attempt, list[Fact]]:
     names.seed("faults")
     told: list[Fact] = []
     attempt = Attempt.begin(LocalStore(ROOT, disk=disk), RUN)
-    tell(save(attempt, "faults/before", 1), told)
+    perform(save(attempt, "faults/before", 1), told)
     return attempt, told
 
 
@@ -71,7 +71,7 @@ def _calls(names: Names) -> list[Call]:
     disk = CountingDisk(fresh_disk())
     attempt, told = _begin(disk, names)
     before = len(disk.calls)
-    tell(save(attempt, "faults/struck", 2), told)
+    perform(save(attempt, "faults/struck", 2), told)
     return disk.calls[before:]
 
 
@@ -86,7 +86,7 @@ def fail_at(trial: Trial, names: Names) -> list[str]:
     disk.armed = True
     failure: BaseException | None = None
     try:
-        tell(save(attempt, "faults/struck", 2), told)
+        perform(save(attempt, "faults/struck", 2), told)
     except BaseException as error:
         failure = error
     disk.armed = False
@@ -99,7 +99,7 @@ def fail_at(trial: Trial, names: Names) -> list[str]:
         wrong += [f"at once: {text}" for text in check(LocalStore(ROOT, disk=simulated.clone()), told, 0)]
         wrong += [f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), told, 0)]
     try:
-        tell(save(attempt, "faults/next", 3), told)
+        perform(save(attempt, "faults/next", 3), told)
     except RelightError as error:
         wrong.append(f"the next save fails: {error}")
     store = LocalStore(ROOT, disk=simulated)

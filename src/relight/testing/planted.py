@@ -88,13 +88,13 @@ PLANTED: dict[str, Bug] = {
     ),
     "a rank that may be ready takes its files back before it calls it off": Bug(Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")),
     "a COMMIT is believed before it is durable": Bug(
-        Edit(f"{TOGETHER}:_committed", "    place.log.settle(found.seq)\n", ""),
+        Edit(f"{TOGETHER}:_committed", "    place.log.sync(found.seq)\n", ""),
     ),
     "a root is believed to be a COMMIT": Bug(
         Edit(f"{TOGETHER}:_await", "                found = _committed(place, directory)\n", "                found = _root(place, directory, prefix), 0\n"),
     ),
     "who appends for another does not make the root durable": Bug(
-        Edit(f"{TOGETHER}:_await", "                    place.store.settle(prefix)\n", ""),
+        Edit(f"{TOGETHER}:_await", "                    place.store.sync(prefix)\n", ""),
     ),
     "nobody else commits": Bug(
         Edit(f"{TOGETHER}:_await", "                if now >= min(grace, ends):", "                if False:"),
@@ -123,8 +123,8 @@ PLANTED: dict[str, Bug] = {
     ),
     # durability
     "the names of packs and parts are not settled": Bug(
-        Edit(f"{SAVE}:_write", "    place.store.settle(prefix)\n", ""),
-        Edit(f"{TOGETHER}:_proven", "    place.store.settle(prefix)\n", ""),
+        Edit(f"{SAVE}:_write", "    place.store.sync(prefix)\n", ""),
+        Edit(f"{TOGETHER}:_proven", "    place.store.sync(prefix)\n", ""),
     ),
     # deletion
     "sweep takes what its attempt may still be writing": Bug(

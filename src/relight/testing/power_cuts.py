@@ -145,7 +145,7 @@ class Image:
         heard: list[Told] = []
         victim.start(self.where, self.rng.randrange(1 << 32))
         while time.monotonic() < until:
-            heard += victim.hear(until)
+            heard += victim.receive(until)
             if any(one.fact[0] == "died" for one in heard) or (
                 at_once and sum(one.fact[0] in ACKNOWLEDGEMENTS for one in heard) >= wanted
             ):

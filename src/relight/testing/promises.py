@@ -56,7 +56,7 @@ class Promises:
     def __init__(self, shelf: Shelf, kinds: frozenset[str], seed: int) -> None:
         self.shelf, self.kinds, self._seed = shelf, kinds, seed
         self.outside = SimulatedStore(shelf, Nobody(), random.Random(0), fine=False)
-        self.truth = Truth(shelf, self._look)
+        self.truth = Truth(shelf, self._check_live)
         self.saves: dict[str, Saved] = {}
         self.tags: dict[str, str] = {}
         """As they were acknowledged."""
@@ -73,7 +73,7 @@ class Promises:
         self._log, self._cut = Log(self.outside, RUN), True
         self.truth.after_cut()
 
-    def _look(self, checkpoint_id: str) -> list[str]:
+    def _check_live(self, checkpoint_id: str) -> list[str]:
         """What is wrong with a checkpoint that is live, or should be."""
         view = self._log.read()
         one = fold(view).find(checkpoint_id)
@@ -123,7 +123,7 @@ class Promises:
             truth.wrong.append(f"(3) the history is {live}; by the format's words it is {list(truth.live)}")
         for one in truth.live.values():
             if truth.changed(one) or self._cut:
-                truth.wrong += [f"(1) at the end: {text}" for text in self._look(one.id)]
+                truth.wrong += [f"(1) at the end: {text}" for text in self._check_live(one.id)]
         for saved in self.saves.values():
             self._judge_save(saved)
         for name, target in self.tags.items():

@@ -31,7 +31,7 @@ from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.durable import create_once
 from relight.testing.disks import CHANGING, CUTS, Call, FailNth, HookedDisk, SimulatedDisk
-from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_second_looks, save, state_of, tell
+from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_second_looks, perform, save, state_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +56,7 @@ def saves(store: ByteStore, *steps: int) -> tuple[Attempt, list[str], list[Fact]
     attempt = Attempt.begin(store, RUN)
     told: list[Fact] = [("begun", str(attempt.epoch))]
     for step in steps:
-        tell(save(attempt, f"rules/{attempt.epoch}/{step}", step), told)
+        perform(save(attempt, f"rules/{attempt.epoch}/{step}", step), told)
     return attempt, [fact[1] for fact in told if fact[0] == "saved"], told
 
 

@@ -97,7 +97,7 @@ class Facts:
     tags: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, told: Iterable[Fact]) -> Facts:
+    def from_facts(cls, told: Iterable[Fact]) -> Facts:
         """Gathered from the telling."""
         facts = cls()
         for kind, *rest in told:
@@ -211,9 +211,9 @@ def read_state(store: ByteStore, view: View, checkpoint: Checkpoint) -> tuple[st
     return key, State(tensors, part.tree)
 
 
-def look(log: Log, told: Sequence[Fact]) -> list[str]:
+def check_history(log: Log, told: Sequence[Fact]) -> list[str]:
     """What is wrong with the history as it lies there, before anybody touches it. Empty if nothing is."""
-    facts = Facts.of(told)
+    facts = Facts.from_facts(told)
     try:
         view = log.read()
     except CheckpointNotFound:
@@ -244,7 +244,7 @@ def _compare(history: History, facts: Facts) -> list[str]:
 
 def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
     """What is wrong with any checkpoint that the history lists, each restored to the last byte; and what is missing from it."""
-    facts = Facts.of(told)
+    facts = Facts.from_facts(told)
     try:
         view = log.read()
     except RelightError as error:
@@ -298,7 +298,7 @@ def leftovers(store: ByteStore, log: Log) -> list[str]:
 def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
     """All of it: look, go on with the run, restore everything, look for leftovers. Empty if every invariant holds."""
     log = Log(store, RUN)
-    wrong = look(log, told)
+    wrong = check_history(log, told)
     more = list(told)
     try:
         for fact in resume(store, seed):
@@ -315,7 +315,7 @@ def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
     """Delete the run's log, and return what is wrong then: an attempt that begins all the same, a file that is gone, a checkpoint that was
     listed before and is not listed by the rebuilt log, or one that does not restore.
     """
-    log, facts = Log(store, RUN), Facts.of(told)
+    log, facts = Log(store, RUN), Facts.from_facts(told)
     try:
         before = {one.id for one in fold(log.read()).live}
     except RelightError:
@@ -352,7 +352,7 @@ def fresh_disk() -> SimulatedDisk:
     return disk.sync()
 
 
-def tell(facts: Iterable[Fact], told: list[Fact]) -> None:
+def perform(facts: Iterable[Fact], told: list[Fact]) -> None:
     """Live through ``facts``, writing each down as it happens."""
     for fact in facts:
         told.append(fact)

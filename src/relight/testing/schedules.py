@@ -109,7 +109,7 @@ def trace(seed: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | No
         return simulate(seed, crew, names, kinds)
 
 
-def _told(seed: int, kinds: frozenset[str], mutation: str | None) -> list[str]:
+def _run_schedule(seed: int, kinds: frozenset[str], mutation: str | None) -> list[str]:
     """All that happened, and what is wrong with it."""
     found = trace(seed, kinds=kinds, mutation=mutation)
     return [*(str(Action(*one)) for one in found.trace), *(f"{WRONG} {text}" for text in found.violations)]
@@ -194,14 +194,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.mutation == "all":
         return _every_mutation(options.seed, options.count, kinds, options.json)
     if options.count == 1:
-        lines = _told(options.seed, kinds, options.mutation)
+        lines = _run_schedule(options.seed, kinds, options.mutation)
         print(json.dumps({"trace": lines}, indent=1) if options.json else "\n".join(lines))
         return 1 if lines[-1].startswith(WRONG) else 0
     if options.jobs > 1 or options.count > 10 * BLOCK:
         report = many(options.seed, options.count, jobs=options.jobs, kinds=kinds, mutation=options.mutation)
     else:
         report = play(options.seed, options.count, kinds=kinds, mutation=options.mutation)
-    traces = {seed: _told(seed, kinds, options.mutation) for seed, _ in report.violations[:TRACED]}
+    traces = {seed: _run_schedule(seed, kinds, options.mutation) for seed, _ in report.violations[:TRACED]}
     if options.json:
         print(json.dumps({**report.to_dict(), "traces": traces}, indent=1))
         return 1 if report.violated else 0

@@ -21,7 +21,7 @@ class Watch(Protocol):
     def deleted(self, key: str, who: str) -> None:
         """A file is gone."""
 
-    def settled(self, keys: list[str]) -> None:
+    def on_durable(self, keys: list[str]) -> None:
         """These names are durable from now on."""
 
 
@@ -81,13 +81,13 @@ class Shelf:
             self._leave(key, True, who)
         return True
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """The names directly below are durable."""
         start = f"{prefix}/" if prefix else ""
         found = [key for key in self.loose if key.startswith(start) and "/" not in key[len(start) :]]
         self.loose.difference_update(found)
         if found and self.watch is not None:
-            self.watch.settled(sorted(found))
+            self.watch.on_durable(sorted(found))
 
     def past(self, prefix: str, who: str, rng: random.Random) -> dict[str, bool]:
         """The names below ``prefix`` some changes ago, but not before the last change that ``who`` made there."""

@@ -31,7 +31,7 @@ from relight.catalog import candidates, verify_checkpoint
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
 from relight.commit.save import Place, Seat
-from relight.commit.together import save_together
+from relight.commit.together import save_multi_rank
 from relight.errors import RelightError, SaveFailed
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
@@ -98,7 +98,7 @@ class _Play:
         """What some tool has seen to be recallable: another may have given it up since."""
         self.promises = Promises(self.shelf, kinds, seed)
         self.truth = self.promises.truth
-        self.stage = Stage(rng, Weather.of(rng, kinds), crew)
+        self.stage = Stage(rng, Weather.draw(rng, kinds), crew)
         self.stage.under_way, self.stage.after_step = self.shelf.under_way, self._late
         self.fine = rng.random() < 0.6
         self.kinds = kinds
@@ -251,7 +251,7 @@ class _Play:
             if alone:
                 report: SaveReport = attempt.save(request)
             else:
-                report = save_together(attempt.place, request, actor.clock, actor.sleep)
+                report = save_multi_rank(attempt.place, request, actor.clock, actor.sleep)
         except RelightError as error:
             saved.told[rank] = (error.kind, -1)
             saved.doubted |= actor.doubts > doubts
@@ -323,7 +323,7 @@ class _Play:
             with contextlib.suppress(RelightError):
                 if create(self.shelf, key, data, who):
                     self.stage.note(None, "arrives", key, f"of {who}")
-                    self.shelf.settle(key.rpartition("/")[0])
+                    self.shelf.sync(key.rpartition("/")[0])
 
     def _lose_log(self, rng: random.Random) -> None:
         """Lose the log, or what the newest attempt and maybe others appended. Jobs and tools come upon it; then it is rebuilt."""

@@ -3,7 +3,7 @@
 ``SimulatedStore`` is one process's way to what is stored, which is a ``Shelf``. What is modelled, after the local store:
 
 - ``put_once`` is a temporary file, a link, and an fsync: others see the name before it is durable, a death leaves the temporary.
-- ``write`` makes a name that needs ``settle``; directories on the way to it are made, and made durable, one by one.
+- ``write`` makes a name that needs ``sync``; directories on the way to it are made, and made durable, one by one.
 - A listing takes time: names that come or go meanwhile are in it or not, each for itself.
 - *Refused*: without effect. *Done*: it had its effect, and the answer was lost; a creation says so by ``Uncertain`` (*unsure*, done or
   not), or was tried again by the layer below and says that the name is there (*answered twice*). *Late*: the request was under way still,
@@ -30,7 +30,7 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "write": ("refused", "full"),
     "finish": ("refused",),
     "abort": ("left",),
-    "settle": ("refused", "done"),
+    "sync": ("refused", "done"),
     "get": ("refused",),
     "open": ("refused",),
     "list": ("refused", "stale"),
@@ -66,7 +66,7 @@ class SimulatedStore:
 
     parallel_reads = 1
     shared = False
-    settles = True
+    needs_sync = True
 
     def __init__(
         self, shelf: Shelf, who: Who, rng: random.Random, *, fine: bool = True, torn: Callable[[str], bool] | None = None,
@@ -101,7 +101,7 @@ class SimulatedStore:
         created = create(self.shelf, key, data, self._who.name)
         if created and (fault != "unsure_done" or not self._undurable):
             self._between("sync", key)
-            self.shelf.settle(parent)
+            self.shelf.sync(parent)
         if self._fine:
             self._who.step("unlink", temporary)
             self.shelf.remove(temporary, self._who.name)
@@ -121,10 +121,10 @@ class SimulatedStore:
             raise StoreUnavailable("no answer (and an empty file is left)", where=key)
         return _Writer(self, key, file)
 
-    def settle(self, prefix: str) -> None:
+    def sync(self, prefix: str) -> None:
         """See ``ByteStore``."""
-        fault = self._enter("settle", prefix)
-        self.shelf.settle(prefix)
+        fault = self._enter("sync", prefix)
+        self.shelf.sync(prefix)
         if fault:
             raise StoreUnavailable("no answer (and it was done)", where=prefix)
 
@@ -206,7 +206,7 @@ class SimulatedStore:
                 self._who.step("mkdir", new)
             self.shelf.make_dir(new, self._who.name)
             self._between("sync", new)
-            self.shelf.settle(new.rpartition("/")[0])
+            self.shelf.sync(new.rpartition("/")[0])
 
     def _file(self, key: str) -> File:
         try:

@@ -186,7 +186,7 @@ class StoreSuite:
         store = self.make(tmp_path)
         put(store, "a/b/file", b"x")
         for prefix in ("a/b", "a", ""):
-            store.settle(prefix)
+            store.sync(prefix)
         assert store.get("a/b/file", 9) == b"x"
 
     def test_get_is_bounded(self, tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ class StoreSuite:
                 refuses(UnsafeContent, lambda key=key: store.delete(key))
                 refuses(UnsafeContent, lambda key=key: list(store.list(key)))
                 refuses(UnsafeContent, lambda key=key: store.delete_dir(key))
-                refuses(UnsafeContent, lambda key=key: store.settle(key) or list(store.list(key)))
+                refuses(UnsafeContent, lambda key=key: store.sync(key) or list(store.list(key)))
         assert {entry.name for entry in self.top(store)} == {"a"}
         assert [path.name for path in tmp_path.iterdir() if path.name != "store"] == [], "something was made outside"
 

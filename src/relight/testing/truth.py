@@ -60,7 +60,7 @@ class Truth:
     def created(self, key: str, data: bytes, who: str, over: bool) -> None:
         """See ``Watch``."""
         if over:
-            self._say(f"(4) {key} is overwritten by {who}")
+            self._report(f"(4) {key} is overwritten by {who}")
         folder, _, name = key.rpartition("/")
         if folder == LOG and parse_record_file(name) is not None:
             self._record(key, data, who)
@@ -68,12 +68,12 @@ class Truth:
     def deleted(self, key: str, who: str) -> None:
         """See ``Watch``."""
         if key in self._needs:
-            self._say(f"(7) {who} deletes {key}, which checkpoint {self._needs[key][0]} needs")
+            self._report(f"(7) {who} deletes {key}, which checkpoint {self._needs[key][0]} needs")
         folder, _, name = key.rpartition("/")
         if (folder == LOG and parse_record_file(name) is not None) or key == STORE_FILE:
-            self._say(f"(7) {who} deletes {key}")
+            self._report(f"(7) {who} deletes {key}")
 
-    def settled(self, keys: list[str]) -> None:
+    def on_durable(self, keys: list[str]) -> None:
         """See ``Watch``."""
         for key in keys:
             folder, _, name = key.rpartition("/")
@@ -85,7 +85,7 @@ class Truth:
             if found is not None and found.seq == seq:
                 loose = self.loose(found)
                 if loose:
-                    self._say(f"(1) the COMMIT of {found.id} is durable, and {loose[0]} is not")
+                    self._report(f"(1) the COMMIT of {found.id} is durable, and {loose[0]} is not")
 
     def loose(self, found: Counted) -> list[str]:
         """Names that a checkpoint needs and a power cut would take."""
@@ -130,11 +130,11 @@ class Truth:
         frame = json.loads(data)["body"]
         seq = frame["seq"]
         if self.is_log_lost:
-            self._say(f"(9) {who} makes record {seq}, a {frame['kind']}, of a log that was lost")
+            self._report(f"(9) {who} makes record {seq}, a {frame['kind']}, of a log that was lost")
         if seq != len(self.records):
-            self._say(f"(4) {who} makes record {seq} where {len(self.records)} would be the next")
+            self._report(f"(4) {who} makes record {seq} where {len(self.records)} would be the next")
         if frame["prev"] != self._hash:
-            self._say(f"(4) record {seq} of {who} is chained to something else than the record before it")
+            self._report(f"(4) record {seq} of {who} is chained to something else than the record before it")
         self._hash = hexdigest(data)
         self.records.append(frame)
         kind, body, epoch = frame["kind"], frame["body"], frame["epoch"]
@@ -142,7 +142,7 @@ class Truth:
             if epoch > self.epoch:
                 self.epoch = epoch
             else:
-                self._say(f"(3) the FENCE of {who} counts for nothing: epoch {epoch} is there already")
+                self._report(f"(3) the FENCE of {who} counts for nothing: epoch {epoch} is there already")
         elif kind in ("COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG"):
             if epoch < self.epoch:
                 self.void += 1
@@ -150,7 +150,7 @@ class Truth:
             self.epoch = epoch
             mine = self.epochs_of.get(who)
             if mine is not None and mine < self.epoch:
-                self._say(f"(3) {who} of attempt {mine}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
+                self._report(f"(3) {who} of attempt {mine}, which attempt {self.epoch} has superseded, makes a {kind} that counts")
             if kind == "COMMIT":
                 self._commit(seq, epoch, body)
             elif kind == "RETIRE":
@@ -192,10 +192,10 @@ class Truth:
         newest = next(reversed(self.live), "")
         for one in ids:
             if one == newest:
-                self._say(f"(7) {who} retires {one}, the newest there is")
+                self._report(f"(7) {who} retires {one}, the newest there is")
             held = sorted(name for name, target in self.tags.items() if target == one)
             if held and one in self.live:
-                self._say(f"(7) {who} retires {one}, which tag {held[0]} holds")
+                self._report(f"(7) {who} retires {one}, which tag {held[0]} holds")
             found = self.live.pop(one, None)
             if found is not None:
                 self.retired.add(one)
@@ -228,7 +228,7 @@ class Truth:
         file = self._shelf.files.get(key)
         return b"" if file is None else bytes(file.data)
 
-    def _say(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self.wrong.append(text)
 
 

@@ -46,7 +46,7 @@ MUTATIONS = {
     ),
     "directory": Mutation("fsync of every directory", DURABLE, "            disk.fsync(fd)\n", "            pass\n"),
     "link": Mutation("fsync of a new name's directory", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
-    "checkpoint": Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.settle(prefix)\n", ""),
+    "checkpoint": Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.sync(prefix)\n", ""),
 }
 """What can be taken out of the product in the victims, and only there, by a word: the negative controls."""
 
@@ -67,9 +67,9 @@ class Victims:
 
     def start(self, where: str, seed: int) -> None:
         """Let a process live on the disk that is mounted in ``where``, from now on until ``end``."""
-        self._say(f"{seed} {where}")
+        self._send(f"{seed} {where}")
 
-    def hear(self, until: float) -> list[Told]:
+    def receive(self, until: float) -> list[Told]:
         """What has been told since, waiting until that time (``time.monotonic``) for the first of it."""
         ready, _, _ = select.select([self._facts], [], [], max(0.0, until - time.monotonic()))
         if not ready:
@@ -79,14 +79,14 @@ class Victims:
 
     def end(self) -> list[Told]:
         """Kill the process and wait for its end: what it told last."""
-        self._say("end")
+        self._send("end")
         told: list[Told] = []
-        while more := self.hear(0.0):
+        while more := self.receive(0.0):
             told += more
         self._rest = b""  # half a line: it was killed while telling, so it has not told
         return told
 
-    def _say(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()

@@ -305,7 +305,7 @@ class _Copying:
             user={**opened.root.user, COPIED_FROM: origin},
         )
         put(store, f"{self.prefix}/{ROOT_FILE}", encode_root(root))
-        store.settle(self.prefix)
+        store.sync(self.prefix)
         return root
 
 

@@ -283,7 +283,7 @@ def _opens(slot: Slot, provider: Provider) -> bool:
 def _put(inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str) -> str:
     """A slot that was read back and opened."""
     slot = put_slot(inner, store_id, generation, key, provider, label)
-    inner.settle(KEYS_DIR)
+    inner.sync(KEYS_DIR)
     there = [one for one in slots_in(inner) if one.file == slot.file]
     if not there or there[0].ring != ring_id(key).hex() or not _opens(there[0], provider):
         what = "a slot that was just made does not open, or another was made of that name"

@@ -58,8 +58,8 @@ def execute_repack(plan: RepackPlan, progress: Callable[[int], None] | None = No
             for pack in part.packs:
                 if pack.stored is not None:
                     report.bytes += _write(opened, pack, progress)
-        opened.store.settle(opened.prefix)
-        _tell(Log(plan.run.store, plan.run.name), one.id)
+        opened.store.sync(opened.prefix)
+        _record_repacked(Log(plan.run.store, plan.run.name), one.id)
         report.repacked.append(one.id)
     history = plan.run.history()
     needed = {donor for one in history.live for donor in needs_of(history, one)}
@@ -99,7 +99,7 @@ def _is_whole(opened: Opened, pack: Pack, key: str) -> bool:
         reader.close()
 
 
-def _tell(log: Log, checkpoint_id: str) -> None:
+def _record_repacked(log: Log, checkpoint_id: str) -> None:
     def decide(view: View) -> tuple[Body, int] | None:
         history = fold(view)
         one = history.find(checkpoint_id)

@@ -68,7 +68,7 @@ def lineage(store: ByteStore, only: str | None = None) -> tuple[list[Node], list
                 held = node.tags if node is not None else []
                 begins = node.begins if node is not None else []
                 node = nodes[one.id] = Node(one, home, held, begins)
-            node.set_aside |= name == home and one.id in history.set_aside
+            node.set_aside |= name == home and one.id in history.rolled_back_ids
             own = [tag for tag in history.tags_of(one.id) if not tag.startswith(PREFIX)]
             node.tags += own if name == home else [f"{name}:{tag}" for tag in own]
             if one.body.home:

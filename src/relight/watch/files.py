@@ -110,14 +110,14 @@ class EventFiles:
             if tail.skipping:
                 tail.skipping = False
                 continue
-            heard = self._heard(tail, line)
+            heard = self._parse_event(tail, line)
             if heard is not None:
                 yield heard
         if len(tail.rest) > LINE_BYTES_MAX:
             self.unreadable += not tail.skipping
             tail.rest, tail.skipping = b"", True
 
-    def _heard(self, tail: _Tail, line: bytes) -> Heard | None:
+    def _parse_event(self, tail: _Tail, line: bytes) -> Heard | None:
         try:
             value = json.loads(line)
             if value.get("relight") == "events":

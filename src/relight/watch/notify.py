@@ -78,7 +78,7 @@ class Alarms:
         with self._lock:
             return sorted(self.state.values(), key=lambda one: (one.state != FIRING, one.since, one.key))
 
-    def see(self, runs: Sequence[RunSeen], now: float) -> Judged:
+    def update(self, runs: Sequence[RunSeen], now: float) -> Judged:
         """Judge these runs, tell of what changed; delivering takes as long as it takes."""
         with self._lock:
             judged = judge(self._settings.rules, runs, now, self.state)

@@ -155,10 +155,10 @@ class Watcher:
         """What the events of a run have added up to."""
         return self._tallies.get((store, run))
 
-    def look(self, now: float) -> list[RunSeen]:
+    def poll(self, now: float) -> list[RunSeen]:
         """Every run, by store and name. What cannot be read is there with its ``error``; nothing is raised."""
         with self._lock:
-            self._hear()
+            self._read_events()
             found: dict[tuple[str, str], RunSeen] = {}
             for seen in self._read_by_others(now) if self._reads is not None else self._read_here(now):
                 found[seen.store, seen.run] = seen
@@ -166,7 +166,7 @@ class Watcher:
             self._logs = {key: held for key, held in self._logs.items() if key in found}
             return [found[key] for key in sorted(found)]
 
-    def _hear(self) -> None:
+    def _read_events(self) -> None:
         for _ in range(ROUNDS_MAX):
             batch = sorted(self._files.new(), key=lambda heard: heard.time_s)  # of several processes
             for heard in batch:
@@ -271,7 +271,7 @@ def _damage(one: Checkpoint, known: Mapping[str, Checked], tally: Tally) -> str:
 def _why_bad(one: Checkpoint, history: History, known: Mapping[str, Checked], tally: Tally) -> str:
     if one.body.suspect:
         return SUSPECT_WORDS
-    if one.id in history.set_aside:
+    if one.id in history.rolled_back_ids:
         return "set aside: the run went back behind it"
     return _damage(one, known, tally)
 
@@ -439,11 +439,11 @@ _watchers: dict[tuple[str, ...], Watcher] = {}
 _guard = threading.Lock()
 
 
-def look(store_urls: Sequence[str], now: float) -> list[RunSeen]:
+def poll_runs(store_urls: Sequence[str], now: float) -> list[RunSeen]:
     """Every run of these stores at ``now``. A second look at the same stores reads only what is new."""
     key = tuple(store_urls)
     with _guard:
         if key not in _watchers and len(_watchers) >= 16:
             del _watchers[next(iter(_watchers))]
         watcher = _watchers.setdefault(key, Watcher(key))
-    return watcher.look(now)
+    return watcher.poll(now)

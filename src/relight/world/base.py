@@ -36,7 +36,7 @@ class World(Protocol):
     def gather(self, data: bytes, doing: str) -> list[bytes]:
         """Everybody's ``data``, by rank, to everybody. ``LateRanks``, which says what was being done, if some do not come."""
 
-    def tell(self, data: bytes | None, source: int, doing: str) -> bytes:
+    def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
         """``data`` of rank ``source``, to everybody; the others give None."""
 
     def propose(self, words: Sequence[int]) -> None:
@@ -51,13 +51,13 @@ class World(Protocol):
     def receive(self, into: memoryview, source: int, doing: str) -> None:
         """Fill ``into`` with what rank ``source`` sends. Between two ranks, in the order in which it was sent."""
 
-    def put_up(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Leave word, in any thread, for whoever looks for that name. Waits for nobody."""
 
-    def look_up(self, name: str) -> bytes | None:
+    def lookup(self, name: str) -> bytes | None:
         """What was put up under that name; None if nothing was yet. In any thread."""
 
-    def take_down(self, name: str) -> None:
+    def unpublish(self, name: str) -> None:
         """Nobody looks for it any more."""
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ class Alone:
         """Its own."""
         return [data]
 
-    def tell(self, data: bytes | None, source: int, doing: str) -> bytes:
+    def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
         """Its own."""
         assert data is not None
         return data
@@ -99,15 +99,15 @@ class Alone:
         """There is nobody."""
         raise AssertionError("a world of one has nobody to hear from")
 
-    def put_up(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """Kept."""
         self._board[name] = data
 
-    def look_up(self, name: str) -> bytes | None:
+    def lookup(self, name: str) -> bytes | None:
         """What was kept."""
         return self._board.get(name)
 
-    def take_down(self, name: str) -> None:
+    def unpublish(self, name: str) -> None:
         """Kept no more."""
         self._board.pop(name, None)
 

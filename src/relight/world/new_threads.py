@@ -43,12 +43,12 @@ def start(thread: threading.Thread) -> bool:
             return False
         if not is_refused(error):
             raise
-        report(thread.name)
+        report_refused(thread.name)
         return False
     return True
 
 
-def report(name: str) -> None:
+def report_refused(name: str) -> None:
     """Report, once a process, that a thread was refused."""
     if not _reported.is_set():
         _reported.set()

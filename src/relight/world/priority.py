@@ -45,11 +45,11 @@ def _lower_group(nice: int) -> None:
             time.sleep(_AGAIN_S)
 
 
-def behind_all(work: Callable[[], T], nice: int) -> T:
+def idle_priority(work: Callable[[], T], nice: int) -> T:
     """What ``work`` gives, or raises, done in what processor time others leave, in a thread of its own and those that it
     starts. This one waits, and the process has ``nice`` again behind it. Where all cores are busy that takes many times as long: it is for
     what nobody waits for."""
-    with ThreadPool(1, "relight-behind", initializer=step_back, initargs=(LAST,)) as pool:
+    with ThreadPool(1, "relight-behind", initializer=lower_after, initargs=(LAST,)) as pool:
         _lower_group(LAST)
         try:
             return pool.submit(work).result()
@@ -57,7 +57,7 @@ def behind_all(work: Callable[[], T], nice: int) -> T:
             _lower_group(nice)
 
 
-def step_back(by: int) -> None:
+def lower_after(by: int) -> None:
     """Have this thread, and those that it starts, wait for others of this process too. For good: the way back takes a privilege."""
     with contextlib.suppress(OSError):
         me = threading.get_native_id()

@@ -54,7 +54,7 @@ class Together:
         self._running: _Round | None = None
 
     @classmethod
-    def of(cls, size: int, timeout_s: float = 60.0) -> list[Together]:
+    def create(cls, size: int, timeout_s: float = 60.0) -> list[Together]:
         """All of a world's ranks."""
         room = _Room(size, timeout_s)
         return [cls(room, rank) for rank in range(size)]
@@ -63,7 +63,7 @@ class Together:
     def run(cls, size: int, action: Callable[[Together], Any], timeout_s: float = 60.0) -> list[Any]:
         """``action`` on every rank at once: what each gave. The first rank's error is raised."""
         with ThreadPoolExecutor(size, thread_name_prefix="relight-rank") as pool:
-            jobs = [pool.submit(action, world) for world in cls.of(size, timeout_s)]
+            jobs = [pool.submit(action, world) for world in cls.create(size, timeout_s)]
         return [job.result() for job in jobs]
 
     def gather(self, data: bytes, doing: str) -> list[bytes]:
@@ -71,7 +71,7 @@ class Together:
         found = self._exchange(data, doing)
         return [found[rank] for rank in range(self.size)]
 
-    def tell(self, data: bytes | None, source: int, doing: str) -> bytes:
+    def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
         """See ``World``."""
         told: bytes = self._exchange(data, doing)[source]
         return told
@@ -110,15 +110,15 @@ class Together:
         assert len(letter) == len(into), (len(letter), len(into), doing)
         into[:] = letter
 
-    def put_up(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """See ``World``."""
         self._room.board[name] = data
 
-    def look_up(self, name: str) -> bytes | None:
+    def lookup(self, name: str) -> bytes | None:
         """See ``World``."""
         return self._room.board.get(name)
 
-    def take_down(self, name: str) -> None:
+    def unpublish(self, name: str) -> None:
         """See ``World``."""
         self._room.board.pop(name, None)
 

@@ -66,7 +66,7 @@ class TorchWorld:
                 dist.all_gather(rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group)
         return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
 
-    def tell(self, data: bytes | None, source: int, doing: str) -> bytes:
+    def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
         """See ``World``."""
         import torch
         import torch.distributed as dist
@@ -121,17 +121,17 @@ class TorchWorld:
         with self._watched(doing, among_all=False):
             dist.recv(torch.frombuffer(into, dtype=torch.uint8), source, group=self._group)
 
-    def put_up(self, name: str, data: bytes) -> None:
+    def publish(self, name: str, data: bytes) -> None:
         """See ``World``: in the default group's store, as the group itself may be gone. ``LateRanks`` if the store is, too."""
         with self._board():
             self._store.set(f"relight/{name}", data)  # type: ignore[arg-type]
 
-    def look_up(self, name: str) -> bytes | None:
+    def lookup(self, name: str) -> bytes | None:
         """See ``World``."""
         with self._board():
             return bytes(self._store.get(f"relight/{name}")) if self._store.check([f"relight/{name}"]) else None
 
-    def take_down(self, name: str) -> None:
+    def unpublish(self, name: str) -> None:
         """See ``World``. Stores that cannot forget keep it."""
         with contextlib.suppress(RuntimeError, NotImplementedError):
             self._store.delete_key(f"relight/{name}")
