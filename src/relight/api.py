@@ -36,7 +36,11 @@ from relight.store.urls import split_run
 
 
 def save(
-    url: str | os.PathLike[str], state: Mapping[str, object], *, step: int, metrics: Mapping[str, float] | None = None,
+    url: str | os.PathLike[str],
+    state: Mapping[str, object],
+    *,
+    step: int,
+    metrics: Mapping[str, float] | None = None,
     encrypt: str | Sequence[str] | None = None,
 ) -> SaveReport:
     """Save ``state``, a dict of anything a Checkpointer takes, as ``step`` of the run at ``url``. Durable when it returns.
@@ -72,8 +76,12 @@ def save(
 
 
 def load(
-    url: str | os.PathLike[str], which: str | int = "latest", *, only: Sequence[str] | None = None,
-    encrypt: str | Sequence[str] | None = None, mmap: bool = False,
+    url: str | os.PathLike[str],
+    which: str | int = "latest",
+    *,
+    only: Sequence[str] | None = None,
+    encrypt: str | Sequence[str] | None = None,
+    mmap: bool = False,
 ) -> dict[str, Any]:
     """The state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Verified while it is read; runs nothing.
 

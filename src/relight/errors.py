@@ -72,9 +72,7 @@ class RelightError(Exception):
         return (_rebuild, (type(self), self.what, self.where, self.hint, self.details, self.retryable))
 
 
-def _rebuild(
-    cls: type[RelightError], what: str, where: str, hint: str, details: tuple[str, ...], retryable: bool
-) -> RelightError:
+def _rebuild(cls: type[RelightError], what: str, where: str, hint: str, details: tuple[str, ...], retryable: bool) -> RelightError:
     return cls(what, where=where, hint=hint, details=details, retryable=retryable)
 
 

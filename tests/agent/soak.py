@@ -53,7 +53,8 @@ def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> di
     ckpt.close()
     quarter = max(1, len(samples) // 4)
     growth = {
-        key: statistics.median(one[key] for one in samples[-quarter:]) - statistics.median(one[key] for one in samples[quarter : 2 * quarter])
+        key: statistics.median(one[key] for one in samples[-quarter:])
+        - statistics.median(one[key] for one in samples[quarter : 2 * quarter])
         for key in samples[0]
         if key != "step"
     }

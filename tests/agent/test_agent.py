@@ -102,7 +102,10 @@ def test_the_four_facts_come_in_order(run: str) -> None:
         assert save.wait(20).done
         assert save.id and save.bytes > 0 and save.timings["blocked"] > 0
     undo()
-    assert [name for name in seen if name.startswith("save.") and name not in ("save.requested", "save.span")] == ["save.sealed", "save.durable"]
+    assert [name for name in seen if name.startswith("save.") and name not in ("save.requested", "save.span")] == [
+        "save.sealed",
+        "save.durable",
+    ]
     assert [one.id for one in relight.open(run).checkpoints()] == [save.id]
 
 
@@ -261,7 +264,10 @@ def test_few_descriptors_are_enough(tmp_path: Path) -> None:
 def test_an_exception_leaves_no_agent(run: str) -> None:
     """What was begun is finished, the boundary is saved, and nobody waits for another trainer."""
     model, optimizer = make()
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE) as ckpt:
+    with (
+        pytest.raises(ZeroDivisionError),
+        relight.Checkpointer(run, model=model, optimizer=optimizer, save=relight.every(steps=2), limits=QUEUE) as ckpt,
+    ):
         for step in range(4):
             one_step(model, optimizer)
             ckpt.step(step)

@@ -17,7 +17,9 @@ SAY_GROUP = SAY + "; print(open('/proc/self/autogroup').read())"
 @pytest.mark.parametrize("leads", [True, False])
 def test_the_session_waits_too_if_it_is_ones_own(leads: bool) -> None:
     """An agent has a session of its own, which would else get as much of the processor as the training's; others' is left alone."""
-    told = subprocess.run([sys.executable, "-c", SAY_GROUP], start_new_session=leads, capture_output=True, text=True, timeout=60, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", SAY_GROUP], start_new_session=leads, capture_output=True, text=True, timeout=60, check=True
+    )
     nice, group = told.stdout.split("\n")[:2]
     assert nice == "7"
     assert group.endswith("nice 7") == leads, group
@@ -51,7 +53,9 @@ except ZeroDivisionError:
 
 def test_what_nobody_waits_for_is_done_behind_all() -> None:
     """It, and the threads it starts, and the session: only for as long as it takes, also if it fails."""
-    told = subprocess.run([sys.executable, "-c", SAY_BEHIND], start_new_session=True, capture_output=True, text=True, timeout=60, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", SAY_BEHIND], start_new_session=True, capture_output=True, text=True, timeout=60, check=True
+    )
     last, back = ("19", "4") if AUTOGROUP.exists() else ("?", "?")
     assert told.stdout.split("\n")[:2] == [f"19 19 {last} 4 {back}", f"4 {back} 1"]
 

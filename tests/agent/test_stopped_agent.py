@@ -33,7 +33,13 @@ SOON_S = 0.2
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
-    for module, name in ((standstill, "CONTINUE_AFTER_S"), (standstill, "END_AFTER_S"), (client, "CHECK_S"), (launch, "CONTINUE_AFTER_S"), (launch, "END_AFTER_S")):
+    for module, name in (
+        (standstill, "CONTINUE_AFTER_S"),
+        (standstill, "END_AFTER_S"),
+        (client, "CHECK_S"),
+        (launch, "CONTINUE_AFTER_S"),
+        (launch, "END_AFTER_S"),
+    ):
         monkeypatch.setattr(module, name, SOON_S)
 
 
@@ -219,7 +225,12 @@ def test_a_grace_bounds_every_wait(tmp_path: Path, agent: str) -> None:
     """SIGTERM with a grace of 8 s ends the process within it, whatever the agent does; a stopped agent costs no step."""
     told = {**os.environ, "RELIGHT_GRACE_S": "8"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "store" / "run"), agent], env=told, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", SCRIPT, str(tmp_path / "store" / "run"), agent],
+        env=told,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     ended = time.monotonic()
     assert done.stdout, done.stderr

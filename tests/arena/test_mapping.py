@@ -101,6 +101,7 @@ def test_a_kernel_that_makes_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_no_room_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     """While huge pages are made as well: nothing is left of what was taken."""
+
     def memfds() -> int:
         links = (f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd"))
         return sum("no-room-here" in os.readlink(link) for link in links if os.path.lexists(link))

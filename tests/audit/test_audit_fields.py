@@ -227,7 +227,9 @@ def test_a_piece_of_the_audit_log_has_a_bound_in_bytes() -> None:
         short = short_audit(row)
         assert len(msgspec.json.encode(short)) < 1900
         assert list(short.fields)[-1] == "…" and short.seq == 7
-    row = AuditRow(7, "2026-11-26T10:00:00Z", "anna", "tag", "runs/run-000@latest", "ok", "operator", "abcdefghij", {"run": "run-000", "before": ""})
+    row = AuditRow(
+        7, "2026-11-26T10:00:00Z", "anna", "tag", "runs/run-000@latest", "ok", "operator", "abcdefghij", {"run": "run-000", "before": ""}
+    )
     assert short_audit(row) == row
 
 

@@ -153,9 +153,7 @@ KINDS: dict[str, Callable[[Setting], DataLoader]] = {
         one, Numbers(one.length), sampler=DistributedSampler(Numbers(one.length), num_replicas=1, rank=0, seed=one.seed)
     ),
     "`DataLoader`, `WeightedRandomSampler`": lambda one: _loader(one, Numbers(one.length), sampler=_weighted(one)),
-    "`DataLoader`, persistent workers": lambda one: _loader(
-        one, Numbers(one.length), shuffle=True, persistent_workers=one.workers > 0
-    ),
+    "`DataLoader`, persistent workers": lambda one: _loader(one, Numbers(one.length), shuffle=True, persistent_workers=one.workers > 0),
     "`DataLoader`, stream": lambda one: _loader(one, Stream(one.length)),
     "`DataLoader`, stream with a seed of its own": lambda one: _loader(one, Clocked(one.length)),
     "`StatefulDataLoader`, in order": lambda one: _loader(one, Numbers(one.length), StatefulDataLoader),

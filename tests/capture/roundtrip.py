@@ -96,9 +96,7 @@ def same(one: Any, other: Any) -> bool:
     if isinstance(one, np.generic):
         return one.dtype == other.dtype and one.tobytes() == other.tobytes()
     if isinstance(one, dict):
-        return len(one) == len(other) and all(
-            same(a, b) and same(one[a], other[b]) for a, b in zip(one, other, strict=True)
-        )
+        return len(one) == len(other) and all(same(a, b) and same(one[a], other[b]) for a, b in zip(one, other, strict=True))
     if isinstance(one, (list, tuple)):
         return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
     if isinstance(one, float):

@@ -379,7 +379,9 @@ def test_generators_of_a_loader_are_where_they_were_at_an_edge() -> None:
     assert found == second
 
 
-@pytest.mark.parametrize("make", [plain(), plain(num_workers=2), stateful(), stateful(num_workers=2)], ids=["plain", "workers", "stateful", "stateful workers"])
+@pytest.mark.parametrize(
+    "make", [plain(), plain(num_workers=2), stateful(), stateful(num_workers=2)], ids=["plain", "workers", "stateful", "stateful workers"]
+)
 def test_an_observer_sees_what_is_delivered_and_no_more(make) -> None:
     """Delivered batches, not prefetched nor skipped ones, in order, for every kind of loader."""
     seed(1)

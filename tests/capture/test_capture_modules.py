@@ -189,7 +189,9 @@ def test_renamed_entries_and_their_optimizer_state_find_their_place(rename) -> N
 def test_a_component_can_be_renamed() -> None:
     """``{"old/*": "new/*"}`` maps a whole component, as the hint of the error says."""
     one, other = net(1), net(2)
-    restore(save({"net": one, "count": {"n": 3}}, rng=False), {"model": other, "counts": {}}, rename={"net/*": "model/*", "count/*": "counts/*"})
+    restore(
+        save({"net": one, "count": {"n": 3}}, rng=False), {"model": other, "counts": {}}, rename={"net/*": "model/*", "count/*": "counts/*"}
+    )
     assert equal(one, other)
 
 

@@ -283,7 +283,16 @@ def test_numpy_arrays_are_restored_in_place() -> None:
     assert all(live[key].tobytes() == value.tobytes() for key, value in ARRAYS.items())
 
 
-SCALARS = [np.float64(1.5), np.float32("nan"), np.int8(-3), np.bool_(True), np.complex64(1j), np.str_("x"), np.bytes_(b"y"), np.datetime64("2026-01-02")]
+SCALARS = [
+    np.float64(1.5),
+    np.float32("nan"),
+    np.int8(-3),
+    np.bool_(True),
+    np.complex64(1j),
+    np.str_("x"),
+    np.bytes_(b"y"),
+    np.datetime64("2026-01-02"),
+]
 
 
 def test_numpy_scalars_stay_numpy_scalars() -> None:
@@ -374,9 +383,15 @@ plain = st.recursive(
         st.integers(0, 9),
     )
     | st.sampled_from(list(ARRAYS.values())),
-    lambda inner: st.lists(inner, max_size=4)
-    | st.lists(inner, max_size=3).map(tuple)
-    | st.dictionaries(st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2)), inner, max_size=4),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=3).map(tuple)
+        | st.dictionaries(
+            st.text(max_size=4) | st.integers() | st.booleans() | st.none() | st.tuples(st.integers(), st.text(max_size=2)),
+            inner,
+            max_size=4,
+        )
+    ),
     max_leaves=12,
 )
 

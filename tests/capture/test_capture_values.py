@@ -20,7 +20,9 @@ from relight.errors import IncompatibleState, RelightError
 def test_immutable_components_come_back_as_values() -> None:
     """A number, text, None or tuple cannot be changed in place: the plan gives it."""
     state = {"epoch": 7, "best": float("inf"), "name": "run", "none": None, "pair": (1, "a"), "flag": True, "scalar": np.float32(2)}
-    plan = restore(save(state, rng=False), {"epoch": 0, "best": 0.0, "name": "", "none": 1, "pair": (), "flag": False, "scalar": np.float32(0)})
+    plan = restore(
+        save(state, rng=False), {"epoch": 0, "best": 0.0, "name": "", "none": 1, "pair": (), "flag": False, "scalar": np.float32(0)}
+    )
     assert same({key: plan.values[key] for key in state}, state)
 
 

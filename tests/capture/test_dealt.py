@@ -160,7 +160,9 @@ def test_a_rest_saved_and_resumed_by_as_many_is_exact() -> None:
 
     def make(rank: int, world: int) -> DataLoader:
         data = Noisy()
-        return DataLoader(data, 2, sampler=DistributedSampler(data, world, rank), generator=torch.Generator().manual_seed(rank), **PERSISTENT)
+        return DataLoader(
+            data, 2, sampler=DistributedSampler(data, world, rank), generator=torch.Generator().manual_seed(rank), **PERSISTENT
+        )
 
     job = Job(2, make)
     job.begin(0)
@@ -222,7 +224,10 @@ def test_one_process_and_many() -> None:
     job.begin(0)
     ledger += in_turn(job.steps(1))
     job, carried = resumed(job.save(), 1, make)
-    assert carried[0].notes == ["3 ranks saved it and one rank goes on", "data goes on behind 12 of its epoch's 20 samples, dealt out to one rank now"]
+    assert carried[0].notes == [
+        "3 ranks saved it and one rank goes on",
+        "data goes on behind 12 of its epoch's 20 samples, dealt out to one rank now",
+    ]
     job.begin(0)
     assert ledger + in_turn(job.rest()) == order_of(20)
     alone = Job(1, lambda rank, world: DataLoader(torch.arange(20), 2, shuffle=True))
@@ -439,7 +444,10 @@ def test_generators_of_a_loader_come_from_who_had_its_place_or_from_the_id() -> 
     job = Job(2, make)
     job.begin(0)
     saved = job.save()
-    drawn = [[torch.rand((), generator=loader.generator).item() for loader in resumed(saved, 4, make, key=key)[0].loaders] for key in ("a", "a", "b")]
+    drawn = [
+        [torch.rand((), generator=loader.generator).item() for loader in resumed(saved, 4, make, key=key)[0].loaders]
+        for key in ("a", "a", "b")
+    ]
     assert drawn[0][:2] == [torch.rand((), generator=loader.generator).item() for loader in job.loaders] == drawn[2][:2]
     assert drawn[0] == drawn[1] and len({*drawn[0], *drawn[2]}) == 6
 

@@ -69,8 +69,12 @@ def test_saves_and_restores_are_the_same_under_another_default_device(tmp_path: 
         for name in ("model", "optimizer", "scheduler", "table", "sparse"):
             assert flat(ckpt[name]) == flat(saved[name]), name
         for name in ("generator", "python", "numpy"):
-            state = getattr(live[name], "get_state", None) or getattr(live[name], "getstate", lambda name=name: live[name].bit_generator.state)
-            other = getattr(saved[name], "get_state", None) or getattr(saved[name], "getstate", lambda name=name: saved[name].bit_generator.state)
+            state = getattr(live[name], "get_state", None) or getattr(
+                live[name], "getstate", lambda name=name: live[name].bit_generator.state
+            )
+            other = getattr(saved[name], "get_state", None) or getattr(
+                saved[name], "getstate", lambda name=name: saved[name].bit_generator.state
+            )
             assert flat(state()) == flat(other()), name
         ckpt.close(save=False)
     loaded = relight.load(tmp_path / "run")

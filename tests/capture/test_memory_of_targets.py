@@ -19,7 +19,12 @@ from relight.errors import IncompatibleState
 def state(device: str = "cpu") -> dict[str, Any]:
     with torch.device(device):
         model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    return {"model": model, "optimizer": torch.optim.AdamW(model.parameters()), "table": torch.zeros(5000), "held": {"list": [torch.zeros(2)]}}
+    return {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "table": torch.zeros(5000),
+        "held": {"list": [torch.zeros(2)]},
+    }
 
 
 @pytest.fixture(name="run")

@@ -213,7 +213,9 @@ def test_an_entry_that_loading_does_not_take_is_found_without_a_restore() -> Non
     assert "_load_from_state_dict" in found
 
 
-@pytest.mark.parametrize("model", [around(Range()), lazy(), Converted(1.0), around(NoneAtFirst())], ids=["observer", "lazy", "subclass", "none"])
+@pytest.mark.parametrize(
+    "model", [around(Range()), lazy(), Converted(1.0), around(NoneAtFirst())], ids=["observer", "lazy", "subclass", "none"]
+)
 def test_what_can_be_restored_is_not_refused(model: nn.Module) -> None:
     """The plan at the first save accepts all that a restore takes."""
     if isinstance(model, nn.Sequential):

@@ -105,7 +105,9 @@ def test_no_program_of_the_scripts_repository_runs(tmp_path: Path, main: Callabl
 
 
 @pytest.mark.parametrize("name", ["", "-c", "-", "-m", "train.py"])
-def test_without_a_script_git_is_not_started(tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_without_a_script_git_is_not_started(
+    tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     """In an interactive session and for ``python -c`` the working directory's repository is not looked at, whatever ``argv`` holds."""
     folder = repository(tmp_path / "repo")
     ran = hostile(folder)
@@ -118,7 +120,9 @@ def test_without_a_script_git_is_not_started(tmp_path: Path, main: Callable[[Pat
     assert calls == [] and os.listdir(ran) == []
 
 
-def test_the_repository_of_the_working_directory_is_not_the_scripts(tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_repository_of_the_working_directory_is_not_the_scripts(
+    tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A script outside of any repository has no revision, wherever it is started; ``GIT_DIR`` does not change that."""
     folder = repository(tmp_path / "repo")
     (tmp_path / "outside.py").write_text("pass\n")
@@ -206,7 +210,9 @@ def test_another_users_repository_is_refused(tmp_path: Path, main: Callable[[Pat
     assert environment()["code"] is None
 
 
-def test_a_git_in_the_working_directory_is_not_run(tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_git_in_the_working_directory_is_not_run(
+    tmp_path: Path, main: Callable[[Path | None], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Relative entries of ``PATH`` name no git."""
     folder = repository(tmp_path / "repo")
     (folder / "git").write_text(f"#!/bin/sh\ntouch {tmp_path}/ran\n")

@@ -136,7 +136,9 @@ def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: p
     spans = []
     for _ in range(size):
         share = chance.random()
-        spans.append({i: sorted(chance.choices(range(len(value) + 1), k=2)) for i, value in enumerate(made.values) if chance.random() < share})
+        spans.append(
+            {i: sorted(chance.choices(range(len(value) + 1), k=2)) for i, value in enumerate(made.values) if chance.random() < share}
+        )
         if chance.random() < 0.4:
             spans[-1] = {i: [0, len(value)] for i, value in enumerate(made.values)}
 
@@ -368,7 +370,8 @@ def test_dealing_covers_what_several_need_once(seed: int) -> None:
     lengths = {(0, pack): [chance.randrange(1, 3 << 20) for _ in range(chance.randrange(1, 60))] for pack in range(3)}
     share = chance.choice([0.2, 0.7, 1.0])
     needs = {
-        key: {rank: bytes(chance.random() < share for _ in found) for rank in ranks if chance.random() < 0.9} for key, found in lengths.items()
+        key: {rank: bytes(chance.random() < share for _ in found) for rank in ranks if chance.random() < 0.9}
+        for key, found in lengths.items()
     }
     runs = deal({key: held for key, held in needs.items() if held}, lengths)
     seen: dict[tuple[Any, int], tuple[int, ...]] = {}

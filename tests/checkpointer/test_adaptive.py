@@ -150,7 +150,9 @@ def test_only_rank_0_decides() -> None:
 def test_risk_and_a_restless_loss_count_at_once() -> None:
     """A function that says 25 times the usual makes the interval a fifth; one that talks nonsense counts as usual; a loss that
     begins to jump is noticed between two saves."""
-    usual, risky, nonsense = (Scheduled(adaptive(at_most="30d", overhead=0.9, risk=say), 0, 8) for say in (lambda: 1.0, lambda: 25.0, lambda: "high"))
+    usual, risky, nonsense = (
+        Scheduled(adaptive(at_most="30d", overhead=0.9, risk=say), 0, 8) for say in (lambda: 1.0, lambda: 25.0, lambda: "high")
+    )
     found = [one.interval(0, {}, False) for one in (usual, risky, nonsense)]
     assert found[0] / found[1] == pytest.approx(5, rel=0.01)  # type: ignore[operator]
     assert found[2] == pytest.approx(found[0])
@@ -232,7 +234,17 @@ def test_restarts_are_read_from_incidents_and_nonsense_is_passed_over(tmp_path: 
     store = open_bytes(str(tmp_path / "runs"))
     attempt = Attempt.begin(store, "demo", reason="fresh")
     assert measured_restarts(attempt) == ()
-    for number, data in enumerate((b'{"seconds": {"all": 12.5}}', b"{", b"[]", b'{"seconds": 3}', b'{"seconds": {"all": -1}}', b'{"seconds": {"all": "x"}}', b"\xff" * 100)):
+    for number, data in enumerate(
+        (
+            b'{"seconds": {"all": 12.5}}',
+            b"{",
+            b"[]",
+            b'{"seconds": 3}',
+            b'{"seconds": {"all": -1}}',
+            b'{"seconds": {"all": "x"}}',
+            b"\xff" * 100,
+        )
+    ):
         store.put_once(f"demo/incidents/{number:013d}-abc.after.json", data)
     store.put_once("demo/incidents/0000000000009-abc.json", b'{"seconds": {"all": 99}}')
     assert measured_restarts(attempt) == (12.5,)

@@ -183,7 +183,7 @@ def test_a_trigger_without_its_metric_warns_then_saves_and_raises(
         assert ckpt.step(step, lr=0.1) is None
         warned = [event for event in events if event.name == "metric.missing"]
         assert len(warned) == (step >= awaited.WARN_STEPS - 1)
-    assert 'save=best("val_loss"): no step has given \'val_loss\' yet (given so far: lr)' in warned[0].fields["say"]
+    assert "save=best(\"val_loss\"): no step has given 'val_loss' yet (given so far: lr)" in warned[0].fields["say"]
     with pytest.raises(relight.ConfigError, match=r"never took effect in 30 steps") as caught:
         ckpt.step(29, lr=0.1)
     assert "ckpt.step(step, val_loss=value)" in caught.value.hint
@@ -231,9 +231,7 @@ def test_rare_evaluations_and_other_triggers_are_let_be(tmp_path: Path, events: 
         (relight.best("val_loss") | relight.best("acc"), relight.keep(last=9)),
     ],
 )
-def test_a_metric_that_comes_late_ends_no_job_that_saves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any, keep: Any
-) -> None:
+def test_a_metric_that_comes_late_ends_no_job_that_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, save: Any, keep: Any) -> None:
     """Retention keeps everything until its metric comes, and another metric of the trigger saves: neither ends a healthy job."""
     monkeypatch.setattr(awaited, "NEVER_STEPS", 50)
     ckpt = relight.Checkpointer(tmp_path / "demo", state={"x": 1}, signals=False, background=False, save=save, keep=keep)

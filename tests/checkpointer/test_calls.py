@@ -98,7 +98,18 @@ def test_ranks_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize(
     ("previous", "step", "due"),
-    [(None, 2, True), (None, 3, False), (1, 2, True), (1, 3, True), (2, 3, False), (1, 9, True), (2, 4, False), (2, 2, True), (3, 3, False), (None, 100, False)],
+    [
+        (None, 2, True),
+        (None, 3, False),
+        (1, 2, True),
+        (1, 3, True),
+        (2, 3, False),
+        (1, 9, True),
+        (2, 4, False),
+        (2, 2, True),
+        (3, 3, False),
+        (None, 100, False),
+    ],
 )
 def test_a_multiple_that_was_left_out_is_saved_at_the_next_step(previous: int | None, step: int, due: bool) -> None:
     """``every(steps=3)`` asks at steps 2, 5, 8 …, or at the first reported step after one of them."""

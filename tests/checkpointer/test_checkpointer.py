@@ -162,7 +162,9 @@ def test_a_damaged_newest_is_passed_over_with_a_warning(run: str, caplog: pytest
     data[-5] ^= 4
     pack.write_bytes(data)
     model, optimizer = make(seed=9)
-    again = relight.Checkpointer(run, model=model, optimizer=optimizer, keep=relight.keep(last=1, prune_abandoned=prunes), save=relight.every(steps=1))
+    again = relight.Checkpointer(
+        run, model=model, optimizer=optimizer, keep=relight.keep(last=1, prune_abandoned=prunes), save=relight.every(steps=1)
+    )
     assert again.restore() == 2
     assert all(torch.equal(a, b) for a, b in zip(kept[1], state_of(model)))
     assert "chunk" in caplog.text
@@ -224,7 +226,9 @@ def test_the_policy_may_retry_and_may_raise(run: str, monkeypatch: pytest.Monkey
     wrong: set[int] = set()
     monkeypatch.setattr(local, "Disk", Once)
     model, optimizer = make()
-    ckpt = relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, on_failure=relight.failure_policy(retries=1, raise_after=2))
+    ckpt = relight.Checkpointer(
+        run, save=None, model=model, optimizer=optimizer, on_failure=relight.failure_policy(retries=1, raise_after=2)
+    )
     ckpt.save(0)
     wrong.update(range(len(calls) + 1, len(calls) + 2))
     assert ckpt.save(1)
@@ -250,6 +254,7 @@ def test_a_model_that_does_not_change_is_said(run: str) -> None:
 
 def test_best_saves_when_a_metric_improves_also_after_a_resume(run: str) -> None:
     """``best`` knows what earlier attempts reached; retention keeps the best and the newest."""
+
     def go(values: list[float], first: int) -> None:
         ckpt = relight.Checkpointer(run, state={"x": 1}, save=relight.best("loss"), keep=relight.keep(best=1), signals=False)
         ckpt.restore()
@@ -533,7 +538,10 @@ def test_a_step_that_is_not_over_is_not_taken_for_one_that_is(run: str, saved: b
 def test_a_boundary_has_values_as_they_were_set_since(run: str) -> None:
     """What was set in the loop belongs to the step's end as weights do, and so does what was no tensor before."""
     model, optimizer = make()
-    with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, state={"seen": -1, "mean": None}) as ckpt:
+    with (
+        pytest.raises(ZeroDivisionError),
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, state={"seen": -1, "mean": None}) as ckpt,
+    ):
         for step in range(5):
             if step == 4:
                 raise ZeroDivisionError
@@ -595,7 +603,10 @@ def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(
     """It was under way when the exception came, and was to be the last step's."""
     model, optimizer = make()
     before = counters["save.failed"]
-    with pytest.raises(ValueError, match="the caller's"), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt:
+    with (
+        pytest.raises(ValueError, match="the caller's"),
+        relight.Checkpointer(run, save=None, model=model, optimizer=optimizer, background=False) as ckpt,
+    ):
         for step in range(2):
             one_step(model, optimizer)
             ckpt.step(step)

@@ -119,7 +119,9 @@ def test_differences_within_a_window(tmp_path: Path) -> None:
     bodies = rows(run)
     assert [len(one.requires) for one in bodies] == [0, 1, 2, 3, 0, 1, 2]
     for one in bodies:
-        assert one.new_bytes < (0.75 if one.step % 4 == 1 else 0.9) * one.logical_bytes  # two differences in a row would be read for too much
+        assert (
+            one.new_bytes < (0.75 if one.step % 4 == 1 else 0.9) * one.logical_bytes
+        )  # two differences in a row would be read for too much
         found = relight.load(run, one.id)["model"]
         assert all(torch.equal(found[name], value) for name, value in held[one.step].items()), one.step
     run = str(tmp_path / "store" / "again")

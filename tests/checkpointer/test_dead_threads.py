@@ -134,7 +134,9 @@ def test_steps_and_close_do_not_wait_for_dead_threads(tmp_path: Path, dead_at_st
     ended: list[object] = []
 
     def life() -> None:
-        ckpt = relight.Checkpointer(tmp_path / "s" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), background=True, signals=False)
+        ckpt = relight.Checkpointer(
+            tmp_path / "s" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), background=True, signals=False
+        )
         ckpt.restore()
         for step in range(3):
             ckpt.step(step)

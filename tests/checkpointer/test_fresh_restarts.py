@@ -79,7 +79,9 @@ def test_a_job_that_died_before_its_first_step_does_not_continue_the_job_before_
 
 
 @pytest.mark.parametrize("lost", [True, False])
-def test_a_job_requeued_onto_an_empty_node_continues_from_a_further_tier(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool) -> None:
+def test_a_job_requeued_onto_an_empty_node_continues_from_a_further_tier(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: bool
+) -> None:
     """The record of a fresh start is copied to further tiers, before the checkpoints that follow it."""
     hot, cold = tmp_path / "hot", tmp_path / "cold"
     tiers = relight.Tiers(hot=relight.tier(absolute(str(hot / "run"))), cold=relight.tier(absolute(str(cold / "run"))))

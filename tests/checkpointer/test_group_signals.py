@@ -281,7 +281,9 @@ def _gone(pid: int) -> bool:
 
 def test_a_forked_script_is_a_process_of_its_own(tmp_path: Path) -> None:
     """A script that is forked from a warm process has its own session, arguments and output, and its exit code is reported."""
-    (tmp_path / "one.py").write_text("import os, sys, torch\nprint(os.getsid(0) == os.getpid(), sys.argv[1:], __name__)\nsys.exit(int(sys.argv[1]))\n")
+    (tmp_path / "one.py").write_text(
+        "import os, sys, torch\nprint(os.getsid(0) == os.getpid(), sys.argv[1:], __name__)\nsys.exit(int(sys.argv[1]))\n"
+    )
     (tmp_path / "two.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n")
     with (tmp_path / "out").open("w+b") as out, Warm() as warm:
         first = warm.start([str(tmp_path / "one.py"), "3"], out.fileno(), out.fileno(), leads=True)

@@ -75,6 +75,7 @@ def _request(state: Captured, step: int, reason: str, metrics: Mapping[str, floa
 @pytest.fixture
 def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Rank]]:
     """So many, with these components besides."""
+
     def made(world: int, run: str = "run", **more: object) -> list[Rank]:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", str(world))
         for number in range(world):

@@ -433,7 +433,9 @@ def test_a_resume_is_no_python_warning(tmp_path) -> None:
         "ckpt.close(save=False)\n"
     )
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-W", "error", "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-W", "error", "-c", code, str(tmp_path / "run")], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
 

@@ -198,7 +198,9 @@ def test_an_option_of_another_type_is_refused(tmp_path: Path, options: dict[str,
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("path", [None, 3, "", "  ", ".", b"runs/demo", Path(), ["runs/demo"], torch.nn.Linear(1, 1), relight.tier("a/b")], ids=str)
+@pytest.mark.parametrize(
+    "path", [None, 3, "", "  ", ".", b"runs/demo", Path(), ["runs/demo"], torch.nn.Linear(1, 1), relight.tier("a/b")], ids=str
+)
 def test_a_path_that_is_none_is_refused(path: Any) -> None:
     """A path is a text, a Path or Tiers, and names a store and a run."""
     with pytest.raises(ConfigError):
@@ -216,6 +218,7 @@ def test_a_file_is_not_a_run(tmp_path: Path, below: str) -> None:
 
 def test_without_save_a_run_saves_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The default is ``relight.adaptive()``; ``save=None`` saves only when asked, on signals and at the end, whatever a file sets."""
+
     def trigger(**options: Any) -> Any:
         ckpt = made(tmp_path / "run", signals=False, **options)
         found = ckpt._trigger
@@ -232,7 +235,9 @@ def test_without_save_a_run_saves_by_itself(tmp_path: Path, monkeypatch: pytest.
     with made(tmp_path / "all", save=relight.every(1), keep=None, background=False) as ckpt:
         for step in range(3):
             ckpt.step(step)
-    assert [one.step for one in relight.open(tmp_path / "all").checkpoints()] == [0, 1, 2], "keep=None keeps everything, whatever a file sets"
+    assert [one.step for one in relight.open(tmp_path / "all").checkpoints()] == [0, 1, 2], (
+        "keep=None keeps everything, whatever a file sets"
+    )
 
 
 def test_restore_arguments_of_another_type_are_refused(tmp_path: Path) -> None:

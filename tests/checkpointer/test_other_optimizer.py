@@ -79,7 +79,17 @@ def restored(path: Path, *, strict: bool = True, **more: Any) -> None:
 @pytest.mark.parametrize("warm", [False, True], ids=["fresh", "stepped"])
 @pytest.mark.parametrize(
     ("before", "after"),
-    [("AdamW", "SGD"), ("SGD", "AdamW"), ("SGD with momentum", "AdamW"), ("AdamW", "Adam"), ("Adam", "AdamW"), ("RMSprop", "SGD with momentum"), ("AdamW", "NAdam"), ("AdamW", "Adamax"), ("SGD", "Adagrad")],
+    [
+        ("AdamW", "SGD"),
+        ("SGD", "AdamW"),
+        ("SGD with momentum", "AdamW"),
+        ("AdamW", "Adam"),
+        ("Adam", "AdamW"),
+        ("RMSprop", "SGD with momentum"),
+        ("AdamW", "NAdam"),
+        ("AdamW", "Adamax"),
+        ("SGD", "Adagrad"),
+    ],
 )
 def test_another_class_is_refused_with_both_names(tmp_path: Path, before: str, after: str, warm: bool) -> None:
     """Nothing is changed, and the error names the class that stored the state and the live one."""
@@ -97,7 +107,8 @@ def test_another_class_is_refused_with_both_names(tmp_path: Path, before: str, a
 
 
 @pytest.mark.parametrize(
-    ("before", "after"), [("AdamW", "SGD"), ("SGD", "AdamW"), ("SGD with momentum", "AdamW"), ("AdamW", "Adamax"), ("RMSprop", "AdamW"), ("Adagrad", "SGD")]
+    ("before", "after"),
+    [("AdamW", "SGD"), ("SGD", "AdamW"), ("SGD with momentum", "AdamW"), ("AdamW", "Adamax"), ("RMSprop", "AdamW"), ("Adagrad", "SGD")],
 )
 def test_an_older_checkpoint_is_judged_by_its_entries(tmp_path: Path, before: str, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkpoint without class names is refused all the same, with the class that its entries point to."""
@@ -125,7 +136,9 @@ def test_what_does_not_fit_is_left_alone_and_listed(tmp_path: Path, events: list
     assert {key: value for key, value in live.param_groups[0].items() if key != "params"} == settings
     assert all(torch.equal(was, live.state[one]["momentum_buffer"]) for was, one in zip(momentum, other.parameters(), strict=True))
     said = [one.fields["say"] for one in events if one.name == "environment.differs"]
-    assert any("optimizer: stored by AdamW (exp_avg, exp_avg_sq), the live optimizer is SGD: neither state nor settings fit" in one for one in said)
+    assert any(
+        "optimizer: stored by AdamW (exp_avg, exp_avg_sq), the live optimizer is SGD: neither state nor settings fit" in one for one in said
+    )
     step(other, live)
 
 

@@ -147,7 +147,9 @@ def test_an_attribute_of_a_module_below_is_named_by_its_path(tmp_path: Path, eve
     assert train(tmp_path / "run", events, model=model) == [["1.updates"]]
 
 
-@pytest.mark.parametrize("model", [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize(
+    "model", [Net(activation), Net(nothing), WithExtraState(counter, updates=0), nn.BatchNorm1d(3)], ids=lambda one: type(one).__name__
+)
 def test_what_a_resume_does_not_need_is_not_reported(tmp_path: Path, events: list[Event], model: nn.Module) -> None:
     """Constants, activations of the last forward pass, state that the module gives itself, torch's own modules."""
     assert train(tmp_path / "run", events, model=model) == []
@@ -179,7 +181,9 @@ def test_given_optimizers_that_take_turns_are_not_reported(tmp_path: Path, event
     """A second optimizer of the same parameters that is given as well, and a first one that steps late."""
     model = nn.Linear(3, 1)
     first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.AdamW(model.parameters())
-    with relight.Checkpointer(tmp_path / "run", model=model, first=first, second=second, save=relight.every(steps=1), background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=model, first=first, second=second, save=relight.every(steps=1), background=False
+    ) as ckpt:
         for step in range(4):
             model(torch.randn(4, 3)).square().mean().backward()
             (first if step > 2 else second).step()
@@ -192,7 +196,9 @@ def test_an_optimizer_of_a_model_that_was_not_given_is_reported(tmp_path: Path, 
     model, critic, other = nn.Linear(3, 1), nn.Linear(1, 1), nn.Linear(1, 1)
     optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, critic, other)]
     beside = relight.Checkpointer(tmp_path / "other", other=other, optimizer=optimizers[2], save=None, background=False)
-    with relight.Checkpointer(tmp_path / "run", model=model, optimizer=optimizers[0], save=relight.every(steps=1), background=False) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", model=model, optimizer=optimizers[0], save=relight.every(steps=1), background=False
+    ) as ckpt:
         for step in range(4):
             (critic(model(torch.randn(4, 3))) + other(torch.ones(1))).square().mean().backward()
             for one in optimizers:

@@ -42,7 +42,11 @@ def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path,
     free: dict[int, bool] = {}
     due: dict[int, bool] = {}
     with relight.Checkpointer(
-        tmp_path / "s" / "run", model=model, optimizer=optimizer, save=relight.every(steps=20), limits=relight.Limits(**SLOW),
+        tmp_path / "s" / "run",
+        model=model,
+        optimizer=optimizer,
+        save=relight.every(steps=20),
+        limits=relight.Limits(**SLOW),
         keep=relight.keep(last=1, every=20),
     ) as ckpt:
         one_step(model, optimizer)

@@ -75,7 +75,15 @@ def test_an_urgent_save_goes_before_one_that_waits(tmp_path: Path, events: list[
     assert not any(findings for _, findings in relight.open(tmp_path / "s" / "run").verify())
 
 
-@pytest.mark.parametrize(("second", "third"), [({}, {}), ({"priority": "high"}, {"priority": "high"}), ({"tag": "keep"}, {"priority": "high"}), ({"priority": "low"}, {"priority": "low"})])
+@pytest.mark.parametrize(
+    ("second", "third"),
+    [
+        ({}, {}),
+        ({"priority": "high"}, {"priority": "high"}),
+        ({"tag": "keep"}, {"priority": "high"}),
+        ({"priority": "low"}, {"priority": "low"}),
+    ],
+)
 def test_what_is_as_urgent_or_tagged_keeps_its_place(tmp_path: Path, second: dict[str, str], third: dict[str, str]) -> None:
     """Saves of one priority are made in their order, and a tag is never lost."""
     loop = Loop(tmp_path)
@@ -119,5 +127,8 @@ def test_many_times_over(tmp_path: Path) -> None:
 
 def test_another_word_is_refused(tmp_path: Path) -> None:
     """With the words there are."""
-    with relight.Checkpointer(tmp_path / "run", x=torch.ones(3), background=False, save=None) as ckpt, pytest.raises(ConfigError, match="'low' or 'normal' or 'high'"):
+    with (
+        relight.Checkpointer(tmp_path / "run", x=torch.ones(3), background=False, save=None) as ckpt,
+        pytest.raises(ConfigError, match="'low' or 'normal' or 'high'"),
+    ):
         ckpt.save(0, priority="urgent")

@@ -123,7 +123,9 @@ def test_what_is_no_number_is_refused_by_its_name(ckpt: relight.Checkpointer, va
     ckpt.close()
 
 
-@pytest.mark.parametrize("options", [{"tag": 7}, {"tag": np.int64(7)}, {"tag": ["a"]}, {"reason": 3}, {"reason": "a\nb"}, {"reason": "a\ud800"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"tag": 7}, {"tag": np.int64(7)}, {"tag": ["a"]}, {"reason": 3}, {"reason": "a\nb"}, {"reason": "a\ud800"}], ids=str
+)
 def test_a_tag_and_a_reason_are_texts(ckpt: relight.Checkpointer, options: dict[str, Any]) -> None:
     """What a record could not hold is refused before the save begins."""
     with pytest.raises(ConfigError):
@@ -142,7 +144,9 @@ def heard_while(call: Callable[[], Any]) -> list[Event]:
     return [one for one in heard if one.name == "save.failed"]
 
 
-@pytest.mark.parametrize("fault", [TypeError, AttributeError, AssertionError, KeyError, IndexError, NameError, ValueError, ZeroDivisionError])
+@pytest.mark.parametrize(
+    "fault", [TypeError, AttributeError, AssertionError, KeyError, IndexError, NameError, ValueError, ZeroDivisionError]
+)
 def test_a_fault_in_our_code_is_named_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: type[Exception]
 ) -> None:
@@ -189,11 +193,15 @@ def test_a_store_that_fails_is_still_retried(tmp_path: Path, monkeypatch: pytest
 def test_a_caller_that_asked_to_stop_is_stopped_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """``on_failure="raise"`` raises the ``InternalError`` itself: a store did not fail, and yet there is no checkpoint."""
     monkeypatch.setattr(commit_save, "encode_root", lambda root: int(None))  # type: ignore[call-overload]
-    ckpt = relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="raise", background=False, signals=False)
+    ckpt = relight.Checkpointer(
+        tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="raise", background=False, signals=False
+    )
     with pytest.raises(SaveFailed) as foreign:
         ckpt.save(0)
     cause = foreign.value.__cause__
-    assert isinstance(cause, SaveFailed) and not cause.retryable and Path(__file__).name in cause.what, "a fault of other code names its line"
+    assert isinstance(cause, SaveFailed) and not cause.retryable and Path(__file__).name in cause.what, (
+        "a fault of other code names its line"
+    )
     monkeypatch.setattr(commit_save, "encode_root", type("Encoder", (), {"__call__": staticmethod(operator.index)})())
     with pytest.raises(InternalError, match="TypeError"):
         ckpt.save(1)
@@ -221,9 +229,13 @@ def test_errors_of_the_machine_are_no_faults() -> None:
     assert known(kept) is kept
 
 
-def test_a_fault_on_the_way_to_the_agent_is_named_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_fault_on_the_way_to_the_agent_is_named_as_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A save in the background that fails in the trainer, before the agent has it, is an ``InternalError`` too; training continues."""
-    with relight.Checkpointer(tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", signals=False, background=True) as ckpt:
+    with relight.Checkpointer(
+        tmp_path / "run", save=None, model=torch.nn.Linear(2, 2), on_failure="retry", signals=False, background=True
+    ) as ckpt:
         ckpt.save(0)
         with monkeypatch.context() as there:
             there.setattr(background, "encode_tree", type("Encoder", (), {"__call__": staticmethod(operator.index)})())

@@ -148,7 +148,9 @@ def test_the_superseded_process_fails_at_its_next_step_and_names_the_other(run: 
         assert len(taken(events)) == 1 and f"process {first.process.pid} on this host" in taken(events)[0]
         assert "this process only reads until its first step() or save()" in taken(events)[0]
         ckpt.save(start)
-        assert len(taken(events)) == 2 and "this process takes it over; the other one fails with Fenced at its next step" in taken(events)[1]
+        assert (
+            len(taken(events)) == 2 and "this process takes it over; the other one fails with Fenced at its next step" in taken(events)[1]
+        )
         code, _, errors = first.ends()
         assert code and "Fenced" in errors
         assert f"was superseded by attempt 2: process {os.getpid()} on host {socket.gethostname()} took the run over at 2" in errors
@@ -182,7 +184,9 @@ def test_a_launcher_takes_over_from_its_own_job_only(run: str, first: dict[str, 
     try:
         former.until("step 2")
         code, out, errors = Trainer(run, "closing", steps=1, **second).ends()
-        assert (code == 0 and "start 3" in out and "takes it over" in errors) if way == "take" else (code == 1 and "LeaseHeld" in errors), errors
+        assert (code == 0 and "start 3" in out and "takes it over" in errors) if way == "take" else (code == 1 and "LeaseHeld" in errors), (
+            errors
+        )
     finally:
         former.kill()
 

@@ -60,9 +60,7 @@ def request(step: int, **more: Any) -> SaveRequest:
     }
     more.setdefault("reason", "every 100 steps")
     more.setdefault("metrics", {"loss": 300.0 / (step + 1)})
-    more.setdefault(
-        "components", {"model": "module", "optimizer": "optimizer", "rng": "rng", "scalar": "value", "odd": "value"}
-    )
+    more.setdefault("components", {"model": "module", "optimizer": "optimizer", "rng": "rng", "scalar": "value", "odd": "value"})
     more.setdefault("environment", {"relight": "0.1.0", "torch": "2.13.0", "host": "node-1", "threads": 8, "devices": []})
     return SaveRequest(step=step, tree=encode_tree(tree), items=items, **more)
 
@@ -172,18 +170,14 @@ def on_terminal(*arguments: object, typed: str = "", prompt: str = "", columns: 
     command = [sys.executable, "-c", TAKE_TERMINAL, *map(str, arguments)]
     said = b""
     deadline = time.monotonic() + 60
-    with subprocess.Popen(
-        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True
-    ) as child:
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment(), start_new_session=True) as child:
         os.close(theirs)
         while True:
             if time.monotonic() > deadline:
                 child.kill()
                 raise AssertionError(f"it hangs: {said[-200:]!r}")
             if not select.select([ours], [], [], 1.0)[0]:
-                if (
-                    typed and prompt.encode() in said
-                ):  # only now: an interrupt just before the reading starts would be slept through
+                if typed and prompt.encode() in said:  # only now: an interrupt just before the reading starts would be slept through
                     os.write(ours, typed.encode())
                 continue
             try:

@@ -88,7 +88,9 @@ def test_zsh_reads_the_script_and_completes(place: Path) -> None:
 
 
 @pytest.mark.skipif(FISH is None, reason="needs fish")
-@pytest.mark.parametrize(("typed", "answered"), [("relight ver", ["verify", "version"]), ("relight ls runs/de", ["runs/delta/", "runs/demo/"])], ids=str)
+@pytest.mark.parametrize(
+    ("typed", "answered"), [("relight ver", ["verify", "version"]), ("relight ls runs/de", ["runs/delta/", "runs/demo/"])], ids=str
+)
 def test_fish_completes(place: Path, typed: str, answered: list[str]) -> None:
     """A real fish says what it would offer."""
     assert FISH

@@ -68,7 +68,9 @@ def test_a_schedule_exchanges_what_is_old_and_nothing_else(store: Path, relight,
     assert "nothing to do" in early.out
     assert slots(relight) == [slot]
     days_later(monkeypatch, 31)
-    done = json.loads(relight("keys", "rotate", "runs", slot["kek"], "file:new.key", "--label", "spring", "--older-than", "30", "--json").out)
+    done = json.loads(
+        relight("keys", "rotate", "runs", slot["kek"], "file:new.key", "--label", "spring", "--older-than", "30", "--json").out
+    )
     assert len(done["added"]) == len(done["revoked"]) == 1
     assert steps_with("file:new.key") == [1, 2]
     assert relight("keys", "status", "runs").code == 1

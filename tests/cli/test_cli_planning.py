@@ -62,7 +62,14 @@ def test_a_plan_of_a_run_a_configuration_and_a_number(runs: Path, relight, tmp_p
     live = json.loads(relight("plan", "runs/demo", "--json").out)
     tensors = json.loads(relight("show", "runs/demo", "--json").out)["tensors"]
     assert live["bytes"] == sum(one["bytes"] for one in tensors)
-    config = {"model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8}
+    config = {
+        "model_type": "llama",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+    }
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.json").write_text(json.dumps({**config, "vocab_size": 128256}))
     for where in ("model", "model/config.json"):
@@ -88,7 +95,15 @@ def test_measured_files_take_the_place_of_what_is_assumed(tmp_path: Path, religh
     assert told["bytes"] == 12 * 10**8
     assert told["stall_s"] == pytest.approx(0.5 + 1.2 * 0.5)
     assert told["known"]["load_s"] == {"value": pytest.approx(3 * 1.1), "source": "measured: 2 files of relight bench"}
-    for wrong in (b"", b"{}", b"[]", b"\xff", b'{"state_bytes": 1, "relight": [{"name": "save_lost"}]}', b'{"state_bytes": 0, "relight": []}', b"[" * 100_000):
+    for wrong in (
+        b"",
+        b"{}",
+        b"[]",
+        b"\xff",
+        b'{"state_bytes": 1, "relight": [{"name": "save_lost"}]}',
+        b'{"state_bytes": 0, "relight": []}',
+        b"[" * 100_000,
+    ):
         (tmp_path / "wrong.json").write_bytes(wrong)
         done = relight("plan", "8B", "--measured", tmp_path / "wrong.json")
         assert done.code == 2

@@ -40,7 +40,9 @@ def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: P
     ],
     ids=lambda one: " ".join(one) if isinstance(one, tuple) else None,
 )
-def test_what_cannot_be_done_is_said(relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str) -> None:
+def test_what_cannot_be_done_is_said(
+    relight, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], says: str
+) -> None:
     """Bad usage is 2, a model that is not there 1."""
     monkeypatch.chdir(tmp_path)
     answer = relight("predict", *arguments)

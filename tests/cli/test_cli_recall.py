@@ -19,7 +19,9 @@ def test_list_recall_give_up(tmp_path: Path) -> None:
     run = tmp_path / "run"
     assert "nothing can be recalled" in relight("recall", run)
     assert "can be recalled for 12h" in relight("prune", run, "--keep-last", "1", "--undo-window", "12h", "--yes")
-    assert [(row["id"], row["due"], row["undo_s"]) for row in json.loads(relight("recall", run, "--json"))] == [(one, False, 43200.0) for one in ids[:3]]
+    assert [(row["id"], row["due"], row["undo_s"]) for row in json.loads(relight("recall", run, "--json"))] == [
+        (one, False, 43200.0) for one in ids[:3]
+    ]
     assert "for 12 h of the run" in relight("recall", run)
     relight("recall", run, "17", status=1)
     relight("recall", run, "--give-up", status=2)

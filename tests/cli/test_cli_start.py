@@ -83,7 +83,14 @@ def test_shell_completion_knows_the_commands() -> None:
 
 def test_each_command_is_a_click_command_of_its_own_name() -> None:
     """``COMMANDS`` and the files agree."""
-    files = {re.sub("(?<!_)_$", "", path.stem) for path in Path(relight.cli.__file__).parent.glob("*.py")} - {"__init__", "audited", "audited_facts", "common", "launched", "output"}
+    files = {re.sub("(?<!_)_$", "", path.stem) for path in Path(relight.cli.__file__).parent.glob("*.py")} - {
+        "__init__",
+        "audited",
+        "audited_facts",
+        "common",
+        "launched",
+        "output",
+    }
     assert files == set(COMMANDS)
     with click.Context(relight.cli.cli) as context:
         for name in COMMANDS:
@@ -92,9 +99,7 @@ def test_each_command_is_a_click_command_of_its_own_name() -> None:
             assert found.name == name
 
 
-@pytest.mark.parametrize(
-    "arguments", [["ls"], ["ls", "--nope", "runs"], ["nope"], ["prune", "runs/demo", "--keep-last", "x"], []], ids=str
-)
+@pytest.mark.parametrize("arguments", [["ls"], ["ls", "--nope", "runs"], ["nope"], ["prune", "runs/demo", "--keep-last", "x"], []], ids=str)
 def test_bad_usage_is_2_and_stdout_stays_empty(relight, arguments: list[str]) -> None:
     """No program mistakes a misspelt option for an answer."""
     answer = relight(*arguments)

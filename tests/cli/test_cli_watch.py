@@ -39,7 +39,9 @@ def keep(tmp_path: Path, store: Path, run: str, *events: dict[str, Any]) -> None
 def way(id_: str, step: int) -> list[dict[str, Any]]:
     """The spans of a save."""
     parts = {"blocked": (10.0, 10.1), "snapshot": (10.1, 10.5), "write": (10.2, 11.5), "parts": (11.5, 11.6), "commit": (11.6, 12.0)}
-    return [{"event": "save.span", "span": name, "id": id_, "step": step, "start": start, "end": end} for name, (start, end) in parts.items()]
+    return [
+        {"event": "save.span", "span": name, "id": id_, "step": step, "start": start, "end": end} for name, (start, end) in parts.items()
+    ]
 
 
 def test_top_shows_every_run_of_a_store(ask: Any, runs: Path, tmp_path: Path) -> None:

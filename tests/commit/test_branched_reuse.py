@@ -161,7 +161,9 @@ def test_a_branch_of_a_branch(branched: Path) -> None:
 def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
     """In another store there is no such run: the copy has all bytes, and says so."""
     state = train(branched / "branch", 5, parts(seed=1))
-    copied = subprocess.run([sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")], capture_output=True, text=True)
+    copied = subprocess.run(
+        [sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")], capture_output=True, text=True
+    )
     assert copied.returncode == 0, copied.stderr
     shutil.rmtree(branched)
     (copy,) = live(tmp_path / "t/run")
@@ -183,7 +185,9 @@ def test_a_parent_that_was_removed_by_hand_is_told(branched: Path) -> None:
 def test_a_damaged_parent_is_no_reason_not_to_save(branched: Path) -> None:
     """A root or part that cannot be read is not made use of: everything is stored."""
     first = live(branched / "parent")[-1]
-    with relight.Checkpointer(branched / "branch", save=None, compact=relight.Compact(), background=False, **(made := parts(seed=1))) as ckpt:
+    with relight.Checkpointer(
+        branched / "branch", save=None, compact=relight.Compact(), background=False, **(made := parts(seed=1))
+    ) as ckpt:
         assert ckpt.restore() == 3
         part = next((branched / "parent").glob(f"*{first.id}*/part-*"))
         part.write_bytes(part.read_bytes()[:-1])
@@ -193,7 +197,9 @@ def test_a_damaged_parent_is_no_reason_not_to_save(branched: Path) -> None:
     assert made
 
 
-@pytest.mark.parametrize("directory", ["../parent/{}", "log/{}", "a/b/{}", "/{}", "{}/", "parent/", "parent/..", "./{}", "par ent/{}", ".hidden/{}"])
+@pytest.mark.parametrize(
+    "directory", ["../parent/{}", "log/{}", "a/b/{}", "/{}", "{}/", "parent/", "parent/..", "./{}", "par ent/{}", ".hidden/{}"]
+)
 def test_where_a_donor_cannot_lie(branched: Path, directory: str) -> None:
     """Names that lead out of the store, or to no run of it, are refused before anything is opened."""
     train(branched / "branch", 4, parts(seed=1))

@@ -26,7 +26,10 @@ from relight.store import open_bytes
 from relight.testing.store_suite import refuses
 
 FLOATS = st.one_of(
-    st.floats(width=32, allow_nan=True, allow_infinity=True), st.floats(-1, 1, width=32), st.just(0.0), st.sampled_from([1e-40, -1e-42, 3e-39, 6e-8, -7e4])
+    st.floats(width=32, allow_nan=True, allow_infinity=True),
+    st.floats(-1, 1, width=32),
+    st.just(0.0),
+    st.sampled_from([1e-40, -1e-42, 3e-39, 6e-8, -7e4]),
 )
 
 

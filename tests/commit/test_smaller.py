@@ -344,6 +344,7 @@ def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
 
 def test_no_room_in_an_encrypted_store_is_told_as_such() -> None:
     """What encrypts writes no more than was announced: asking for less than may come would cut the pack off."""
+
     class Encrypts(Tight):
         encrypts = True
 

@@ -206,7 +206,13 @@ def test_a_budget_counts_donors() -> None:
     users = [f"{number}" for number in range(1, 6)]
     held = [one(0, 100, users), *(one(number, 10, []) for number in range(1, 6))]
     assert [verdict.keep for verdict in decide_keep(Keep(budget=125), held)] == [True, False, False, False, True, True]
-    assert [verdict.keep for verdict in decide_keep(Keep(budget=30), [one(number, 10, []) for number in range(5)])] == [False, False, True, True, True]
+    assert [verdict.keep for verdict in decide_keep(Keep(budget=30), [one(number, 10, []) for number in range(5)])] == [
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]
 
 
 def test_tiers_mend_each_other(tmp_path: Path) -> None:

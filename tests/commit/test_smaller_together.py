@@ -34,9 +34,7 @@ class Sharing(Ranks):
 
     def __init__(self, folder: Path, world: int, sharing: int) -> None:
         super().__init__(folder, world)
-        self.smaller = [
-            Smaller(Compact(codecs="never"), Experience(equal=1.0)) if rank < sharing else None for rank in range(world)
-        ]
+        self.smaller = [Smaller(Compact(codecs="never"), Experience(equal=1.0)) if rank < sharing else None for rank in range(world)]
 
     def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
         """See ``Ranks``."""

@@ -198,7 +198,9 @@ def test_whoever_starts_takes_the_environment_of_the_file() -> None:
     with pytest.raises(RelightError):
         relight.open("none/here")
     assert os.environ["RELIGHT_NODE"] == "here"
-    assert {one["name"]: one["from"] for one in json.loads(ask("config", "show", "--json")[1])["settings"]}["environment.node"] == "relight.toml:2"
+    assert {one["name"]: one["from"] for one in json.loads(ask("config", "show", "--json")[1])["settings"]}[
+        "environment.node"
+    ] == "relight.toml:2"
 
 
 HOSTILE: dict[str, Any] = {

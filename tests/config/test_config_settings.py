@@ -117,7 +117,10 @@ def test_three_ways_one_effect(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     unset = (
         effect(name)
         if name
-        not in (*[f"checkpoint.every.{k}" for k in ("steps", "minutes", "hours", "seconds", "epochs")], *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")])
+        not in (
+            *[f"checkpoint.every.{k}" for k in ("steps", "minutes", "hours", "seconds", "epochs")],
+            *[f"checkpoint.peers.{k}" for k in ("copies", "data", "parity")],
+        )
         else ""
     )
     file.write_text(f"{beside}{name.rpartition('.')[2]} = {as_toml(value)}\n")

@@ -98,9 +98,7 @@ def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
         data[page : page + PAGE] = bytes(len(data[page : page + PAGE]))
     elif how == "doubled block":
         size = rng.choice((16, 512, PAGE))
-        data[at : at + size] = (
-            data[at - size : at][: len(data[at : at + size])] if at >= size else bytes(len(data[at : at + size]))
-        )
+        data[at : at + size] = data[at - size : at][: len(data[at : at + size])] if at >= size else bytes(len(data[at : at + size]))
     elif how == "lost page":  # a write that never reached the disk: the older bytes of the same place
         page = at // PAGE * PAGE
         data[page : page + PAGE] = older[page : page + PAGE]

@@ -103,9 +103,7 @@ def run(every: int, goes_on_every: int, capsys: pytest.CaptureFixture[str]) -> i
         except BaseException as error:
             raise AssertionError(f"{key}, byte {byte}, bit {bit}: {error!r}") from error
     with capsys.disabled():
-        print(
-            f"\n{count} flipped bits in {len(FILES)} records, roots, parts: all found ({time.perf_counter() - started:.0f} s)"
-        )
+        print(f"\n{count} flipped bits in {len(FILES)} records, roots, parts: all found ({time.perf_counter() - started:.0f} s)")
     return count
 
 

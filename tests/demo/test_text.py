@@ -56,9 +56,7 @@ def test_no_source_at_all(tmp_path: Path, flags: list[str]) -> None:
         "print(len(read_text(stdlib=Path(sys.argv[1]), zips=[])))"
     )
     path = str(Path(text.__file__).parents[2])
-    done = subprocess.run(
-        [sys.executable, *flags, "-c", script, str(tmp_path)], env={"PYTHONPATH": path}, capture_output=True, check=True
-    )
+    done = subprocess.run([sys.executable, *flags, "-c", script, str(tmp_path)], env={"PYTHONPATH": path}, capture_output=True, check=True)
     assert int(done.stdout) >= BYTES_MIN
 
 

@@ -124,14 +124,23 @@ def under_way(facts: Facts) -> Facts:
 
 def on_object_store(**more: Any) -> Facts:
     """A bucket instead of a disk."""
-    return store(url="s3://bucket/runs", kind="object", mount=None, free_bytes=None, size_bytes=None, free_inodes=None, mode=None, fsync_s=None, **more)
+    return store(
+        url="s3://bucket/runs",
+        kind="object",
+        mount=None,
+        free_bytes=None,
+        size_bytes=None,
+        free_inodes=None,
+        mode=None,
+        fsync_s=None,
+        **more,
+    )
 
 
 _OLD = tuple(stored(number, time_s=NOW - 50_000 - 600 * (5 - number)) for number in range(6))
 _INCIDENT = IncidentFacts(NOW - 30, "device memory", "resume", "rank 3: CUDA out of memory")
 _BARREN = tuple(AttemptFacts(epoch, NOW - 100 * (9 - epoch), "node-7", 0) for epoch in range(2, 8))
 _NOTHING_RETIRED = {"retired": 0, "checkpoints": tuple(stored(number, new_bytes=110 * GB, bytes=2 * GB) for number in range(6))}
-
 
 
 def nodes(**second: Any) -> Facts:

@@ -43,7 +43,9 @@ def options_of(command: click.Command, words: list[str]) -> None:
         options_of(command.commands[words[0]], words[1:])
         return
     unknown = command.context_settings.get("ignore_unknown_options", False)
-    parent = click.Context(cli, help_option_names=["-h", "--help"])  # as the command line has it: a command remembers its own option for help
+    parent = click.Context(
+        cli, help_option_names=["-h", "--help"]
+    )  # as the command line has it: a command remembers its own option for help
     with click.Context(command, parent=parent, ignore_unknown_options=unknown) as context:
         _, left, order = command.make_parser(context).parse_args(list(words))
         assert not left or any(isinstance(one, click.Argument) and one.nargs == -1 for one in command.params), words
@@ -92,7 +94,9 @@ def test_every_check_is_planted_for() -> None:
 
 def test_the_worst_comes_first() -> None:
     """Errors, warnings, notes."""
-    facts = Facts(machine=machine(preload="libeatmydata.so", memory_bytes=1, dead_supervisors=("x",)).machine, store=HEALTHY.store, runs=HEALTHY.runs)
+    facts = Facts(
+        machine=machine(preload="libeatmydata.so", memory_bytes=1, dead_supervisors=("x",)).machine, store=HEALTHY.store, runs=HEALTHY.runs
+    )
     found = [one.severity for one in judge(facts)]
     assert found == ["error", "warning", "note"]
     assert all(one.severity in SEVERITIES for one in CHECKS.values())

@@ -28,7 +28,11 @@ def leave(runs: Path, memory: Path) -> list[Path]:
     record = sorted((runs / "demo" / LOG_DIR).iterdir())[1]
     with subprocess.Popen([sys.executable, "-c", ""]) as gone:
         gone.wait()
-    left = [runs / "demo" / "0000000111-aaaaaaaaaa-e1", record.parent / f".tmp-{record.name}-0123456789abcdef", supervised(memory, gone.pid)]
+    left = [
+        runs / "demo" / "0000000111-aaaaaaaaaa-e1",
+        record.parent / f".tmp-{record.name}-0123456789abcdef",
+        supervised(memory, gone.pid),
+    ]
     left[0].mkdir()
     (left[0] / "pack-00000-000.safetensors").write_bytes(b"half")
     left[1].write_bytes(b"half")
@@ -122,4 +126,6 @@ def test_settings_are_those_of_the_reference() -> None:
     """A new setting is not called unknown."""
     import re
 
-    assert {one for one in SETTINGS if "__" not in one} == set(re.findall(r"^\| `(RELIGHT_[A-Z_]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {one for one in SETTINGS if "__" not in one} == set(
+        re.findall(r"^\| `(RELIGHT_[A-Z_]+)` \|", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    )

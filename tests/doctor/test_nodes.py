@@ -125,7 +125,18 @@ def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.delenv(name, raising=False)
     assert seat_of("[::1]:29400", "1/2") == Seat("::1", 29400, 1, 2, False)
     assert seat_of("a:1", "0/1").holds
-    for wrong in (("", ""), ("a", "0/2"), ("a:1", "2"), ("a:1", "2/2"), ("a:0", "0/2"), ("a:99999", "0/2"), (":1", "0/2"), ("a:1", ""), ("a:1", "x/y"), ("", "0/2")):
+    for wrong in (
+        ("", ""),
+        ("a", "0/2"),
+        ("a:1", "2"),
+        ("a:1", "2/2"),
+        ("a:0", "0/2"),
+        ("a:99999", "0/2"),
+        (":1", "0/2"),
+        ("a:1", ""),
+        ("a:1", "x/y"),
+        ("", "0/2"),
+    ):
         with pytest.raises(ConfigError):
             seat_of(*wrong)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "n"), ("MASTER_PORT", "7")):

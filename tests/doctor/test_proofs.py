@@ -93,6 +93,7 @@ def test_the_newest_stay_and_nonsense_is_passed_over(tmp_path: Path) -> None:
 
 def test_a_store_that_cannot_be_written_is_verified_all_the_same(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """What was found is shown, and its exit code stands."""
+
     def refuse(self: LocalStore, key: str, data: bytes) -> bool:
         raise StoreUnavailable("read-only", where=key)
 

@@ -41,7 +41,9 @@ def excellent() -> Facts:
     """A set-up in which nothing is left to do."""
     facts = run(measured=MEASURED, drills=(DRILLED,), proofs=(PROVEN,))
     keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
-    set_up = Config(settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True)
+    set_up = Config(
+        settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True
+    )
     set_up = replace(set_up, assigned=frozenset({"alerts.to", "environment.audit"}), roles={"admin": 1, "viewer": 4})
     limits = {"open files": 65536, "memlock": 1 << 40}
     return replace(
@@ -140,7 +142,11 @@ def test_a_line_is_graded_by_what_was_seen(name: str, facts: Facts, score: float
 
 def test_what_could_not_be_measured_earns_nothing() -> None:
     """A list of which nothing is known has no grade in its parts, and an F at most."""
-    lines = (Line("security", "a", 3, 1.0, "seen", ""), Line("security", "b", 1, None, "not seen", "look"), Line("operations", "c", 4, None, "", ""))
+    lines = (
+        Line("security", "a", 3, 1.0, "seen", ""),
+        Line("security", "b", 1, None, "not seen", "look"),
+        Line("operations", "c", 4, None, "", ""),
+    )
     found = Readiness(lines)
     assert found.score("security") == 0.75 and found.grade("security") == "B"
     assert found.grade("operations") == "–" and found.score() == 0.375 and found.grade() == "D"

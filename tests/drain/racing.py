@@ -153,7 +153,17 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
             if child is None or child.poll() is not None:
                 lives += 1
                 told = folder / f"{number}-{lives}.jsonl"
-                command = [sys.executable, str(Path(__file__).resolve()), "worker", role, near, far, str(told), str(rng.getrandbits(30)), str(rng.uniform(-900, 900))]
+                command = [
+                    sys.executable,
+                    str(Path(__file__).resolve()),
+                    "worker",
+                    role,
+                    near,
+                    far,
+                    str(told),
+                    str(rng.getrandbits(30)),
+                    str(rng.uniform(-900, 900)),
+                ]
                 children[number] = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         time.sleep(rng.uniform(0.1, 0.8))
         victim = children[rng.randrange(len(ROLES))]
@@ -167,7 +177,9 @@ def race(near: str, far: str, folder: Path, *, seconds: float, seed: int) -> dic
         child.wait()
     facts = [tuple(json.loads(line)) for path in folder.glob("*.jsonl") for line in path.read_text().splitlines() if line.endswith("]")]
     errors = sorted({f"{fact[1]}: {fact[2]}" for fact in facts if fact[0] == "error"})
-    wrong = [str(fact[1]) for fact in facts if fact[0] == "wrong"] + settle(near, far, [fact for fact in facts if fact[0] not in ("error", "wrong")])
+    wrong = [str(fact[1]) for fact in facts if fact[0] == "wrong"] + settle(
+        near, far, [fact for fact in facts if fact[0] not in ("error", "wrong")]
+    )
     history = fold(Log(open_bytes(near), RUN).read())
     return {
         "wrong": wrong, "kills": kills, "lives": lives, "saved": sum(fact[0] == "saved" for fact in facts), "attempts": history.epoch,

@@ -141,7 +141,9 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
             for step in range(ckpt.restore(), 150):
                 time.sleep(0.02)
                 ckpt.step(step)
-                for _ in range(REMEMBERED if step == 20 else 0):  # more than what real copies say, of which some are quicker than twenty steps
+                for _ in range(
+                    REMEMBERED if step == 20 else 0
+                ):  # more than what real copies say, of which some are quicker than twenty steps
                     emit("drain.done", tier="cold", id="x", seconds=60.0)
         began = time.monotonic()
     finally:

@@ -28,7 +28,9 @@ def stored(path: Path) -> int:
 
 
 @pytest.mark.parametrize("background", [False, True])
-def test_capacity_bounds_a_tier_whose_copies_are_slower_than_its_saves(tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_capacity_bounds_a_tier_whose_copies_are_slower_than_its_saves(
+    tmp_path: Path, background: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Twenty saves of 0.4 MB never take more than 2 MB near, and the last one is copied outwards in the end."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     tiers = relight.Tiers(

@@ -190,6 +190,7 @@ def test_a_repair_that_is_cut_off_leaves_what_was_there(tmp_path: Path, monkeypa
     bad[-1] ^= 1
     path.write_bytes(bad)
     with monkeypatch.context() as patch:
+
         def cut_off(self: Replacement, size: int | None = None) -> None:
             raise StoreUnavailable("the link is down")
 

@@ -78,7 +78,9 @@ def test_a_lost_disk_is_nothing(s3: str, tmp_path: Path, background: bool) -> No
     assert LocalStore(tmp_path / "hot").get(incident, 9) == b"{}"
 
 
-def test_a_tier_s_relative_path_is_meant_from_where_the_script_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool) -> None:
+def test_a_tier_s_relative_path_is_meant_from_where_the_script_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
     """Whoever drains is a process of its own, which works elsewhere: it copies to where the trainer would have."""
     monkeypatch.chdir(tmp_path)
     train(relight.Tiers(hot="hot/run", cold="cold/run"), 3, background=background)
@@ -238,7 +240,9 @@ def full(tmp_path: Path, cold: relight.Tier, deadline_s: float) -> tuple[relight
     """A run through the agent, of a megabyte a save, with room for three near."""
     state = {"t": torch.randn(1 << 18)}
     tiers = relight.Tiers(hot=relight.tier(tmp_path / "hot" / "run", capacity="3.5MB"), cold=cold)
-    ckpt = relight.Checkpointer(tiers, background=True, limits=relight.Limits(deadline_s=deadline_s, when_busy="queue"), save=relight.every(steps=1), **state)
+    ckpt = relight.Checkpointer(
+        tiers, background=True, limits=relight.Limits(deadline_s=deadline_s, when_busy="queue"), save=relight.every(steps=1), **state
+    )
     ckpt.restore()
     return ckpt, state
 
@@ -405,7 +409,12 @@ def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) ->
     child = subprocess.Popen([*command, "1000"], env=environment, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
     for line in child.stdout:
-        if int(line) >= 12 and int(line) % 5 == 0 and (tmp_path / "hot" / "run" / "log").exists() and len(steps(str(tmp_path / "hot"))) >= 2:
+        if (
+            int(line) >= 12
+            and int(line) % 5 == 0
+            and (tmp_path / "hot" / "run" / "log").exists()
+            and len(steps(str(tmp_path / "hot"))) >= 2
+        ):
             break
     child.send_signal(signal.SIGKILL)
     child.wait()
@@ -423,4 +432,3 @@ def test_the_agent_drains_what_a_killed_trainer_left(s3: str, tmp_path: Path) ->
     assert steps(f"{s3}/cold")[-1] == near[-1] + 3
     assert for_good(str(tmp_path / "hot")) <= set(steps(f"{s3}/cold")), "what the rules name for good is there"
     wait_for_agent(tmp_path / "hot")
-

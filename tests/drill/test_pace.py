@@ -72,7 +72,15 @@ class FakeJob(stage.Job):
 
     def beats(self) -> dict[int, Beat]:
         steps = self._steps()
-        return {0: Beat(steps=steps, step=self.first + steps, durable=(self.first + steps) // 10 * 10, restored=self.first, first_at=self.machine.now)}
+        return {
+            0: Beat(
+                steps=steps,
+                step=self.first + steps,
+                durable=(self.first + steps) // 10 * 10,
+                restored=self.first,
+                first_at=self.machine.now,
+            )
+        }
 
     def checkpoints(self) -> list[Any]:
         at = [step for step in (10, 20) if self.beats()[0].step >= step] if self.starts == 1 else [10, 20]

@@ -120,7 +120,15 @@ with relight.Checkpointer(sys.argv[1], w=numpy.zeros(9), save=relight.every(step
 def run_script(folder: Path, where: str, **settings: str) -> subprocess.CompletedProcess[str]:
     """As relight run would start it in a drill whose store is ``folder/store``."""
     (folder / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "relight.drill.script", str(folder / "orders"), str(folder / "store"), str(folder / "script.py"), where]
+    command = [
+        sys.executable,
+        "-m",
+        "relight.drill.script",
+        str(folder / "orders"),
+        str(folder / "store"),
+        str(folder / "script.py"),
+        where,
+    ]
     return subprocess.run(command, env={**os.environ, **settings}, capture_output=True, text=True, check=False, timeout=120)
 
 

@@ -66,7 +66,19 @@ def names(run: Path) -> list[str]:
 def test_a_drill_of_the_built_in_job_passes(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A rank and an agent are killed; what that has cost is measured; the page is written; nothing is left behind."""
     scratch = tmp_path_factory.mktemp("scratch")
-    command = [sys.executable, "-m", "relight", "drill", "--only", "agent,kill", "--settings", "relight.toml", "--report", "page.md", "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "relight",
+        "drill",
+        "--only",
+        "agent,kill",
+        "--settings",
+        "relight.toml",
+        "--report",
+        "page.md",
+        "--json",
+    ]
     done = subprocess.run(
         command, cwd=folder, env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True, check=False, timeout=280
     )
@@ -85,7 +97,20 @@ def test_a_script_is_drilled_on_a_copy_and_its_own_run_is_not_touched(folder: Pa
     """It begins where the run's newest checkpoint stands; what is new in the run is the drill's record alone."""
     assert relight(folder, "run", "train.py", "runs/demo", "20").returncode == 0
     newest, before = Run(open_bytes(folder / "runs"), "demo").history().live[-1].step, names(folder / "runs")
-    done = relight(folder, "drill", "--only", "preempt", "--from", "runs/demo", "--max-lost-steps", "0", "--json", "train.py", "{store}/demo", "1000000")
+    done = relight(
+        folder,
+        "drill",
+        "--only",
+        "preempt",
+        "--from",
+        "runs/demo",
+        "--max-lost-steps",
+        "0",
+        "--json",
+        "train.py",
+        "{store}/demo",
+        "1000000",
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     found = told(done)
     assert list(found) == ["copy", "preempt"] and f"step {newest} is whole" in found["copy"]["why"]

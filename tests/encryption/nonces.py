@@ -93,7 +93,15 @@ def run(saves: int, seed: int, folder: Path) -> dict[str, Any]:
             killed += 1
             inner.left = -1
     twice = [pair for pair, times in ledger.pairs.items() if times > 1]
-    return {"saves": done, "killed": killed, "attempts": attempts, "forks": forked, "pairs": sum(ledger.pairs.values()), "twice": len(twice), "seed": seed}
+    return {
+        "saves": done,
+        "killed": killed,
+        "attempts": attempts,
+        "forks": forked,
+        "pairs": sum(ledger.pairs.values()),
+        "twice": len(twice),
+        "seed": seed,
+    }
 
 
 def _in_a_fork(attempt: Attempt, step: int, ledger: Ledger) -> None:

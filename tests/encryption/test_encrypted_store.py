@@ -82,7 +82,18 @@ def files(store: EncryptedStore) -> dict[str, bytes | bytearray]:
     return store.inner._files
 
 
-SIZES = [1, 15, 16, PAGE - 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES, WRITE_PAGES * PAGE_BYTES + 5, 2 * WRITE_PAGES * PAGE_BYTES]
+SIZES = [
+    1,
+    15,
+    16,
+    PAGE - 1,
+    PAGE_BYTES - 1,
+    PAGE_BYTES,
+    PAGE_BYTES + 1,
+    3 * PAGE_BYTES,
+    WRITE_PAGES * PAGE_BYTES + 5,
+    2 * WRITE_PAGES * PAGE_BYTES,
+]
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -314,7 +325,7 @@ def test_damage_beneath_never_escapes_as_another_error(store: EncryptedStore) ->
         lambda: draw.randbytes(draw.randrange(1, 700)),
         lambda: draw.randbytes(draw.randrange(1, 700)) + whole[-TRAILER_BYTES:],
         lambda: whole[: draw.randrange(1, len(whole))] + draw.randbytes(draw.randrange(50)),
-        lambda: whole[: -TRAILER_BYTES] + draw.randbytes(TRAILER_BYTES - len(MAGIC)) + MAGIC,
+        lambda: whole[:-TRAILER_BYTES] + draw.randbytes(TRAILER_BYTES - len(MAGIC)) + MAGIC,
     ]
     for number in range(400):
         files(store)["run/log/1"] = attacks[number % 4]()

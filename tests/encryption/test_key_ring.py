@@ -202,7 +202,10 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
         if leaked:
             assert all(slot.kek != kek(old) for slot in slots_in(inner))
         assert not any(bytes(data) == before.get(key) for key, data in files_of(inner).items() if data)
-        assert rekey(inner, Keychain.from_specs(new), leaked="*", plan_only=True).files == rekey(inner, Keychain.from_specs(new), leaked="*").files
+        assert (
+            rekey(inner, Keychain.from_specs(new), leaked="*", plan_only=True).files
+            == rekey(inner, Keychain.from_specs(new), leaked="*").files
+        )
     assert deaths > 12
 
 

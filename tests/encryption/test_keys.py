@@ -221,7 +221,9 @@ def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
     most = resource.getrlimit(resource.RLIMIT_CORE)[1]
 
     def limit(**environment: str) -> int:
-        done = subprocess.run([sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [sys.executable, "-c", program], env={**os.environ, **environment}, capture_output=True, text=True, check=True
+        )
         return int(done.stdout)
 
     assert limit() in (0, 1)
@@ -244,7 +246,9 @@ def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
 
     def dumped(folder: Path, **environment: str) -> list[Path]:
         folder.mkdir()
-        done = subprocess.run([sys.executable, "-c", program], cwd=folder, env={**os.environ, **environment}, capture_output=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", program], cwd=folder, env={**os.environ, **environment}, capture_output=True, check=False
+        )
         assert done.returncode == -signal.SIGABRT, done.stderr
         return list(folder.iterdir())
 
@@ -257,7 +261,9 @@ def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
     left[0].unlink()
 
 
-@pytest.mark.parametrize("address", ["http://vault.lab:8200", "http://10.0.0.7:8200", "http://localhost.evil.example", "HTTP://[2001:db8::1]:8200"])
+@pytest.mark.parametrize(
+    "address", ["http://vault.lab:8200", "http://10.0.0.7:8200", "http://localhost.evil.example", "HTTP://[2001:db8::1]:8200"]
+)
 def test_a_key_service_is_not_asked_over_plain_http(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
     """The token and the key would be readable on the network: such an address is refused before anything is sent, unless it is permitted."""
     monkeypatch.setenv("VAULT_ADDR", address)
@@ -272,6 +278,7 @@ def test_a_key_service_is_not_asked_over_plain_http(monkeypatch: pytest.MonkeyPa
 
 def test_a_key_service_does_not_redirect_to_plain_http(monkeypatch: pytest.MonkeyPatch) -> None:
     """A redirect carries the token along, so it is checked like the address itself."""
+
     class Away(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.send_response(307)

@@ -143,7 +143,10 @@ def test_a_store_that_is_said_to_be_in_the_clear(stores: dict[str, Path], key_fi
             monkeypatch.setenv("RELIGHT_KEY", key)
             with pytest.raises(WrongKey if key else CheckpointNotFound):
                 attempt(broken / "a", 1)
-            with pytest.raises((WrongKey, CorruptCheckpoint)), relight.Checkpointer(broken / "a", x=torch.zeros(9), background=False) as ckpt:
+            with (
+                pytest.raises((WrongKey, CorruptCheckpoint)),
+                relight.Checkpointer(broken / "a", x=torch.zeros(9), background=False) as ckpt,
+            ):
                 ckpt.restore()
         assert {path: path.read_bytes() for path in broken.rglob("*") if path.is_file()} == before
         monkeypatch.setenv("RELIGHT_KEY", key_file)

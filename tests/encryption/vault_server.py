@@ -34,7 +34,9 @@ def vault(*names: str, tls: ssl.SSLContext | None = None) -> Iterator[str]:
             if parts[2] == "encrypt":
                 nonce = secrets.token_bytes(12)
                 sealed = key.encrypt(nonce, base64.b64decode(said["plaintext"]), b"")
-                return self._answer(200, {"data": {"ciphertext": f"vault:v1:{base64.b64encode(nonce + sealed).decode()}", "key_version": 1}})
+                return self._answer(
+                    200, {"data": {"ciphertext": f"vault:v1:{base64.b64encode(nonce + sealed).decode()}", "key_version": 1}}
+                )
             try:
                 data = base64.b64decode(said["ciphertext"].removeprefix("vault:v1:"))
                 plain = key.decrypt(data[:12], data[12:], b"")

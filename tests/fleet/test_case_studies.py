@@ -87,7 +87,9 @@ def test_a_plan_s_storage_is_what_a_run_has_stored(tmp_path: Path) -> None:
     whole, stored = (json.loads(CliRunner().invoke(cli, [*asked, *more]).stdout) for more in ([], ["--stored", str(tmp_path / "run")]))
     share = stored["known"]["stored"]["value"]
     assert 0.2 < share < 0.4 and stored["known"]["stored"]["source"] == "measured: 4 checkpoints of run"
-    assert stored["kept_bytes"] == pytest.approx(share * whole["kept_bytes"]) and stored["month"]["storage"] == pytest.approx(share * whole["month"]["storage"])
+    assert stored["kept_bytes"] == pytest.approx(share * whole["kept_bytes"]) and stored["month"]["storage"] == pytest.approx(
+        share * whole["month"]["storage"]
+    )
     assert "stored" not in whole["known"]
     (tmp_path / "none").mkdir()
     assert CliRunner().invoke(cli, [*asked, "--stored", str(tmp_path / "none")]).exit_code != 0

@@ -23,7 +23,16 @@ from relight.store import open_bytes
 
 HOUR = 3600.0
 BLOCKED_S = 1800.0
-DEAR = Seen(step=100, step_s=10.0, stalls_s=(BLOCKED_S,), durables_s=(BLOCKED_S,), restarts_s=(2 * HOUR,), devices=4096, failures=20, watched_s=250 * HOUR)
+DEAR = Seen(
+    step=100,
+    step_s=10.0,
+    stalls_s=(BLOCKED_S,),
+    durables_s=(BLOCKED_S,),
+    restarts_s=(2 * HOUR,),
+    devices=4096,
+    failures=20,
+    watched_s=250 * HOUR,
+)
 
 
 def cluster(stall_s: float = BLOCKED_S) -> Scenario:
@@ -44,7 +53,13 @@ def test_saves_of_half_an_hour_are_as_far_apart_as_is_best() -> None:
 
 def test_the_hour_holds_where_saves_are_cheap() -> None:
     """Up to 36 s a save; beyond, saves at the bound take one hundredth of the time."""
-    assert [Bounds().most_s(stall_s) for stall_s in (0.0, 1.0, 36.0, 72.0, BLOCKED_S)] == [AT_MOST_S, AT_MOST_S, AT_MOST_S, 7200.0, BLOCKED_S / BOUND_SHARE]
+    assert [Bounds().most_s(stall_s) for stall_s in (0.0, 1.0, 36.0, 72.0, BLOCKED_S)] == [
+        AT_MOST_S,
+        AT_MOST_S,
+        AT_MOST_S,
+        7200.0,
+        BLOCKED_S / BOUND_SHARE,
+    ]
     assert Bounds(at_most_s=60.0).most_s(BLOCKED_S) == 60.0
     assert following(1.0, at_least_s=7200.0) == 7200.0 and adaptive(at_least="2h").adapts.at_least_s == 7200  # type: ignore[union-attr]
     rare = decide(Seen(stalls_s=(1.0,), durables_s=(5.0,), step_s=1.0, failures=0, watched_s=1e7, devices=1), None, Bounds())
@@ -133,6 +148,20 @@ def test_plan_and_simulate_state_what_a_bound_costs() -> None:
     assert "costs" not in CliRunner().invoke(cli, asked).output
     wrong = CliRunner().invoke(cli, [*asked, "--at-least", "2h", "--at-most", "1h"])
     assert wrong.exit_code != 0
-    told = ["simulate", "--gpus", "4096", "--days", "10", "--seeds", "1", "--jobs", "1", "--set", "save.stall_s=1800", "--set", "save.durable_s=1800"]
+    told = [
+        "simulate",
+        "--gpus",
+        "4096",
+        "--days",
+        "10",
+        "--seeds",
+        "1",
+        "--jobs",
+        "1",
+        "--set",
+        "save.stall_s=1800",
+        "--set",
+        "save.durable_s=1800",
+    ]
     shown = CliRunner().invoke(cli, [*told, "--policy", "adaptive,at_most=1h", "--policy", "adaptive"]).output
     assert shown.count("costs") == 1 and "at_most=60 min costs" in shown

@@ -20,7 +20,13 @@ from relight.supervise.settings import read_settings
 
 def ask(model: str = "70B", **changes: object) -> Question:
     """About a model on 512 GPUs, with changes."""
-    given: dict = {"size": size_of(from_count(model)), "layout": Layout(512), "belief": Belief(5, 5 * 43200.0), "rate_source": "given", **changes}
+    given: dict = {
+        "size": size_of(from_count(model)),
+        "layout": Layout(512),
+        "belief": Belief(5, 5 * 43200.0),
+        "rate_source": "given",
+        **changes,
+    }
     return Question(**given)
 
 
@@ -165,7 +171,9 @@ with relight.Checkpointer("runs/demo", model=model, optimizer=optimizer, backgro
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_each_preset_trains_and_resumes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_preset_trains_and_resumes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A real script beside the file: it takes the schedule and the retention from it, says so in its log, and goes on where it ended."""
     import sys
 

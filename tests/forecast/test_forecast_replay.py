@@ -56,7 +56,14 @@ def test_where_there_is_no_pattern_it_is_not() -> None:
 def test_a_decision_says_that_it_was_learned_and_by_what() -> None:
     """Young lives save sooner than old ones, and the reason has the replay's two numbers; without a pattern nothing is said."""
     seen = Seen(
-        step_s=1.0, stalls_s=(20.0,), durables_s=(40.0,), restarts_s=(60.0,), failures=100, watched_s=300_000.0, lives_s=lives(0.4, 100, 3), age_s=60.0
+        step_s=1.0,
+        stalls_s=(20.0,),
+        durables_s=(40.0,),
+        restarts_s=(60.0,),
+        failures=100,
+        watched_s=300_000.0,
+        lives_s=lives(0.4, 100, 3),
+        age_s=60.0,
     )
     wide = Bounds(0, 86400, 0.9)
     young, old = decide(seen, None, wide), decide(dataclasses.replace(seen, age_s=20_000.0), None, wide)

@@ -88,7 +88,14 @@ def test_what_is_no_number_of_parameters_is_refused(text: str) -> None:
 
 def test_a_configuration_of_something_else_is_refused() -> None:
     """What is missing, no number, negative or absurd is named; unknown names of precision and optimizer list the known."""
-    for change in ({"hidden_size": None}, {"vocab_size": "many"}, {"num_hidden_layers": -1}, {"num_attention_heads": 0}, {"hidden_size": 10**30}, {"num_local_experts": True}):
+    for change in (
+        {"hidden_size": None},
+        {"vocab_size": "many"},
+        {"num_hidden_layers": -1},
+        {"num_attention_heads": 0},
+        {"hidden_size": 10**30},
+        {"num_local_experts": True},
+    ):
         with pytest.raises(ConfigError):
             from_config({**LLAMA, **change})
     with pytest.raises(ConfigError, match="no precision"):

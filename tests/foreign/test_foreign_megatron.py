@@ -84,7 +84,11 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "other layers": ("tp2_pp2", said(num_layers=6), "4 layers in 2 stages"),
     "an old order of queries": ("tp2", lambda told: told.update(checkpoint_version=1.0), "queries, keys and values"),
     "fewer groups than ranks": ("tp2_gated", said(num_query_groups=1), "groups of queries"),
-    "a tensor of another name": ("tp2", lambda told: told["model"].update({"decoder.layers.0.mixer.weight": torch.ones(4)}), "mixer.weight"),
+    "a tensor of another name": (
+        "tp2",
+        lambda told: told["model"].update({"decoder.layers.0.mixer.weight": torch.ones(4)}),
+        "mixer.weight",
+    ),
     "a number that is none": ("tp2", said(num_layers="four"), "do not say num_layers"),
 }
 
@@ -100,7 +104,11 @@ def test_what_does_not_tell_is_refused_with_the_reason(why: str, tmp_path: Path)
 
 BROKEN: dict[str, tuple[str, Callable[[dict[str, Any]], object], str]] = {
     "one lacks a tensor": ("01", lambda told: told["model"].pop("decoder.final_layernorm.weight"), "not on all"),
-    "one is of another shape": ("01", lambda told: told["model"].update({"decoder.final_layernorm.weight": torch.ones(3)}), "another shape"),
+    "one is of another shape": (
+        "01",
+        lambda told: told["model"].update({"decoder.final_layernorm.weight": torch.ones(3)}),
+        "another shape",
+    ),
     "no tensors": ("*", lambda told: told.update(model={}), "no tensors"),
     "a layer is missing": ("*", lambda told: [told["model"].pop(n) for n in list(told["model"]) if ".layers.1." in n], "some are missing"),
 }

@@ -68,9 +68,17 @@ TOLD: dict[str, tuple[type[RelightError], str, Callable[[dict[str, Any]], object
     "a dtype": (IncompatibleState, "dtype", lambda told: told.update(data_type="r24")),
     "a codec": (IncompatibleState, "blosc", lambda told: shard(told)["codecs"].append({"name": "blosc"})),
     "byte order": (IncompatibleState, "byte order", lambda told: shard(told)["codecs"][0]["configuration"].update(endian="big")),
-    "order of the index": (IncompatibleState, "byte order", lambda told: shard(told)["index_codecs"][0]["configuration"].update(endian="big")),
+    "order of the index": (
+        IncompatibleState,
+        "byte order",
+        lambda told: shard(told)["index_codecs"][0]["configuration"].update(endian="big"),
+    ),
     "another index": (IncompatibleState, "index", lambda told: shard(told).update(index_codecs=[{"name": "gzip"}])),
-    "shards in shards": (IncompatibleState, "shards in shards", lambda told: shard(told).update(codecs=json.loads(json.dumps(told["codecs"])))),
+    "shards in shards": (
+        IncompatibleState,
+        "shards in shards",
+        lambda told: shard(told).update(codecs=json.loads(json.dumps(told["codecs"]))),
+    ),
     "a grid": (IncompatibleState, "several shapes", lambda told: told["chunk_grid"].update(name="rectangular")),
     "names": (IncompatibleState, "names", lambda told: told["chunk_key_encoding"].update(name="hilbert")),
     "chunks that do not fill it": (UnsafeContent, "fill", lambda told: shard(told).update(chunk_shape=[4, 4])),
@@ -135,7 +143,9 @@ def compressed(length: int, window_log: int = 20) -> bytes:
 
 def large(tmp_path: Path, shape: list[int], chunk: list[int], coded: bytes) -> Path:
     """The folder of an array ``packed`` whose only chunk, of that shape, is ``coded``."""
-    folder = changed(tmp_path, "packed", lambda told: told.update(shape=shape) or told["chunk_grid"]["configuration"].update(chunk_shape=chunk))
+    folder = changed(
+        tmp_path, "packed", lambda told: told.update(shape=shape) or told["chunk_grid"]["configuration"].update(chunk_shape=chunk)
+    )
     for one in (folder / "packed" / "c").rglob("*"):
         if one.is_file():
             one.unlink()
@@ -191,7 +201,9 @@ def test_a_large_chunk_gives_the_elements_that_are_in_the_array(tmp_path: Path) 
     assert np.array_equal(np.frombuffer(room, "<f4").reshape(2900, 1990), whole[:2900, :1990])
 
 
-@pytest.mark.parametrize(("wrong", "words"), [("longer", "more than"), ("shorter", "where"), ("cut", "where"), ("window", "cannot be unpacked")])
+@pytest.mark.parametrize(
+    ("wrong", "words"), [("longer", "more than"), ("shorter", "where"), ("cut", "where"), ("window", "cannot be unpacked")]
+)
 def test_a_large_chunk_that_lies_is_refused(tmp_path: Path, wrong: str, words: str) -> None:
     """Too many bytes, too few, a frame cut off, and a window beyond the bound are errors."""
     size = 3000 * 2000 * 4

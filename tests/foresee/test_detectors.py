@@ -27,6 +27,7 @@ from relight.foresee.simulate import simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
 
+
 def looks_of(samples: Iterable) -> np.ndarray:
     """Of a node's seconds."""
     rows = np.array([made.SHAPE.row(one) for one in samples], np.float32)

@@ -23,7 +23,9 @@ STAT = "cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1\n"
 def test_rates_are_over_the_time_between_two_reads(tmp_path: Path) -> None:
     """Processor use and major faults; the first read has none."""
     now = [10.0]
-    gauges = HostGauges((), str(node(tmp_path, proc__stat=STAT.format(user=0, idle=0), proc__vmstat="pgfault 5\npgmajfault 100\n")), lambda: now[0])
+    gauges = HostGauges(
+        (), str(node(tmp_path, proc__stat=STAT.format(user=0, idle=0), proc__vmstat="pgfault 5\npgmajfault 100\n")), lambda: now[0]
+    )
     assert math.isnan(gauges.read().cpu)
     node(tmp_path, proc__stat=STAT.format(user=30, idle=70), proc__vmstat="pgmajfault 300\n")
     now[0] = 14.0

@@ -95,7 +95,11 @@ def test_heads_that_are_none_are_refused(tmp_path: Path, head: bytes) -> None:
 
 def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     """A file that is whole and says nonsense: times that fall, columns that are not there."""
-    for at, values in ((np.array([2.0, 1.0]), np.zeros((2, 2))), (np.arange(2.0), np.zeros((2, 3))), (np.array([1.0, np.nan]), np.zeros((2, 2)))):
+    for at, values in (
+        (np.array([2.0, 1.0]), np.zeros((2, 2))),
+        (np.arange(2.0), np.zeros((2, 3))),
+        (np.array([1.0, np.nan]), np.zeros((2, 2))),
+    ):
         Trace(("a", "b"), at, values).write(tmp_path / "one.trace")
         with pytest.raises(CorruptCheckpoint):
             read_trace(tmp_path / "one.trace")

@@ -97,6 +97,7 @@ def test_nothing_to_divide_by_is_not_a_number() -> None:
 
 def test_the_threshold_has_the_wanted_precision_where_one_has() -> None:
     """False alarms score 0.6 here, true ones 0.9: it lies between; where all are false, the most precise one is taken."""
+
     def scored(score: float, failed_at: float | None) -> Scored:
         return Scored("x", AT, np.where((AT > 5000) & (AT < 5060), score, 0.01 * (AT / 7200)), failed_at, "leak" if failed_at else "")
 

@@ -53,7 +53,11 @@ def test_runs_are_split_as_a_whole() -> None:
     assert sorted(parts) == sorted([TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT])
     np.testing.assert_array_equal(next(simulated(0, 1, (HELD_OUT,)))[1].looks, runs_of(simulate(0, 0), "x")[0].looks)
     found = [part_of(f"{number}") for number in range(300)]
-    assert found == [part_of(f"{number}") for number in range(300)] and 0.5 < found.count(TRAIN) / 300 < 0.7 and set(found) == {TRAIN, CHECK, HELD_OUT}
+    assert (
+        found == [part_of(f"{number}") for number in range(300)]
+        and 0.5 < found.count(TRAIN) / 300 < 0.7
+        and set(found) == {TRAIN, CHECK, HELD_OUT}
+    )
 
 
 def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:

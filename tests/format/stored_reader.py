@@ -13,7 +13,10 @@ else:
 def pack_bytes(run, folder, entry):  # the logical bytes of one entry of a part's packs; ValueError if a byte is off
     file, size, chunks, (own, homes, pieces) = entry
     beside = folder / file.replace(".safetensors", ".chunks")
-    files = [beside.read_bytes() if own else b"", *((run.parent / directory if "/" in directory else run / directory).joinpath(name).read_bytes() for directory, name in homes)]
+    files = [
+        beside.read_bytes() if own else b"",
+        *((run.parent / directory if "/" in directory else run / directory).joinpath(name).read_bytes() for directory, name in homes),
+    ]
     if len(files[0]) != own or sum(piece[2] for piece in pieces if piece[0] == 0) != own:
         raise ValueError("its own file is not as long as it should be")
     out = b"".join(chunk_bytes(files, piece, length) for (length, _), piece in zip(chunks, pieces, strict=True))

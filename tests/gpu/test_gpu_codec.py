@@ -30,5 +30,7 @@ def test_what_a_device_codes_is_read_here() -> None:
     assert into == plane
     began = time.perf_counter()
     here = compress(plane, "entropy")
-    print(f"nvCOMP {len(frames) / len(plane):.3f} in {there_s:.4f} s, zstd {len(here) / len(plane):.3f} in {time.perf_counter() - began:.4f} s")
+    print(
+        f"nvCOMP {len(frames) / len(plane):.3f} in {there_s:.4f} s, zstd {len(here) / len(plane):.3f} in {time.perf_counter() - began:.4f} s"
+    )
     assert len(frames) < 0.6 * len(plane)

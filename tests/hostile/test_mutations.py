@@ -114,9 +114,7 @@ def mutate(rng: random.Random, forge: Forge) -> str:
     raw = rng.random() < 0.3
     if target == "record":
         payload = forge.payload(seq)
-        forge.record(
-            seq, scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)), chain=rng.random() < 0.5
-        )
+        forge.record(seq, scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)), chain=rng.random() < 0.5)
     elif target == "store":
         payload = json.loads(forge.files["relight.json"])["body"]
         forge.store_record(scramble(rng, dumps(payload)) if raw else dumps(change(rng, payload, plain)))

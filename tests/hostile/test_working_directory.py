@@ -107,7 +107,9 @@ def test_no_process_that_relight_starts_imports_from_the_working_directory(
 def test_the_child_is_this_relight_and_leaves_the_path_alone(trap: Path) -> None:
     """The package is loaded from its own place even where another one of its name comes first on the path."""
     environment = child_environment(PYTHONPATH=str(trap.parent / "trap"))
-    done = subprocess.run(child_command("relight.version"), env={**environment, "PYTHONPATH": ""}, check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        child_command("relight.version"), env={**environment, "PYTHONPATH": ""}, check=False, capture_output=True, text=True
+    )
     assert done.returncode == 0 and not trap.exists(), done.stderr
 
 

@@ -70,7 +70,14 @@ def environment() -> dict[str, str]:
     """In which snippets run: the commands of this Python first, lines of one width, and no lines of Relight's but warnings: pages show what
     a script prints itself."""
     here = Path(sys.executable).parent
-    return {**os.environ, "PATH": f"{here}:{os.environ['PATH']}", "RELIGHT_BACKGROUND": "1", "RELIGHT_LOG": "warnings", "COLUMNS": "200", "NO_COLOR": "1"}
+    return {
+        **os.environ,
+        "PATH": f"{here}:{os.environ['PATH']}",
+        "RELIGHT_BACKGROUND": "1",
+        "RELIGHT_LOG": "warnings",
+        "COLUMNS": "200",
+        "NO_COLOR": "1",
+    }
 
 
 def give(page: Path, folder: Path) -> None:

@@ -137,7 +137,10 @@ def main(arguments: list[str]) -> None:
     found, words = counts(), hits()[1]
     if arguments[:1] == ["--lower"]:
         old = json.loads(LIMITS.read_text()) if LIMITS.exists() else {"rows": {}, "classes": []}
-        rows = {room: {row: min(number, old["rows"].get(room, {}).get(row, number)) for row, number in rows.items()} for room, rows in found.items()}
+        rows = {
+            room: {row: min(number, old["rows"].get(room, {}).get(row, number)) for row, number in rows.items()}
+            for room, rows in found.items()
+        }
         LIMITS.write_text(json.dumps({"rows": rows, "classes": sorted(repeated_classes())}, indent=1) + "\n")
     total = sum(words.values())
     for row in [*ROWS, LOCALS]:

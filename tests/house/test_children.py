@@ -22,7 +22,9 @@ _SPAWNS = {"submit", "start"}
 
 def uses(source: str) -> Iterator[tuple[int, str]]:
     """Yield line and name of each way to an interpreter: its path, the word "python" in a command, a spawn outside of ``safe_spawn``."""
-    if not any(word in source for word in ("executable", "orig_argv", "spawn", "forkserver", "python", "PYTHON_EXEC", "sys.path[", *_POOLS)):
+    if not any(
+        word in source for word in ("executable", "orig_argv", "spawn", "forkserver", "python", "PYTHON_EXEC", "sys.path[", *_POOLS)
+    ):
         return  # parsing the whole package takes seconds
     tree = ast.parse(source)
     spawns = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.Module) and _spawns(node, tree)]
@@ -73,7 +75,7 @@ def test_one_function_builds_every_command_of_a_python_process() -> None:
         "import sys\nsys.path[0] = '.'",
         "from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor(2)",
         "import subprocess\nsubprocess.run(['/usr/bin/python3', 'x.py'])",
-        "import multiprocessing\nmultiprocessing.get_context(\"spawn\").Process(target=print).start()",
+        'import multiprocessing\nmultiprocessing.get_context("spawn").Process(target=print).start()',
     ],
 )
 def test_each_way_to_an_interpreter_is_found(source: str) -> None:

@@ -61,7 +61,9 @@ def test_every_symptom_can_be_diagnosed() -> None:
 
     text = page("troubleshooting.md")
     headings = {one.replace('"', "") for one in re.findall(r"^## (.*)$", text, re.MULTILINE)}
-    assert {one.section for one in (*SYMPTOMS, *PROGRAMS_SAY, *PEOPLE_SAY)} == headings | set(re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE))
+    assert {one.section for one in (*SYMPTOMS, *PROGRAMS_SAY, *PEOPLE_SAY)} == headings | set(
+        re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)
+    )
 
 
 def test_every_command_and_option_is_in_the_reference() -> None:

@@ -50,7 +50,9 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
     if command[0] == "-c":
         script += command[1]
     else:
-        script += f"import runpy; sys.argv = {['relight', *command[2:]]!r}; runpy.run_module('relight', run_name='__main__', alter_sys=True)"
+        script += (
+            f"import runpy; sys.argv = {['relight', *command[2:]]!r}; runpy.run_module('relight', run_name='__main__', alter_sys=True)"
+        )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     line = next(line for line in done.stdout.splitlines() if line.startswith("MODULES"))
     assert line.endswith("[]"), line

@@ -9,7 +9,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFTEST = "from tests.conftest import noted_secrets, pytest_runtest_makereport\n"
-TESTS = '''
+TESTS = """
 import base64, logging, subprocess, sys
 from relight.errors import ConfigError
 from relight.format.cipher import Secret
@@ -64,7 +64,7 @@ def test_of_another_process(tmp_path):
     told = f"from relight.keys import write_key_file; write_key_file({str(tmp_path / 'the.key')!r})"
     subprocess.run([sys.executable, "-c", told], check=True)
     (tmp_path / "log").write_text((tmp_path / "the.key").read_text()[10:])
-'''
+"""
 
 
 def test_whoever_lets_a_secret_out_fails(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def test_every_removal_is_listed_with_what_it_removes() -> None:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-                if called in CALLS or (called == "remove" and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "os"):
+                if called in CALLS or (
+                    called == "remove" and isinstance(node.func, ast.Attribute) and getattr(node.func.value, "id", "") == "os"
+                ):
                     found.setdefault(name, []).append(node.lineno)
     assert found.keys() == OWN.keys(), {name: lines for name, lines in found.items() if name not in OWN} or OWN.keys() - found.keys()
 
@@ -57,8 +59,12 @@ def test_no_removal_follows_a_glob() -> None:
     for path in sorted(SOURCE.rglob("*.py")):
         name = str(path.relative_to(SOURCE))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.For) and any(isinstance(one, ast.Attribute) and one.attr in ("glob", "rglob", "iterdir") for one in ast.walk(node.iter)):
+            if isinstance(node, ast.For) and any(
+                isinstance(one, ast.Attribute) and one.attr in ("glob", "rglob", "iterdir") for one in ast.walk(node.iter)
+            ):
                 calls = {one.func.attr for one in ast.walk(node) if isinstance(one, ast.Call) and isinstance(one.func, ast.Attribute)}
                 if calls & CALLS:
                     found.add(name)
-    assert {one for one in found if not one.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}, "a glob in a generator is found by its name: see own_memory"
+    assert {one for one in found if not one.startswith(("testing/", "bench/"))} == {"supervise/supervisor.py"}, (
+        "a glob in a generator is found by its name: see own_memory"
+    )

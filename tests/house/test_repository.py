@@ -90,7 +90,9 @@ def test_every_target_is_told_of() -> None:
     assert [name for name, rest in targets if "## " not in rest] == []
     phony = re.search(r"^\.PHONY: (.*)$", text, re.MULTILINE)
     assert phony and set(phony[1].split()) == {name for name, _ in targets}
-    assert {"check", "test", "crash", "bench", "docs", "demo", "kills", "grid", "gpu", "wheel", "clean", "help"} <= {name for name, _ in targets}
+    assert {"check", "test", "crash", "bench", "docs", "demo", "kills", "grid", "gpu", "wheel", "clean", "help"} <= {
+        name for name, _ in targets
+    }
 
 
 def test_the_package_says_that_it_is_typed_and_licensed() -> None:

@@ -39,7 +39,10 @@ def extra(step: int, zero: bool = False) -> dict[str, Any]:
         found = {"step": step, "list": [torch.arange(3.0), {"x": (1, 2.5), "t": torch.tensor(4.5)}], "rank": {"a": 1}, "names": {"b", "c"}}
     found["empty"] = torch.empty(0, 3)
     mine = f"only{rank()}"
-    found[mine] = {"values": [torch.full((2,), 0.0 if zero else rank() + 1.0), {"y": None if zero else mine}], "scalar": torch.tensor(0.0 if zero else 7.0)}
+    found[mine] = {
+        "values": [torch.full((2,), 0.0 if zero else rank() + 1.0), {"y": None if zero else mine}],
+        "scalar": torch.tensor(0.0 if zero else 7.0),
+    }
     return found
 
 

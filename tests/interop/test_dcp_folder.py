@@ -24,7 +24,9 @@ DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.int
 
 def a_net() -> tuple[nn.Module, torch.optim.Optimizer]:
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
-    optimizer = torch.optim.AdamW([{"params": net[0].parameters(), "lr": 0.5}, {"params": [*net[1].parameters(), *net[2].parameters()]}], lr=0.25)
+    optimizer = torch.optim.AdamW(
+        [{"params": net[0].parameters(), "lr": 0.5}, {"params": [*net[1].parameters(), *net[2].parameters()]}], lr=0.25
+    )
     return net, optimizer
 
 
@@ -48,10 +50,26 @@ def equal(one: tuple[nn.Module, torch.optim.Optimizer], other: tuple[nn.Module, 
 def test_every_kind_of_value(tmp_path: Path) -> None:
     """Tensors of all dtypes, empty ones, other memory formats, arrays, and plain values; also from several files and threads."""
     state: dict[str, Any] = {str(dtype): torch.arange(6).to(dtype).view(2, 3) for dtype in DTYPES}
-    state |= {"last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last), "view": torch.randn(6, 6)[1:3, ::2], "t": torch.randn(3, 4).t()}
-    state |= {"none": torch.empty(0, 3), "one": torch.tensor(1.5), "list": [torch.ones(2), {"x": None}], "words": ["a", "b"], "pair": (1, 2.5)}
+    state |= {
+        "last": torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last),
+        "view": torch.randn(6, 6)[1:3, ::2],
+        "t": torch.randn(3, 4).t(),
+    }
+    state |= {
+        "none": torch.empty(0, 3),
+        "one": torch.tensor(1.5),
+        "list": [torch.ones(2), {"x": None}],
+        "words": ["a", "b"],
+        "pair": (1, 2.5),
+    }
     state |= {"array": np.arange(4.0), "number": np.float32(2.5), "bytes": b"\0\xff", "set": {1, 2}, "big": -(2**100), "c": 1 + 2j}
-    state |= {"dtype": torch.bfloat16, "size": torch.Size([2, 3]), "device": torch.device("cpu"), "inner": (torch.arange(3), "x"), "true": True}
+    state |= {
+        "dtype": torch.bfloat16,
+        "size": torch.Size([2, 3]),
+        "device": torch.device("cpu"),
+        "inner": (torch.arange(3), "x"),
+        "true": True,
+    }
     for number, options in enumerate(({}, {"single_file_per_rank": False}, {"thread_count": 2})):
         dcp.save(state, storage_writer=FileSystemWriter(tmp_path / str(number), **options))
         found = interop.read(tmp_path / str(number))

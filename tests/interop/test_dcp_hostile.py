@@ -258,7 +258,8 @@ def _swapped(told: Metadata) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [_outside, _absolute, _huge, _gap, _one_place, _beyond, _negative, _no_storage, _long_list, _other_dtype, _transformed, _swapped]
+    "change",
+    [_outside, _absolute, _huge, _gap, _one_place, _beyond, _negative, _no_storage, _long_list, _other_dtype, _transformed, _swapped],
 )
 def test_metadata_that_lies(folder: Path, change: Callable[[Metadata], None]) -> None:
     """About places, sizes, shapes and kinds: refused before memory is made for it."""

@@ -28,7 +28,13 @@ def job(world: int, plan: list[list[Any]]) -> list[list[dict[str, Any]]]:
 def told(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[dict[str, Any]]]]:
     """Everything that two ranks do, in one job: saves, a save that fails, loads of all under other layouts, damage in between."""
     store = tmp_path_factory.mktemp("dcp")
-    job(1, [["save", "plain", f"{store}/plain-1", {"steps": [3, 4]}], ["save", "plain", f"{store}/native-plain-1", {"steps": [4], "native": True}]])
+    job(
+        1,
+        [
+            ["save", "plain", f"{store}/plain-1", {"steps": [3, 4]}],
+            ["save", "plain", f"{store}/native-plain-1", {"steps": [4], "native": True}],
+        ],
+    )
     plan: list[list[Any]] = [["save", layout, f"{store}/{layout}-2", {"steps": [3, 4]}] for layout in PAIR]
     plan += [["save", layout, f"{store}/native-{layout}-2", {"steps": [4], "native": True}] for layout in PAIR]
     plan += [["save", "fsdp", f"{store}/thread", {"steps": [3, 4], "how": "thread"}]]

@@ -226,7 +226,9 @@ def test_plans_that_are_cached(tmp_path: Path) -> None:
         dcp.save({"w": torch.full((3,), float(step))}, storage_writer=writer, planner=Planner(enable_plan_caching=True))
     assert [float(relight.load(tmp_path / "run", step)["w"][0]) for step in (1, 2, 3)] == [1, 2, 3]
     other = StorageWriter(tmp_path / "run", 4)
-    assert isinstance(caught(lambda: dcp.save({"w": torch.ones(3)}, storage_writer=other, planner=Planner(enable_plan_caching=True))), ConfigError)
+    assert isinstance(
+        caught(lambda: dcp.save({"w": torch.ones(3)}, storage_writer=other, planner=Planner(enable_plan_caching=True))), ConfigError
+    )
 
 
 def test_ranks_that_save_each_for_itself_are_refused(tmp_path: Path) -> None:
@@ -245,5 +247,7 @@ def test_what_relight_saved_by_itself_is_not_for_dcp(tmp_path: Path) -> None:
 
 def test_relight_starts_without_torch() -> None:
     """The room is imported by those who ask for it."""
-    done = subprocess.run([sys.executable, "-c", "import sys, relight; assert not {'torch', 'relight.interop'} & sys.modules.keys()"], check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, relight; assert not {'torch', 'relight.interop'} & sys.modules.keys()"], check=False
+    )
     assert done.returncode == 0

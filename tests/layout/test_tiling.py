@@ -21,11 +21,7 @@ def grid(*counts: int, size: int = 2) -> tuple[tuple[int, ...], list[Box]]:
 
 def covers_once(shape: tuple[int, ...], boxes: list[Box]) -> bool:
     """Element by element."""
-    held = [
-        element
-        for box in boxes
-        for element in itertools.product(*(range(a, a + n) for a, n in zip(box.start, box.size, strict=True)))
-    ]
+    held = [element for box in boxes for element in itertools.product(*(range(a, a + n) for a, n in zip(box.start, box.size, strict=True)))]
     return sorted(held) == list(itertools.product(*map(range, shape)))
 
 

@@ -122,6 +122,7 @@ def rates_behind(made: Callable[[float], Made], cut_at: int, rate: float, factor
 
 def test_optimizers_and_schedulers_go_on_with_lower_rates() -> None:
     """At once, and in all steps to come, as if they had been made with them."""
+
     def made(rate: float) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], rate)
         return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)

@@ -218,7 +218,10 @@ def main() -> int:
                 wrong = str(error)[-3000:]
             bad += bool(wrong)
             shown = ", ".join(f"{name} {value}" for name, value in rows[number].items())
-            print(f"{count}/{len(wanted)} cell {number}: {shown}; {'WRONG: ' + wrong if wrong else 'right'}; {time.monotonic() - started:.0f} s", flush=True)
+            print(
+                f"{count}/{len(wanted)} cell {number}: {shown}; {'WRONG: ' + wrong if wrong else 'right'}; {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
             shutil.rmtree(folder, ignore_errors=True)
     print(f"{len(wanted)} cells of {len(rows)}, {bad} wrong")
     return 1 if bad else 0

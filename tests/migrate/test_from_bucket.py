@@ -95,7 +95,9 @@ def test_folders_of_frameworks_are_read_in_place(tmp_path: Path, s3: str, monkey
         assert size <= sum(asked) <= size + 12 * BLOCK_BYTES, name
 
 
-def test_a_tensor_that_does_not_lie_in_order_is_laid_down_and_nothing_else(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tensor_that_does_not_lie_in_order_is_laid_down_and_nothing_else(
+    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A transposed one is gathered from a file without a name; without room for that it is said, and nothing is committed."""
     wide = torch.arange(60_000.0).reshape(200, 300)
     torch.save({"model": {"turned": wide.T, "plain": torch.ones(5)}}, tmp_path / "one.pt")
@@ -195,7 +197,12 @@ def test_where_nothing_is(s3: str, tmp_path: Path) -> None:
         plan_migration("ftp://somewhere/old", str(tmp_path / "new"))
     with pytest.raises(ConfigError):
         detect("s3://")
-    assert [is_bucket(one) for one in ("s3://a", "GS://a/b", "az://a", "https://a/b", "s3:/a", "/s3://a", "s3")] == [True, True, True, *4 * [False]]
+    assert [is_bucket(one) for one in ("s3://a", "GS://a/b", "az://a", "https://a/b", "s3:/a", "/s3://a", "s3")] == [
+        True,
+        True,
+        True,
+        *4 * [False],
+    ]
 
 
 def test_a_listing_without_an_end_ends(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,13 @@ def test_events_arrive_with_whose_they_are(kept: tuple[EventWriter, Path]) -> No
     writer.flush(10)
     files = EventFiles(directory)
     (heard,) = files.new()
-    assert (heard.name, heard.fields["step"], heard.fields["say"], heard.head.run, heard.head.rank) == ("save.durable", 7, "hello", "demo", 3)
+    assert (heard.name, heard.fields["step"], heard.fields["say"], heard.head.run, heard.head.rank) == (
+        "save.durable",
+        7,
+        "hello",
+        "demo",
+        3,
+    )
     assert list(files.new()) == []
     emit("save.coalesced", step=8)
     writer.flush(10)

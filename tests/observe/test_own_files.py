@@ -133,7 +133,9 @@ def test_a_settings_file_in_the_working_directory_names_no_directory_to_tidy(tmp
         with pytest.raises(ConfigError, match=f"{name} counts only in a file that is named"):
             take_environment()
     script = "import relight, torch; relight.Checkpointer('runs/x', model=torch.nn.Linear(1, 1), background=False, save=None).save(0)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env={**os.environ, "RELIGHT_EVENTS": ""})
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, env={**os.environ, "RELIGHT_EVENTS": ""}
+    )
     assert "only in a file that is named" in done.stderr
     assert names(tmp_path / "data") == {*OURS, *OTHERS}
     (tmp_path / "relight.toml").write_text("[environment]\nevents = 0\n")

@@ -280,7 +280,9 @@ def _classes(module: Any, names: list[str] | None = None) -> dict[str, Any]:
     return {
         name: kind
         for name in found
-        if isinstance(kind := getattr(module, name, None), type) and issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer
+        if isinstance(kind := getattr(module, name, None), type)
+        and issubclass(kind, torch.optim.Optimizer)
+        and kind is not torch.optim.Optimizer
     }
 
 

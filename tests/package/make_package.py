@@ -73,7 +73,9 @@ def same(one: list[Path], other: list[Path]) -> None:
     for left, right in zip(one, other, strict=True):
         if digest(left) != digest(right):
             odd = sorted({name for name, _ in set(members(left)) ^ set(members(right))})
-            raise Wrong(f"{left.name} differs when it is built elsewhere, in {', '.join(odd[:8]) or 'order or attributes'}: a file git does not know?")
+            raise Wrong(
+                f"{left.name} differs when it is built elsewhere, in {', '.join(odd[:8]) or 'order or attributes'}: a file git does not know?"
+            )
 
 
 def members(path: Path) -> Iterator[tuple[str, str]]:
@@ -192,7 +194,9 @@ def interpreters(asked: list[str]) -> dict[str, Path]:
             if asked:
                 raise Wrong(f"there is no {name}")
             continue
-        done = subprocess.run([path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [path, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"], capture_output=True, text=True, check=False
+        )
         if done.returncode == 0 and done.stdout.strip() in PYTHONS:
             found.setdefault(done.stdout.strip(), Path(path))
     return found

@@ -77,7 +77,9 @@ def live(control: socket.socket) -> None:
         answer: Any = None
         if word == "start":
             token, memory, rate = given
-            peers = Peers("127.0.0.1", token=bytes.fromhex(token), memory=memory, tell=lambda *one: told.append(one[:2]), bytes_per_second=rate)
+            peers = Peers(
+                "127.0.0.1", token=bytes.fromhex(token), memory=memory, tell=lambda *one: told.append(one[:2]), bytes_per_second=rate
+            )
             answer = [peers.address, os.getpid()]
         elif word == "fill":
             id, seq, sizes = given

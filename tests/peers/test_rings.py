@@ -120,7 +120,8 @@ def test_two_hundred_agents_are_placed_quickly() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n", "data", "parity", "got"), [(1, 4, 2, None), (2, 4, 2, (1, 1)), (3, 4, 2, (2, 1)), (5, 4, 2, (4, 1)), (5, 2, 3, (2, 3)), (2, 1, 2, (1, 1))]
+    ("n", "data", "parity", "got"),
+    [(1, 4, 2, None), (2, 4, 2, (1, 1)), (3, 4, 2, (2, 1)), (5, 4, 2, (4, 1)), (5, 2, 3, (2, 3)), (2, 1, 2, (1, 1))],
 )
 def test_too_few_agents_get_what_costs_no_more(n: int, data: int, parity: int, got: tuple[int, int] | None) -> None:
     """Fewer rows where the memory is to be the same; where even one costs more, one, and it is said."""

@@ -157,7 +157,13 @@ def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: byte
 
 @pytest.mark.parametrize(
     "said",
-    [[Piece(0, 100)], [Whole()], [Void()], [Read("c1", 0, 0, 1 << 30)], [Contribute("c", 1, 0, b"x" * 16, 0, 0, b"l" * 8, SEGMENT), Piece(0, 10)]],
+    [
+        [Piece(0, 100)],
+        [Whole()],
+        [Void()],
+        [Read("c1", 0, 0, 1 << 30)],
+        [Contribute("c", 1, 0, b"x" * 16, 0, 0, b"l" * 8, SEGMENT), Piece(0, 10)],
+    ],
     ids=["bytes unasked", "whole of nothing", "void of nothing", "1 GiB at once", "bytes after a refusal"],
 )
 def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) -> None:
@@ -176,7 +182,13 @@ def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) 
 def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) -> None:
     """Unknown parts, bytes beyond the end, pieces nobody has: refused, in order, and the next request is answered."""
     wire = call(agent.address, TOKEN, 10.0)
-    asked = [Read("c2", 0, 0, 1), Read("c1", 1, 0, 1), Read("c1", 0, 1 << 40, 1), Read("c1", 0, MB, 1 << 20), Read("c1", 0, 0, 1, b"", 0, 0, 1)]
+    asked = [
+        Read("c2", 0, 0, 1),
+        Read("c1", 1, 0, 1),
+        Read("c1", 0, 1 << 40, 1),
+        Read("c1", 0, MB, 1 << 20),
+        Read("c1", 0, 0, 1, b"", 0, 0, 1),
+    ]
     for one in asked:
         wire.send(one)
     for _ in asked:

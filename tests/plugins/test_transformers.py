@@ -53,9 +53,7 @@ def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
     def train(name: str, steps: int, seed: int = 0, **options) -> dict[int, float]:
         set_seed(seed)
         data = [{"input_ids": row, "labels": row} for row in torch.randint(0, 16, (64, 8), generator=torch.Generator().manual_seed(1))]
-        model = GPT2LMHeadModel(
-            GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0)
-        )
+        model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1, bos_token_id=0, eos_token_id=0))
         arguments = TrainingArguments(
             output_dir=str(tmp_path / "out"), max_steps=steps, per_device_train_batch_size=4, logging_steps=1, report_to=[],
             disable_tqdm=True, use_cpu=True, seed=seed, save_strategy="no", lr_scheduler_type="constant", learning_rate=1e-2,

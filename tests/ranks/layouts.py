@@ -255,7 +255,9 @@ def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
     net = spread(layout, zero=False)
     optimizer = optimizer_of(net, zero=False, layout=layout)
     rank = dist.get_rank() if dist.is_initialized() else 0
-    ckpt = relight.Checkpointer(place(run, options), model=net, optimizer=optimizer, own={"rank": rank}, per_rank=["own"], signals=False, **options)
+    ckpt = relight.Checkpointer(
+        place(run, options), model=net, optimizer=optimizer, own={"rank": rank}, per_rank=["own"], signals=False, **options
+    )
     made = [ckpt.save(step).id for step in (3, 4)]
     ckpt.close(save=False)
     return {"ids": made}
@@ -264,7 +266,9 @@ def save(layout: str, run: str, **options: Any) -> dict[str, Any]:
 def restore(layout: str, run: str, **options: Any) -> dict[str, Any]:
     net = spread(layout, zero=True)
     optimizer = optimizer_of(net, zero=True, layout=layout)
-    ckpt = relight.Checkpointer(place(run, options), model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options)
+    ckpt = relight.Checkpointer(
+        place(run, options), model=net, optimizer=optimizer, own={"rank": -1}, per_rank=["own"], signals=False, **options
+    )
     start = ckpt.restore()
     found = {"start": start, "wrong": wrongs(net, optimizer), "own": ckpt["own"]["rank"], "bytes": ckpt._resumed.bytes_read}
     ckpt.close(save=False)

@@ -28,7 +28,10 @@ def main() -> None:
     mine = torch.Generator().manual_seed(200 + share)
     model = torch.nn.Linear(4, 4)
     with relight.Checkpointer(
-        options["run"] if options["writer"] == "every rank" or not rank else "nowhere://run", model=model, mine=mine, writer=options["writer"]
+        options["run"] if options["writer"] == "every rank" or not rank else "nowhere://run",
+        model=model,
+        mine=mine,
+        writer=options["writer"],
     ) as ckpt:
         start = ckpt.restore()
         told = {"start": start, "torch": float(torch.rand(())), "mine": float(torch.rand((), generator=mine)), "python": random.random()}

@@ -229,7 +229,9 @@ def trial(seed: int, base: str) -> tuple[str, list[str]]:
     background = bool(seed // 6 % 2)
     phases = [phase for phase in PHASES if not background or phase in IN_TRAINER]
     phases = [phase for phase in phases if background or phase not in ("during the copy", "when it is told")]
-    phases = [phase for phase in phases if way != "disk full" or phase in ("before the part", "during the write")] or ["before the snapshot"]
+    phases = [phase for phase in phases if way != "disk full" or phase in ("before the part", "during the write")] or [
+        "before the snapshot"
+    ]
     phase = phases[seed // 12 % len(phases)]
     way = "killed" if background and way == "disk full" else way
     odd = (rng.randrange(world), way, phase, rng.randint(1, 4))

@@ -71,10 +71,18 @@ def test_nobody_waits_for_a_part_that_died_with_the_agent(tmp_path: Path) -> Non
     since that is waited for. Training goes on, and so do saves."""
     (tmp_path / "script.py").write_text(SCRIPT)
     port = str(free_port())
-    told = {**os.environ, "RELIGHT_BACKGROUND": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": "2", "OMP_NUM_THREADS": "1"}
+    told = {
+        **os.environ,
+        "RELIGHT_BACKGROUND": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+        "WORLD_SIZE": "2",
+        "OMP_NUM_THREADS": "1",
+    }
     command = [sys.executable, str(tmp_path / "script.py"), str(tmp_path)]
     ranks = [
-        subprocess.Popen(command, env={**told, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for rank in range(2)
+        subprocess.Popen(command, env={**told, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for rank in range(2)
     ]
     said = [one.communicate(timeout=200)[0] for one in ranks]
     assert [one.returncode for one in ranks] == [0, 0], said

@@ -73,7 +73,9 @@ def test_a_loader_that_the_checkpoint_lacks_is_left_as_it_is() -> None:
     assert found.notes[1] == "loader begins its epoch anew: the checkpoint has no loader of that name" and "loader" not in found.components
 
 
-@pytest.mark.parametrize("told", [3, [], {"dealt": 3}, {"dealt": {"length": -1}}, {"dealt": {"at": "3", "length": 8}, "epochs": "many"}], ids=str)
+@pytest.mark.parametrize(
+    "told", [3, [], {"dealt": 3}, {"dealt": {"length": -1}}, {"dealt": {"at": "3", "length": 8}, "epochs": "many"}], ids=str
+)
 def test_what_no_loader_told_is_not_gone_on_with(told: object) -> None:
     """A hostile tree, again: whatever stands where a loader's state should be."""
     root, components = parts()

@@ -20,7 +20,13 @@ from relight.layout.routes import Gathering, Route, gatherings
 from relight.layout.shards import Piece
 from relight.world import LateRanks, Together
 
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "uint8": torch.uint8, "complex128": torch.complex128}
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "uint8": torch.uint8,
+    "complex128": torch.complex128,
+}
 
 
 def random_roster(rng: random.Random, world: int) -> Roster:
@@ -31,9 +37,7 @@ def random_roster(rng: random.Random, world: int) -> Roster:
         dtype = rng.choice(list(DTYPES))
         shape = tuple(rng.randrange(1, 14) for _ in range(rng.randrange(4)))
         mesh = rng.randrange(-1, 2) if shape else -1
-        placements = tuple(
-            rng.choice([REPLICATED, (rng.randrange(len(shape)), 1)]) for _ in (meshes[mesh].shape if mesh >= 0 else ())
-        )
+        placements = tuple(rng.choice([REPLICATED, (rng.randrange(len(shape)), 1)]) for _ in (meshes[mesh].shape if mesh >= 0 else ()))
         entries.append(Entry(f"t{number}", dtype, DTYPES[dtype].itemsize, shape, "param", mesh, placements))
     return Roster([Table(meshes, tuple(entries))], [0] * world)
 
@@ -141,7 +145,9 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
         desk = Desk(world)
         if world.rank:
             items = [Item(f"{n}", "float32", tuple(one.shape), "param", TensorSource(one)) for n, one in enumerate(local[world.rank])]
-            desk.answer_requests(Offers(items, {}, [[Piece(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]]))
+            desk.answer_requests(
+                Offers(items, {}, [[Piece(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]])
+            )
             return 0
         sources = []
         for number, (rows, columns) in enumerate(shapes):

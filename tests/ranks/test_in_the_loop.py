@@ -79,9 +79,7 @@ def test_a_micro_step_is_refused_at_once(tmp_path: Path, on_ranks: Run) -> None:
     on_ranks(2, rank)
 
 
-def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(
-    tmp_path: Path, on_ranks: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Path, on_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can agree on a save any more, so nobody waits for one."""
     ended: list[str | None] = []
     monkeypatch.setattr(Signals, "end", lambda self: ended.append(self.pending))

@@ -98,7 +98,7 @@ def test_bounds_hold_for_all_ranks_together(train: Run) -> None:
 
 @pytest.mark.parametrize("policy", ["warn", "retry", "raise"])
 def test_a_failed_save(train: Run, tmp_path: Path, policy: str) -> None:
-    """"warn" leaves the failed save out, "retry" makes it again at once or at a later step, "raise" stops training."""
+    """ "warn" leaves the failed save out, "retry" makes it again at once or at a later step, "raise" stops training."""
     run, ranks = tmp_path / "s" / "run", train.ranks  # type: ignore[attr-defined]
     together = threading.Barrier(ranks, timeout=20)
 

@@ -84,7 +84,14 @@ def test_more_losses_than_parity_fall_back_to_what_is_on_disk(url: str) -> None:
 
 def test_what_makes_no_sense_is_refused_at_once(tmp_path: Path) -> None:
     """Each with an error that says what to give instead."""
-    for options in ({}, {"copies": 0}, {"copies": 1, "data": 2}, {"data": 40, "parity": 1}, {"data": 4, "parity": 5}, {"copies": 1, "bytes_per_second": 0}):
+    for options in (
+        {},
+        {"copies": 0},
+        {"copies": 1, "data": 2},
+        {"data": 40, "parity": 1},
+        {"data": 4, "parity": 5},
+        {"copies": 1, "bytes_per_second": 0},
+    ):
         refuses(ConfigError, lambda options=options: relight.Peers(**options))
     one = relight.Peers(copies=1)
     refuses(ConfigError, lambda: relight.Checkpointer(tmp_path / "run", x=torch.zeros(1), peers=one, background=False))

@@ -47,7 +47,12 @@ def make(path: Path, rank: int, value: float, **options: Any) -> relight.Checkpo
     with torch.no_grad():
         model.weight.fill_(value)
     both = {"array": np.full((4, 3), value), "scalar": np.float32(value), "half": torch.full((3,), value, dtype=torch.bfloat16)}
-    own = {"array": np.full(7, value + rank, dtype=np.int16), "large": torch.full((300, 1000), value + rank), "number": rank, "empty": torch.zeros(0, 3)}
+    own = {
+        "array": np.full(7, value + rank, dtype=np.int16),
+        "large": torch.full((300, 1000), value + rank),
+        "number": rank,
+        "empty": torch.zeros(0, 3),
+    }
     options = {"per_rank": ["own"], "signals": False, "background": False, "writer": "rank 0", **options}
     return relight.Checkpointer(path if rank == 0 else f"nowhere://{path}", model=model, both=both, own=own, **options)
 

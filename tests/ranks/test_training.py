@@ -65,8 +65,17 @@ def test_ranks_that_store_less(tmp_path: Path, writer: str) -> None:
     """With chunks shared, coded, and as differences: the same losses, whoever writes, also behind a kill; retention keeps what is needed."""
     straight = train(2, True, layout="fsdp", run=str(tmp_path / "straight" / "run"), steps=14)
     url = str(tmp_path / "store" / "run")
-    options = {"layout": "fsdp", "run": url, "every": 1, "writer": writer, "compact": {"codecs": "always", "full_every": 3}, "pause_s": 0.05}
-    broken = Job("training.py", 2, [json.dumps({**options, "steps": 14, "kill": [1, 9, "SIGKILL"], "deadline_s": 5.0})], RELIGHT_BACKGROUND="1")
+    options = {
+        "layout": "fsdp",
+        "run": url,
+        "every": 1,
+        "writer": writer,
+        "compact": {"codecs": "always", "full_every": 3},
+        "pause_s": 0.05,
+    }
+    broken = Job(
+        "training.py", 2, [json.dumps({**options, "steps": 14, "kill": [1, 9, "SIGKILL"], "deadline_s": 5.0})], RELIGHT_BACKGROUND="1"
+    )
     lose(broken)
     again = train(2, True, **options, steps=14)
     assert again[0][0]["start"] >= 2

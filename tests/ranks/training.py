@@ -65,7 +65,9 @@ def main() -> None:
         tokens = torch.randint(0, 50, (4, 8), generator=generator)
         noise = torch.randn(()) * 1e-3  # of this rank's own generator: it has to go on where it was
         out = net(tokens[:, :-1])
-        loss = torch.nn.functional.cross_entropy(out.reshape(-1, 50), tokens[:, 1:].reshape(-1)) * (1 + (0 if data_ranks < world else noise))
+        loss = torch.nn.functional.cross_entropy(out.reshape(-1, 50), tokens[:, 1:].reshape(-1)) * (
+            1 + (0 if data_ranks < world else noise)
+        )
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -38,7 +38,11 @@ def test_a_milestone_whose_save_was_postponed_keeps_the_next_checkpoint() -> Non
     """With a save one step late, the late checkpoint stays for the multiple, and its reason names both."""
     verdicts = decide_keep(keep(last=1, every=400), candidates(398, 400, 799, 801, 1000))
     assert [one.step for one in verdicts if one.keep] == [400, 799, 1000]
-    assert [one.reason for one in verdicts if one.keep] == ["every 400 steps: after 401 steps in place of 400", "every 400 steps", "newest, newest verified, last 1: number 1"]
+    assert [one.reason for one in verdicts if one.keep] == [
+        "every 400 steps: after 401 steps in place of 400",
+        "every 400 steps",
+        "newest, newest verified, last 1: number 1",
+    ]
 
 
 def test_a_period_without_any_checkpoint_keeps_the_last_one_before_it() -> None:

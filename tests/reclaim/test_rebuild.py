@@ -35,7 +35,9 @@ def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def save(attempt: Attempt, step: int, parent: str | None, **more: object) -> str:
     state = state_of(f"life/{step}")
-    request = SaveRequest(step=step, tree=state.tree, items=state.items, parents=[parent] if parent else [], metrics={"loss": 1.0 / (step + 1)})
+    request = SaveRequest(
+        step=step, tree=state.tree, items=state.items, parents=[parent] if parent else [], metrics={"loss": 1.0 / (step + 1)}
+    )
     return attempt.save(request).id
 
 

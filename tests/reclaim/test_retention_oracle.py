@@ -62,12 +62,20 @@ rules = st.builds(
     st.sampled_from(["loss", None]),
     st.sampled_from(["min", "max"]),
     st.none() | st.integers(1, 5),
-    *[st.none() | st.none() | rule for rule in (st.integers(1, 400).map(lambda hours: 1800.0 * hours), *[st.integers(1, 3)] * 4, st.integers(1, 120), st.integers(1, 8))],
+    *[
+        st.none() | st.none() | rule
+        for rule in (
+            st.integers(1, 400).map(lambda hours: 1800.0 * hours),
+            *[st.integers(1, 3)] * 4,
+            st.integers(1, 120),
+            st.integers(1, 8),
+        )
+    ],
 )
 
 
 def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
-    """"times are those of the records, none later than the record behind it"."""
+    """ "times are those of the records, none later than the record behind it"."""
     clipped = {}
     for at, one in enumerate(sound):
         later = [other.time_s for other in sound[at:] if other.time_s is not None]
@@ -91,7 +99,7 @@ def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
 
 
 def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
-    """"the newest that fit into budget, with what they need"; "always one that is behind the newest by that many steps or more"."""
+    """ "the newest that fit into budget, with what they need"; "always one that is behind the newest by that many steps or more"."""
     stay = set()
     if rule.budget is not None:
         for count in range(len(sound) + 1):
@@ -108,7 +116,7 @@ def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
 
 
 def by_milestones(rule: Keep, sound: list[Candidate]) -> set[str]:
-    """"the first one after it stays, up to one period late"; "the last one before it stays, less than a period early"."""
+    """ "the first one after it stays, up to one period late"; "the last one before it stays, less than a period early"."""
     stay: set[str] = set()
     for multiple in range(rule.every, 40, rule.every) if rule.every else ():
         after = [one.step + 1 for one in sound if multiple <= one.step + 1 < multiple + rule.every]
@@ -289,7 +297,17 @@ def test_a_store_that_does_not_answer_is_no_damage() -> None:
 
 @pytest.mark.parametrize(
     "rules",
-    [{"last": 0}, {"daily": True}, {"within": "soon"}, {"within": -1}, {"within": "7"}, {"budget": "much"}, {"budget": 0}, {"behind": 1.5}, {"mode": "up"}],
+    [
+        {"last": 0},
+        {"daily": True},
+        {"within": "soon"},
+        {"within": -1},
+        {"within": "7"},
+        {"budget": "much"},
+        {"budget": 0},
+        {"behind": 1.5},
+        {"mode": "up"},
+    ],
 )
 def test_rules_that_make_no_sense_are_refused(rules: dict[str, object]) -> None:
     """By name."""

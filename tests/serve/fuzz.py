@@ -33,7 +33,9 @@ def ask(operation: Any, mode: GenerationMode, headers: dict[str, str], examples:
     """One operation as one role; raises with what was asked."""
 
     @seed(number)
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink])
+    @settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), phases=[Phase.generate, Phase.shrink]
+    )
     @given(case=operation.as_strategy(generation_mode=mode))
     def asked(case: Any) -> None:
         response = case.call(headers=headers)
@@ -54,11 +56,15 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="relight-fuzz-") as where:
         root = Path(where)
         app = create_app(Settings([str(make_many_runs(root / "runs", 3, 5))], root / "serve.sqlite", rules=FREE))
-        tokens = {role: app.state.store.new_token(role, role)[1] for role in ROLES[:3]} | {"scoped": app.state.store.new_token("s", "admin", "runs/run-000")[1]}
+        tokens = {role: app.state.store.new_token(role, role)[1] for role in ROLES[:3]} | {
+            "scoped": app.state.store.new_token("s", "admin", "runs/run-000")[1]
+        }
         for reader in app.state.readers:
             reader.look()
         seen, begun = Counter[int](), time.monotonic()
-        schema = schemathesis.openapi.from_asgi(SCHEMA, app, headers={"authorization": f"Bearer {tokens['admin']}", "host": HOST.partition("//")[2]})
+        schema = schemathesis.openapi.from_asgi(
+            SCHEMA, app, headers={"authorization": f"Bearer {tokens['admin']}", "host": HOST.partition("//")[2]}
+        )
         for number, found in enumerate(schema.get_all_operations()):
             operation = found.ok()
             for role in ROLES:
@@ -66,7 +72,10 @@ def main() -> int:
                 for mode in GenerationMode:
                     if mode is not GenerationMode.NEGATIVE or operation.query or operation.path_parameters or operation.body:
                         ask(operation, mode, headers, told.examples, told.seed + number, seen)
-            print(f"{operation.method.upper():5} {operation.path:45} {sum(seen.values()):>7,} asked, {time.monotonic() - begun:4.0f} s", flush=True)
+            print(
+                f"{operation.method.upper():5} {operation.path:45} {sum(seen.values()):>7,} asked, {time.monotonic() - begun:4.0f} s",
+                flush=True,
+            )
     print("answers: " + ", ".join(f"{count:,} of {status}" for status, count in sorted(seen.items())))
     return 0
 

@@ -41,7 +41,9 @@ class MadeActs:
             raise ConfigError("the tag 'taken' is there already", hint="choose another name")
         rows = [[name, value] for name, value in fields.items()]
         digest = hashlib.sha256(repr((verb, sorted(fields.items()), len(self.done))).encode()).hexdigest()
-        return pages_actions.Planned(verb.capitalize(), f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke"))
+        return pages_actions.Planned(
+            verb.capitalize(), f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke")
+        )
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> pages_actions.Done:
         """Note it."""
@@ -60,7 +62,15 @@ class MadeTasks:
 
     def get(self, id_: str) -> Task:
         """Either."""
-        task = Task(id_, "drill", "main", "gpt2-small" + self._evil, "anna" + self._evil, NOW - 60, [f"verify: passed{self._evil}", "restore: passed, 1 s"])
+        task = Task(
+            id_,
+            "drill",
+            "main",
+            "gpt2-small" + self._evil,
+            "anna" + self._evil,
+            NOW - 60,
+            [f"verify: passed{self._evil}", "restore: passed, 1 s"],
+        )
         if id_ != "going":
             task.end(pages_actions.Done(True, "7 passed; 3 s" + self._evil, "verify: passed: the copies were read" + self._evil), NOW)
         return task

@@ -34,10 +34,32 @@ def stores(evil: str = "") -> list[Any]:
 
 def detail(evil: str = "") -> Any:
     """One run with everything there is."""
-    losses = [(step, 4.2 * math.exp(-step / 4000) + 1.9 + 0.12 * math.sin(step / 37) + (1.6 if 7200 < step < 7260 else 0)) for step in range(0, 12_000, 10)]
-    kinds = [("snapshot", 0.0, 0.21), ("wait", 0.21, 0.4), ("hash", 0.4, 0.9), ("write", 0.5, 2.6), ("ready", 2.6, 2.62), ("commit", 2.7, 2.78), ("drain", 2.8, 6.1)]
-    spans = [v.SpanRow(rank=rank, kind=kind, begin_s=begin + 0.03 * rank, end_s=end + 0.05 * rank * (kind == "write")) for rank in range(4) for kind, begin, end in kinds]
-    parts = [("training", "", 81_000.0), ("starting", "", 240.0), ("saving", "", 60.0), ("stuck", "hang" + evil, 910.0), ("again", "hang" + evil, 420.0), ("restoring", "killed", 66.0)]
+    losses = [
+        (step, 4.2 * math.exp(-step / 4000) + 1.9 + 0.12 * math.sin(step / 37) + (1.6 if 7200 < step < 7260 else 0))
+        for step in range(0, 12_000, 10)
+    ]
+    kinds = [
+        ("snapshot", 0.0, 0.21),
+        ("wait", 0.21, 0.4),
+        ("hash", 0.4, 0.9),
+        ("write", 0.5, 2.6),
+        ("ready", 2.6, 2.62),
+        ("commit", 2.7, 2.78),
+        ("drain", 2.8, 6.1),
+    ]
+    spans = [
+        v.SpanRow(rank=rank, kind=kind, begin_s=begin + 0.03 * rank, end_s=end + 0.05 * rank * (kind == "write"))
+        for rank in range(4)
+        for kind, begin, end in kinds
+    ]
+    parts = [
+        ("training", "", 81_000.0),
+        ("starting", "", 240.0),
+        ("saving", "", 60.0),
+        ("stuck", "hang" + evil, 910.0),
+        ("again", "hang" + evil, 420.0),
+        ("restoring", "killed", 66.0),
+    ]
     return v.RunDetail(
         row=rows(evil)[2], series={"loss" + evil: losses, "grad_norm": [(step, 1 + math.cos(step / 300) ** 2) for step in range(0, 12_000, 40)]},
         saves=[v.SaveRow(id="00000000000a", step=12_000, at=NOW - 60, seconds=2.78, bytes=1.49e9, spans=spans)],
@@ -66,22 +88,59 @@ def incidents(evil: str = "") -> list[Any]:
 def checkpoint(evil: str = "", layers: int = 12) -> Any:
     """GPT-2 small with its optimizer."""
     tensors = []
-    for part, dtype, codec in (("model", "bf16", "zstd, planes"), ("optimizer/exp_avg", "f32", None), ("optimizer/exp_avg_sq", "f32", None)):
+    for part, dtype, codec in (
+        ("model", "bf16", "zstd, planes"),
+        ("optimizer/exp_avg", "f32", None),
+        ("optimizer/exp_avg_sq", "f32", None),
+    ):
         wide = 2 if dtype == "bf16" else 4
         for name, of in [("wte.weight", (50257, 768)), ("wpe.weight", (1024, 768)), ("ln_f.weight", (768,)), ("step", ())] + [
-            (f"h.{i}.{name}", of) for i in range(layers) for name, of in (("attn.c_attn.weight", (768, 2304)), ("attn.c_proj.weight", (768, 768)), ("mlp.c_fc.weight", (768, 3072)), ("mlp.c_proj.weight", (3072, 768)), ("ln_1.weight", (768,)))
+            (f"h.{i}.{name}", of)
+            for i in range(layers)
+            for name, of in (
+                ("attn.c_attn.weight", (768, 2304)),
+                ("attn.c_proj.weight", (768, 768)),
+                ("mlp.c_fc.weight", (768, 3072)),
+                ("mlp.c_proj.weight", (3072, 768)),
+                ("ln_1.weight", (768,)),
+            )
         ]:
-            tensors.append(v.TensorRow(path=f"{part}/{name}{evil}", shape=of, dtype=dtype, bytes=math.prod(of) * wide, codec=codec, ratio=0.71 if codec else 1.0))
+            tensors.append(
+                v.TensorRow(
+                    path=f"{part}/{name}{evil}",
+                    shape=of,
+                    dtype=dtype,
+                    bytes=math.prod(of) * wide,
+                    codec=codec,
+                    ratio=0.71 if codec else 1.0,
+                )
+            )
     return v.CheckpointDetail(row=checkpoints(evil)[3], tensors=tensors, residency=[v.TierRow(name="main" + evil, there=True, bytes=1.4e9), v.TierRow(name="s3://far/gpt2", there=False, bytes=None)],
                 metrics={"loss": 2.1}, facts=[("world", "4"), ("metadata.note" + evil, "before the ablation" + evil)], verified_at=NOW - 4000)  # fmt: skip
 
 
 def diff(evil: str = "") -> Any:
     """Most tensors changed, one came, one went."""
-    found = [v.DiffRow(name=one.path, kind="changed" if one.path.startswith("model") and len(one.shape) == 2 else "same", share=(0.97 - 0.004 * i) if one.path.startswith("model") and len(one.shape) == 2 else 0.0, largest=0.013 / (i + 1), bytes=one.bytes)
-             for i, one in enumerate(checkpoint(evil).tensors[:64])]
-    found += [v.DiffRow(name="model/lora.a" + evil, kind="added", share=None, largest=None, bytes=5), v.DiffRow(name="model/head.bias" + evil, kind="removed", share=None, largest=None, bytes=5)]
-    return v.DiffDetail(a="gpt2-small@step=9000" + evil, b="gpt2-small@latest", tensors=found, values=[("scheduler.last_epoch" + evil, 9000, "12000" + evil)])
+    found = [
+        v.DiffRow(
+            name=one.path,
+            kind="changed" if one.path.startswith("model") and len(one.shape) == 2 else "same",
+            share=(0.97 - 0.004 * i) if one.path.startswith("model") and len(one.shape) == 2 else 0.0,
+            largest=0.013 / (i + 1),
+            bytes=one.bytes,
+        )
+        for i, one in enumerate(checkpoint(evil).tensors[:64])
+    ]
+    found += [
+        v.DiffRow(name="model/lora.a" + evil, kind="added", share=None, largest=None, bytes=5),
+        v.DiffRow(name="model/head.bias" + evil, kind="removed", share=None, largest=None, bytes=5),
+    ]
+    return v.DiffDetail(
+        a="gpt2-small@step=9000" + evil,
+        b="gpt2-small@latest",
+        tensors=found,
+        values=[("scheduler.last_epoch" + evil, 9000, "12000" + evil)],
+    )
 
 
 def lineage(evil: str = "") -> list[Any]:
@@ -107,7 +166,12 @@ def risks(evil: str = "") -> list[Any]:
 
 def audit(evil: str = "") -> list[Any]:
     """What was done."""
-    return [v.AuditRow(seq=3 - i, at=NOW - 100 * (i + 1), who="anna" + evil, role="operator", what=what, on="main/gpt2-small@step=9000" + evil, how=how) for i, (what, how) in enumerate([("tag", "ok"), ("prune", "refused"), ("verify", "")])]
+    return [
+        v.AuditRow(
+            seq=3 - i, at=NOW - 100 * (i + 1), who="anna" + evil, role="operator", what=what, on="main/gpt2-small@step=9000" + evil, how=how
+        )
+        for i, (what, how) in enumerate([("tag", "ok"), ("prune", "refused"), ("verify", "")])
+    ]
 
 
 def settings(evil: str = "") -> Any:
@@ -152,7 +216,12 @@ class MadeIndex:
             return v.Working(0.4, "its values are being read" + self.evil)
         if "ln_f" in path:
             raise CorruptCheckpoint("chunk 3 is not what was committed" + self.evil)
-        return v.Statistics(numbers=[("least", -0.41), ("mean", 0.0002), ("largest", 0.52)], edges=[-0.5 + 0.05 * i for i in range(21)], counts=[int(1e6 * math.exp(-((i - 9.5) ** 2) / 9)) for i in range(20)], says="all 38 597 376 values" + self.evil)
+        return v.Statistics(
+            numbers=[("least", -0.41), ("mean", 0.0002), ("largest", 0.52)],
+            edges=[-0.5 + 0.05 * i for i in range(21)],
+            counts=[int(1e6 * math.exp(-((i - 9.5) ** 2) / 9)) for i in range(20)],
+            says="all 38 597 376 values" + self.evil,
+        )
 
     def diff(self, a: str, b: str) -> Any:
         """There at once, but for one that is asked for as slow."""

@@ -37,7 +37,11 @@ def make_many_runs(root: Path, runs: int, checkpoints: int, *, incidents: int = 
             one = _incident(number * incidents + count, clock())
             book.write(one)
             book.write(After(one.id, restored=one.durable, steps_lost=7, seconds={"noticed": 0.2, "all": 4.5}))
-        book.keep(Account(name, clock(), 1000.0, {"training": 940.0, "starting": 20.0}, {"killed": {"again": 40.0}}, {"killed": incidents}, 10_000, 21))
+        book.keep(
+            Account(
+                name, clock(), 1000.0, {"training": 940.0, "starting": 20.0}, {"killed": {"again": 40.0}}, {"killed": incidents}, 10_000, 21
+            )
+        )
         write({key: data for key, data in store._files.items() if key != STORE_FILE}, root)  # noqa: SLF001
     return root
 
@@ -62,5 +66,3 @@ def _incident(number: int, at: str) -> Incident:
         step=700 + number, durable=600 + number, words="", action="resume", reason="the newest checkpoint is good", delay_s=0.0, settings={},
         clues=[{"kind": "signal", "weight": 50, "what": "SIGKILL"}], workers=[], stacks={"0": "File train.py, line 40"},
     )  # fmt: skip
-
-

@@ -161,7 +161,9 @@ class Storm:
         await self.ask("/api/v1/runs", token=f"rl_{self.rng.randrange(10**9):010d}.{'A' * 43}")
 
     async def _page(self) -> None:
-        await self.ask(self.rng.choice(["/runs/runs/many/checkpoints/latest", "/api/v1/runs/runs/many/checkpoints/latest?limit=500", "/", "/lineage"]))
+        await self.ask(
+            self.rng.choice(["/runs/runs/many/checkpoints/latest", "/api/v1/runs/runs/many/checkpoints/latest?limit=500", "/", "/lineage"])
+        )
 
     async def _diff(self) -> None:
         run = self.rng.choice(["many", "wide"])
@@ -252,7 +254,9 @@ def _rage(server: subprocess.Popen[bytes], port: int, token: str, seed: int, sec
     time.sleep(15.0)
     after, seen = len(os.listdir(f"/proc/{server.pid}/fd")), storm.seen
     slow = sorted(seen.health)
-    print(f"health: {len(slow)} asked, slowest {slow[-1] * 1000:.0f} ms, median {slow[len(slow) // 2] * 1000:.0f} ms; not answered: {seen.unanswered[:5]}")
+    print(
+        f"health: {len(slow)} asked, slowest {slow[-1] * 1000:.0f} ms, median {slow[len(slow) // 2] * 1000:.0f} ms; not answered: {seen.unanswered[:5]}"
+    )
     print(f"with a token: {dict(seen.token_answers)}; descriptors {before} before, {seen.descriptors} at most, {after} after")
     print(f"largest answer: {seen.largest[0]} bytes, {seen.largest[1]}")
     print("answers: " + ", ".join(f"{name} {count}" for name, count in sorted(seen.status.items())))

@@ -72,7 +72,9 @@ class Tab:
     """A page of a browser that writes down what it says and asks for."""
 
     def __init__(self, browser: Any, width: int = 1440, scheme: str = "light", scripts: bool = True) -> None:
-        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts, reduced_motion="reduce")
+        self.context = browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, java_script_enabled=scripts, reduced_motion="reduce"
+        )
         self.page = self.context.new_page()
         self.said: list[str] = []
         self.asked: list[str] = []
@@ -165,7 +167,9 @@ def test_charts_are_drawn_and_zoom(browser: Any, sites: dict[str, Site]) -> None
         page.mouse.up()
         page.mouse.move(box["x"] + 5, box["y"] + 60)
         page.wait_for_timeout(100)
-        assert int(page.locator(".u-legend .u-value").first.inner_text().replace(",", "")) > 500, "the left edge is no longer the first step"
+        assert int(page.locator(".u-legend .u-value").first.inner_text().replace(",", "")) > 500, (
+            "the left edge is no longer the first step"
+        )
         assert tab.said == []
 
 

@@ -125,7 +125,9 @@ def test_all_is_there_without_scripts(client: TestClient) -> None:
 def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
     """The data beside a chart is JSON, with as many values as steps; what is no number is null."""
     seen = look(client, "/runs/main/gpt2-small")
-    told = [json.loads(attributes["data-chart"] or "") for tag, attributes in seen.elements if tag == "figure" and "data-chart" in attributes]
+    told = [
+        json.loads(attributes["data-chart"] or "") for tag, attributes in seen.elements if tag == "figure" and "data-chart" in attributes
+    ]
     assert [one["curves"][0]["name"] for one in told] == ["loss", "grad_norm"]
     assert all(len(one["x"]) == len(one["curves"][0]["y"]) > 100 for one in told)
     assert {mark["kind"] for mark in told[0]["marks"]} == {"checkpoint", "incident"}
@@ -171,8 +173,14 @@ def test_what_is_vendored_is_what_was_published() -> None:
 
 def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
     """No address in a page or in our own style and scripts names a host, but for the names of XML."""
-    for text in [client.get(address).text for address in ADDRESSES] + [(HERE / "static" / name).read_text() for name in ("relight.css", "relight.js", "flame.svg")]:
-        assert set(re.findall(r"(?:https?:)?//[\w.-]+", re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))) <= {"http://www.w3.org", "//far", "//team"}
+    for text in [client.get(address).text for address in ADDRESSES] + [
+        (HERE / "static" / name).read_text() for name in ("relight.css", "relight.js", "flame.svg")
+    ]:
+        assert set(re.findall(r"(?:https?:)?//[\w.-]+", re.sub(r"^\s*//.*$", "", text, flags=re.MULTILINE))) <= {
+            "http://www.w3.org",
+            "//far",
+            "//team",
+        }
 
 
 def test_what_is_not_there_is_said_beside_the_form(hostile: TestClient) -> None:
@@ -180,7 +188,10 @@ def test_what_is_not_there_is_said_beside_the_form(hostile: TestClient) -> None:
     answer = hostile.get("/compare?a=missing&b=y")
     seen = Seen(answer.text)
     assert answer.status_code == 404 and seen.wrong == [] and "no checkpoint 'missing'" in "".join(seen.words)
-    assert {one.get("name"): one.get("value") for tag, one in seen.elements if tag == "input" and one.get("type") != "hidden"} == {"a": "missing", "b": "y"}
+    assert {one.get("name"): one.get("value") for tag, one in seen.elements if tag == "input" and one.get("type") != "hidden"} == {
+        "a": "missing",
+        "b": "y",
+    }
 
 
 TAG = {"csrf": "made-csrf", "store": "main", "run": "gpt2-small", "which": "x", "name": "best"}
@@ -234,7 +245,9 @@ def test_refusals_are_pages(client: TestClient) -> None:
     assert client.post("/act/tag", data={f"f{i}": "x" for i in range(50)}).status_code == 400
 
 
-@pytest.mark.parametrize("back", ["//evil.example", "https://evil.example/x", "javascript:alert(1)", "/\\evil.example", "http://[", "\\\\evil"])
+@pytest.mark.parametrize(
+    "back", ["//evil.example", "https://evil.example/x", "javascript:alert(1)", "/\\evil.example", "http://[", "\\\\evil"]
+)
 def test_back_leads_nowhere_else(client: TestClient, back: str) -> None:
     """Whatever comes as the way back, it is an address of this server."""
     seen = Seen(client.post("/act/tag", data=TAG | {"back": back}).text)

@@ -108,7 +108,14 @@ PATHS = [
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_leads_nowhere(server: Server, path: str) -> None:
     """Names are looked up among those that there are, in no file system."""
-    for before in ("/static/", "/api/v1/runs/", "/api/v1/runs/runs/", "/api/v1/runs/runs/run-000/checkpoints/", "/api/v1/storage/", "/runs/runs/"):
+    for before in (
+        "/static/",
+        "/api/v1/runs/",
+        "/api/v1/runs/runs/",
+        "/api/v1/runs/runs/run-000/checkpoints/",
+        "/api/v1/storage/",
+        "/runs/runs/",
+    ):
         answered = server.get(before + path, "admin")
         assert answered.status_code in (404, 422, 307), (before, path, answered.status_code)
         assert "root:" not in answered.text and "Traceback" not in answered.text
@@ -118,12 +125,15 @@ def test_a_path_leads_nowhere(server: Server, path: str) -> None:
 def test_methods_that_are_not_used_are_refused(server: Server, method: str) -> None:
     """Nor does a header make another method of a GET."""
     assert server.client.request(method, "/api/v1/runs", headers=server.headers("admin")).status_code == 405
-    overridden = server.client.post("/api/v1/actions/prune", json={"fields": {}}, headers=server.headers("viewer") | {"x-http-method-override": method})
+    overridden = server.client.post(
+        "/api/v1/actions/prune", json={"fields": {}}, headers=server.headers("viewer") | {"x-http-method-override": method}
+    )
     assert overridden.status_code == 403
 
 
 def test_what_is_too_long_is_refused_whether_it_says_so_or_not(server: Server) -> None:
     """A body may be 64 KiB."""
+
     def stream() -> Iterator[bytes]:
         for _ in range(200):
             yield b" " * 1024
@@ -136,7 +146,13 @@ def test_what_is_too_long_is_refused_whether_it_says_so_or_not(server: Server) -
 
 def test_more_than_was_asked_for_is_refused(server: Server) -> None:
     """Mass assignment: no field that an action does not know, nor beside its fields."""
-    for body in ({"fields": TAG, "role": "admin"}, {"fields": TAG | {"role": "admin"}}, {"fields": [TAG]}, {"fields": TAG | {"which": 5}}, []):
+    for body in (
+        {"fields": TAG, "role": "admin"},
+        {"fields": TAG | {"role": "admin"}},
+        {"fields": [TAG]},
+        {"fields": TAG | {"which": 5}},
+        [],
+    ):
         assert server.post("/api/v1/actions/tag", "operator", json=body).status_code == 422, body
 
 

@@ -22,7 +22,11 @@ def test_addresses_take_the_run_s_own_best_and_state_by_what(tmp_path: Path) -> 
     record_best_by(Log(open_bytes(store), "demo"), ("val/acc", "max"))
     with serving([store], tmp_path) as server:
         base = "/api/v1/runs/runs"
-        for address in (f"{base}/demo/checkpoints/best", f"{base}/bare/checkpoints/best:val/acc:max", f"{base}/bare/checkpoints/best:val%2Facc"):
+        for address in (
+            f"{base}/demo/checkpoints/best",
+            f"{base}/bare/checkpoints/best:val/acc:max",
+            f"{base}/bare/checkpoints/best:val%2Facc",
+        ):
             found = server.get(address).json()
             assert found["row"]["step"] == 1, found
             assert dict(found["facts"])["chosen"].startswith("best by val/acc (max): 0.9 at step 1")

@@ -199,7 +199,9 @@ def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
         answer = server.post(f"/api/v1/actions/{verb}", "scoped", json={"fields": given})
         assert SECRET not in answer.text, (verb, fields)
     taken = server.post("/api/v1/actions/branch", "scoped", json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": SECRET}})
-    free = server.post("/api/v1/actions/branch", "scoped", json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": "free-name"}})
+    free = server.post(
+        "/api/v1/actions/branch", "scoped", json={"fields": {"store": "runs", "run": OURS, "which": "100", "to": "free-name"}}
+    )
     assert taken.status_code == free.status_code == 422 and taken.json() == free.json()
 
 

@@ -69,7 +69,9 @@ def asked(server: Server, rng: random.Random, method: str, path: str, said: Any)
     """One question, and how it was put."""
     address, query = path, []
     for one in said.get("parameters", []):
-        right = {"store": "runs", "run": "run-001", "which": "latest", "verb": rng.choice(["tag", "verify", "prune", "save"])}.get(one["name"], "runs/run-001@latest")
+        right = {"store": "runs", "run": "run-001", "which": "latest", "verb": rng.choice(["tag", "verify", "prune", "save"])}.get(
+            one["name"], "runs/run-001@latest"
+        )
         value = right if rng.random() < 0.5 else rng.choice(ODD)
         if one["in"] == "path":
             address = address.replace("{" + one["name"] + "}", encoded(value))

@@ -105,7 +105,9 @@ def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pyte
 
 def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
     """Of long runs every other point goes, the newest stays; of many runs those that nobody told of for longest; of metrics the first."""
-    around = Around(open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None), Alerting(), events=tmp_path / "events")
+    around = Around(
+        open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None), Alerting(), events=tmp_path / "events"
+    )
     (tmp_path / "events").mkdir(mode=0o700)
     for block in range(60):
         steps = list(range(100 * block, 100 * block + 100))
@@ -192,7 +194,10 @@ def test_a_store_that_is_not_read_yet_ends_no_alert_and_one_that_hangs_is_told(t
     reader.poll()
     looking.join(10)
     assert [(one.run, one.error) for one in seen] == [("run-000", ""), ("run-001", "")] and time.monotonic() - began < 20
-    for gone, says in ((StoreState({}, "store_unavailable: away", None), "away"), (StoreState(reader.now.runs, "ok", 1.0), "has not answered")):
+    for gone, says in (
+        (StoreState({}, "store_unavailable: away", None), "away"),
+        (StoreState(reader.now.runs, "ok", 1.0), "has not answered"),
+    ):
         reader.now = gone
         found = around._watcher.poll(time.time())
         assert [one.run for one in found] == ["run-000", "run-001"] and all(says in one.error and one.checkpoints == 3 for one in found)

@@ -121,7 +121,11 @@ def test_an_action_is_planned_then_done_then_written_down(server: Server) -> Non
 
 def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Server, tmp_path: Path) -> None:
     """The store says so to whoever reads it."""
-    for verb, more in (("pin", {"which": "200"}), ("branch", {"which": "300", "to": "fork"}), ("promote", {"which": "400", "stage": "staging"})):
+    for verb, more in (
+        ("pin", {"which": "200"}),
+        ("branch", {"which": "300", "to": "fork"}),
+        ("promote", {"which": "400", "stage": "staging"}),
+    ):
         fields = {"store": "runs", "run": "run-000", **more}
         digest = server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields}).json()["digest"]
         assert server.post(f"/api/v1/actions/{verb}", "admin", json={"fields": fields, "confirm": digest}).json()["ok"], verb

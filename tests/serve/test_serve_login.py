@@ -31,7 +31,9 @@ class Site:
         gate = Gate(bounds_of(1024, 32))
         listening = gate.listen(("127.0.0.1", 0))
         self.port = listening[0].getsockname()[1]
-        config = uvicorn.Config(self.app, loop="asyncio", http=gate.protocol(), log_level="critical", ws="none", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            self.app, loop="asyncio", http=gate.protocol(), log_level="critical", ws="none", timeout_graceful_shutdown=1
+        )
         self.server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self.server.run, kwargs={"sockets": list(listening)})
         self._thread.start()
@@ -105,7 +107,10 @@ def test_delayed_wrong_tokens_keep_no_client_from_logging_in(site: Site) -> None
 def test_requests_without_credentials_are_refused_before_their_body(tmp_path: Path) -> None:
     """Only login takes a body from a client without credentials, and a small one; no other request of it takes a slot."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, FREE) as server:
-        slots = {path: server.client.post(path, headers={"origin": "http://127.0.0.1:8484"}, json={}).status_code for path in ("/act/tag", "/logout")}
+        slots = {
+            path: server.client.post(path, headers={"origin": "http://127.0.0.1:8484"}, json={}).status_code
+            for path in ("/act/tag", "/logout")
+        }
         assert slots == {"/act/tag": 401, "/logout": 401}
         for path in ("/api/v1/runs", "/nowhere", "/events"):
             assert server.client.get(path).status_code == 401, path
@@ -116,6 +121,7 @@ def test_requests_without_credentials_are_refused_before_their_body(tmp_path: Pa
 
 def test_one_client_without_credentials_never_has_the_last_slot() -> None:
     """Clients without credentials share few slots and few places in the queue; neither can be taken by one of them, or from tokens."""
+
     async def play() -> None:
         slots = Slots()
         first = [asyncio.create_task(slots.take("anonymous 1")) for _ in range(OF_ANONYMOUS + 2)]

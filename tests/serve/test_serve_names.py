@@ -32,6 +32,9 @@ def test_pages_and_api_show_and_take_the_name(tmp_path: Path) -> None:
         assert server.get("/api/v1/runs").json()["rows"][0]["run"] == NAME
         assert f"/runs/{at}" in server.get("/").text
         planned = server.post(
-            "/api/v1/actions/tag", "mine", json={"fields": {"store": first, "run": NAME, "which": "5", "name": "good"}}, headers={"origin": HOST}
+            "/api/v1/actions/tag",
+            "mine",
+            json={"fields": {"store": first, "run": NAME, "which": "5", "name": "good"}},
+            headers={"origin": HOST},
         )
         assert planned.status_code == 200 and "_-" not in planned.text, planned.text

@@ -115,7 +115,16 @@ def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
     assert public_origin("https://Relight.LAB:443/") == PUBLIC
     assert public_origin("https://relight.lab:8443") == PUBLIC + ":8443"
     assert public_origin("https://relight.lab.") == PUBLIC and public_origin("https://node_7.lab:8443/") == "https://node_7.lab:8443"
-    for text in ("http://relight.lab", "relight.lab", "https://", "https://a/b", "https://u:p@a", "https://a?b", "https://a b", "https://a:99999"):
+    for text in (
+        "http://relight.lab",
+        "relight.lab",
+        "https://",
+        "https://a/b",
+        "https://u:p@a",
+        "https://a?b",
+        "https://a b",
+        "https://a:99999",
+    ):
         with pytest.raises(ConfigError):
             public_origin(text)
     check_proxies(["10.0.0.7", "fd00::/8"])
@@ -142,7 +151,9 @@ def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
         assert wrong.status_code == 401
         bearer = anna | {"authorization": f"bearer {server.tokens['operator']}"}
         assert server.client.post("/api/v1/actions/tag", json={"fields": fields}, headers=bearer).status_code == 200
-        away = server.client.get("/", headers={"host": "relight.lab", "authorization": "Basic x", "accept": "text/html"}, follow_redirects=False)
+        away = server.client.get(
+            "/", headers={"host": "relight.lab", "authorization": "Basic x", "accept": "text/html"}, follow_redirects=False
+        )
         assert away.status_code == 303, "who has no name from the proxy logs in here"
     (tmp_path / "two").mkdir()
     with serving([make_store(tmp_path / "two" / "runs", 1, 1)], tmp_path / "two", Rules(anonymous_read=True)) as server:
@@ -177,7 +188,9 @@ class Site:
         gate = Gate(bounds_of(1024, 32))
         listening = gate.listen(("127.0.0.1", 0))
         here = listening[0].getsockname()[1]
-        self._server = uvicorn.Server(uvicorn.Config(app, loop="asyncio", http=gate.protocol(), log_level="critical", timeout_graceful_shutdown=1))
+        self._server = uvicorn.Server(
+            uvicorn.Config(app, loop="asyncio", http=gate.protocol(), log_level="critical", timeout_graceful_shutdown=1)
+        )
         self._thread = threading.Thread(target=self._server.run, kwargs={"sockets": list(listening)})
         self._thread.start()
         names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
@@ -188,7 +201,9 @@ class Site:
         block = text[1].replace("443", str(self.port)).replace("relight.lab", "localhost").replace("127.0.0.1:8484", f"127.0.0.1:{here}")
         block = block.replace("/etc/ssl/", f"{root}/").replace("listen ", "listen 127.0.0.1:", 1)
         paths = "".join(f"{kind}_temp_path {root}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-        start = f"pid {root}/pid; error_log {root}/error.log; daemon off; user root; events {{}} http {{ access_log off; {paths}\n{block}}}\n"
+        start = (
+            f"pid {root}/pid; error_log {root}/error.log; daemon off; user root; events {{}} http {{ access_log off; {paths}\n{block}}}\n"
+        )
         (root / "nginx.conf").write_text(start if os.geteuid() == 0 else start.replace("user root; ", ""))
         self._nginx = subprocess.Popen([NGINX, "-p", str(root), "-c", str(root / "nginx.conf"), "-e", str(root / "error.log")])
         ends = time.monotonic() + 20

@@ -126,7 +126,12 @@ def test_tokens_are_kept_as_hashes_alone_in_a_file_of_their_owner(server: Server
 def test_a_refusal_by_role_of_an_action_is_in_the_audit_log(tmp_path: Path) -> None:
     """An action that a token's role does not allow is recorded once a minute with the token, by whatever route it was asked for."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path) as made:
-        for path, who in (("/api/v1/actions/tag", "viewer"), ("/act/tag", "viewer"), ("/act/revoke", "operator"), ("/api/v1/actions/../x", "viewer")):
+        for path, who in (
+            ("/api/v1/actions/tag", "viewer"),
+            ("/act/tag", "viewer"),
+            ("/act/revoke", "operator"),
+            ("/api/v1/actions/../x", "viewer"),
+        ):
             for _ in range(2):
                 asked = {"json": {"fields": {}}} if "api" in path else {"data": {}}
                 assert made.client.post(path, headers=made.headers(who), **asked).status_code in (403, 404, 405)

@@ -67,12 +67,23 @@ def test_damage_of_a_branch_does_not_name_the_run_that_has_its_files(server: Ser
     assert SECRET in waited(server, f"/api/v1/tasks/{task}", "admin", '"failed"').text
     shown = server.get(f"/api/v1/tasks/{task}", "shared")
     assert "failed" in shown.text and ANOTHER in shown.text
-    assert waited(server, "/api/v1/runs/runs/shared/checkpoints", "shared", "damaged").json()["rows"][0]["why"].startswith(f"damaged: {ANOTHER}/")
+    assert (
+        waited(server, "/api/v1/runs/runs/shared/checkpoints", "shared", "damaged")
+        .json()["rows"][0]["why"]
+        .startswith(f"damaged: {ANOTHER}/")
+    )
     (folder / "root.json").unlink()
     server.app.state.index.jobs._known.clear()  # noqa: SLF001
     for path in ("checkpoints/latest", "checkpoints", "checkpoints/latest/values?path=x"):
         assert SECRET not in server.get(f"/api/v1/runs/runs/shared/{path}", "shared").text, path
-    for path in ("/", "/runs/runs/shared", "/runs/runs/shared/checkpoints/latest", f"/tasks/{task}", "/compare?a=shared@1&b=shared@latest", "/incidents"):
+    for path in (
+        "/",
+        "/runs/runs/shared",
+        "/runs/runs/shared/checkpoints/latest",
+        f"/tasks/{task}",
+        "/compare?a=shared@1&b=shared@latest",
+        "/incidents",
+    ):
         assert SECRET not in server.get(path, "shared", headers={"accept": "text/html"}).text, path
 
 
@@ -92,7 +103,9 @@ def test_a_branch_tag_of_a_hidden_run_is_not_there(server: Server) -> None:
         path = f"/api/v1/runs/runs/run-000/checkpoints/branches/{name}"
         assert server.get(path, "admin").status_code == (200 if name == "merger" else 404)
         answers = [server.get(path, "scoped"), server.get(f"/api/v1/diff?a=run-000@branches/{name}&b=run-000@1", "scoped")]
-        answers.append(server.post("/api/v1/actions/pin", "scoped", json={"fields": {"store": "runs", "run": "run-000", "which": f"branches/{name}"}}))
+        answers.append(
+            server.post("/api/v1/actions/pin", "scoped", json={"fields": {"store": "runs", "run": "run-000", "which": f"branches/{name}"}})
+        )
         assert {one.status_code for one in answers} == {404}
         texts.append([one.text.replace(name, "NAME") for one in answers])
     assert texts[0] == texts[1]
@@ -114,5 +127,7 @@ def test_what_is_masked_depends_on_the_text_and_the_scope_alone() -> None:
             with asking(scope):
                 assert masked(text) == text
     with asking("runs/run-000"):
-        error = masked_error(CorruptCheckpoint("gone", where=f"{SECRET}/{FILE}", details=[f"{SECRET}/{FILE}"], hint="try another", retryable=True))
+        error = masked_error(
+            CorruptCheckpoint("gone", where=f"{SECRET}/{FILE}", details=[f"{SECRET}/{FILE}"], hint="try another", retryable=True)
+        )
         assert SECRET not in str(error) and error.retryable and isinstance(error, CorruptCheckpoint)

@@ -43,7 +43,9 @@ class Running:
         self.port = 0
         self.listening = self.gate.listen(("127.0.0.1", 0))
         self.port = self.listening[0].getsockname()[1]
-        config = uvicorn.Config(app, loop="asyncio", http=self.gate.protocol(), log_level="critical", ws="none", timeout_graceful_shutdown=1)
+        config = uvicorn.Config(
+            app, loop="asyncio", http=self.gate.protocol(), log_level="critical", ws="none", timeout_graceful_shutdown=1
+        )
         self.server = uvicorn.Server(config)
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": list(self.listening)})
         self.thread.start()
@@ -80,7 +82,12 @@ def running(tmp_path: Path) -> Iterator[Running]:
 def test_idle_connections_keep_no_client_out(running: Running) -> None:
     """However many hold connections without a whole request, health answers, and no more are open than may be."""
     rng, held = random.Random(7), []
-    starts = [b"", b"GET / HT", b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ", b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\ntoken="]
+    starts = [
+        b"",
+        b"GET / HT",
+        b"GET / HTTP/1.1\r\nhost: localhost\r\nx: ",
+        b"POST /login HTTP/1.1\r\nhost: localhost\r\ncontent-length: 60000\r\n\r\ntoken=",
+    ]
     for number in range(120):
         held.append(running.connect(rng.choice(starts), f"127.0.0.{rng.randrange(1, 9)}"))
         if number % 20 == 19:
@@ -121,6 +128,7 @@ def test_a_slow_sender_is_ended(tmp_path: Path) -> None:
 
 def test_without_descriptors_connections_are_refused_not_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """At EMFILE the spare descriptor accepts and closes, and an idle connection makes room; the server never goes silent."""
+
     async def play() -> None:
         gate = Gate(BOUNDS)
         (listening,) = gate.listen(("127.0.0.1", 0))
@@ -207,6 +215,7 @@ def confirmed(server: Server, verb: str) -> dict[str, Any]:
 
 def test_slots_are_shared_out() -> None:
     """Requests of strangers leave room for those with a token; who waits in vain is refused, and nothing leaks."""
+
     async def play() -> None:
         slots = Slots()
         assert [await slots.take(f"anonymous {n}") for n in range(OF_ANONYMOUS)] == [True] * OF_ANONYMOUS
@@ -243,14 +252,29 @@ def test_answers_have_pieces() -> None:
     assert (len(first.tensors), first.next, first.total) == (500, "500", 20_000)
     assert checkpoint_piece(whole, "19500", 500).next is None
     assert [one.path for one in checkpoint_piece(whole, None, 500, "19999").tensors] == ["layer.19999"]
-    differs = DiffDetail("a", "b", [DiffRow(one.path, "same" if n % 2 else "changed") for n, one in enumerate(tensors)], [("x", 1, 2)] * 1200)
+    differs = DiffDetail(
+        "a", "b", [DiffRow(one.path, "same" if n % 2 else "changed") for n, one in enumerate(tensors)], [("x", 1, 2)] * 1200
+    )
     piece = diff_piece(differs, "500", 500, changed=True)
     assert (len(piece.tensors), len(piece.values), piece.next, piece.total, piece.values_total) == (500, 500, "1000", 10_000, 1200)
     runs = lineage_piece([LineageRow(f"run-{n}", list(range(5000))) for n in range(600)], None, 100)
-    assert len(runs.rows) == 100 and runs.next == "100" and runs.total == 600 and runs.rows[0].steps[-1] == 4999 and len(runs.rows[0].steps) == 500
+    assert (
+        len(runs.rows) == 100
+        and runs.next == "100"
+        and runs.total == 600
+        and runs.rows[0].steps[-1] == 4999
+        and len(runs.rows[0].steps) == 500
+    )
     incidents = [IncidentRow(str(n), "s", "r", stacks={"rank 0": "x" * 100_000}) for n in range(1000)]
-    run = bounded_run(RunDetail(RunRow("s", "r"), {f"m{n}": [(step, 1.0) for step in range(2000)] for n in range(100)}, incidents=incidents))
-    assert sum(map(len, run.series.values())) <= 24_000 and len(run.series) == 100 and len(run.incidents) == 100 and not run.incidents[0].stacks
+    run = bounded_run(
+        RunDetail(RunRow("s", "r"), {f"m{n}": [(step, 1.0) for step in range(2000)] for n in range(100)}, incidents=incidents)
+    )
+    assert (
+        sum(map(len, run.series.values())) <= 24_000
+        and len(run.series) == 100
+        and len(run.incidents) == 100
+        and not run.incidents[0].stacks
+    )
     assert LISTED_MAX == 500
 
 

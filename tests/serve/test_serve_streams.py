@@ -148,7 +148,9 @@ def test_a_stream_of_one_run_hears_of_no_other(tmp_path: Path) -> None:
             for question in ("?store=runs&run=run-001", "?store=elsewhere"):
                 with pytest.raises(asyncio.IncompleteReadError) as ended:
                     asked, door = await asyncio.open_connection("127.0.0.1", port)
-                    said = f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+                    said = (
+                        f"GET /events{question} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {token}\r\nConnection: close\r\n\r\n"
+                    )
                     door.write(said.encode())
                     await asyncio.wait_for(asked.readuntil(b"hello"), 5)
                 assert b"404" in ended.value.partial

@@ -208,4 +208,6 @@ def test_each_audit_entry_of_one_task_ends(server: Server, monkeypatch: pytest.M
     ends = time.monotonic() + 10
     while [one.how for one in server.app.state.book.entries()] != ["failed"] * 2 and time.monotonic() < ends:
         time.sleep(0.02)
-    assert [(one.who, one.how, one.says) for one in server.app.state.book.entries()] == [(role, "failed", "damaged: 3 findings") for role in ("admin", "operator")]
+    assert [(one.who, one.how, one.says) for one in server.app.state.book.entries()] == [
+        (role, "failed", "damaged: 3 findings") for role in ("admin", "operator")
+    ]

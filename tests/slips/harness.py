@@ -84,7 +84,15 @@ class Runner:
 
     def look(self, directory: Path, run: str, **environment: str) -> dict[str, object]:
         """What is in a run, as ``parts/look.py`` finds it."""
-        code, output, _ = self.process(directory, PARTS / "look.py", SLIP_RUN=run, HOME=str(directory), RELIGHT_LOG="quiet", RELIGHT_SETTINGS=str(PARTS / "empty.toml"), **environment)
+        code, output, _ = self.process(
+            directory,
+            PARTS / "look.py",
+            SLIP_RUN=run,
+            HOME=str(directory),
+            RELIGHT_LOG="quiet",
+            RELIGHT_SETTINGS=str(PARTS / "empty.toml"),
+            **environment,
+        )
         if code != 0:
             return {"checkpoints": {}, "next": None, "why": f"looking failed: {output[-2000:]}"}
         found: dict[str, object] = json.loads((directory / "look.json").read_text(encoding="utf-8"))
@@ -105,7 +113,9 @@ class Runner:
         faults = [*_of_the_end(slip, code, output)]
         if slip.setup == "demo":
             after = self.look(directory, slip.run, RELIGHT_BACKGROUND=slip.environment.get("RELIGHT_BACKGROUND", "0").replace("maybe", "0"))
-            there = self.look(directory, "runs/demo") if slip.run != "runs/demo" and (directory / "runs" / "demo" / "log").exists() else after
+            there = (
+                self.look(directory, "runs/demo") if slip.run != "runs/demo" and (directory / "runs" / "demo" / "log").exists() else after
+            )
             faults += _of_the_run(slip, before, there["checkpoints"], after)  # type: ignore[arg-type]
         return Outcome(output, code, faults, seconds)
 

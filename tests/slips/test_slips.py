@@ -37,7 +37,11 @@ def test_names_and_rows_are_unique_and_the_page_has_no_others() -> None:
     names = [slip.name for slip in SLIPS]
     assert len(set(names)) == len(names) >= 60
     assert set(names) >= BEFORE.keys()
-    rows = [line for line in PAGE.read_text(encoding="utf-8").splitlines() if line.startswith("| ") and not line.startswith("| what happens if ")]
+    rows = [
+        line
+        for line in PAGE.read_text(encoding="utf-8").splitlines()
+        if line.startswith("| ") and not line.startswith("| what happens if ")
+    ]
     assert len(rows) == len(SLIPS)
 
 

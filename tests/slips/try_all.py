@@ -25,7 +25,10 @@ def main() -> None:
             outcome = runner.run(slip)
             wrong += bool(outcome.faults)
             seconds += outcome.seconds
-            print(f"{slip.name} (item {slip.item}): {'right' if not outcome.faults else '; '.join(outcome.faults)}  [{outcome.seconds:.2f} s]", flush=True)
+            print(
+                f"{slip.name} (item {slip.item}): {'right' if not outcome.faults else '; '.join(outcome.faults)}  [{outcome.seconds:.2f} s]",
+                flush=True,
+            )
             if given.output or (given.names and outcome.faults):
                 print("    " + outcome.output.replace("\n", "\n    "))
     print(f"{len(SLIPS)} slips, {wrong} not right, {seconds:.1f} s in scripts")

@@ -132,7 +132,11 @@ class Proxy:
                 elif fault == "empty":
                     data, length = b"", 0
                 elif fault == "flipped" and data:
-                    data = bytes([*data[:-1], data[-1] ^ 1]) if len(data) < 9 else data[: length // 2] + bytes([data[length // 2] ^ 16]) + data[length // 2 + 1 :]
+                    data = (
+                        bytes([*data[:-1], data[-1] ^ 1])
+                        if len(data) < 9
+                        else data[: length // 2] + bytes([data[length // 2] ^ 16]) + data[length // 2 + 1 :]
+                    )
                 elif fault == "stale":
                     found = re.findall(rb"<Contents>.*?</Contents>", data, re.DOTALL)
                     if found:
@@ -142,7 +146,11 @@ class Proxy:
                     data = re.sub(rb"<Contents>.*?</Contents>|<CommonPrefixes>.*?</CommonPrefixes>", b"", data, flags=re.DOTALL)
                     length = len(data)
                 elif fault == "endless":
-                    data = re.sub(rb"<IsTruncated>.*?</IsTruncated>", b"<IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>", data)
+                    data = re.sub(
+                        rb"<IsTruncated>.*?</IsTruncated>",
+                        b"<IsTruncated>true</IsTruncated><NextContinuationToken>x</NextContinuationToken>",
+                        data,
+                    )
                     length = len(data)
                 self.send_response_only(reply.status)
                 for name, value in reply.getheaders():

@@ -118,7 +118,9 @@ rgw dns name=127.0.0.1
 
 def has_rados() -> bool:
     """Whether Ceph's own object gateway is installed (Debian: radosgw, ceph-mon, ceph-osd, ceph-common)."""
-    return os.geteuid() == 0 and all(shutil.which(one) for one in ("radosgw", "radosgw-admin", "ceph-mon", "ceph-osd", "ceph", "monmaptool"))
+    return os.geteuid() == 0 and all(
+        shutil.which(one) for one in ("radosgw", "radosgw-admin", "ceph-mon", "ceph-osd", "ceph", "monmaptool")
+    )
 
 
 @contextlib.contextmanager

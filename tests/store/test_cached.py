@@ -597,4 +597,6 @@ def test_processes_share_a_cache_that_is_too_small_and_are_killed(tmp_path: Path
     assert Blocks(tmp_path / "cache", limit).total_bytes() < limit
     left = fresh(inner, tmp_path, limit)
     for number in range(6):
-        assert read_all(left, f"{DIR}/pack-00000-{number:03d}.safetensors") == random.Random(number).randbytes(2 * BLOCK_BYTES + 1000 * number)
+        assert read_all(left, f"{DIR}/pack-00000-{number:03d}.safetensors") == random.Random(number).randbytes(
+            2 * BLOCK_BYTES + 1000 * number
+        )

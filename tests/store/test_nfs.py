@@ -36,6 +36,7 @@ def store(nfs: Lab, request: pytest.FixtureRequest) -> str:
     """The name of a new directory below the export."""
     return re.sub(r"\W+", "-", request.node.name)
 
+
 SAVES = 150
 """As many as take longer than the server stays up."""
 
@@ -114,7 +115,9 @@ def test_what_was_not_there_a_moment_ago_is_there(nfs: Lab, store: str) -> None:
         wrong_by_itself += not by_itself
         assert by_us == "x"
     assert [a.end(), b.end()] == [0, 0]
-    told(f"30 names were asked for, made elsewhere, and asked for again: the kernel by itself said absent of {wrong_by_itself}, Relight of none")
+    told(
+        f"30 names were asked for, made elsewhere, and asked for again: the kernel by itself said absent of {wrong_by_itself}, Relight of none"
+    )
     assert wrong_by_itself, "no cache was in the way: nothing was shown"
 
 

@@ -50,7 +50,9 @@ def test_where_a_url_leads(url: str, found: tuple[str, str, str]) -> None:
     assert isinstance(open_bytes(url), ObjectStore)
 
 
-@pytest.mark.parametrize("url", ["s3://", "s3:///run", "s3://key:secret@bucket/run", "s3://bucket/run?x=1", "s3://bucket/a//b", "s3://b/../x", "s3://b/a#f"])
+@pytest.mark.parametrize(
+    "url", ["s3://", "s3:///run", "s3://key:secret@bucket/run", "s3://bucket/run?x=1", "s3://bucket/a//b", "s3://b/../x", "s3://b/a#f"]
+)
 def test_what_is_no_place_is_refused_without_asking_anybody(url: str) -> None:
     """No secret, query or climbing in a URL; the error does not repeat a secret."""
     assert "secret" not in str(refuses(ConfigError, lambda: open_bytes(url))).replace("'secret'", "")
@@ -81,7 +83,9 @@ def test_errors_say_what_happened_and_no_secret() -> None:
     assert isinstance(denied, StoreUnavailable) and not denied.retryable and "credentials" in denied.hint
     assert isinstance(translate(FileNotFoundError("404"), "reading", "key"), CheckpointNotFound)
     assert isinstance(translate(Exception("status code: 507 Insufficient Storage"), "writing", "key"), NoSpace)
-    nobody = translate(Exception("Error performing PUT http://169.254.169.254/latest/api/token in 1s - connection refused"), "opening", "key")
+    nobody = translate(
+        Exception("Error performing PUT http://169.254.169.254/latest/api/token in 1s - connection refused"), "opening", "key"
+    )
     assert "no credentials were found" in nobody.hint
     passing = "Error performing GET http://h/b in 1ms - Server returned non-2xx status code: {}: x"
     assert translate(Exception(passing.format("503 Slow Down")), "reading", "key").retryable

@@ -48,7 +48,6 @@ class TestScattered(StoreSuite):
         return Scattered([tmp_path / name for name in ("n0", "n1", "n2")])
 
 
-
 @pytest.fixture
 def store(tmp_path: Path) -> StripedStore:
     """Three places with packs in all of them, and what else there is in the first."""
@@ -69,9 +68,18 @@ def test_packs_go_round_and_all_else_is_in_the_first(store: StripedStore) -> Non
     assert [(place - places[0]) % 3 for place in places] == [0, 1, 2, 0, 1, 2]
     by_rank = [store.place_of(f"{DIR}/{pack_file(rank, 0)}") for rank in range(6)]
     assert by_rank == places
-    begins = Counter(store.place_of(f"run/{step:010d}-{random.Random(step).randbytes(5).hex()}-e1/{pack_file(0, 0)}") for step in range(300))
+    begins = Counter(
+        store.place_of(f"run/{step:010d}-{random.Random(step).randbytes(5).hex()}-e1/{pack_file(0, 0)}") for step in range(300)
+    )
     assert [begins[place] > 60 for place in range(3)] == [True] * 3, "small checkpoints fill all places alike"
-    for key in ("relight.json", "run/log/000000000000.json", f"{DIR}/root.json", f"{DIR}/part-00001.msgpack", f"{DIR}/ready/x", pack_file(0, 1)):
+    for key in (
+        "relight.json",
+        "run/log/000000000000.json",
+        f"{DIR}/root.json",
+        f"{DIR}/part-00001.msgpack",
+        f"{DIR}/ready/x",
+        pack_file(0, 1),
+    ):
         assert store.place_of(key) == 0
     for place, root in enumerate(store._roots):
         there = {path.relative_to(root).as_posix() for path in Path(root).rglob("*") if path.is_file()}
@@ -326,7 +334,16 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert open_bytes(store.url).url == store.url
     assert split_run(f"{store.url.rstrip('/')}/demo") == (store.url, "demo")
     assert absolute("stripe:a,b,/x/../demo/") == f"stripe:{tmp_path}/a,{tmp_path}/b,/demo"
-    for wrong in ("stripe:/a,/b", "stripe:/a,/b/demo", "stripe:/a,/b,demo", "stripe:/a,", "stripe:", "stripe:,,", "stripe:/a,,/b,", "stripe:/a,/a,"):
+    for wrong in (
+        "stripe:/a,/b",
+        "stripe:/a,/b/demo",
+        "stripe:/a,/b,demo",
+        "stripe:/a,",
+        "stripe:",
+        "stripe:,,",
+        "stripe:/a,,/b,",
+        "stripe:/a,/a,",
+    ):
         with pytest.raises(ConfigError):
             open_bytes(wrong)
     for wrong in ("stripe:/a,/b,", "stripe:/a,/b,/", "stripe:/a,/b,/.."):

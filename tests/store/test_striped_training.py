@@ -71,7 +71,11 @@ def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
         if life < 2:
             began = len(killed.read_text().splitlines()) if killed.exists() else 0
             wanted, ends = began + rng.randrange(4, 9), time.monotonic() + 60
-            while time.monotonic() < ends and child.poll() is None and not (killed.exists() and len(killed.read_text().splitlines()) >= wanted):
+            while (
+                time.monotonic() < ends
+                and child.poll() is None
+                and not (killed.exists() and len(killed.read_text().splitlines()) >= wanted)
+            ):
                 time.sleep(0.005)
             time.sleep(rng.random() * 0.3)
             child.send_signal(signal.SIGKILL)

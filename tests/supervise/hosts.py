@@ -125,7 +125,9 @@ class Scene:
         """Wait until these train together: how long it took from now to their first step is kept."""
         since = time.monotonic()
         try:
-            wait_until(lambda: self.trains(hosts, since), seconds, f"{name}: {', '.join(host.name for host in hosts)} do not train together")
+            wait_until(
+                lambda: self.trains(hosts, since), seconds, f"{name}: {', '.join(host.name for host in hosts)} do not train together"
+            )
         finally:
             names = {host.name for host in hosts}
             firsts = [one.at for one in self.steps() if one.at > since and one.ranks == len(names) and one.host in names]
@@ -313,7 +315,9 @@ def main() -> int:
             for name in options.scene or SCENES:
                 began = time.monotonic()
                 wrong, times, said = play(name, seed, Path(top) / f"{name} {seed}".replace(" ", "-"))
-                took = ", ".join(f"{what} {value:.1f} s" if isinstance(value, float) else f"{what} {value}" for what, value in times.items())
+                took = ", ".join(
+                    f"{what} {value:.1f} s" if isinstance(value, float) else f"{what} {value}" for what, value in times.items()
+                )
                 print(f"{name}, seed {seed}: {took}; {time.monotonic() - began:.0f} s; {'wrong' if wrong else 'well'}", flush=True)
                 if wrong:
                     bad += 1

@@ -90,6 +90,7 @@ def main() -> None:
         store / "run", model=model, optimizer=optimizer, ballast=torch.ones(int(os.environ.get("JOB_BALLAST", "1"))),
         limits=relight.Limits(bytes_per_second=float(speed) if speed else None), save=relight.every(steps=every), background=os.environ.get("JOB_BACKGROUND", "1") == "1",
     )  # fmt: skip
+
     def fail_as_planned(step: int, behind: bool) -> None:
         for number, one in enumerate(plan):
             here = (one["step"], one["rank"], one.get("behind", False)) == (step, rank, behind)

@@ -59,7 +59,22 @@ class Host:
     def __init__(self, name: str, number: int, hosts: Path) -> None:
         self.name, self.number, self.address = name, number, f"{_NET}.{number}"
         self.card = f"02:00:00:00:00:{number:02x}"
-        command = ["unshare", "--net", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", _INIT, "sh", name, str(hosts)]
+        command = [
+            "unshare",
+            "--net",
+            "--mount",
+            "--uts",
+            "--pid",
+            "--fork",
+            "--kill-child",
+            "--mount-proc",
+            "sh",
+            "-c",
+            _INIT,
+            "sh",
+            name,
+            str(hosts),
+        ]
         self._outer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self._started: list[subprocess.Popen[str]] = []
         children = Path(f"/proc/{self._outer.pid}/task/{self._outer.pid}/children")
@@ -80,7 +95,12 @@ class Host:
         cwd.mkdir(parents=True, exist_ok=True)
         shell = 'cd "$1" && shift && exec "$@"'  # nsenter would go to its own root
         process = subprocess.Popen(
-            self.enter("sh", "-c", shell, "sh", str(cwd), *command), stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT, text=True, env=env
+            self.enter("sh", "-c", shell, "sh", str(cwd), *command),
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
         )
         self._started.append(process)
         return process
@@ -140,7 +160,9 @@ class Lab:
             _call("ip", "link", "set", f"port{host.number}", "down")
         self.hosts.pop(host.name)
         host.down()
-        subprocess.run(["ip", "link", "del", f"port{host.number}"], capture_output=True, check=False)  # gone with its namespace, sooner or later
+        subprocess.run(
+            ["ip", "link", "del", f"port{host.number}"], capture_output=True, check=False
+        )  # gone with its namespace, sooner or later
 
     def close(self) -> None:
         """None is left."""

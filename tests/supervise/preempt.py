@@ -106,7 +106,9 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
     before, there = len(steps(folder)), stored(folder)
     log = folder / f"{number}.log"
     with log.open("w") as out:
-        process = host.start(*command, str(folder / "store"), "1000000", str(folder / "plan.json"), str(folder / "out"), out=out, env=env, cwd=folder)
+        process = host.start(
+            *command, str(folder / "store"), "1000000", str(folder / "plan.json"), str(folder / "out"), out=out, env=env, cwd=folder
+        )
         try:
             wait_until(lambda: len(steps(folder)) > before, 180, f"life {number} does not train")
             if not moment.early:
@@ -128,7 +130,9 @@ def play(moment: Moment, folder: Path, number: int) -> Outcome:
         finally:
             host.down()
     lines = steps(folder)
-    return Outcome(code, took_s, lines[before], lines[-1], newest if code is not None else stored(folder), longest_s, begun, log.read_text())
+    return Outcome(
+        code, took_s, lines[before], lines[-1], newest if code is not None else stored(folder), longest_s, begun, log.read_text()
+    )
 
 
 def wrong_with(moment: Moment, outcome: Outcome, there: int) -> list[str]:
@@ -145,7 +149,9 @@ def wrong_with(moment: Moment, outcome: Outcome, there: int) -> list[str]:
     least = 2 * outcome.longest_s if outcome.begun else outcome.longest_s
     has = moment.grace_s - kept_back(moment.grace_s) - 3 * STEP_S
     if outcome.code != 75 and 1.5 * least < has:
-        wrong.append(f"a save took {outcome.longest_s:.2f} s at most{', as long as another is under way' if outcome.begun else ''}, and was not made")
+        wrong.append(
+            f"a save took {outcome.longest_s:.2f} s at most{', as long as another is under way' if outcome.begun else ''}, and was not made"
+        )
     if not moment.early and moment.save_s > moment.grace_s and not outcome.begun and outcome.took_s > max(0.6 * moment.grace_s, 3.0):
         wrong.append(f"nothing could be saved, and it took {outcome.took_s:.1f} s to end")
     return wrong

@@ -20,7 +20,7 @@ from pathlib import Path
 from relight.supervise.launch import SAVED
 
 SLOWER = 30
-SLOW_DISK = f'''
+SLOW_DISK = f"""
 import os, sys, time
 if "relight.agent.serve" in " ".join(sys.orig_argv):
     def slowed(call):
@@ -34,8 +34,8 @@ if "relight.agent.serve" in " ".join(sys.orig_argv):
         return made
     for name in ("pwrite", "pwritev", "fsync", "fdatasync"):
         setattr(os, name, slowed(getattr(os, name)))
-'''
-JOB = '''
+"""
+JOB = """
 import os, random, sys, time
 import torch, torch.distributed as dist
 from torch import nn
@@ -58,7 +58,7 @@ with relight.Checkpointer(sys.argv[1], model=model, optimizer=optimizer, save=re
             dist.all_reduce(parameter.grad)
         optimizer.step()
         ckpt.step(step, loss=loss)
-'''
+"""
 
 
 def main() -> int:
@@ -90,7 +90,9 @@ def main() -> int:
             process.send_signal(signal.SIGTERM)
             code = process.wait(120)
         lines = [line for line in events.read_text().splitlines() if "relight:" in line]
-        alarms = [line for line in lines if re.search(r"→|no progress|is stopped|done nothing|life [2-9]", line) and "ended as it was" not in line]
+        alarms = [
+            line for line in lines if re.search(r"→|no progress|is stopped|done nothing|life [2-9]", line) and "ended as it was" not in line
+        ]
         alarms = [line for line in alarms if "SIGTERM" not in line and "→ end" not in line]
         saved = [json.loads(path.read_text())["spent"] for path in (folder / "store" / "run" / "incidents").glob("*.account.json")]
         print(f"{options.minutes:g} minutes, exit code {code}, {len(alarms)} alarms; where the time went: {saved}")

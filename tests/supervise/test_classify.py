@@ -75,6 +75,7 @@ def test_a_kill_for_want_of_memory_is_told_from_others() -> None:
 @pytest.mark.parametrize("first", [0, 1, 2])
 def test_who_lost_another_is_not_the_cause(first: int) -> None:
     """However soon its end was noticed, whoever failed by itself did so first."""
+
     def of(rank: int) -> Worker:
         if rank == first:
             return Worker(rank, 1, 5.3, "IndexError: list index out of range", beat=WELL)

@@ -55,7 +55,12 @@ def test_the_table_is_what_is_done(kind: str) -> None:
 def test_an_error_of_the_script_stops_at_once_only_if_nothing_worked() -> None:
     """One that comes behind steps may be a rank's bad luck."""
     assert after(failure("user", -1, 0)).action == "stop"
-    assert after(failure("user", 99, 0), ).action == "stop"
+    assert (
+        after(
+            failure("user", 99, 0),
+        ).action
+        == "stop"
+    )
     assert after(failure("killed"), failure("user", 100, 0)).action == "resume"
     assert after(failure("user")).action == "resume"
     assert after(failure("user"), failure("user", 150)).action == "resume"

@@ -115,12 +115,15 @@ def test_a_node_leaves_the_rendezvous_and_serves_it_until_the_others_have_met() 
 
 @pytest.mark.parametrize(
     ("error", "action"),
-    [(RendezvousTimeoutError(), "stop"), (RendezvousConnectionError("gone"), "leave"), (RendezvousClosedError(), ""), (Forged("it"), "leave")],
+    [
+        (RendezvousTimeoutError(), "stop"),
+        (RendezvousConnectionError("gone"), "leave"),
+        (RendezvousClosedError(), ""),
+        (Forged("it"), "leave"),
+    ],
     ids=["too few", "cut off", "closed by another", "forged"],
 )
-def test_an_end_without_a_failure_is_written_down(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, action: str
-) -> None:
+def test_an_end_without_a_failure_is_written_down(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, error: Exception, action: str) -> None:
     """Too few nodes stop the job; a node that is cut off leaves it to the others. A node that another has ended writes nothing."""
 
     class Broken:

@@ -47,7 +47,16 @@ def test_a_failure_has_all_it_costs() -> None:
 
 def test_a_failure_on_the_way_back_is_that_failures() -> None:
     """What the second costs is not the first one's."""
-    found = kept((10, "training", 9, 10), "hang", (12, "down", -1, 0), (14, "training", 5, 1), "memory", (15, "down", -1, 0), (20, "training", 9, 4), (21, "training", 10, 5))
+    found = kept(
+        (10, "training", 9, 10),
+        "hang",
+        (12, "down", -1, 0),
+        (14, "training", 5, 1),
+        "memory",
+        (15, "down", -1, 0),
+        (20, "training", 9, 4),
+        (21, "training", 10, 5),
+    )
     assert found.lost["hang"] == {"stuck": 0, "down": 2, "again": 2}
     assert found.lost["memory"] == {"stuck": 0, "down": 1, "again": 5}
     assert found.spent == {"training": 11}
@@ -136,6 +145,7 @@ def test_an_account_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
 
 def test_supervisors_of_one_job_count_as_one() -> None:
     """A job on several nodes has a supervisor on each: of what ran at the same time one counts, the one that saw most steps end."""
+
     def one(job: str, began: str, seconds: float, steps: int) -> Account:
         return Account(job, f"2026-01-01T{began}Z", seconds, {"training": seconds}, {}, {}, steps, 0)
 

@@ -76,7 +76,9 @@ def test_the_first_step_of_a_life_is_not_lost(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_script_need_not_say_with(tmp_path: Path) -> None:
     """What ends it is heard of all the same."""
-    _, found, said = run(tmp_path / "plain", [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}], JOB_PLAIN="1")
+    _, found, said = run(
+        tmp_path / "plain", [{"rank": 0, "step": 9, "what": "kill"}, {"rank": 0, "step": 17, "what": "value"}], JOB_PLAIN="1"
+    )
     assert [(one.after.restored, one.after.steps_lost) for one in found if one.after] == [(8, 0), (16, 0)], said
 
 

@@ -22,7 +22,11 @@ def play(script: str, *arguments: str, timeout_s: float = 280) -> str:
     if lacks := missing():
         pytest.skip(lacks)
     process = subprocess.Popen(
-        [sys.executable, str(HERE / script), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        [sys.executable, str(HERE / script), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         said = process.communicate(timeout=timeout_s)[0]

@@ -59,7 +59,9 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     assert ended.code == 1 and says in ended.say and len(closings) == closed
 
 
-@pytest.mark.parametrize("written", ['{"message": {"message": "Runt', "", "[]", '{"message": 3}', '{"message": {"message": "lost", "extraInfo": 5}}'])
+@pytest.mark.parametrize(
+    "written", ['{"message": {"message": "Runt', "", "[]", '{"message": 3}', '{"message": {"message": "lost", "extraInfo": 5}}']
+)
 def test_a_rank_that_is_ended_as_it_writes_its_error_down_does_not_end_the_supervisor(tmp_path: Path, written: str) -> None:
     """A survivor raises, its patience is over, it is killed: half a file is there. One of 400 failures of random jobs ended so."""
     path = tmp_path / "error.json"
@@ -116,6 +118,7 @@ def test_a_signal_that_somebody_took_for_an_error_of_its_own_counts_all_the_same
 def test_a_signal_while_killed_ranks_are_waited_for_is_not_lost(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks die and the machine is wanted back in the same second."""
     with subprocess.Popen(["sleep", "60"], start_new_session=True) as process:
+
         class Slow:
             pid = process.pid
 
@@ -158,7 +161,11 @@ def test_own_options_of_a_drill_stand_anywhere_before_the_script() -> None:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [(["--nprocs-per-node", "2", "train.py"], "--nproc-per-node"), (["--nnodes", "1"], "no script"), (["--nnodes"], "expected one argument")],
+    [
+        (["--nprocs-per-node", "2", "train.py"], "--nproc-per-node"),
+        (["--nnodes", "1"], "no script"),
+        (["--nnodes"], "expected one argument"),
+    ],
 )
 def test_a_wrong_flag_is_one_line(given: list[str], says: str, capfd: pytest.CaptureFixture[str]) -> None:
     """A usage error is one of Relight's errors, with the nearest flag, and not torchrun's usage of sixty lines."""

@@ -35,7 +35,12 @@ class Rank:
             self.next = now + self._takes()
         while now >= self.next:
             self.beat = self.beat._replace(
-                step=self.beat.step + 1, steps=self.beat.steps + 1, step_at=self.next, since=self.next, phase="training", expected_s=0.0,
+                step=self.beat.step + 1,
+                steps=self.beat.steps + 1,
+                step_at=self.next,
+                since=self.next,
+                phase="training",
+                expected_s=0.0,
                 first_at=self.beat.first_at or self.next,
             )
             self.next += self._takes()
@@ -115,7 +120,9 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
     verdict = run(ranks, 10 * usual + 60, watch, clock)
     assert verdict.what == "hang"
     assert clock[0] - began <= 1.1 * 3 * usual + 5 + 3 * TICK_S
-    assert verdict.ranks == ((0, 1) if how == "stands" and ranks[0].beat.step == ranks[1].beat.step else (1,) if how != "stands" else verdict.ranks)
+    assert verdict.ranks == (
+        (0, 1) if how == "stands" and ranks[0].beat.step == ranks[1].beat.step else (1,) if how != "stands" else verdict.ranks
+    )
     if how == "stopped":
         assert "stopped by a signal" in verdict.why
 

@@ -147,7 +147,9 @@ def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
         watched.close()
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"[1, 2, 3]", b"[2, 5]", b"[-1, 5]", b"[0.5, 1e999]", b'["x", 1]', b"[NaN, 5]", b"[" * 9000])
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[]", b"[1, 2, 3]", b"[2, 5]", b"[-1, 5]", b"[0.5, 1e999]", b'["x", 1]', b"[NaN, 5]", b"[" * 9000]
+)
 def test_an_invalid_page_asks_for_no_pause(tmp_path: Path, data: bytes) -> None:
     """Whatever is in the file."""
     page = tmp_path / "pulse-0"

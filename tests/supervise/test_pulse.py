@@ -27,7 +27,9 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Every field, names that are too long cut."""
     path = page_at(tmp_path)
     assert read_beat(path) is None
-    beat = Beat(7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 3.25, 0.25, 9, 8, 4.5, 5, 5.5, 6.5, 7.5, 3, 99, 1, 1 << 30, "s3://store/with/ünïcode", "run")
+    beat = Beat(
+        7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 3.25, 0.25, 9, 8, 4.5, 5, 5.5, 6.5, 7.5, 3, 99, 1, 1 << 30, "s3://store/with/ünïcode", "run"
+    )
     Page(path).write(beat)
     assert read_beat(path) == beat
     Page(path).write(beat._replace(phase="x" * 100, url="u" * 5000))

@@ -151,7 +151,10 @@ def test_values_that_nodes_exchange_are_bound_to_job_round_and_name() -> None:
     for key in ("relight/other", "relight/forged"):
         with pytest.raises(Forged):
             store.get(key)
-    for other in (SealedStore(PrefixStore("job", raw), Seal(SECRET, "job"), "round 4"), SealedStore(PrefixStore("job", raw), Seal(SECRET, "b"), "round 3")):
+    for other in (
+        SealedStore(PrefixStore("job", raw), Seal(SECRET, "job"), "round 4"),
+        SealedStore(PrefixStore("job", raw), Seal(SECRET, "b"), "round 3"),
+    ):
         with pytest.raises(Forged):
             other.multi_get(["relight/port"])
 

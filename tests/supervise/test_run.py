@@ -164,8 +164,12 @@ def test_a_loss_that_went_wrong_is_gone_back_behind(tmp_path: Path, what: str) -
     (one,) = job.incidents
     assert (one.kind, one.action) == ("numerical", "roll back") and one.settings["RELIGHT_BEFORE"] == "63", job.said
     second = [step for step, _, life in job.losses if life == 1]
-    assert second == [*range(second[0], 63), *range(64, 100)] and second[0] > 0 and all(abs(loss) < 10 for _, loss, life in job.losses if life)
-    said = subprocess.run([sys.executable, "-m", "relight", "log", str(tmp_path / "store" / "run")], capture_output=True, text=True, check=True)
+    assert (
+        second == [*range(second[0], 63), *range(64, 100)] and second[0] > 0 and all(abs(loss) < 10 for _, loss, life in job.losses if life)
+    )
+    said = subprocess.run(
+        [sys.executable, "-m", "relight", "log", str(tmp_path / "store" / "run")], capture_output=True, text=True, check=True
+    )
     assert "rolled back: before=63 skip=63-63" in said.stdout
 
 
@@ -317,7 +321,9 @@ def test_a_script_that_cannot_be_run_ahead_goes_on_all_the_same(tmp_path: Path, 
     assert job.said.count("built as a rank") == 4 and not spares_in(tmp_path), job.said
 
 
-@pytest.mark.parametrize("wrong", ["[supervise]\nspare = true", "[supervise]\nfailures = 0", "supervise = 3", "[supervise", "[supervise]\npreload = [3]"])
+@pytest.mark.parametrize(
+    "wrong", ["[supervise]\nspare = true", "[supervise]\nfailures = 0", "supervise = 3", "[supervise", "[supervise]\npreload = [3]"]
+)
 def test_settings_are_checked(tmp_path: Path, wrong: str) -> None:
     """Before anything is started."""
     (tmp_path / "relight.toml").write_text(wrong)
@@ -328,6 +334,8 @@ def test_settings_are_checked(tmp_path: Path, wrong: str) -> None:
 def test_a_usage_error_is_one(tmp_path: Path) -> None:
     """Exit code 2, as of every command; torchrun's flags are known, others are not."""
     for arguments in (["--no-such-flag", "2", "x.py"], [], ["--settings", "none.toml", "x.py"]):
-        done = subprocess.run([sys.executable, "-m", "relight", "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "relight", "run", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 2, done.stderr
         assert "Traceback" not in done.stderr

@@ -22,7 +22,9 @@ def run(source: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A script of its own."""
     import os
 
-    return subprocess.run([sys.executable, "-c", source], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", source], env={**os.environ, **environment}, capture_output=True, text=True, timeout=60, check=False
+    )
 
 
 def test_without_anybody_who_watches_it_does_nothing() -> None:

@@ -74,7 +74,12 @@ def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> N
     save(Attempt.begin(LocalStore(tmp_path / "s"), "r"), 12)
     watched = Supervisor(Rules(), Patience(), "job", tmp_path / "incidents")
     try:
-        for url, step, stored in (("", 12, False), (f"{tmp_path}/not", 12, False), (f"{tmp_path}/s", 12, True), (f"{tmp_path}/s", 13, False)):
+        for url, step, stored in (
+            ("", 12, False),
+            (f"{tmp_path}/not", 12, False),
+            (f"{tmp_path}/s", 12, True),
+            (f"{tmp_path}/s", 13, False),
+        ):
             told = watched.begin([0], {})
             watched.started({0: os.getpid()})
             Page(told[0][SETTING]).write(Beat(pid=step, phase="training", step=step, steps=8, sealed=4, durable=4, url=url, run="r"))
@@ -87,13 +92,16 @@ def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> N
 
 def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> None:
     """Each has seen its own ranks' end; the next life's end is another failure, and so is the next job's."""
+
     def one(host: str, life: int, job: str = "job") -> Incident:
         failure = Failure("network", "why", 0, 5, 6, "words")
         return incident_of(Facts(()), failure, Decision("resume", "so"), job=job, host=host, life=life, group="head:29400 j")
 
     told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
     assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]
-    met = [msgspec.structs.replace(it, meeting=meeting) for it, meeting in ((told[0], "x"), (told[1], "x"), (told[2], "y"), (one("d", 1), "y"))]
+    met = [
+        msgspec.structs.replace(it, meeting=meeting) for it, meeting in ((told[0], "x"), (told[1], "x"), (told[2], "y"), (one("d", 1), "y"))
+    ]
     assert [(it.host, it.meeting) for it in once_each(met)] == [("a", "x"), ("b", "y")], "a machine that came later counts from 1"
 
 
@@ -223,7 +231,10 @@ def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
 
     def failures(one: Supervisor) -> dict[str, int]:
         one._keep_account()
-        (kept,) = [Account(**msgspec.json.decode(path.read_bytes())) for path in (tmp_path / "store" / "run" / DIRECTORY).glob(f"{one._book._number}*")]
+        (kept,) = [
+            Account(**msgspec.json.decode(path.read_bytes()))
+            for path in (tmp_path / "store" / "run" / DIRECTORY).glob(f"{one._book._number}*")
+        ]
         return kept.failures
 
     try:
@@ -236,7 +247,9 @@ def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
                 one.started({0: os.getpid()})
             time.sleep(0.01)
             lost.failed([gone])  # it may be the first to notice
-            died.failed([Worker(0, -9, 1.0) if kind == "killed" else Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 3")])
+            died.failed(
+                [Worker(0, -9, 1.0) if kind == "killed" else Worker(0, 1, 1.0, error="relight.errors.Diverged: the loss is nan at step 3")]
+            )
             left.end_for_membership_change()
             time.sleep(0.01)
         for one in (died, lost, left):
@@ -259,7 +272,9 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
     def life(watched: Supervisor, number: int) -> Decision:
         told = watched.begin([0], {})
         watched.started({0: os.getpid() if number else 1})
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run"))
+        Page(told[0][SETTING]).write(
+            Beat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run")
+        )
         watched.poll()
         return watched.failed([Worker(0, -9, 1.0)])
 
@@ -281,6 +296,7 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
 
 def test_a_log_that_cannot_be_read_in_time_holds_nobody_up() -> None:
     """Nor one that cannot be read at all: the job goes on as if nobody had asked."""
+
     class Slow(MemoryStore):
         def get(self, key: str, limit: int) -> bytes:
             time.sleep(5)
@@ -360,6 +376,7 @@ def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
 
 def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
     """Where the time went is written down by a thread of its own: ranks are looked after meanwhile, and the job comes to its end."""
+
     class Slow(MemoryStore):
         def put_once(self, key: str, data: bytes) -> bool:
             time.sleep(3)
@@ -381,6 +398,7 @@ def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
 
 def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_path: Path) -> None:
     """Or where only those have written that lost it: whoever failed may be late."""
+
     class Absent(LocalStore):
         away = False
 
@@ -486,7 +504,13 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
 
 def test_only_directories_of_own_supervisors_are_removed(tmp_path: Path) -> None:
     """A sweep removes what a killed supervisor made, and nothing else that has such a name: no store, link, or directory of others."""
-    kept = ["relight-run-20261126", "relight-run-424242-lr0.1", "relight-run-42-baseline", "relight-run-4194303-٣٤٥٦abcd", "relight-run-٤٢-abcdefgh"]
+    kept = [
+        "relight-run-20261126",
+        "relight-run-424242-lr0.1",
+        "relight-run-42-baseline",
+        "relight-run-4194303-٣٤٥٦abcd",
+        "relight-run-٤٢-abcdefgh",
+    ]
     for name in kept:
         (tmp_path / name).mkdir(0o700)
         (tmp_path / name / "data").write_bytes(b"x")

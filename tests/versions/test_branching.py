@@ -90,7 +90,11 @@ def test_said_again_it_changes_nothing_and_a_run_is_not_taken_over(base: Path) -
     one, two = run.history().live[1:3]
     assert branch(run, one, "other").made and not branch(run, one, "other").made
     records = run.view().head
-    for name, checkpoint, words in (("other", two, "there is a run 'other' already"), ("base", one, "a name of its own"), ("x" * 201, one, "cannot be a run")):
+    for name, checkpoint, words in (
+        ("other", two, "there is a run 'other' already"),
+        ("base", one, "a name of its own"),
+        ("x" * 201, one, "cannot be a run"),
+    ):
         with pytest.raises(ConfigError, match=words):
             branch(run, checkpoint, name)
     train(base.parent / "somebody", 1, 1.0)
@@ -276,7 +280,10 @@ def test_nobody_else_takes_such_a_tag(base: Path) -> None:
             run.tag(f"{PREFIX}other", target)
     with pytest.raises(CheckpointNotFound, match="holds nothing for a branch"):
         drop(run, "nobody")
-    with pytest.raises(ConfigError, match="hold what branches need"), relight.Checkpointer(base, save=None, weights=torch.zeros(1000)) as ckpt:
+    with (
+        pytest.raises(ConfigError, match="hold what branches need"),
+        relight.Checkpointer(base, save=None, weights=torch.zeros(1000)) as ckpt,
+    ):
         ckpt.restore()
         ckpt.save(9, tag=f"{PREFIX}mine")
 

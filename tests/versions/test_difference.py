@@ -166,9 +166,19 @@ def test_structure_values_and_facts(tmp_path: Path) -> None:
     """New, gone, of another shape; a plain value, a metric, the step."""
     shared = torch.ones(10)
     a = saved(tmp_path / "a" / "run", one=shared, gone=torch.ones(3), shaped=torch.ones(4), rate=0.1, kept="x")
-    relight.save(tmp_path / "b" / "run", {"one": shared, "new": torch.ones(3), "shaped": torch.ones(2, 2), "rate": 0.2, "kept": "x"}, step=5, metrics={"loss": 2.0})
+    relight.save(
+        tmp_path / "b" / "run",
+        {"one": shared, "new": torch.ones(3), "shaped": torch.ones(2, 2), "rate": 0.2, "kept": "x"},
+        step=5,
+        metrics={"loss": 2.0},
+    )
     found = diff(a, opened(tmp_path / "b" / "run"))
-    assert {one.name: one.state for one in found.tensors} == {"one": "same", "gone": "only in a", "shaped": "other shape", "new": "only in b"}
+    assert {one.name: one.state for one in found.tensors} == {
+        "one": "same",
+        "gone": "only in a",
+        "shaped": "other shape",
+        "new": "only in b",
+    }
     assert [(one.path, one.a, one.b) for one in found.values] == [("rate", 0.1, 0.2)]
     facts = {one.path: (one.a, one.b) for one in found.facts}
     assert facts["step"] == (1, 5) and facts["metrics/loss"] == (None, 2.0)
@@ -184,7 +194,13 @@ def test_changes_by_layer(tmp_path: Path) -> None:
         model["h"][1].bias *= 2.0
     found = diff(a, saved(tmp_path / "b" / "run", model=model))
     assert list(found.layers()) == ["model/h.1"] and found.layers()["model/h.1"].changed == 72
-    names = {"model/h.3.mlp.weight": "model/h.3", "model/head.weight": "model/head", "model/weight": "model", "x": "x", "m/layers.12.a.3.w": "m/layers.12"}
+    names = {
+        "model/h.3.mlp.weight": "model/h.3",
+        "model/head.weight": "model/head",
+        "model/weight": "model",
+        "x": "x",
+        "m/layers.12.a.3.w": "m/layers.12",
+    }
     assert {name: layer_of(name) for name in names} == names
 
 
@@ -220,6 +236,8 @@ def test_the_command(tmp_path: Path) -> None:
     assert same.returncode == 0 and "the same, to the bit" in same.stdout
     facts = json.loads(ask("s/run@0", "s/run@1", "--json").stdout)
     changed = [one for one in facts["tensors"] if one["state"] == "changed"]
-    assert [one["name"] for one in changed] == ["model/weight"] and changed[0]["max_abs"] == pytest.approx(0.5) and facts["bytes_read"] == 160  # the bias lies in the same chunk
+    assert (
+        [one["name"] for one in changed] == ["model/weight"] and changed[0]["max_abs"] == pytest.approx(0.5) and facts["bytes_read"] == 160
+    )  # the bias lies in the same chunk
     assert json.loads(ask("s/run@0", "s/run@1", "--json", "--no-tensors").stdout)["bytes_read"] == 0
     assert ask("s/run@0", "s/nothing").returncode == 1

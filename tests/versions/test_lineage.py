@@ -109,7 +109,11 @@ def test_stages_move_on_and_back(tmp_path: Path) -> None:
     assert stages_of(run.history(), one.id) == ["candidate", "staging"] and relight.open(tmp_path / "run").latest().step == 3
     assert take_back(run, "production", by="bob") == one.id
     moves = promotions(run.view().records, "production")
-    assert [(move.id, move.by, move.why) for move in moves] == [(one.id, "ann", "reason 2"), (two.id, "bob", ""), (one.id, "bob", "taken back")]
+    assert [(move.id, move.by, move.why) for move in moves] == [
+        (one.id, "ann", "reason 2"),
+        (two.id, "bob", ""),
+        (one.id, "bob", "taken back"),
+    ]
     with pytest.raises(CheckpointNotFound):
         take_back(run, "staging")
     with pytest.raises(ConfigError, match="is no stage"):

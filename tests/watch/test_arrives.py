@@ -172,7 +172,16 @@ def spans(rank: int, shift: float = 0.0, slow: float = 0.0) -> list[dict[str, ob
         "parts": (11.0 + slow, 11.1 + slow), "commit": (11.1 + slow, 13.0),
     }  # fmt: skip
     return [
-        {"event": "save.span", "span": name, "id": id_of(0), "step": 100, "rank": rank, "start": start + shift, "end": end + shift, "time": end}
+        {
+            "event": "save.span",
+            "span": name,
+            "id": id_of(0),
+            "step": 100,
+            "rank": rank,
+            "start": start + shift,
+            "end": end + shift,
+            "time": end,
+        }
         for name, (start, end) in way.items()
     ]
 
@@ -222,7 +231,9 @@ def test_traces_arrive_at_a_receiver(tmp_path: Path) -> None:
     assert len({span.trace_id for span in found}) == 1 and len({span.span_id for span in found}) == len(found)
     (root,) = [span for span in found if not span.parent_span_id]
     assert root.name == "save" and all(span.parent_span_id == root.span_id for span in found if span is not root)
-    write = [span for span in found if span.name == "write" and {key.key: key.value for key in span.attributes}["relight.rank"].int_value == 2]
+    write = [
+        span for span in found if span.name == "write" and {key.key: key.value for key in span.attributes}["relight.rank"].int_value == 2
+    ]
     assert (write[0].end_time_unix_nano - write[0].start_time_unix_nano) / 1e9 == pytest.approx(1.75)
     assert {key.key: key.value for key in write[0].attributes}["relight.critical"].bool_value
 

@@ -72,5 +72,7 @@ def test_nothing_is_kept_if_nothing_is_to_be(tmp_path: Path) -> None:
         "import threading\nfrom relight.observe import emit, write_events\nwrite_events('s', 'r')\nemit('save.coalesced', step=1)\n"
         "assert 'relight-events' not in [one.name for one in threading.enumerate()]"
     )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, env={**os.environ, "RELIGHT_EVENTS": "0", "TMPDIR": str(tmp_path)})
+    subprocess.run(
+        [sys.executable, "-c", script], check=True, cwd=tmp_path, env={**os.environ, "RELIGHT_EVENTS": "0", "TMPDIR": str(tmp_path)}
+    )
     assert list(tmp_path.iterdir()) == []

@@ -142,6 +142,7 @@ def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
 
 def test_recovery_success_counts_failures_after_which_training_continued() -> None:
     """Recovered, failed again, stopped and left are told apart; asked to end is no failure, the newest may still be on its way."""
+
     def incident(number: int, action: str, after: bool = False) -> Incident:
         name = f"{number:013d}-aaaaaa"
         return Incident(

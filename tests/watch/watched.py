@@ -60,7 +60,9 @@ def stamp(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def keep_events(directory: Path, store: str, *events: dict[str, Any], run: str = RUN, name: str = "0000000000001-1-000001", **head: Any) -> Path:
+def keep_events(
+    directory: Path, store: str, *events: dict[str, Any], run: str = RUN, name: str = "0000000000001-1-000001", **head: Any
+) -> Path:
     """Append events to a file as a process keeps them; with a head, if the file is new. ``time`` is 1.0 if an event says no other."""
     directory.mkdir(mode=0o700, exist_ok=True)
     path = directory / f"{name}.jsonl"

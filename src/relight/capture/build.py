@@ -48,8 +48,13 @@ class Later(NamedTuple):
 
 
 def build_tree(
-    tensors: Sequence[Tensor], tree: bytes | Mapping[Any, Any], *, only: Sequence[str] | None = None, where: str,
-    check: Check | None = None, mapped: Mapped | None = None,
+    tensors: Sequence[Tensor],
+    tree: bytes | Mapping[Any, Any],
+    *,
+    only: Sequence[str] | None = None,
+    where: str,
+    check: Check | None = None,
+    mapped: Mapped | None = None,
 ) -> LoadPlan:
     """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just what matches, in the dicts that lead to it.
     ``IncompatibleState`` if nothing does.

@@ -144,9 +144,7 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
             "give the Checkpointer the module they are in, or build the optimizer with named_parameters()",
         )
         return None
-    params = [
-        [name for parameter in group["params"] for name in names_of(parameter, names, flattened)] for group in optimizer.param_groups
-    ]
+    params = [[name for parameter in group["params"] for name in names_of(parameter, names, flattened)] for group in optimizer.param_groups]
     state: dict[str, Any] = {}
     if is_custom(optimizer):
         if flattened:

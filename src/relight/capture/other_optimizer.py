@@ -30,9 +30,7 @@ _ENTRIES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
 """What torch's optimizers keep for a parameter: always, and with some settings only."""
 _FLAGS = frozenset(("foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"))
 """Settings that came with a version of torch, and choose an implementation, or are part of the class."""
-_SCHEDULERS = frozenset(
-    ("params", "param_names", "initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum")
-)
+_SCHEDULERS = frozenset(("params", "param_names", "initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"))
 """Entries of groups that schedulers and torch itself add."""
 
 

@@ -61,9 +61,7 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
         return not _is_torchs_lazy(owner)
     if type(owner)._load_from_state_dict.__module__.startswith("torch.nn."):
         return False
-    state = {
-        name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items() if name.startswith(prefix)
-    }
+    state = {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items() if name.startswith(prefix)}
     missing: list[str] = []
     unexpected: list[str] = []
     errors: list[str] = []

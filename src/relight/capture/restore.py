@@ -93,9 +93,7 @@ def plan_restore(
     return planner.close()
 
 
-def planned_mismatches(
-    components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: Memory
-) -> list[str]:
+def planned_mismatches(components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: Memory) -> list[str]:
     """Return what a strict restore of ``tree`` into ``components`` would be refused for. Nothing is changed."""
     planner = _Planner(components, tensors, None, True, None, memory, "")
     planner.classes = class_paths(components)
@@ -273,9 +271,7 @@ class _Planner(Planning):
 
         self.do(LAST, compare)
 
-    def _gained(
-        self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool
-    ) -> bool:
+    def _gained(self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool) -> bool:
         """Plan for a stored tensor of which the live module has only the name, or that its loading code adds. False if neither."""
         leaf = stored[key]
         if type(leaf) is not Leaf or leaf.kind != "tensor":
@@ -383,6 +379,7 @@ class _Planner(Planning):
 
     def _stored(self, node: Any) -> str:
         return f" ({_text(self.tensors[node.tensors[0]])})" if type(node) is Leaf and node.tensors else ""
+
 
 def _renamed(root: dict[Any, Any], rename: Callable[[str], str]) -> dict[Any, Any]:
     """The stored components under live names: entries of dict-like ones one by one, so that they may also change component."""

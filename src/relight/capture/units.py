@@ -63,9 +63,7 @@ def cuts_plainly(batches: object) -> bool:
 def changed(stored: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
     """Each setting that changed, as ``batch size 4 → 8``."""
     return [
-        f"{_NAMES[name]} {_shown(stored[name])} → {_shown(live[name])}"
-        for name in _NAMES
-        if name in stored and stored[name] != live[name]
+        f"{_NAMES[name]} {_shown(stored[name])} → {_shown(live[name])}" for name in _NAMES if name in stored and stored[name] != live[name]
     ]
 
 

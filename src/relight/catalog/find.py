@@ -112,9 +112,7 @@ def choose(history: History, which: str | int) -> Chosen:
     if text in history.retired:
         raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")
     steps = ", ".join(str(one.step) for one in newest_first[:8])
-    raise CheckpointNotFound(
-        f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet"
-    )
+    raise CheckpointNotFound(f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet")
 
 
 def _best(history: History, text: str) -> Chosen:

@@ -47,9 +47,7 @@ _FAILED_BYTES_MAX = 1 << 16
 Gather = Callable[[bytes, str], list[bytes]]
 
 
-def read_together(
-    gather: Gather, rank: int, node: bytes, opened: Opened, wanted: Mapping[int, Wants], *, stall_s: float = STALL_S
-) -> int:
+def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted: Mapping[int, Wants], *, stall_s: float = STALL_S) -> int:
     """Read ``wanted``, which is keyed by part; the number of bytes that this rank read from the store.
 
     All ranks call it, each with what it wants of the same checkpoint. ``gather`` gives everybody's word, by rank, to everybody; ``node`` is

@@ -39,9 +39,7 @@ def numbers_of(opened: Opened, rows: Iterable[Pieces], progress: Progress | None
     return [stats(sinks[rank, piece.full_name] for rank, piece in row if piece.length) for row in rows]
 
 
-def spread_of(
-    opened: Opened, pieces: Pieces, least: float, most: float, progress: Progress | None = None
-) -> tuple[list[float], list[int]]:
+def spread_of(opened: Opened, pieces: Pieces, least: float, most: float, progress: Progress | None = None) -> tuple[list[float], list[int]]:
     """How many of the finite values lie in each of some classes of one width, from ``least`` to ``most``: edges, one more than counts.
 
     Nothing where that range has no width that a number can have. Reads it once.

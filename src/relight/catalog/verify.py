@@ -89,9 +89,7 @@ def verify_checkpoint(
     return findings
 
 
-def _verify_pack(
-    opened: Opened, part: Part, index: int, pack: Pack, data: bool, progress: Callable[[int], None] | None
-) -> list[Finding]:
+def _verify_pack(opened: Opened, part: Part, index: int, pack: Pack, data: bool, progress: Callable[[int], None] | None) -> list[Finding]:
     key = f"{opened.prefix}/{pack.file}"
     try:
         reader = open_pack(opened.store, opened.prefix, pack)

@@ -23,9 +23,7 @@ StreamsOf = Callable[[torch.device], Streams | None]
 class Copies:
     """The way of some items: what goes where, and when. Made once for a layout."""
 
-    def __init__(
-        self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool, streams_of: StreamsOf
-    ) -> None:
+    def __init__(self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool, streams_of: StreamsOf) -> None:
         """``places`` are the items' in the packs, which begin at ``packs`` in a slot."""
         later: list[tuple[str, torch.Tensor, int]] = []
         small: list[tuple[int, int, int]] = []

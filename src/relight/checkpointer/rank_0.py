@@ -96,9 +96,7 @@ def open_for(
     return *(opened[0] if opened else (Elsewhere(url), ())), in_background
 
 
-def begin(
-    ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]
-) -> Attempt:
+def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]) -> Attempt:
     """One attempt for all: this process, or rank 0, takes charge of the run, unless ``check`` raises."""
     if ranks is None:
         return first_contact(lambda: Attempt.begin(store, run, reason=reason, check=check))
@@ -250,9 +248,7 @@ class BackgroundElsewhere:
     free_slots: int | None = None
     """It needs none."""
 
-    def __init__(
-        self, ranks: OneWriter, place: Place, on_done: Callable[[Done], None], on_sealed: Callable[[int, float], None]
-    ) -> None:
+    def __init__(self, ranks: OneWriter, place: Place, on_done: Callable[[Done], None], on_sealed: Callable[[int, float], None]) -> None:
         self.place = place
         self.bound: Callable[[float], float] = lambda seconds: seconds
         self._ranks, self._on_done, self._on_sealed = ranks, on_done, on_sealed

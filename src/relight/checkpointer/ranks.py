@@ -83,9 +83,7 @@ class Ranks:
         own = {name: value for name, value in components.items() if name in self._per_rank or kind_of(value) in (LOADER, RNG)}
         return {name: value for name, value in components.items() if name not in own}, own
 
-    def capture(
-        self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: Recall | None
-    ) -> Captured:
+    def capture(self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: Recall | None) -> Captured:
         """Read this rank's state, as its part of the checkpoint will have it, and agree with the others on who writes what. They exchange
         16 bytes and one for each component, unless somebody's tensors have changed. ``LateRanks`` if some do not come;
         ``IncompatibleState`` if they disagree about a tensor, or if a rank's state could not be restored, on all ranks."""

@@ -189,9 +189,7 @@ def refuse_nothing(view: View | None, further: Sequence[Reach], which: str | int
     raise nothing_counts(view, where)
 
 
-def first_good(
-    found: Iterable[Copy], attempt: Callable[[Copy], None], which: str | int, result: Resumed, *, run: str, where: str
-) -> bool:
+def first_good(found: Iterable[Copy], attempt: Callable[[Copy], None], which: str | int, result: Resumed, *, run: str, where: str) -> bool:
     """``attempt`` one after the other until one is restored; what cannot be is told, and passed over if the latest is wanted, or if
     another copy of it comes next.
 
@@ -337,7 +335,7 @@ def _restore(
 
 def _skipped(found: Resumed) -> str:
     """The end of the sentence about a restore: steps of newer checkpoints, with the reason why each was skipped."""
-    return "".join(f"; skipped step {step}: {why}" for step, why in dict.fromkeys(found.skipped) )
+    return "".join(f"; skipped step {step}: {why}" for step, why in dict.fromkeys(found.skipped))
 
 
 def report_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:

@@ -230,9 +230,7 @@ def _looked(view: View, result: Resumed) -> History:
     return history
 
 
-def _restore(
-    shelf: _Shelf | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: Near | None, ranks: OneWriter
-) -> None:
+def _restore(shelf: _Shelf | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: Near | None, ranks: OneWriter) -> None:
     opened: Opened | None = None
     joined: Whole | None = None
     word = b""

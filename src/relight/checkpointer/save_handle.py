@@ -85,9 +85,7 @@ class Save:
             self._asks_further()
         started = monotonic()
         with self._changed:
-            there = self._changed.wait_for(
-                lambda: self.error is not None or self.superseded or self._is(until), timeout
-            )
+            there = self._changed.wait_for(lambda: self.error is not None or self.superseded or self._is(until), timeout)
         if self.error is not None:
             raise self.error
         if there and not self._is(until):

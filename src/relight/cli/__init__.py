@@ -113,9 +113,7 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any
-    ) -> click.Context:
+    def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> click.Context:
         """Parse, or print help. A pipe that was closed ends it here, before click makes of it what would read as a no."""
         try:
             return super().make_context(info_name, args, parent, **extra)

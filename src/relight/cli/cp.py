@@ -22,9 +22,7 @@ from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 @click.option("--force", is_flag=True, help="Copy into a run with another history: it will resume from the copy.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
 @json_option
-def command(
-    source: str, destination: str, which: tuple[str, ...], everything: bool, force: bool, dry_run: bool, as_json: bool
-) -> int:
+def command(source: str, destination: str, which: tuple[str, ...], everything: bool, force: bool, dry_run: bool, as_json: bool) -> int:
     """Copy checkpoints, by default the newest, to DESTINATION: a store/run, which is made if needed, or a store.
 
     Every byte is verified on the way. A copy keeps its id where that is free, and its root says where it came from. A

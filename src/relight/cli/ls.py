@@ -48,9 +48,7 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
         emit_json(rows)
     elif rows:
         _table(rows)
-        total = (
-            f"{plural(len(found.history.live), 'checkpoint')}, {size(sum(one.body.new_bytes for one in found.history.live))}"
-        )
+        total = f"{plural(len(found.history.live), 'checkpoint')}, {size(sum(one.body.new_bytes for one in found.history.live))}"
         _damage(rows)
         click.echo(total if len(rows) == len(found.history.live) else f"{len(rows)} of {total}")
     else:

@@ -78,13 +78,9 @@ def show_error(error: RelightError) -> None:
     click.echo("\n".join(lines), err=True)
 
 
-def table(
-    columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = (), wrap: Sequence[str] = ()
-) -> None:
+def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> None:
     """Aligned columns, those in ``right`` to the right. On a terminal those in ``wrap`` go over several lines if they must."""
-    cells = [
-        [(escape(cell.text), cell.style) if isinstance(cell, Styled) else (escape(cell), "") for cell in row] for row in rows
-    ]
+    cells = [[(escape(cell.text), cell.style) if isinstance(cell, Styled) else (escape(cell), "") for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, cells, right, wrap)
         return

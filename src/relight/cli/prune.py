@@ -73,9 +73,7 @@ def command(
         prune_abandoned=prune_abandoned,
     )  # fmt: skip
     if rules.is_everything and not sweep:
-        raise ConfigError(
-            "no rule was given, so everything stays", hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep"
-        )
+        raise ConfigError("no rule was given, so everything stays", hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep")
     found = open_run_at(path)
     if found.which:
         raise ConfigError("this names one checkpoint, but rules are about all of a run", where=path)
@@ -89,9 +87,7 @@ def command(
     doing = bool(plan.going or plan.due or swept.directories or swept.temporaries) and not dry_run
     if doing and not yes:
         if as_json or not sys.stdin.isatty():
-            raise ConfigError(
-                "this removes checkpoints, and there is nobody to ask", hint="say --yes, or --dry-run to see what would go"
-            )
+            raise ConfigError("this removes checkpoints, and there is nobody to ask", hint="say --yes, or --dry-run to see what would go")
         doing = click.confirm("Remove them?", err=True)
     report = execute(plan, store) if doing else None
     swept_report = execute_sweep(swept, store) if doing else None
@@ -130,15 +126,11 @@ def _print(plan: PrunePlan, swept: SweepPlan) -> None:
     if rows:
         table(["id", "step", "fate", "because"], rows, right=("step",), wrap=("because",))
     leftovers: list[list[object]] = [[name, Styled("goes", "red"), reason] for name, reason in swept.directories]
-    leftovers += [
-        [name, Styled("goes", "red"), "a file that was to become a record, and never can"] for name in swept.temporaries
-    ]
+    leftovers += [[name, Styled("goes", "red"), "a file that was to become a record, and never can"] for name in swept.temporaries]
     leftovers += [[name, Styled("stays", "green"), reason] for name, reason in swept.held]
     if leftovers:
         table(["leftover", "fate", "because"], leftovers, wrap=("leftover", "because"))
     if plan.due:
         click.echo(f"the bytes of {plural(len(plan.due), 'checkpoint')} retired before go: the time to recall them is over")
     count = len(plan.going)
-    click.echo(
-        f"{count} of {plural(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size(plan.bytes_freed)}"
-    )
+    click.echo(f"{count} of {plural(len(plan.verdicts), 'checkpoint')} {'goes' if count == 1 else 'go'}, {size(plan.bytes_freed)}")

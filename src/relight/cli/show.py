@@ -60,9 +60,7 @@ class Row:
 @click.command("show")
 @click.argument("path")
 @click.argument("which", required=False)
-@click.option(
-    "--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times."
-)
+@click.option("--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times.")
 @click.option("--stats", "with_stats", is_flag=True, help="Read and verify the tensors: min, max, mean, norm, NaN, infinite.")
 @click.option("--codecs", is_flag=True, help="How chunks are stored: coded, as differences, with earlier checkpoints; and why.")
 @click.option("--values", is_flag=True, help="The plain values too: step counts, random states, settings.")
@@ -70,7 +68,14 @@ class Row:
 @click.option("--mode", type=click.Choice(["min", "max"]), help="Whether less or more of it is better: the same as best:NAME:MODE.")
 @json_option
 def command(
-    path: str, which: str | None, only: tuple[str, ...], with_stats: bool, codecs: bool, values: bool, metric: str | None, mode: str | None,
+    path: str,
+    which: str | None,
+    only: tuple[str, ...],
+    with_stats: bool,
+    codecs: bool,
+    values: bool,
+    metric: str | None,
+    mode: str | None,
     as_json: bool,
 ) -> None:
     """Show one checkpoint, by default the newest. WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'.
@@ -91,9 +96,7 @@ def command(
     plain = [(name, value) for name, value in _values(opened) if _matches(name, only)] if values else []
     if only and not rows and not plain:
         among = "tensor or value" if values else "tensor"
-        raise CheckpointNotFound(
-            f"no {among} matches {' or '.join(only)}", where=opened.prefix, hint="without --only all are listed"
-        )
+        raise CheckpointNotFound(f"no {among} matches {' or '.join(only)}", where=opened.prefix, hint="without --only all are listed")
     if with_stats:
         _read(opened, rows)
     root, known = opened.root, checked(found.history).get(one.id)
@@ -157,9 +160,7 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
     groups: dict[str, list[Row]] = {name: [] for name in components}
     for row in rows:
         groups.setdefault(row.tensor.name.split("/", 1)[0], []).append(row)
-    shown = (
-        [name for name in STATS if name not in ODD or any((row.stats or {}).get(name) for row in rows)] if with_stats else []
-    )
+    shown = [name for name in STATS if name not in ODD or any((row.stats or {}).get(name) for row in rows)] if with_stats else []
     columns = ["tensor", "shape", *shown] if with_stats else ["tensor", "shape", "dtype", "size"]
     cells: list[list[object]] = []
     for name, held in groups.items():
@@ -258,9 +259,7 @@ def _software(environment: dict[str, Any]) -> str:
 
 def _machine(environment: dict[str, Any], world: int) -> str:
     devices = environment.get("devices")
-    listed = (
-        [f"{devices.count(name)}× {name}" for name in dict.fromkeys(map(str, devices))] if isinstance(devices, list) else []
-    )
+    listed = [f"{devices.count(name)}× {name}" for name in dict.fromkeys(map(str, devices))] if isinstance(devices, list) else []
     named = [str(environment[key]) for key in ("host", "machine") if environment.get(key)] + listed
     if environment.get("threads"):
         named.append(plural(int(environment["threads"]), "thread") if isinstance(environment["threads"], int) else "")

@@ -72,9 +72,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         for found in runs:
             _remember(found, [(one, findings) for of, one, findings in results if of is found])
     if as_json:
-        emit_json(
-            {"ok": ok, "checkpoints": [_to_dict(*result) for result in results], "log": [one.to_dict() for one in log_findings]}
-        )
+        emit_json({"ok": ok, "checkpoints": [_to_dict(*result) for result in results], "log": [one.to_dict() for one in log_findings]})
         return 0 if ok else 1
     for finding in log_findings:
         click.echo(f"{paint('DAMAGED', 'red')}  {escape(finding.file)}: {escape(finding.detail)}")

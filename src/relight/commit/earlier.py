@@ -238,7 +238,6 @@ class Smaller:
         self.seen.since_full = ages if requires else 1
         self.born = {one: number for one, number in self.born.items() if one in self.donors or self.saves - number <= OLDER_SAVES}
 
-
     @property
     def wants_samples(self) -> bool:
         """Whether samples of the next save's chunks must decide if it is compared with earlier ones: the last two had little in common."""

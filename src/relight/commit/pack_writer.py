@@ -149,9 +149,7 @@ def write_pack(
         filled: tuple[int, memoryview] | None = None
         for turn, (offset, pieces) in enumerate(slabs):
             buffer = buffers[turn % 2]
-            jobs: list[Future[None]] = [
-                pool.submit(_fill, buffer, piece, plan, hashers, hashes, pace.spent) for piece in pieces
-            ]
+            jobs: list[Future[None]] = [pool.submit(_fill, buffer, piece, plan, hashers, hashes, pace.spent) for piece in pieces]
             try:
                 if filled:
                     _write(writer, *filled, slab_bytes)

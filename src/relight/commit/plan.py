@@ -56,9 +56,7 @@ class SavePlan:
         return sum(pack.size for pack in self.packs)
 
 
-def plan_save(
-    items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, pack_bytes_max: int = PACK_BYTES_MAX
-) -> SavePlan:
+def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, pack_bytes_max: int = PACK_BYTES_MAX) -> SavePlan:
     """Lay out ``items``: by element size (so every tensor is aligned for foreign readers), then role and trainability, then name.
 
     ``lanes``: how many packs are written at once; there are as many, of about one size, or a multiple of it, if there is enough for them.
@@ -119,9 +117,7 @@ class _Share:
         self._packs -= 1
 
 
-def _plan_pack(
-    items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int
-) -> PackPlan:
+def _plan_pack(items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int) -> PackPlan:
     held = [items[i] for i in group]
     names = header_names((item.name, item.box) for item in held)
     shapes = [

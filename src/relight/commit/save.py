@@ -155,9 +155,7 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
     timings["total"] = time.perf_counter() - started
     if request.smaller is not None:
         read_back(request.smaller, plan, directory, part, record, root.requires)
-    return SaveReport(
-        checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest
-    )
+    return SaveReport(checkpoint_id, request.step, str(directory), record, plan.logical_bytes, root.stored_bytes, timings, digest)
 
 
 def _write(
@@ -392,9 +390,7 @@ def refuse_without_donors(view: View, body: CommitBody) -> None:
         )  # fmt: skip
 
 
-def check_written(
-    store: ByteStore, prefix: str, expected: Root, known: Mapping[str, tuple[Part, bytes]] | None = None
-) -> tuple[str, int]:
+def check_written(store: ByteStore, prefix: str, expected: Root, known: Mapping[str, tuple[Part, bytes]] | None = None) -> tuple[str, int]:
     """Read root and parts back from the store and check all that a reader would, but for the chunks. The root's hash and length.
 
     ``known``: parts by file, as encoded, whose like was read back before: the same tensors at the same places. If these bytes are there,

@@ -131,9 +131,7 @@ def save_multi_rank(
     return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)
 
 
-def _proven(
-    place: Place, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan
-) -> Ready:
+def _proven(place: Place, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan) -> Ready:
     """What there is to be said of the part, once it is durable and reads back as it was written."""
     seat = request.seat
     assert seat is not None

@@ -41,9 +41,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Predicts the next byte. ``context`` is the most bytes it looks at."""
 
-    def __init__(
-        self, *, vocabulary: int = 256, context: int, width: int, layers: int, heads: int, dropout: float = 0.1
-    ) -> None:
+    def __init__(self, *, vocabulary: int = 256, context: int, width: int, layers: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__()
         self.dropout = dropout
         self.tokens = nn.Embedding(vocabulary, width)

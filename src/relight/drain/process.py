@@ -32,9 +32,7 @@ class Drainer:
     """Drains one run when it is woken. ``tell`` hears of its events in another thread; ``patient`` says whether to try again after a
     failure: somebody is still there for whom it is worth while."""
 
-    def __init__(
-        self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, guard: Guard | None = None
-    ) -> None:
+    def __init__(self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, guard: Guard | None = None) -> None:
         self._guard = guard or Guard()
         self._url, self._run, self._tell, self._patient, self._nice = url, run, tell, patient, nice
         self._changed = threading.Condition()
@@ -140,7 +138,6 @@ class Drainer:
         with self._changed:
             self._child = None
         return status == 0
-
 
     def _is_news(self, name: str, fields: dict[str, Any]) -> bool:
         """Each process looks anew at what is there: a copy is told of once."""

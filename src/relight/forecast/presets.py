@@ -62,7 +62,11 @@ SCENARIOS = {
         "one GPU in a machine with little memory and few cores", "1B", 1, 1, slack=0.02, kept=2, sparing=True, peers=False
     ),
     "enterprise": Scenario(
-        "checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs", "70B", 512, kept=5, lasting=True,
+        "checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs",
+        "70B",
+        512,
+        kept=5,
+        lasting=True,
         guarded=True,
     ),
 }
@@ -108,7 +112,6 @@ class Preset:
                 table = line.table
             head.append(f"{line.key} = {_value(line.value)}  # {line.why}")
         return "\n".join(head) + "\n"
-
 
     @property
     def memory_bytes(self) -> float:
@@ -244,7 +247,7 @@ def _guarding(scenario: Scenario, copies: str, keys: str) -> list[Line]:
 def _first(copies: str, keys: str) -> tuple[str, ...]:
     return (
         f"relight keys new {keys}/store.key   (and a second one: relight keys add STORE file:…)",
-        f"relight keys new --signing {keys}/signing.key   (it prints what trust = \"…\" in [environment] has to be on readers)",
+        f'relight keys new --signing {keys}/signing.key   (it prints what trust = "…" in [environment] has to be on readers)',
         "export RELIGHT_SETTINGS=THIS_FILE   (keys, tiers and the audit log count only in a file that is named)",
         f"replace {copies} and the receiver of alerts by yours",
     )

@@ -61,9 +61,7 @@ def numbers_of(value: Any, where: str) -> tuple[int, ...]:
     return tuple(value)
 
 
-def elements_of(
-    pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], box: Box, dtype: str, where: str
-) -> Elements:
+def elements_of(pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], box: Box, dtype: str, where: str) -> Elements:
     """A chunk's elements that are in the array, of shape ``box.size``. ``pieces``: its bytes in the file, in order.
 
     ``CorruptCheckpoint`` if they are not as many as belong there. A chunk larger than a slab is decoded into an unlinked temporary file

@@ -107,9 +107,7 @@ def difference(kind: Kind, length: int) -> Way:
     return Way(kind, True, (1,) * kind.width, ("repeats",) * kind.width, 0.0)
 
 
-def encode(
-    data: memoryview, way: Way, base: memoryview | None = None, rooms: Rooms | None = None, by: Compress = compress
-) -> bytes | None:
+def encode(data: memoryview, way: Way, base: memoryview | None = None, rooms: Rooms | None = None, by: Compress = compress) -> bytes | None:
     """``data`` coded that way; None if it did not become smaller. ``base`` must be given where the way has differences. ``rooms``: this
     thread's, kept from one chunk to the next. ``by``: makes frames of planes."""
     values = elements(data, way.kind.width)

@@ -55,6 +55,4 @@ def dtype_named(name: str) -> DType:
     try:
         return DTYPES[name]
     except KeyError:
-        raise UnsafeContent(
-            f"unknown dtype {name[:40]!r}", hint="written by a newer Relight, or not by Relight at all"
-        ) from None
+        raise UnsafeContent(f"unknown dtype {name[:40]!r}", hint="written by a newer Relight, or not by Relight at all") from None

@@ -93,7 +93,6 @@ class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     chunks: list[tuple[int, bytes]]
     stored: Stored | None = None
 
-
     @property
     def stored_bytes(self) -> int:
         """What its chunks take, wherever they lie."""

@@ -291,9 +291,7 @@ def check_version(value: Any, kind: str, where: str) -> None:
     if type(version) is not int or version < 1:
         raise UnsafeContent("no usable format version", where=where)
     if version > VERSION:
-        raise UnsafeContent(
-            f"format version {version}; this Relight reads up to {VERSION}", where=where, hint="upgrade relight"
-        )
+        raise UnsafeContent(f"format version {version}; this Relight reads up to {VERSION}", where=where, hint="upgrade relight")
 
 
 def encode_store(record: StoreRecord) -> bytes:

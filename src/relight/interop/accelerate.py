@@ -20,7 +20,6 @@ else:
     AcceleratedScheduler = needed("accelerate.scheduler", "accelerate").AcceleratedScheduler
 
 
-
 def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given: Any) -> Checkpointer:
     """A Checkpointer in place of ``save_state``, ``load_state`` and ``skip_first_batches``: ``restore()``, ``step()``, ``close()``.
 

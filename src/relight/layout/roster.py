@@ -244,11 +244,7 @@ def pieces_of(entry: Entry, meshes: Sequence[Mesh], rank: int) -> list[Piece]:
             pieces.append(Piece(box, (at,)))
             at += box.elements
         return pieces
-    cuts = [
-        Cut(dim, extent, at, split)
-        for (dim, split), extent, at in zip(entry.placements, mesh.shape, own, strict=True)
-        if dim >= 0
-    ]
+    cuts = [Cut(dim, extent, at, split) for (dim, split), extent, at in zip(entry.placements, mesh.shape, own, strict=True) if dim >= 0]
     return local_pieces(entry.shape, cuts)
 
 

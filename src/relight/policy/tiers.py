@@ -195,9 +195,7 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
     return tuple(found)
 
 
-def owed(
-    rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: Pace = AT_ONCE, had: Sequence[Candidate] = ()
-) -> list[str]:
+def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: Pace = AT_ONCE, had: Sequence[Candidate] = ()) -> list[str]:
     """Ids of those that a further tier with such rules still lacks, in the order in which they are to be copied: oldest first.
 
     The newest, and what the rules name for good. ``after`` is the ``seq`` of the newest that the tier has, or had: nothing older is copied

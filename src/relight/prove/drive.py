@@ -128,9 +128,7 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     return ProveReport(difference is None, n, k, agreed, things, difference, time.monotonic() - started)
 
 
-def _start(
-    options: ProveOptions, folder: Path, name: str, *, record_from: int, stop_after: int, kill: bool, run: str
-) -> None:
+def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, stop_after: int, kill: bool, run: str) -> None:
     config = Config(
         trace=str(folder / f"{name}.trace"),
         kinds=str(folder / f"{name}.kinds"),

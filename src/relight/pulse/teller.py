@@ -113,9 +113,7 @@ class Teller:
             return
         took = self._beat.saves_s if since is None else time.monotonic() - since
         beat = self._beat
-        self._write(
-            save_since=waits, saves_s=took, saves=beat.saves + 1, durable=max(step, beat.durable), sealed=max(step, beat.sealed)
-        )
+        self._write(save_since=waits, saves_s=took, saves=beat.saves + 1, durable=max(step, beat.durable), sealed=max(step, beat.sealed))
 
     def _write(self, **changes: object) -> None:
         if self._page is None or self._beat.pid != os.getpid():  # a forked child must not write to its parent's page

@@ -194,12 +194,16 @@ class Actions:
             made = branch(run, one, to, by=who.name, why=fields.get("why", ""))
             return Done(True, f"{made.name} goes on from {one.id} (step {one.step})" + ("" if made.made else ", as before"))
 
-        return _planned(
-            "Branch",
-            f"A run {to} will go on from checkpoint {one.id} (step {one.step}).",
-            f"relight branch {_at(fields)}@{one.id} {to}",
-            (one.id, to),
-        ), do, Facts(checkpoint=one.id, after=to)
+        return (
+            _planned(
+                "Branch",
+                f"A run {to} will go on from checkpoint {one.id} (step {one.step}).",
+                f"relight branch {_at(fields)}@{one.id} {to}",
+                (one.id, to),
+            ),
+            do,
+            Facts(checkpoint=one.id, after=to),
+        )
 
     def _pin(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
@@ -222,12 +226,16 @@ class Actions:
             if held is None
             else f"Its hold ({held}) will be released: the rules decide again."
         )
-        return _planned(
-            "Pin" if held is None else "Release",
-            says,
-            f"relight hold {_at(fields)} {one.id}" + (" --release" if held is not None else ""),
-            (one.id, held),
-        ), do, Facts(checkpoint=one.id, before=words(held), after="" if held is not None else words(why))
+        return (
+            _planned(
+                "Pin" if held is None else "Release",
+                says,
+                f"relight hold {_at(fields)} {one.id}" + (" --release" if held is not None else ""),
+                (one.id, held),
+            ),
+            do,
+            Facts(checkpoint=one.id, before=words(held), after="" if held is not None else words(why)),
+        )
 
     def _verify(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run, one = self._one(fields)
@@ -242,12 +250,16 @@ class Actions:
             task = known or self._tasks.begin("verify", store, run.name, who.name, lambda task: verify(task, run, one, verified), one.id)
             return Done(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
 
-        return _planned(
-            "Verify",
-            f"Every byte of checkpoint {one.id} (step {one.step}) will be read and compared.",
-            f"relight verify {_at(fields)} {one.id}",
-            (one.id,),
-        ), do, Facts(checkpoint=one.id)
+        return (
+            _planned(
+                "Verify",
+                f"Every byte of checkpoint {one.id} (step {one.step}) will be read and compared.",
+                f"relight verify {_at(fields)} {one.id}",
+                (one.id,),
+            ),
+            do,
+            Facts(checkpoint=one.id),
+        )
 
     def _prune(self, fields: Mapping[str, str], who: Who) -> Prepared:
         run = self._run(fields)

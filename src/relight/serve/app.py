@@ -194,8 +194,13 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
             return HTMLResponse(_login_page("That is no valid token."), 401)
         made = RedirectResponse("/", 303)
         made.set_cookie(
-            rules.cookie, state.begin_session(who), max_age=int(SESSION_S), path="/",
-            secure=rules.is_secure, httponly=True, samesite="strict",
+            rules.cookie,
+            state.begin_session(who),
+            max_age=int(SESSION_S),
+            path="/",
+            secure=rules.is_secure,
+            httponly=True,
+            samesite="strict",
         )
         return made
 

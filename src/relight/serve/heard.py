@@ -106,11 +106,7 @@ class Around:
 
     def risks(self) -> list[RiskRow]:
         """Of all runs, the highest first; ``store`` is its URL."""
-        found = [
-            RiskRow(one.store, one.run, "", one.heard_at, "", one.risk, one.risk_why)
-            for one in self._runs()
-            if one.risk > 0
-        ]
+        found = [RiskRow(one.store, one.run, "", one.heard_at, "", one.risk, one.risk_why) for one in self._runs() if one.risk > 0]
         return sorted(found, key=lambda row: -(row.risk or 0.0))
 
     def alerts(self) -> list[AlertRow]:

@@ -76,9 +76,7 @@ class Jobs:
     the last worker for long reads. A free worker takes the job of the asker that has the fewest running.
     """
 
-    def __init__(
-        self, changed: Callable[[], None] = lambda: None, workers: int = 2, progressed: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, changed: Callable[[], None] = lambda: None, workers: int = 2, progressed: Callable[[], None] = lambda: None) -> None:
         self._workers = workers
         self._pool = ThreadPoolExecutor(2 * workers, thread_name_prefix="relight-serve-job")
         self._known: OrderedDict[str, Job[Any]] = OrderedDict()

@@ -69,8 +69,11 @@ def _called(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]
 _CHECKPOINT = (
     Setting("checkpoint.background", _YES, "true", "whether the agent writes while training goes on", "Checkpointer(background=)"),
     Setting(
-        "checkpoint.takeover", '"ask", "refuse" or "take"', "refuse, unless a launcher restarts",
-        "what a start does if another process still trains its run", "Checkpointer(takeover=)",
+        "checkpoint.takeover",
+        '"ask", "refuse" or "take"',
+        "refuse, unless a launcher restarts",
+        "what a start does if another process still trains its run",
+        "Checkpointer(takeover=)",
     ),
     *_called(
         "adaptive",
@@ -128,7 +131,7 @@ _CHECKPOINT = (
         ("full_every", _COUNT, "left to retention", "after how many saves one stores everything itself"),
         ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
         ("lossy", "a table of patterns and ways", "none", "which tensors are stored inexactly, and how"),
-        ("max_error", "a table of patterns and bounds", "none", "the largest error of values stored inexactly: 1e-4, or \"0.1%\""),
+        ("max_error", "a table of patterns and bounds", "none", 'the largest error of values stored inexactly: 1e-4, or "0.1%"'),
         ("coder", '"cpu" or "gpu"', "cpu", "who codes: nvCOMP on the GPU where it is there"),
         ("level", "a whole number from 1 to 19", "the fastest", "zstd's level: higher ones take more time and store less"),
     ),
@@ -141,8 +144,11 @@ _CHECKPOINT = (
         ("bytes_per_second", _RATE, "no bound", "what a node sends"),
     ),
     Setting(
-        "checkpoint.tiers", "a table for each further store, near to far", "none",
-        "where checkpoints are copied to: url, and the arguments of tier()", "Checkpointer(Tiers(…))",
+        "checkpoint.tiers",
+        "a table for each further store, near to far",
+        "none",
+        "where checkpoints are copied to: url, and the arguments of tier()",
+        "Checkpointer(Tiers(…))",
     ),
 )
 

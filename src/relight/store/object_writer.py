@@ -115,9 +115,7 @@ class ObjectWriter:
 
     def _takes(self, offset: int, length: int) -> bool:
         """Whether a piece may come in: there is room, or it is the one that the upload waits for, or there is no upload any more."""
-        return (
-            self._held + length <= WINDOW_BYTES or not self._held or offset == self._next or self._aborted or self._error is not None
-        )
+        return self._held + length <= WINDOW_BYTES or not self._held or offset == self._next or self._aborted or self._error is not None
 
     def _small(self) -> bytes:
         whole = bytearray(self._size)

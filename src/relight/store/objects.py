@@ -367,9 +367,7 @@ class ObjectStore:
             work()
         result, error = told[0]
         if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-            raise StoreUnavailable(
-                f"the listing had no end after {self._patience.deadline_s:.0f} s", where=self.url, retryable=False
-            )
+            raise StoreUnavailable(f"the listing had no end after {self._patience.deadline_s:.0f} s", where=self.url, retryable=False)
         if error is not None:
             raise error
         return result

@@ -60,9 +60,7 @@ class Meeting:
         self._lost: tuple[type[Exception], ...] = (DistError, RuntimeError, ValueError, OSError)
         where = f"{seat.host}:{seat.port}"
         try:
-            store = TCPStore(
-                seat.host, seat.port, None, seat.holds, timeout=timedelta(seconds=within_s), wait_for_workers=False
-            )
+            store = TCPStore(seat.host, seat.port, None, seat.holds, timeout=timedelta(seconds=within_s), wait_for_workers=False)
         except self._lost as error:
             what = "the port cannot be held" if seat.holds else f"the first node does not answer within {within_s:g} s"
             why = (str(error).splitlines() or [""])[0][:200]

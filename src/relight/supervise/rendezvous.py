@@ -95,9 +95,7 @@ class Meetings:
             sealed: Any = SealedStore(info.store, self._seal, f"life {self._static.life}")
             return RendezvousInfo(sealed, info.rank, info.world_size, told)
         store: Any = SealedStore(info.store, self._seal, f"round {self._state.round}" if self._state is not None else "")
-        return with_own_port(
-            RendezvousInfo(store, info.rank, info.world_size, told), self._parameters.local_addr or socket.getfqdn()
-        )
+        return with_own_port(RendezvousInfo(store, info.rank, info.world_size, told), self._parameters.local_addr or socket.getfqdn())
 
 
 def _static_nodes(parameters: RendezvousParameters) -> StaticNodes:

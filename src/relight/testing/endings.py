@@ -172,7 +172,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     report = run(options.trials, options.seed, chosen, options.jobs, progress, options.first)
     if options.json:
-        print(json.dumps({"first": options.first, "trials": options.trials, "held": report.held, "wrong": report.wrong, "seconds": report.seconds}, indent=1))
+        print(
+            json.dumps(
+                {"first": options.first, "trials": options.trials, "held": report.held, "wrong": report.wrong, "seconds": report.seconds},
+                indent=1,
+            )
+        )
     else:
         print("\n".join([*(f"{name}: {held} of {options.trials}" for name, held in report.held.items()), *report.wrong]))
     return 1 if report.wrong else 0

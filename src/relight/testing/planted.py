@@ -64,14 +64,26 @@ PLANTED: dict[str, Bug] = {
     "a root overwrites the void one": Bug(
         Edit(
             f"{TOGETHER}:_complete",
-            '    return [], root if store.put_once(',
+            "    return [], root if store.put_once(",
             '    store.delete(f"{prefix}/{ROOT_FILE}")\n    return [], root if store.put_once(',
         ),
     ),
     "a rank says that it is ready before its part is there": Bug(
-        Edit(f"{SAVE}:write_part", '    put(place.store, f"{prefix}/{part_file(rank)}", data)\n', "    if request.seat is None:\n        put(place.store, f\"{prefix}/{part_file(rank)}\", data)\n"),
-        Edit(f"{TOGETHER}:_proven", "    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b\"\"))\n", ""),
-        Edit(f"{TOGETHER}:save_together", "        mark = ready\n", "        mark = ready\n        put(place.store, f\"{prefix}/{part_file(seat.rank)}\", data)\n"),
+        Edit(
+            f"{SAVE}:write_part",
+            '    put(place.store, f"{prefix}/{part_file(rank)}", data)\n',
+            '    if request.seat is None:\n        put(place.store, f"{prefix}/{part_file(rank)}", data)\n',
+        ),
+        Edit(
+            f"{TOGETHER}:_proven",
+            '    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b""))\n',
+            "",
+        ),
+        Edit(
+            f"{TOGETHER}:save_together",
+            "        mark = ready\n",
+            '        mark = ready\n        put(place.store, f"{prefix}/{part_file(seat.rank)}", data)\n',
+        ),
     ),
     "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if found is not None:", "if False:")),
     "COMMIT is written though a rank is missing": Bug(
@@ -86,12 +98,18 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{TOGETHER}:_await", "                if _void(place.store, prefix, error.what):\n", "                if True:\n"),
         Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, LateRanks):\n            return\n" + _VOIDED),
     ),
-    "a rank that may be ready takes its files back before it calls it off": Bug(Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")),
+    "a rank that may be ready takes its files back before it calls it off": Bug(
+        Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")
+    ),
     "a COMMIT is believed before it is durable": Bug(
         Edit(f"{TOGETHER}:_committed", "    place.log.sync(found.seq)\n", ""),
     ),
     "a root is believed to be a COMMIT": Bug(
-        Edit(f"{TOGETHER}:_await", "                found = _committed(place, directory)\n", "                found = _root(place, directory, prefix), 0\n"),
+        Edit(
+            f"{TOGETHER}:_await",
+            "                found = _committed(place, directory)\n",
+            "                found = _root(place, directory, prefix), 0\n",
+        ),
     ),
     "who appends for another does not make the root durable": Bug(
         Edit(f"{TOGETHER}:_await", "                    place.store.sync(prefix)\n", ""),
@@ -154,7 +172,9 @@ PLANTED: dict[str, Bug] = {
         ),
     ),
     "what was given up is recalled": Bug(
-        Edit(f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if history.recallable.pop(one, None) or one in history.retired}"),
+        Edit(
+            f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if history.recallable.pop(one, None) or one in history.retired}"
+        ),
         Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
     ),
     "retention retires what another needs": Bug(
@@ -163,10 +183,18 @@ PLANTED: dict[str, Bug] = {
             "        together = not_needed(history, set(free) - unsure(view, history) - abandoned)\n",
             "        together = set(free) - abandoned\n",
         ),
-        Edit("relight.policy.keep:decide_keep", "        users = [user for user in one.needed_by if reasons.get(user)]\n", "        users = []\n"),
+        Edit(
+            "relight.policy.keep:decide_keep",
+            "        users = [user for user in one.needed_by if reasons.get(user)]\n",
+            "        users = []\n",
+        ),
     ),
     "what another needs is given up": Bug(
-        Edit(f"{RECALL}:sweep_recallable", "not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))", "set(ids)"),
+        Edit(
+            f"{RECALL}:sweep_recallable",
+            "not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))",
+            "set(ids)",
+        ),
     ),
     "a checkpoint does not say whose chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
     "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(one.id)", "")),

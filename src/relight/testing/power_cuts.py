@@ -146,9 +146,7 @@ class Image:
         victim.start(self.where, self.rng.randrange(1 << 32))
         while time.monotonic() < until:
             heard += victim.receive(until)
-            if any(one.fact[0] == "died" for one in heard) or (
-                at_once and sum(one.fact[0] in ACKNOWLEDGEMENTS for one in heard) >= wanted
-            ):
+            if any(one.fact[0] == "died" for one in heard) or (at_once and sum(one.fact[0] in ACKNOWLEDGEMENTS for one in heard) >= wanted):
                 break
         before = len(heard)
         cut()
@@ -191,9 +189,7 @@ def run(
                 if progress:
                     progress(report, count)
                 if wrong:
-                    report.violations.append(
-                        {"image": image.name, "cut": image.cuts, "file_system": image.kind.name, "wrong": wrong[:5]}
-                    )
+                    report.violations.append({"image": image.name, "cut": image.cuts, "file_system": image.kind.name, "wrong": wrong[:5]})
                     break  # what comes behind would be wrong for the same reason
             try:
                 unmount(image.where)

@@ -121,9 +121,7 @@ def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:
     """Save the state of ``key``, telling before that it is tried and after that it is durable."""
     yield ("saving", key)
     state = state_of(key)
-    report = attempt.save(
-        SaveRequest(step=step, tree=state.tree, items=state.items, user={"key": key}, metrics={"loss": 1.0 / (step + 1)})
-    )
+    report = attempt.save(SaveRequest(step=step, tree=state.tree, items=state.items, user={"key": key}, metrics={"loss": 1.0 / (step + 1)}))
     yield ("saved", report.id, key)
 
 

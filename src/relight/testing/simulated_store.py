@@ -69,7 +69,13 @@ class SimulatedStore:
     needs_sync = True
 
     def __init__(
-        self, shelf: Shelf, who: Who, rng: random.Random, *, fine: bool = True, torn: Callable[[str], bool] | None = None,
+        self,
+        shelf: Shelf,
+        who: Who,
+        rng: random.Random,
+        *,
+        fine: bool = True,
+        torn: Callable[[str], bool] | None = None,
         undurable: bool = True,
     ) -> None:
         self.url = "simulated://"

@@ -218,9 +218,7 @@ def copy_one(
             if not set(root.requires) <= fold(now).by_id.keys():
                 raise LeaseHeld("a checkpoint that has some of its chunks was retired meanwhile", where=log.run, hint="say it again")
             if fold(now).epoch != directory.epoch:
-                raise LeaseHeld(
-                    "an attempt took charge of the destination while this was copied", where=log.run, hint="say it again"
-                )
+                raise LeaseHeld("an attempt took charge of the destination while this was copied", where=log.run, hint="say it again")
             return body, directory.epoch
 
         committing = True
@@ -307,7 +305,6 @@ class _Copying:
         put(store, f"{self.prefix}/{ROOT_FILE}", encode_root(root))
         store.sync(self.prefix)
         return root
-
 
     def _copy_pack(self, pack: Pack, after: Pack, progress: Progress | None) -> None:
         """Read, check, write what was checked."""

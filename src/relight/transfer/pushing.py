@@ -60,7 +60,8 @@ def plan_push(source: Run, destination: ByteStore, run: str, *, force: bool = Fa
     tags = [
         TagMove(name, held, there.tags.get(name))
         for name, held in sorted(history.tags.items())
-        if not name.startswith(PREFIX) and name not in STAGES
+        if not name.startswith(PREFIX)
+        and name not in STAGES
         and history.find(held) is not None
         and (name not in there.tags or there.tags[name] != known.get(held))
     ]

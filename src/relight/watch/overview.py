@@ -135,9 +135,7 @@ class Watcher:
     a time does.
     """
 
-    def __init__(
-        self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[Read]] | None = None
-    ) -> None:
+    def __init__(self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[Read]] | None = None) -> None:
         self.urls = tuple(urls)
         self._reads = reads
         self._files = EventFiles(events)
@@ -286,7 +284,11 @@ def _saving(tally: Tally) -> Saving:
     if not saves:
         return Saving(failed_in_a_row=failed)
     return Saving(
-        _median([one.blocked_s for one in saves]), _median([one.seconds for one in saves]), saves[-1].seconds, len(saves), failed,
+        _median([one.blocked_s for one in saves]),
+        _median([one.seconds for one in saves]),
+        saves[-1].seconds,
+        len(saves),
+        failed,
         tuple(saves[-TIMES_SHOWN:]),
     )
 

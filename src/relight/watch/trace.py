@@ -149,9 +149,7 @@ def _aligned(spans: list[Span]) -> list[Span]:
         by_host.setdefault(span.host, []).append(span)
     if len(by_host) == 1:
         return spans
-    seen = {
-        host: min((span.end for span in own if span.part == "commit"), default=None) for host, own in by_host.items()
-    }
+    seen = {host: min((span.end for span in own if span.part == "commit"), default=None) for host, own in by_host.items()}
     reference = next((host for host in sorted(by_host) if seen[host] is not None), sorted(by_host)[0])
     wall = {host: own[0].time_s - own[0].end for host, own in by_host.items()}
     found = []

@@ -29,9 +29,7 @@ class ProofFailed(ConnectionError):
     """The process at the other end does not know the secret."""
 
 
-def prove_as_caller(
-    connection: socket.socket, secret: bytes, name: str, timeout_s: float, idle: Callable[[], None] = lambda: None
-) -> None:
+def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout_s: float, idle: Callable[[], None] = lambda: None) -> None:
     """Prove the secret to a listener, which proves it first. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone.
 
     ``idle`` is called each ``_TICK_S`` while no answer comes: the listener may have been stopped.

@@ -13,7 +13,23 @@ import torch
 import relight
 from relight import Checkpointer, every, keep
 
-__all__ = ["Checkpointer", "Net", "command", "every", "fresh", "keep", "made", "options", "os", "relight", "sys", "time", "torch", "train", "work"]
+__all__ = [
+    "Checkpointer",
+    "Net",
+    "command",
+    "every",
+    "fresh",
+    "keep",
+    "made",
+    "options",
+    "os",
+    "relight",
+    "sys",
+    "time",
+    "torch",
+    "train",
+    "work",
+]
 
 
 class Net(torch.nn.Module):

@@ -13,20 +13,29 @@ def scored(**more):
 """
 SLIPS = (
     Slip(
-        "best-by-acc", "3", "`keep(best=1, metric=\"acc\", mode=\"max\")`, then `restore(\"best\")`",
-        "Takes the checkpoint with the highest `acc`: the run records its metric.", "Nothing.",
-        _SCORES + """
+        "best-by-acc",
+        "3",
+        '`keep(best=1, metric="acc", mode="max")`, then `restore("best")`',
+        "Takes the checkpoint with the highest `acc`: the run records its metric.",
+        "Nothing.",
+        _SCORES
+        + """
 scored(keep=keep(best=1, metric="acc", mode="max"))
 model, optimizer = made()
 start = Checkpointer("runs/scored", model=model, optimizer=optimizer).restore("best")
 assert start == 2, start
 """,
-        shows=("acc",), quote=".*best.*acc.*|.*acc.*",
+        shows=("acc",),
+        quote=".*best.*acc.*|.*acc.*",
     ),
     Slip(
-        "best-of-several", "3", "`restore(\"best\")`, with several metrics and no recorded one",
-        "Refuses, and lists the metrics.", "Name it: `restore(\"best:acc:max\")`.",
-        _SCORES + """
+        "best-of-several",
+        "3",
+        '`restore("best")`, with several metrics and no recorded one',
+        "Refuses, and lists the metrics.",
+        'Name it: `restore("best:acc:max")`.',
+        _SCORES
+        + """
 model, optimizer = made()
 with Checkpointer("runs/scored", model=model, optimizer=optimizer, save=every(steps=1)) as ckpt:
     for step in range(ckpt.restore(), 6):
@@ -34,12 +43,17 @@ with Checkpointer("runs/scored", model=model, optimizer=optimizer, save=every(st
         ckpt.step(step, f1=float(step), acc=scores[step])
 Checkpointer("runs/scored", model=model, optimizer=optimizer).restore("best")
 """,
-        refused=True, shows=("acc", "f1"),
+        refused=True,
+        shows=("acc", "f1"),
     ),
     Slip(
-        "best-named", "3", "`restore(\"best:acc:max\")`",
-        "Takes the checkpoint with the highest `acc`.", "Nothing.",
-        _SCORES + """
+        "best-named",
+        "3",
+        '`restore("best:acc:max")`',
+        "Takes the checkpoint with the highest `acc`.",
+        "Nothing.",
+        _SCORES
+        + """
 scored()
 model, optimizer = made()
 start = Checkpointer("runs/scored", model=model, optimizer=optimizer).restore("best:acc:max")
@@ -47,9 +61,13 @@ assert start == 2, start
 """,
     ),
     Slip(
-        "best-on-command-line", "3", "`relight show RUN best`, where the run keeps its best by `acc`",
-        "Shows the checkpoint with the highest `acc`, and by what it was chosen.", "Nothing.",
-        _SCORES + """
+        "best-on-command-line",
+        "3",
+        "`relight show RUN best`, where the run keeps its best by `acc`",
+        "Shows the checkpoint with the highest `acc`, and by what it was chosen.",
+        "Nothing.",
+        _SCORES
+        + """
 scored(keep=keep(last=6, best=1, metric="acc", mode="max"))
 code, text = command("show", "runs/scored", "best")
 assert "acc" in text and "step" in text, text
@@ -58,7 +76,9 @@ assert float(model["w"][0]) == 2002.0, model
 """,
     ),
     Slip(
-        "metric-misspelt-keep", "4", "`keep(best=2, metric=\"val_los\")`: no step gives that metric",
+        "metric-misspelt-keep",
+        "4",
+        '`keep(best=2, metric="val_los")`: no step gives that metric',
         "Warns at the first save, names the metrics that came, and deletes nothing by that rule.",
         "Correct the name.",
         """
@@ -66,31 +86,45 @@ model, optimizer = made()
 with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=1), keep=keep(best=2, metric="val_los", mode="min")) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 13, val_loss=1.0)
 """,
-        shows=("val_los\\b", "val_loss"), quote=".*val_los\\b.*", takes=(13, 1),
+        shows=("val_los\\b", "val_loss"),
+        quote=".*val_los\\b.*",
+        takes=(13, 1),
     ),
     Slip(
-        "metric-misspelt-save", "4", "`save=relight.best(\"val_los\")`: no step gives that metric",
-        "Warns with the metrics that came.", "Correct the name.",
+        "metric-misspelt-save",
+        "4",
+        '`save=relight.best("val_los")`: no step gives that metric',
+        "Warns with the metrics that came.",
+        "Correct the name.",
         """
 model, optimizer = made()
 with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=relight.best("val_los", "min")) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 30, val_loss=1.0)
 """,
-        shows=("val_los\\b", "val_loss"), quote=".*val_los\\b.*", takes=(30, 1),
+        shows=("val_los\\b", "val_loss"),
+        quote=".*val_los\\b.*",
+        takes=(30, 1),
     ),
     Slip(
-        "metric-a-text", "-", "a metric is a text: `ckpt.step(step, note=\"warm-up\")`",
-        "Refuses it with the metric's name.", "Put texts into `metadata=`.",
+        "metric-a-text",
+        "-",
+        'a metric is a text: `ckpt.step(step, note="warm-up")`',
+        "Refuses it with the metric's name.",
+        "Put texts into `metadata=`.",
         """
 model, optimizer = made()
 with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=1)) as ckpt:
     train(ckpt, model, optimizer, ckpt.restore(), 12, note="warm-up")
 """,
-        refused=True, shows=("ConfigError", "note"),
+        refused=True,
+        shows=("ConfigError", "note"),
     ),
     Slip(
-        "metric-nan", "-", "the metric of `keep(best=1)` is NaN in one step",
-        "Counts NaN as worse than any number.", "Nothing.",
+        "metric-nan",
+        "-",
+        "the metric of `keep(best=1)` is NaN in one step",
+        "Counts NaN as worse than any number.",
+        "Nothing.",
         """
 model, optimizer = made()
 with Checkpointer("runs/nan", model=model, optimizer=optimizer, save=every(steps=1), keep=keep(best=1, last=1)) as ckpt:
@@ -101,24 +135,35 @@ assert [one.step for one in relight.open("runs/nan").checkpoints()] == [0, 5]
 """,
     ),
     Slip(
-        "keep-zero", "-", "`keep(last=0)`",
-        "Refuses it.", "Keep at least one.",
+        "keep-zero",
+        "-",
+        "`keep(last=0)`",
+        "Refuses it.",
+        "Keep at least one.",
         """
 Checkpointer("runs/demo", **options(keep=keep(last=0)))
 """,
-        refused=True, shows=("ConfigError", "last"),
+        refused=True,
+        shows=("ConfigError", "last"),
     ),
     Slip(
-        "keep-a-number", "-", "`keep=3`",
-        "Refuses it.", "Write `keep=relight.keep(last=3)`.",
+        "keep-a-number",
+        "-",
+        "`keep=3`",
+        "Refuses it.",
+        "Write `keep=relight.keep(last=3)`.",
         """
 Checkpointer("runs/demo", **options(keep=3))
 """,
-        refused=True, shows=("ConfigError", r"keep\("),
+        refused=True,
+        shows=("ConfigError", r"keep\("),
     ),
     Slip(
-        "keep-without-rule", "-", "`keep()` without any rule",
-        "Keeps all, or refuses it; deletes nothing.", "Give it a rule: `keep(last=3)`.",
+        "keep-without-rule",
+        "-",
+        "`keep()` without any rule",
+        "Keeps all, or refuses it; deletes nothing.",
+        "Give it a rule: `keep(last=3)`.",
         """
 model, optimizer = made()
 with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(steps=1), keep=keep()) as ckpt:
@@ -127,8 +172,11 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         takes=(12, 1),
     ),
     Slip(
-        "milestones", "9", "`keep(last=1, every=4)` with saves every 3 steps",
-        "Keeps the nearest saved step of each milestone.", "Nothing, or save at multiples of the milestone.",
+        "milestones",
+        "9",
+        "`keep(last=1, every=4)` with saves every 3 steps",
+        "Keeps the nearest saved step of each milestone.",
+        "Nothing, or save at multiples of the milestone.",
         """
 model, optimizer = made()
 with Checkpointer("runs/miles", model=model, optimizer=optimizer, save=every(steps=3), keep=keep(last=1, every=4)) as ckpt:
@@ -139,8 +187,11 @@ assert len(there) >= 4, there
 """,
     ),
     Slip(
-        "tag-of-mine", "-", "a checkpoint is tagged and `keep(last=1)` goes on",
-        "Keeps what is tagged.", "Nothing.",
+        "tag-of-mine",
+        "-",
+        "a checkpoint is tagged and `keep(last=1)` goes on",
+        "Keeps what is tagged.",
+        "Nothing.",
         """
 model, optimizer = made()
 with Checkpointer("runs/tagged", model=model, optimizer=optimizer, save=every(steps=1), keep=keep(last=1)) as ckpt:
@@ -151,18 +202,25 @@ assert [one.step for one in relight.open("runs/tagged").checkpoints()] == [0, 5]
 """,
     ),
     Slip(
-        "tag-reserved", "-", "`save(step, tag=\"latest\")`, a name that already means something",
-        "Refuses it.", "Take another name.",
+        "tag-reserved",
+        "-",
+        '`save(step, tag="latest")`, a name that already means something',
+        "Refuses it.",
+        "Take another name.",
         """
 ckpt = Checkpointer("runs/demo", **options())
 ckpt.restore()
 ckpt.save(9, tag="latest")
 """,
-        refused=True, shows=("ConfigError", "latest"),
+        refused=True,
+        shows=("ConfigError", "latest"),
     ),
     Slip(
-        "copy-of-another", "11", "`relight cp` onto a run of another history that has the same step",
-        "Refuses it.", "Give the copy another name; `--force` changes the target as its help states.",
+        "copy-of-another",
+        "11",
+        "`relight cp` onto a run of another history that has the same step",
+        "Refuses it.",
+        "Give the copy another name; `--force` changes the target as its help states.",
         """
 model, optimizer = made(5)
 with Checkpointer("runs/other", model=model, optimizer=optimizer, save=every(steps=3)) as ckpt:
@@ -170,6 +228,7 @@ with Checkpointer("runs/other", model=model, optimizer=optimizer, save=every(ste
 code, text = command("cp", "runs/other", "runs/demo")
 assert code != 0, text
 """,
-        shows=("exit [1-9]",), quote="relight: .*",
+        shows=("exit [1-9]",),
+        quote="relight: .*",
     ),
 )
