@@ -29,7 +29,7 @@ from relight.commit import Attempt, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
 from relight.store import ByteStore, LocalStore
-from relight.store.blocks import Blocks
+from relight.store.blocks import BlockCache
 from relight.store.cached import CachedStore
 from relight.store.objects import ObjectStore
 
@@ -69,7 +69,7 @@ def one_round(url: str, near: Path, cache: Path) -> dict[str, float]:
     shutil.rmtree(cache, ignore_errors=True)
 
     def cached() -> ByteStore:
-        return CachedStore(ObjectStore(url), Blocks(cache))
+        return CachedStore(ObjectStore(url), BlockCache(cache))
 
     told = {}
     let_go(near)

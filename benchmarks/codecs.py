@@ -28,7 +28,7 @@ from benchmarks.workloads import SHAPES
 from relight.demo.gpt import GPT
 from relight.demo.text import read_text
 from relight.format import codecs, entropy
-from relight.format.codecs import Kind
+from relight.format.codecs import ElementKind
 from relight.format.planes import Rooms
 
 CHUNK = 4 << 20
@@ -41,8 +41,8 @@ class Codec(NamedTuple):
     """``encode(chunk, kind, earlier)`` gives bytes, ``decode(stored, kind, length, earlier)`` the chunk again."""
 
     name: str
-    encode: Callable[[memoryview, Kind, memoryview | None], bytes]
-    decode: Callable[[bytes, Kind, int, memoryview | None], Any]
+    encode: Callable[[memoryview, ElementKind, memoryview | None], bytes]
+    decode: Callable[[bytes, ElementKind, int, memoryview | None], Any]
 
 
 class Training:
@@ -95,7 +95,7 @@ def train(size: str, mixed: bool, warm: int) -> Iterator[tuple[int, State]]:
             yield step - warm, state
 
 
-def shipped(given: str) -> Iterator[tuple[str, memoryview, Kind]]:
+def shipped(given: str) -> Iterator[tuple[str, memoryview, ElementKind]]:
     """``NAME=FILE``: the model's floating-point tensors, back to back, by dtype, and as bfloat16."""
     name, _, path = given.rpartition("=")
     if path.endswith(".safetensors"):
@@ -107,8 +107,8 @@ def shipped(given: str) -> Iterator[tuple[str, memoryview, Kind]]:
         held = held.get("model_state", held)
     tensors = [one for one in held.values() if isinstance(one, torch.Tensor) and one.dtype == torch.float32]
     label = name or Path(path).stem
-    yield f"{label}, float32", _flat(tensors), Kind(4, True)
-    yield f"{label}, bfloat16", _flat([one.to(torch.bfloat16) for one in tensors]), Kind(2, True)
+    yield f"{label}, float32", _flat(tensors), ElementKind(4, True)
+    yield f"{label}, bfloat16", _flat([one.to(torch.bfloat16) for one in tensors]), ElementKind(2, True)
 
 
 def _flat(tensors: list[torch.Tensor]) -> memoryview:
@@ -120,13 +120,13 @@ def ours(difference: bool) -> Codec:
 
     rooms, room = Rooms(), memoryview(bytearray(CHUNK))
 
-    def encode(chunk: memoryview, kind: Kind, earlier: memoryview | None) -> bytes:
+    def encode(chunk: memoryview, kind: ElementKind, earlier: memoryview | None) -> bytes:
         base = earlier if difference else None
         way = codecs.choose(chunk, kind, base)
         body = None if way is None else codecs.encode(chunk, way, base if way.difference else None, rooms)
         return bytes(chunk) if body is None else body
 
-    def decode(stored: bytes, kind: Kind, length: int, earlier: memoryview | None) -> Any:
+    def decode(stored: bytes, kind: ElementKind, length: int, earlier: memoryview | None) -> Any:
         """Into memory that is there, as a restore does."""
         if len(stored) == length:
             return stored
@@ -168,7 +168,7 @@ def others() -> list[Codec | str]:
     try:
         from zipnn import ZipNN
 
-        def nn(kind: Kind) -> Any:
+        def nn(kind: ElementKind) -> Any:
             return ZipNN(input_format="byte", bytearray_dtype={2: "bfloat16", 4: "float32"}[kind.width], threads=1)
 
         found.append(
@@ -183,7 +183,7 @@ def others() -> list[Codec | str]:
     return found
 
 
-def measure(codec: Codec, data: memoryview, kind: Kind, earlier: memoryview | None) -> dict[str, float]:
+def measure(codec: Codec, data: memoryview, kind: ElementKind, earlier: memoryview | None) -> dict[str, float]:
     """Once over all chunks."""
     stored_bytes, encode_s, decode_s = 0, 0.0, 0.0
     for at in range(0, len(data), CHUNK):
@@ -212,7 +212,7 @@ def main() -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     installed = others()
     rivals = [one for one in installed if isinstance(one, Codec)]
-    cases: list[tuple[str, Codec, memoryview, Kind, memoryview | None]] = []
+    cases: list[tuple[str, Codec, memoryview, ElementKind, memoryview | None]] = []
     for given in options.model:
         for label, data, kind in shipped(given):
             cases += [(label, codec, data, kind, None) for codec in (ours(difference=False), *rivals)]
@@ -220,7 +220,7 @@ def main() -> None:
         states = dict(train(options.size, mixed, options.warm))
         last = states[max(APART)]
         for name, data in last.items():
-            kind = Kind(2 if "bfloat16" in name else 4, True)
+            kind = ElementKind(2 if "bfloat16" in name else 4, True)
             label = f"{name}{', mixed' if mixed and 'moment' in name else ''}"
             cases += [(label, codec, data, kind, None) for codec in (ours(difference=False), *rivals)]
             for apart in APART:

@@ -27,14 +27,14 @@ import torch
 from benchmarks.codecs import train
 from benchmarks.machine import describe
 from relight.commit import Attempt, PackPlan, SaveRequest, plan_save
-from relight.commit.earlier import Smaller
+from relight.commit.earlier import IncrementalState
 from relight.commit.save import new_id
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.policy.compact import Compact
 from relight.store import PAGE, LocalStore, Writer, page_buffer
-from relight.store.around import Around
+from relight.store.around import StoreWrapper
 
 RATES: tuple[float | None, ...] = (100, 400, 1000, None)
 """Megabytes a second; None: as the disk."""
@@ -44,7 +44,7 @@ LEARNS = 3
 """Saves that do not count."""
 
 
-class Slowed(Around):
+class Slowed(StoreWrapper):
     """Takes no more than so many bytes a second, all writers together."""
 
     def __init__(self, inner: LocalStore, rate: float | None) -> None:
@@ -103,7 +103,7 @@ class Case:
         return seconds, report.stored_bytes / report.logical_bytes, "" if chosen is None else chosen.reason
 
     @property
-    def smaller(self) -> Smaller:
+    def smaller(self) -> IncrementalState:
         """What it has learned."""
         assert self.attempt.smaller is not None
         return self.attempt.smaller

@@ -25,7 +25,7 @@ import relight
 from benchmarks.machine import describe
 from relight.commit import PackPlan
 from relight.commit.pack_writer import SLAB_BYTES, write_pack
-from relight.keys import Guard, write_key_file
+from relight.keys import StoreSecurity, write_key_file
 from relight.store import ByteStore, open_bytes, page_buffer
 
 CHUNK = 4 << 20
@@ -94,7 +94,7 @@ def measured(folder: Path, size: int, rounds: int) -> dict[str, Any]:
     image = image_of(size)
     stores: dict[str, tuple[ByteStore, str]] = {}
     for name, spec in (("plain", ""), ("encrypted", key)):
-        store = open_bytes(folder / name, guard=Guard.from_settings(spec))
+        store = open_bytes(folder / name, guard=StoreSecurity.from_settings(spec))
         step = size // TENSORS
         state = {f"t{number}": torch.frombuffer(image[number * step : (number + 1) * step], dtype=torch.uint8) for number in range(TENSORS)}
         relight.save(folder / name / "run", state, step=1, encrypt=spec or None)

@@ -23,7 +23,7 @@ from relight.format import Record, decode_record, encode_record, encode_store, h
 from relight.format.digest import ZERO_HEX
 from relight.format.names import CheckpointDir, record_file, summary_file
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody, RetireBody, RunBody, StoreRecord
-from relight.log import Log, View, fold
+from relight.log import Log, LogView, fold
 from relight.log.summary import SUMMARY_EVERY, TOPIC, condense, encode
 from relight.store import LocalStore, MemoryStore
 from relight.store.base import Entry
@@ -75,13 +75,15 @@ def write(log: Any, records: int) -> None:
         tail.append(record)
         due = SUMMARY_EVERY if records - seq < 3 * SUMMARY_EVERY else SUMMARY_EVERY * WRITER_EVERY
         if seq % due == due - 1:
-            view = View(RUN, STORE_ID, RUN_ID, (*(brief.records if brief else ()), *tail), (), seq, prev, brief.summary if brief else None)
+            view = LogView(
+                RUN, STORE_ID, RUN_ID, (*(brief.records if brief else ()), *tail), (), seq, prev, brief.summary if brief else None
+            )
             summary = condense(view, trusted=False)
             text = encode(summary)
             hash = hexdigest(text)
             log(f"{RUN}/log/{summary_file(seq, hash)}", text)
             waiting = NoteBody(topic=TOPIC, data={"upto": seq, "hash": hash, "bytes": len(text)})
-            brief, tail = View(RUN, STORE_ID, RUN_ID, summary.records, (), seq, prev, summary), []
+            brief, tail = LogView(RUN, STORE_ID, RUN_ID, summary.records, (), seq, prev, summary), []
         seq += 1
 
 

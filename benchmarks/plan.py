@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.machine import describe
 from relight.forecast import prior
-from relight.forecast.planned import Layout, Measured, Question, fit, plan
+from relight.forecast.planned import MeasuredTime, ParallelLayout, Question, fit, plan
 from relight.forecast.sizing import Size
 
 FIGURES = {"stall": "save_lost", "durable": "save_durable", "load": "restore_cold"}
@@ -41,11 +41,12 @@ def seconds(reports: list[dict[str, Any]], figure: str) -> float:
     return statistics.median(next(float(one["seconds"]) for one in report["relight"] if one["name"] == figure) for report in reports)
 
 
-def predicted(measured: dict[str, Measured], size: int) -> dict[str, float]:
+def predicted(measured: dict[str, MeasuredTime], size: int) -> dict[str, float]:
     """What the plan says for a state of that size."""
     start_s = 10.0
     question = Question(
-        size=Size({"weights": size}, "as measured"), layout=Layout(1, 1), belief=prior(1), rate_source="published", measured=measured,
+        size=Size({"weights": size}, "as measured"), layout=ParallelLayout(1, 1), belief=prior(1), rate_source="published",
+        measured=measured,
         start_s=start_s, levels=("memory", "store"),
     )  # fmt: skip
     found = plan(question)

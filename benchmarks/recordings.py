@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from relight.foresee import Foresight, HostGauges, Rank, Shape, rss_bytes
+from relight.foresee import FailurePredictor, HostGauges, Rank, SampleShape, rss_bytes
 
 GROUP_BYTES, DISK_BYTES = 512 << 20, 256 << 20
 KINDS = ("leak", "disk", "sudden", "healthy", "healthy", "healthy")
@@ -81,7 +81,7 @@ def live(directory: Path, kind: str, minutes: float, seed: int) -> None:
         subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", str(disk)], check=True)
         page = directory / f"page-{os.getpid()}"
         page.write_bytes(bytes(STEP.size))
-        foresight = Foresight(shape=Shape(1, 1, 0), hours=1.0)
+        foresight = FailurePredictor(shape=SampleShape(1, 1, 0), hours=1.0)
         command = [sys.executable, "-m", "benchmarks.recordings", str(directory), "--work", kind, "--minutes", str(minutes)]
         child = subprocess.Popen([*command, "--disk", str(disk), "--page", str(page), "--seed", str(seed)], stderr=subprocess.DEVNULL)
         node = HostGauges((str(disk),))

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import msgspec
 
 from relight.commit import Attempt, SaveRequest, plan_save
-from relight.commit.save import Place, Seat
+from relight.commit.save import CommitTarget, Participant
 from relight.format import Part, PartRef, Root, encode_part, encode_root, encode_tree
 from relight.format.manifest import SHORT_PARTS, Pack
 from relight.format.names import LOG_DIR, parse_ready, part_file
 from relight.layout import Box, Bytes, Item
-from relight.layout.roster import REPLICATED, Entry, Mesh, Roster, Table
+from relight.layout.roster import REPLICATED, Mesh, Table, TableEntry, TensorOwnership
 from relight.log import Log
 from relight.store import LocalStore, MemoryStore
 from relight.testing.counting import CountingStore
@@ -99,11 +99,12 @@ def table_of(model: Model, layout: str) -> Table:
             places = (REPLICATED, (0, 1))
         else:
             places = ((0, 8 if cut == 0 else 1), (cut, 1) if cut >= 0 else REPLICATED)
-        entries.append(Entry(f"model/{name}", "bfloat16", 2, shape, "param", 0, places))
+        entries.append(TableEntry(f"model/{name}", "bfloat16", 2, shape, "param", 0, places))
         entries += [
-            Entry(f"optimizer/state/{name}/{key}", "float32", 4, shape, "optim", 0, places) for key in ("master", "exp_avg", "exp_avg_sq")
+            TableEntry(f"optimizer/state/{name}/{key}", "float32", 4, shape, "optim", 0, places)
+            for key in ("master", "exp_avg", "exp_avg_sq")
         ]
-        entries.append(Entry(f"optimizer/state/{name}/step", "float32", 4, (), "optim"))
+        entries.append(TableEntry(f"optimizer/state/{name}/step", "float32", 4, (), "optim"))
     return Table((mesh,), tuple(entries))
 
 
@@ -118,7 +119,7 @@ def planned(model: Model, layout: str) -> dict[str, Any]:
     }  # fmt: skip
     for rank in (0, 1, model.ranks // 2, model.ranks - 1):
         started = time.perf_counter()
-        roster = Roster([table], [0] * model.ranks)
+        roster = TensorOwnership([table], [0] * model.ranks)
         works = roster.work(rank)
         items = [_item(table.entries[work.entry], work.box) for work in works]
         if roster.leads(rank):
@@ -153,7 +154,7 @@ def planned(model: Model, layout: str) -> dict[str, Any]:
     return row
 
 
-def _item(entry: Entry, box: Box) -> Item:
+def _item(entry: TableEntry, box: Box) -> Item:
     return Item(
         entry.name,
         entry.dtype,
@@ -233,7 +234,7 @@ def _behind_the_part(world: int, folder: Path, way: str) -> float:
         return min(done for _, done in times if done is not None) - max(ready for ready, _ in times if ready is not None)
 
 
-def _save_as_processes(own: Place, root: str, world: int) -> list[tuple[float | None, float | None]]:
+def _save_as_processes(own: CommitTarget, root: str, world: int) -> list[tuple[float | None, float | None]]:
     """What each rank has seen; as forks of this process, which has all it needs in memory. The clock is the machine's."""
     fork = multiprocessing.get_context("fork")
     together, told = fork.Barrier(world), fork.SimpleQueue()
@@ -259,7 +260,7 @@ def _save_as_processes(own: Place, root: str, world: int) -> list[tuple[float | 
     return found
 
 
-def _save_as_threads(own: Place, stores: list[CountingStore], world: int) -> None:
+def _save_as_threads(own: CommitTarget, stores: list[CountingStore], world: int) -> None:
     together = threading.Barrier(world)
     failed: list[BaseException] = []
 
@@ -279,14 +280,14 @@ def _save_as_threads(own: Place, stores: list[CountingStore], world: int) -> Non
         raise failed[0]
 
 
-def _save_as(number: int, world: int, own: Place, store: CountingStore, together: Callable[[], object]) -> None:
+def _save_as(number: int, world: int, own: CommitTarget, store: CountingStore, together: Callable[[], object]) -> None:
     """One rank's save, once all are there; counted from then on."""
-    place = Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
+    place = CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch)
     place.log.read()
     store.bytes.clear()
     store.asked.clear()
     row = Item("t", "uint8", (world, 64), "value", Bytes(bytes(64)), Box((number, 0), (1, 64)))
-    seat = Seat(number, world, "0" * 16, 60.0) if world > 1 else None
+    seat = Participant(number, world, "0" * 16, 60.0) if world > 1 else None
     request = SaveRequest(step=1, tree=encode_tree({}), items=[row], id="0" * 10, seat=seat)
     together()
     Attempt(place).save(request)

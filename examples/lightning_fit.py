@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import relight
-from relight.interop.lightning import Checkpoints
+from relight.interop.lightning import LightningCheckpoints
 
 
 class Model(pl.LightningModule):
@@ -53,7 +53,7 @@ train = DataLoader(TensorDataset(x, x.sin().sum(1, keepdim=True)), batch_size=16
 val = DataLoader(TensorDataset(x[:64], x[:64].sin().sum(1, keepdim=True)), batch_size=16)
 path = sys.argv[1] if len(sys.argv) > 1 else "runs/lightning"
 keep = relight.keep(last=3, best=1, metric="val_loss")  # relight:
-checkpoints = Checkpoints(path, save=relight.every(steps=5) | relight.best("val_loss"), keep=keep)  # relight:
+checkpoints = LightningCheckpoints(path, save=relight.every(steps=5) | relight.best("val_loss"), keep=keep)  # relight:
 trainer = pl.Trainer(
     max_epochs=8, accelerator="cpu", devices=int(os.environ.get("EXAMPLE_RANKS", "1")),
     logger=False, enable_progress_bar=False, enable_model_summary=False,

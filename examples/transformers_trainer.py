@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 import relight
-from relight.interop.transformers import Checkpoints  # relight:
+from relight.interop.transformers import TrainerCheckpoints  # relight:
 
 
 class Print(TrainerCallback):
@@ -33,6 +33,6 @@ arguments = TrainingArguments(
     save_strategy="no",  # relight: Relight saves
 )  # fmt: skip
 path = sys.argv[1] if len(sys.argv) > 1 else "runs/transformers"
-checkpoints = Checkpoints(path, save=relight.every(steps=3), keep=relight.keep(last=3))  # relight:
+checkpoints = TrainerCheckpoints(path, save=relight.every(steps=3), keep=relight.keep(last=3))  # relight:
 trainer = Trainer(model, arguments, train_dataset=data, eval_dataset=data[:16], callbacks=[Print(), checkpoints])  # relight:
 trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))  # relight:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
-    from relight.policy import Compact, Facts, Limits, Peers, Tiers, Trigger, adaptive, best, every, keep, tier
+    from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, adaptive, best, every, keep, tier
     from relight.pulse import phase
     from relight.pulse.standby import standby
 
@@ -75,7 +75,6 @@ __all__ = [
     "ConfigError",
     "CorruptCheckpoint",
     "Diverged",
-    "Facts",
     "Fenced",
     "IncompatibleState",
     "InternalError",
@@ -91,6 +90,7 @@ __all__ = [
     "StoreUnavailable",
     "Tiers",
     "Trigger",
+    "TriggerInput",
     "UnsafeContent",
     "WrongKey",
     "adaptive",

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from relight.audit import recorded
-from relight.audit.facts import Facts
-from relight.catalog import Finding, Run, check_pack, list_runs, open_checkpoint, open_run, read_tensors
+from relight.audit.facts import ActionFacts
+from relight.catalog import Run, VerifyFinding, check_pack, list_runs, open_checkpoint, open_run, read_tensors
 from relight.catalog import verify_checkpoint as _verify
 from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.catalog.mapped import Mapped
@@ -21,7 +21,7 @@ from relight.format import decode_tree, encode_tree
 from relight.format.class_names import CLASSES
 from relight.format.collector import collector_paused
 from relight.format.step_number import step_of, which_of
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
@@ -95,7 +95,9 @@ def load(
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
     take_environment()  # which may say where it is written down
-    with recorded("load", f"{url}@{which}", Facts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})):
+    with recorded(
+        "load", f"{url}@{which}", ActionFacts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})
+    ):
         return _load(url, which, only, encrypt, mmap)
 
 
@@ -144,7 +146,7 @@ def _load(
 
 def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) -> ByteStore:
     take_environment()
-    return open_bytes(url, guard=Guard.from_settings(encrypt))
+    return open_bytes(url, guard=StoreSecurity.from_settings(encrypt))
 
 
 class Store:
@@ -180,7 +182,7 @@ class Store:
         """The newest committed checkpoint, unread."""
         return choose(self.run(run).history(), "latest").checkpoint
 
-    def verify(self, which: str | int | None = None, run: str | None = None) -> Iterator[tuple[Checkpoint, list[Finding]]]:
+    def verify(self, which: str | int | None = None, run: str | None = None) -> Iterator[tuple[Checkpoint, list[VerifyFinding]]]:
         """Each checkpoint (or one) with what is wrong with it, while it is found out."""
         opened = self.run(run)
         view, history = opened.view(), opened.history()

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 import relight
-from relight.agent import Agent, AgentDied, Done, reach
-from relight.arena import Memory, allocate
+from relight.agent import Agent, AgentDied, SaveOutcome, reach
+from relight.arena import SharedMemory, allocate
 from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
 
@@ -299,7 +299,7 @@ def test_a_save_is_told_of_though_its_agent_is_replaced_first() -> None:
     """
     here, there = socket.socketpair()
     agent = Agent(here)
-    told: list[Done] = []
+    told: list[SaveOutcome] = []
     agent.on_done = told.append
     agent.save(0, 1, "x" * 10)
     agent.close()
@@ -344,9 +344,9 @@ def test_memory_that_is_forgotten_is_given_back() -> None:
 
     before = memfds()
     for _ in range(5):
-        Memory(allocate(1 << 20), 1 << 20, writable=True)
+        SharedMemory(allocate(1 << 20), 1 << 20, writable=True)
     assert memfds() == before
-    kept = Memory(allocate(1 << 20), 1 << 20, writable=True)
+    kept = SharedMemory(allocate(1 << 20), 1 << 20, writable=True)
     view = kept.view[:4]
     kept.close()
     kept.close()

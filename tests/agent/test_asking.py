@@ -20,10 +20,20 @@ import torch
 import relight
 from relight.agent import client, launch
 from relight.agent.client import Agent
-from relight.agent.messages import Have, Layout, Meet, Met, Save, Slots, ToAgent, ToTrainer, Want
-from relight.agent.serve import NEAR_S, PATIENT_S, Job, Kept, Server, Session
-from relight.agent.wire import FDS_MAX, Wire
-from relight.arena import PAGE, SEALED, Memory, adopt
+from relight.agent.messages import (
+    AllocateSlots,
+    HeldList,
+    ListenForPeers,
+    PeerAddress,
+    SlotsAllocated,
+    SlotSealed,
+    TensorLayout,
+    ToAgent,
+    ToTrainer,
+)
+from relight.agent.serve import NEAR_S, PATIENT_S, AgentServer, CommittedSlot, SlotJob, TrainerSession
+from relight.agent.wire import FDS_MAX, AgentConnection
+from relight.arena import PAGE, SEALED, SharedMemory, adopt
 from relight.errors import StoreUnavailable
 
 
@@ -31,24 +41,24 @@ from relight.errors import StoreUnavailable
 def server() -> Any:
     """One that writes for ranks 0 and 1."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        made = Server(listener, 1.0)
+        made = AgentServer(listener, 1.0)
         made._ranks = {0, 1}
         yield made
 
 
-def at_work(server: Server) -> Job:
+def at_work(server: AgentServer) -> SlotJob:
     """A save that is being written, of a trainer that is gone."""
-    job = Job(Session(wire=None, open=False), 0, 1, slot=None, prepared=None)  # type: ignore[arg-type]
+    job = SlotJob(TrainerSession(wire=None, open=False), 0, 1, slot=None, prepared=None)  # type: ignore[arg-type]
     server._active.add(job)
     server._pending += 1
     return job
 
 
-def ago(job: Job, seconds: float) -> None:
+def ago(job: SlotJob, seconds: float) -> None:
     job.waits_since = time.monotonic() - seconds
 
 
-def test_a_commit_that_takes_long_is_waited_for(server: Server) -> None:
+def test_a_commit_that_takes_long_is_waited_for(server: AgentServer) -> None:
     """Nobody's part is missing: the store is slow, or the processor busy, and both ranks' saves are as good as there."""
     jobs = [at_work(server), at_work(server)]
     for job in jobs:
@@ -57,7 +67,7 @@ def test_a_commit_that_takes_long_is_waited_for(server: Server) -> None:
     assert server._writes()
 
 
-def test_a_part_that_is_being_written_here_is_waited_for(server: Server) -> None:
+def test_a_part_that_is_being_written_here_is_waited_for(server: AgentServer) -> None:
     """However long the other rank has waited for it."""
     waiting, _ = at_work(server), at_work(server)
     server._waits(waiting, "a", [1])
@@ -66,7 +76,7 @@ def test_a_part_that_is_being_written_here_is_waited_for(server: Server) -> None
 
 
 @pytest.mark.parametrize(("missing", "patience_s"), [([1], NEAR_S), ([2], PATIENT_S), ([1, 2], PATIENT_S)])
-def test_a_part_that_nobody_makes_is_not(server: Server, missing: list[int], patience_s: float) -> None:
+def test_a_part_that_nobody_makes_is_not(server: AgentServer, missing: list[int], patience_s: float) -> None:
     """One that would be made here soon shows that it is not; another node's gets longer."""
     job = at_work(server)
     server._waits(job, "a", missing)
@@ -76,7 +86,7 @@ def test_a_part_that_nobody_makes_is_not(server: Server, missing: list[int], pat
     assert not server._writes()
 
 
-def test_when_one_is_through_the_other_is_waited_for(server: Server) -> None:
+def test_when_one_is_through_the_other_is_waited_for(server: AgentServer) -> None:
     """It waited for the one that has just committed, and has not seen that yet; a save of something else says nothing of it."""
     job = at_work(server)
     server._waits(job, "a", [1])
@@ -87,7 +97,7 @@ def test_when_one_is_through_the_other_is_waited_for(server: Server) -> None:
     assert server._writes()
 
 
-def test_making_room_for_others_is_not_waited_for(server: Server) -> None:
+def test_making_room_for_others_is_not_waited_for(server: AgentServer) -> None:
     """The save is committed and told; to remove older ones a checkpoint is read back, which takes as long as it is large. Whoever takes the
     place of a trainer that died behind its save is told at once what there is."""
     job = at_work(server)
@@ -109,7 +119,7 @@ def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
         patch.setattr(together, "_committed", lambda *_: ("root", 7))
         patch.setattr(together, "refuse_if_fenced", lambda *_: None)
         clock = iter(range(100))
-        seat = together.Seat(0, 2, "0" * 16, 60.0)
+        seat = together.Participant(0, 2, "0" * 16, 60.0)
 
         def waits(missing: Any) -> bool:
             told.append(list(missing))
@@ -120,7 +130,7 @@ def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
     assert told == [[], [1], [], [], []]
 
 
-def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: Server) -> None:
+def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: AgentServer) -> None:
     """Sealed before its layout was told, or not to be read at all: nothing of the session stays, or the process would never end."""
     closed: list[bool] = []
 
@@ -133,13 +143,13 @@ def test_a_trainer_that_is_gone_is_gone_whatever_its_slots_say(server: Server) -
             return SEALED, 1
 
     wire = SimpleNamespace(close=lambda: closed.append(True))
-    session = Session(wire=wire, slots=[Broken(), Early()])  # type: ignore[arg-type, list-item]
+    session = TrainerSession(wire=wire, slots=[Broken(), Early()])  # type: ignore[arg-type, list-item]
     server._sessions.add(session)
     server._part(session)
     assert not server._sessions and not session.open and closed
 
 
-def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: AgentServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """It got its slots, sealed one and was killed before the agent's thread came back from sending them: what it said meanwhile counts."""
     ours, theirs = socket.socketpair()
     heard: list[str] = []
@@ -147,32 +157,32 @@ def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: Server, monk
 
     def send_and_lose(sock: socket.socket, data: list[bytes], fds: list[int]) -> int:
         sent = send_fds(sock, data, fds)
-        wire = Wire(theirs, ToTrainer)
-        wire.send(Layout([], 0, 1))
-        wire.send(Save(0, 1))
+        wire = AgentConnection(theirs, ToTrainer)
+        wire.send(TensorLayout([], 0, 1))
+        wire.send(SlotSealed(0, 1))
         wire.close()
         return sent
 
     monkeypatch.setattr(socket, "send_fds", send_and_lose)
     hear = server._receive
 
-    def listen(session: Session, message: Any) -> None:
+    def listen(session: TrainerSession, message: Any) -> None:
         heard.append(type(message).__name__)
-        if not isinstance(message, Layout):
+        if not isinstance(message, TensorLayout):
             hear(session, message)
 
     monkeypatch.setattr(server, "_hear", listen)
-    session = Session(Wire(ours, ToAgent))
+    session = TrainerSession(AgentConnection(ours, ToAgent))
     server._sessions.add(session)
-    Wire(theirs, ToTrainer).send(Want(1 << 16, 1, None))
+    AgentConnection(theirs, ToTrainer).send(AllocateSlots(1 << 16, 1, None))
     server._listen(session)
     assert heard == ["Want", "Layout", "Save"]
 
 
-def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: Server) -> None:
+def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: AgentServer) -> None:
     """Its last words may be that a save is sealed."""
     process = subprocess.Popen([sys.executable, "-c", ""])
-    session = Session(wire=None, pid=process.pid)  # type: ignore[arg-type]
+    session = TrainerSession(wire=None, pid=process.pid)  # type: ignore[arg-type]
     server._sessions.add(session)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked for its end yet
     assert server._has_unheard()
@@ -213,30 +223,30 @@ ckpt.save(1, block=False)
 def test_an_answer_that_came_too_late_is_to_no_other_question() -> None:
     """The agent was slow once: what it says then of the first is not taken for the second's, whose slots it would not be."""
     ours, theirs = socket.socketpair()
-    agent, wire = Agent(ours), Wire(theirs, ToAgent)
+    agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)
     try:
         with pytest.raises(StoreUnavailable, match="did not answer within"):
-            agent.meet(Meet(b"token"), 0.05)
-        wire.send(Met("first", ""))
-        wire.send(Met("second", ""))
-        assert agent.meet(Meet(b"token"), 5.0).id == "second"
-        wire.send(Met("third", ""))
-        assert agent.meet(Meet(b"token"), 5.0).id == "third"
+            agent.meet(ListenForPeers(b"token"), 0.05)
+        wire.send(PeerAddress("first", ""))
+        wire.send(PeerAddress("second", ""))
+        assert agent.meet(ListenForPeers(b"token"), 5.0).id == "second"
+        wire.send(PeerAddress("third", ""))
+        assert agent.meet(ListenForPeers(b"token"), 5.0).id == "third"
     finally:
         agent.close()
         wire.close()
 
 
-def test_of_very_many_slots_the_newest_are_given(server: Server) -> None:
+def test_of_very_many_slots_the_newest_are_given(server: AgentServer) -> None:
     """Nine ranks on a node, two saves of each, are more than sixteen; no message takes more descriptors than the kernel lets go with it."""
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     os.ftruncate(fd, PAGE)
-    agent, session = Agent(ours), Session(Wire(theirs, ToAgent))
+    agent, session = Agent(ours), TrainerSession(AgentConnection(theirs, ToAgent))
     slot = SimpleNamespace(state=lambda: (SEALED, 1), memory=SimpleNamespace(fd=fd))
     try:
         for count in (18, FDS_MAX + 7):
-            server._kept = [Kept(f"{number}", 1, slot, 0, (0,), session) for number in range(count)]  # type: ignore[arg-type]
+            server._kept = [CommittedSlot(f"{number}", 1, slot, 0, (0,), session) for number in range(count)]  # type: ignore[arg-type]
             server._commit_kept(session)
             held = agent.held(5.0)
             assert [one.id for one in held] == [f"{number}" for number in range(count)][-FDS_MAX:]
@@ -253,10 +263,10 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
     ours, theirs = socket.socketpair()
     fd = os.memfd_create("slot", os.MFD_CLOEXEC)
     os.ftruncate(fd, PAGE)
-    agent, wire = Agent(ours), Wire(theirs, ToAgent)
+    agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)
     before, mapped = len(os.listdir("/proc/self/fd")), []
 
-    def once(fd: int, *, writable: bool) -> Memory:
+    def once(fd: int, *, writable: bool) -> SharedMemory:
         if mapped:
             os.close(fd)
             raise OSError(errno.ENOMEM, "no memory")
@@ -264,14 +274,14 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
         return mapped[0]
 
     try:
-        wire.send(Have([("a", 0, [0]), ("b", 0, [0]), ("c", 0, [0])]), [fd, fd])
+        wire.send(HeldList([("a", 0, [0]), ("b", 0, [0]), ("c", 0, [0])]), [fd, fd])
         with pytest.raises(StoreUnavailable, match="2 of 3 descriptors"):
             agent.held(5.0)
-        wire.send(Slots([PAGE, PAGE]), [fd])
+        wire.send(SlotsAllocated([PAGE, PAGE]), [fd])
         with pytest.raises(StoreUnavailable, match="1 of 2 descriptors"):
             agent.slots(PAGE, 2, None, 5.0)
         monkeypatch.setattr(client, "adopt", once)
-        wire.send(Slots([PAGE, PAGE]), [fd, fd])
+        wire.send(SlotsAllocated([PAGE, PAGE]), [fd, fd])
         with pytest.raises(StoreUnavailable, match="no memory"):
             agent.slots(PAGE, 2, None, 5.0)
         assert len(os.listdir("/proc/self/fd")) == before

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.copies import Copies
+from relight.checkpointer.copies import SlotCopyPlan
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is out of memory"), MemoryError("none left")])
@@ -17,13 +17,13 @@ def test_a_copy_that_fails_costs_that_save_alone(tmp_path: Path, monkeypatch: py
     model = torch.nn.Linear(64, 64)
     with relight.Checkpointer(tmp_path / "store" / "run", model=model, signals=False, background=True) as ckpt:
         assert ckpt.save(0).wait(60).error is None
-        copy_now = Copies.copy_now
+        copy_now = SlotCopyPlan.copy_now
         for step in range(1, 5):
-            monkeypatch.setattr(Copies, "copy_now", lambda *_: (_ for _ in ()).throw(error))
+            monkeypatch.setattr(SlotCopyPlan, "copy_now", lambda *_: (_ for _ in ()).throw(error))
             with torch.no_grad():
                 model.weight.add_(1)
             failed = ckpt.save(step, block=False)
             assert failed.error is not None and str(error) in str(failed.error)
-            monkeypatch.setattr(Copies, "copy_now", copy_now)
+            monkeypatch.setattr(SlotCopyPlan, "copy_now", copy_now)
         assert ckpt.save(5).wait(60).error is None
     assert [one.step for one in relight.open(tmp_path / "store" / "run").checkpoints()] == [0, 5]

@@ -17,10 +17,10 @@ from torch import nn
 
 import relight
 from relight.agent import follow as following
-from relight.agent.follow import Abandoned, Follow
-from relight.arena import Memory, Slot, allocate
+from relight.agent.follow import Abandoned, SlotFollower
+from relight.arena import SharedMemory, Slot, allocate
 from relight.errors import RelightError
-from relight.snapshot import Copier, Snapshot, Watched
+from relight.snapshot import Copier, GuardedTensors, Snapshot
 
 WIDTH = 2048
 
@@ -32,7 +32,7 @@ def _background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slot() -> Iterator[Slot]:
-    memory = Memory(allocate(1 << 20), 1 << 20, writable=True)
+    memory = SharedMemory(allocate(1 << 20), 1 << 20, writable=True)
     yield Slot(memory)
     memory.close()
 
@@ -55,7 +55,7 @@ def waiting(action, *args) -> tuple[threading.Thread, list[object]]:
 def test_the_writer_stays_behind_the_filling(slot: Slot) -> None:
     """It waits for what is not there yet, and for the seal."""
     slot.begin(7)
-    one = Follow(slot, 7, lambda: True)
+    one = SlotFollower(slot, 7, lambda: True)
     thread, came = waiting(one.until, 5000)
     slot.set_copied(4999)
     time.sleep(0.02)
@@ -79,7 +79,7 @@ def test_a_save_that_does_not_go_on_is_abandoned(slot: Slot, end: str, monkeypat
     monkeypatch.setattr(following, "PATIENCE_S", 0.2 if end == "it stands still" else 30.0)
     slot.begin(7)
     lives = [True]
-    thread, came = waiting(Follow(slot, 7, lambda: lives[0]).sealed)
+    thread, came = waiting(SlotFollower(slot, 7, lambda: lives[0]).sealed)
     if end == "cleared":
         slot.clear()
     elif end == "begun anew":
@@ -253,7 +253,7 @@ def told_in_order() -> bool:
         assert torch.equal(target[:count], source[:count])
 
     done = threading.Event()
-    snapshot = Snapshot(Watched([("t", source, target.data_ptr())]).begin(), 0, lambda touched: done.set(), copied)
+    snapshot = Snapshot(GuardedTensors([("t", source, target.data_ptr())]).begin(), 0, lambda touched: done.set(), copied)
     copier = Copier(3)
     copier.start(snapshot)
     snapshot.wait()

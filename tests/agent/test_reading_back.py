@@ -14,8 +14,8 @@ import torch
 
 import relight
 from relight.agent import writing
-from relight.agent.messages import Place
-from relight.agent.writing import Writer
+from relight.agent.messages import OpenRun
+from relight.agent.writing import SlotWriter
 from relight.catalog import read
 from relight.log import Log, fold
 from relight.reclaim import PruneReport
@@ -23,7 +23,7 @@ from relight.store import LocalStore
 
 
 @pytest.fixture
-def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
+def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotWriter:
     """Of a run with three checkpoints, of which one is to stay; its last save was large."""
     with relight.Checkpointer(tmp_path / "store" / "run", x=torch.arange(30_000.0), background=False) as ckpt:
         for step in range(3):
@@ -31,12 +31,14 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Writer:
     store = LocalStore(tmp_path / "store")
     view = Log(store, "run").read()
     keep = msgspec.msgpack.encode(relight.keep(last=1))
-    made = Writer(Place(store.url, "run", view.store_id, view.run_id, fold(view).epoch, 2, os.getpriority(os.PRIO_PROCESS, 0), keep=keep))
+    made = SlotWriter(
+        OpenRun(store.url, "run", view.store_id, view.run_id, fold(view).epoch, 2, os.getpriority(os.PRIO_PROCESS, 0), keep=keep)
+    )
     made._last_in = (None, 2, SimpleNamespace(plan=SimpleNamespace(stored_bytes=writing.BEHIND_FROM)))  # type: ignore[assignment]
     return made
 
 
-def live(writer: Writer) -> int:
+def live(writer: SlotWriter) -> int:
     """How many checkpoints there are."""
     return len(fold(Log(writer._store, "run").read()).live)
 
@@ -55,7 +57,7 @@ def niceness(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def test_nobody_waits_and_so_it_waits(writer: Writer, niceness: list[int]) -> None:
+def test_nobody_waits_and_so_it_waits(writer: SlotWriter, niceness: list[int]) -> None:
     """Read by the last in the queue for a processor; done all the same."""
     before = os.getpriority(os.PRIO_PROCESS, 0)
     found = writer.prune(lambda: True, lambda: False, lambda: False)
@@ -65,14 +67,14 @@ def test_nobody_waits_and_so_it_waits(writer: Writer, niceness: list[int]) -> No
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
 
 
-def test_a_small_one_is_read_as_everything_else(writer: Writer, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_one_is_read_as_everything_else(writer: SlotWriter, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no time that would be worth a thread."""
     monkeypatch.setattr(writing, "BEHIND_FROM", writing.BEHIND_FROM + 1)
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
-def test_another_save_is_first(writer: Writer, niceness: list[int]) -> None:
+def test_another_save_is_first(writer: SlotWriter, niceness: list[int]) -> None:
     """What a further save comes upon is given up, and nothing removed; behind that one it is read without waiting for others, once."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
     assert writer.prune(lambda: True, lambda: False, lambda: True) is None
@@ -84,7 +86,7 @@ def test_another_save_is_first(writer: Writer, niceness: list[int]) -> None:
     assert writer._may_take_long()
 
 
-def test_a_trainer_that_ends_is_not_kept_waiting(writer: Writer, niceness: list[int]) -> None:
+def test_a_trainer_that_ends_is_not_kept_waiting(writer: SlotWriter, niceness: list[int]) -> None:
     """It waits until old ones are removed: that is begun anew, without waiting for others, and says nothing of how fast saves come."""
     assert writer.prune(lambda: True, lambda: True, lambda: False) is not None
     assert live(writer) == 1
@@ -93,7 +95,7 @@ def test_a_trainer_that_ends_is_not_kept_waiting(writer: Writer, niceness: list[
     assert writer._may_take_long()
 
 
-def test_ever_more_of_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ever_more_of_them(writer: SlotWriter, monkeypatch: pytest.MonkeyPatch) -> None:
     """Saves that always come too soon find it patient ever more rarely."""
     monkeypatch.setattr(type(writer._room), "prune", lambda self, need=0, still=lambda: True: PruneReport([], [], []) if still() else None)
     patient = []
@@ -104,14 +106,14 @@ def test_ever_more_of_them(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> N
     assert [number for number, one in enumerate(patient) if one] == [0, 2, 5, 10, 19, 36]
 
 
-def test_a_store_far_away_is_read_as_everything_else(writer: Writer, niceness: list[int]) -> None:
+def test_a_store_far_away_is_read_as_everything_else(writer: SlotWriter, niceness: list[int]) -> None:
     """Threads that its client starts for it would stay as slow."""
     writer.place = msgspec.structs.replace(writer.place, url="s3://bucket/store")
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 
 
-def test_a_trainer_that_ends_says_nothing_of_how_fast_saves_come(writer: Writer, niceness: list[int]) -> None:
+def test_a_trainer_that_ends_says_nothing_of_how_fast_saves_come(writer: SlotWriter, niceness: list[int]) -> None:
     """Given up for it, it is read as patiently the next time."""
     assert writer.prune(lambda: False, lambda: False, lambda: False) is None
     niceness.clear()

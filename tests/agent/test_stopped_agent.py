@@ -19,8 +19,8 @@ from torch import nn
 
 import relight
 from relight.agent import client, connect, launch
-from relight.agent.wire import Gone, Wire
-from relight.checkpointer.last_moments import LastMoments
+from relight.agent.wire import AgentConnection, ConnectionLost
+from relight.checkpointer.last_moments import GracePeriod
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
 from relight.store import open_bytes
@@ -246,13 +246,13 @@ def test_a_grace_bounds_every_wait(tmp_path: Path, agent: str) -> None:
 def test_a_full_socket_ends_the_connection() -> None:
     """A message that the other end does not read is given up after the bound, and no half message is followed by another."""
     here, there = socket.socketpair()
-    wire: Wire[object] = Wire(here, object)
+    wire: AgentConnection[object] = AgentConnection(here, object)
     wire.bound(0.2, 1.0, lambda: None)
     before = time.monotonic()
-    with pytest.raises(Gone, match="reads nothing"):
+    with pytest.raises(ConnectionLost, match="reads nothing"):
         wire.send(b"x" * (8 << 20))
     assert time.monotonic() - before < 5
-    with pytest.raises(Gone):
+    with pytest.raises(ConnectionLost):
         wire.send(b"y")
     wire.close()
     there.close()
@@ -261,7 +261,7 @@ def test_a_full_socket_ends_the_connection() -> None:
 def test_the_waits_of_close_share_one_deadline() -> None:
     """Each wait of close() gets what those before it left; a grace that ends sooner counts instead."""
     now = [0.0]
-    moments = LastMoments(lambda: now[0])
+    moments = GracePeriod(lambda: now[0])
     assert moments.bound(5.0) == 5.0
     moments.closing(10.0)
     now[0] = 8.0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from relight.audit import Book, check, recorded
+from relight.audit import AuditLog, check, recorded
 from relight.cli import cli
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
 from relight.observe import counters
@@ -16,9 +16,9 @@ from relight.store import open_bytes
 from relight.store.memory import MemoryStore
 
 
-def filled(root: Path, count: int = 4) -> Book:
+def filled(root: Path, count: int = 4) -> AuditLog:
     """A book with so many entries."""
-    book = Book(open_bytes(str(root)))
+    book = AuditLog(open_bytes(str(root)))
     for number in range(count):
         with book.doing("anna", "tag", f"runs/demo@{number}", "operator"):
             pass
@@ -83,14 +83,14 @@ def test_what_cannot_be_written_down_is_not_done() -> None:
             raise StoreUnavailable("full")
 
     done = []
-    with pytest.raises(StoreUnavailable), Book(Full("full")).doing("anna", "prune", "runs/demo"):
+    with pytest.raises(StoreUnavailable), AuditLog(Full("full")).doing("anna", "prune", "runs/demo"):
         done.append(1)
     assert done == []
 
 
 def test_two_books_of_one_store_write_one_chain(tmp_path: Path) -> None:
     """A server and a command at once."""
-    one, other = Book(open_bytes(str(tmp_path / "audit"))), Book(open_bytes(str(tmp_path / "audit")))
+    one, other = AuditLog(open_bytes(str(tmp_path / "audit"))), AuditLog(open_bytes(str(tmp_path / "audit")))
     for _ in range(3):
         first, second = one.begin("a", "tag", "x"), other.begin("b", "tag", "y")
         one.end(first, "ok")
@@ -115,7 +115,7 @@ def test_commands_say_yes_no_and_keep_the_anchor(tmp_path: Path) -> None:
 
 def test_what_is_exported_is_no_formula(tmp_path: Path) -> None:
     """A spreadsheet takes ``=cmd`` for one; a quote in front makes it text."""
-    with Book(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
+    with AuditLog(open_bytes(str(tmp_path / "audit"))).doing('=HYPERLINK("x")', "tag", "@x"):
         pass
     out = tmp_path / "audit.csv"
     assert CliRunner().invoke(cli, ["audit", "export", str(tmp_path / "audit"), "--out", str(out)]).exit_code == 0
@@ -130,7 +130,7 @@ def test_the_library_tells_the_audit_store_that_is_set(tmp_path: Path, monkeypat
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     with recorded("export", "runs/demo"):
         pass
-    assert [(one.what, one.how) for one in Book(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
+    assert [(one.what, one.how) for one in AuditLog(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
 
 
 def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,7 +145,7 @@ def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: py
     assert run.invoke(cli, ["ls", f"{store}/run-000"]).exit_code == 0
     assert run.invoke(cli, ["keys", "new", str(tmp_path / "key")]).exit_code == 0
     assert run.invoke(cli, ["hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
-    entries = Book(open_bytes(str(tmp_path / "audit"))).entries()
+    entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
     assert [(one.what, one.on, one.how) for one in entries] == [
         ("tag", f"{store}/run-000", "ok"), ("keys new", str(tmp_path / "key"), "ok"), ("hold", f"{store}/run-000", "failed"),
     ]  # fmt: skip
@@ -171,7 +171,7 @@ def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkey
     with pytest.raises(RelightError):
         execute_export(plan)  # it is there by now
     assert CliRunner().invoke(cli, ["export", f"{tmp_path}/runs/demo", f"{tmp_path}/more.safetensors"]).exit_code == 0
-    assert [(one.what, one.on, one.how == "ok") for one in Book(open_bytes(str(audited))).entries()] == [
+    assert [(one.what, one.on, one.how == "ok") for one in AuditLog(open_bytes(str(audited))).entries()] == [
         ("export", f"{store.url}/{opened.prefix}", True),
         ("import", f"{target} into {store.url}/brought", True),
         ("export", f"{store.url}/{opened.prefix}", False),
@@ -208,7 +208,7 @@ def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: P
             if turn:
                 with pytest.raises(CheckpointNotFound):
                     ckpt.restore("nobody")
-    entries = Book(open_bytes(str(tmp_path / "audit"))).entries()
+    entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
     assert [(one.what, one.on.rpartition("/")[2], one.how) for one in entries] == [
         ("restore", "demo@latest", "ok"), ("restore", "demo@latest", "ok"), ("restore", "demo@nobody", "failed"),
     ]  # fmt: skip

@@ -14,9 +14,9 @@ from tests.serve.made_server import Server, serving
 from tests.serve.made_stores import make_store
 
 import relight
-from relight.audit import Book, Entry
+from relight.audit import AuditEntry, AuditLog
 from relight.audit.effects import ACTIONS, COMMANDS, EFFECTS
-from relight.audit.facts import FIELDS, VALUE_MAX, Facts
+from relight.audit.facts import FIELDS, VALUE_MAX, ActionFacts
 from relight.cli import COMMANDS as ALL_COMMANDS
 from relight.cli import cli
 from relight.cli.audited import WITH
@@ -48,7 +48,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
         yield made
 
 
-def first_record(book: Book) -> dict[str, Any]:
+def first_record(book: AuditLog) -> dict[str, Any]:
     """The data of the newest first record, read from the log itself."""
     bodies = [record.body for record in Log(book.store, "audit").read().records]
     return next(dict(body.data) for body in reversed(bodies) if isinstance(body, NoteBody) and "begun" not in body.data)
@@ -141,7 +141,7 @@ def test_every_audited_command_records_all_of_it(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     monkeypatch.chdir(tmp_path)
     assert SIMPLE.keys() == WITH.keys()
-    book = Book(open_bytes(tmp_path / "audit"))
+    book = AuditLog(open_bytes(tmp_path / "audit"))
     seen: dict[str, dict[str, Any]] = {}
     # what a command does is other tests' subject; here its record counts, so the slow ones do nothing
     from relight.cli import drill, save
@@ -172,7 +172,7 @@ def test_tokens_of_the_command_line_are_recorded_by_id(tmp_path: Path, monkeypat
     made = CliRunner().invoke(cli, ["token", "new", "anna", "--role", "operator", "--scope", "runs/demo", *state])
     token = made.stdout.split()[0]
     CliRunner().invoke(cli, ["token", "revoke", token, *state])
-    new, gone = Book(open_bytes(tmp_path / "audit")).entries()
+    new, gone = AuditLog(open_bytes(tmp_path / "audit")).entries()
     assert {"given.name": "anna", "given.role": "operator", "given.scope": "runs/demo"}.items() <= dict(new.fields).items()
     assert token[3:13] in new.says and dict(gone.fields)["given.id"] == token[3:13] == gone.on
     assert dict(gone.fields)["before"] == "valid" and token.partition(".")[2] not in str((new, gone))
@@ -184,15 +184,15 @@ def test_library_calls_record_their_arguments(tmp_path: Path, monkeypatch: pytes
     relight.save(tmp_path / "runs" / "run-000", {"x": torch.zeros(3)}, step=200)
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     relight.load(tmp_path / "runs" / "run-000", 200)
-    entry: Entry = Book(open_bytes(tmp_path / "audit")).entries()[-1]
+    entry: AuditEntry = AuditLog(open_bytes(tmp_path / "audit")).entries()[-1]
     assert entry.what == "load" and dict(entry.fields)["given.which"] == "200" and entry.how == "ok"
 
 
 def test_long_values_keep_their_length_and_hash() -> None:
     """A value that is too long for a record shows what was left out, so two of them are never confused."""
-    one, other = (Facts(given={"why": "x" * 5000 + end}).record()["given.why"] for end in "ab")
+    one, other = (ActionFacts(given={"why": "x" * 5000 + end}).record()["given.why"] for end in "ab")
     assert len(one) == VALUE_MAX == len(other) and one != other and "5001 characters" in one
-    hidden = Facts(given={"url": "https://anna:pw@host/x", "password": "pw", "words": ("--api-token", "pw", "TOKEN=pw")}).record()
+    hidden = ActionFacts(given={"url": "https://anna:pw@host/x", "password": "pw", "words": ("--api-token", "pw", "TOKEN=pw")}).record()
     assert "pw" not in str(hidden.values()) and "host/x" in hidden["given.url"]
 
 
@@ -235,9 +235,11 @@ def test_a_piece_of_the_audit_log_has_a_bound_in_bytes() -> None:
 
 def test_a_path_that_is_not_utf_8_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes of a path that are not UTF-8 are recorded by their numbers; neither the entry nor its end fails."""
-    book = Book(open_bytes(tmp_path / "audit"))
+    book = AuditLog(open_bytes(tmp_path / "audit"))
     path = "/data/\udcff/run"
-    book.end(book.begin("me", "tag", path, facts=Facts(run=path, given={path: path, "list": [path]})), "failed", f"no store at {path}")
+    book.end(
+        book.begin("me", "tag", path, facts=ActionFacts(run=path, given={path: path, "list": [path]})), "failed", f"no store at {path}"
+    )
     (entry,) = book.entries()
     assert entry.on == "/data/\\udcff/run" == dict(entry.fields)["given./data/\\udcff/run"] and entry.says.endswith("/data/\\udcff/run")
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import relight
-from relight.bench.advice import Advice, Facts, advise, slot_bytes
+from relight.bench.advice import Advice, BenchFacts, advise, slot_bytes
 
 GB = 10**9
 
 
-def facts(**changed: Any) -> Facts:
+def facts(**changed: Any) -> BenchFacts:
     """A state of 1 GB on four cores with plenty of memory and a good disk; training is done by the cores."""
     found: dict[str, Any] = {
         "store": "runs",
@@ -29,7 +29,7 @@ def facts(**changed: Any) -> Facts:
         "durable_s": 0.6,
         "lost_s": 0.3,
     }
-    return Facts(**(found | changed))
+    return BenchFacts(**(found | changed))
 
 
 def setting(advice: Advice, name: str) -> tuple[str, str]:

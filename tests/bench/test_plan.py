@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relight.bench.figures import floor_figures, medians, noise, our_figures, thread_counts, useful
-from relight.bench.plan import Room, disk_needed, memory_needed, parse_size, plan_bench, spread
+from relight.bench.plan import BenchSpace, disk_needed, memory_needed, parse_size, plan_bench, spread
 from relight.errors import ConfigError, NoSpace
 
 GB = 10**9
@@ -15,16 +15,18 @@ MB = 10**6
 def test_a_size_that_was_asked_for_is_taken_or_refused_never_changed() -> None:
     """Just enough room will do; a byte less will not."""
     for torch in (True, False):
-        enough = Room(disk_needed(GB), memory_needed(GB, torch=torch), torch=torch)
+        enough = BenchSpace(disk_needed(GB), memory_needed(GB, torch=torch), torch=torch)
         assert plan_bench(enough, GB, 5).size == GB
     with pytest.raises(NoSpace, match=r"1 GB needs 2\.06 GB on the disk; 2\.06 GB are free"):
-        plan_bench(Room(disk_needed(GB) - 2, None), GB, 5)
+        plan_bench(BenchSpace(disk_needed(GB) - 2, None), GB, 5)
     with pytest.raises(NoSpace, match=r"needs 4\.02 GB of memory .*; 4\.02 GB are available"):
-        plan_bench(Room(None, memory_needed(GB, torch=True) - 4), GB, 5)
+        plan_bench(BenchSpace(None, memory_needed(GB, torch=True) - 4), GB, 5)
 
 
-@pytest.mark.parametrize("room", [Room(GB, 8 * GB), Room(64 * GB, 2 * GB), Room(200 * MB, 700 * MB), Room(GB, 2 * GB, torch=False)])
-def test_the_size_that_a_refusal_names_fits(room: Room) -> None:
+@pytest.mark.parametrize(
+    "room", [BenchSpace(GB, 8 * GB), BenchSpace(64 * GB, 2 * GB), BenchSpace(200 * MB, 700 * MB), BenchSpace(GB, 2 * GB, torch=False)]
+)
+def test_the_size_that_a_refusal_names_fits(room: BenchSpace) -> None:
     """Whoever follows the hint is not refused again."""
     with pytest.raises(NoSpace) as refused:
         plan_bench(room, 100 * GB, 5)
@@ -36,15 +38,17 @@ def test_the_size_that_a_refusal_names_fits(room: Room) -> None:
 
 def test_a_size_that_nobody_asked_for_fits_the_room_and_the_time() -> None:
     """500 MB at most; less on a slow disk, a full one, or where memory is short."""
-    assert plan_bench(Room(None, None, write_bps=3e9), None, 5).size == 500 * MB
-    assert 16 * MB <= plan_bench(Room(None, None, write_bps=50e6), None, 5).size <= 50 * MB
-    assert plan_bench(Room(None, None, write_bps=50e6), None, 10).size < plan_bench(Room(None, None, write_bps=50e6), None, 2).size
-    assert disk_needed(plan_bench(Room(300 * MB, None), None, 5).size) <= 300 * MB
-    assert memory_needed(plan_bench(Room(None, GB), None, 5).size, torch=True) <= GB
+    assert plan_bench(BenchSpace(None, None, write_bps=3e9), None, 5).size == 500 * MB
+    assert 16 * MB <= plan_bench(BenchSpace(None, None, write_bps=50e6), None, 5).size <= 50 * MB
+    assert (
+        plan_bench(BenchSpace(None, None, write_bps=50e6), None, 10).size < plan_bench(BenchSpace(None, None, write_bps=50e6), None, 2).size
+    )
+    assert disk_needed(plan_bench(BenchSpace(300 * MB, None), None, 5).size) <= 300 * MB
+    assert memory_needed(plan_bench(BenchSpace(None, GB), None, 5).size, torch=True) <= GB
 
 
-@pytest.mark.parametrize("room", [Room(10 * MB, None), Room(None, 100 * MB), Room(0, 0)])
-def test_no_room_at_all_is_refused_without_a_size_too(room: Room) -> None:
+@pytest.mark.parametrize("room", [BenchSpace(10 * MB, None), BenchSpace(None, 100 * MB), BenchSpace(0, 0)])
+def test_no_room_at_all_is_refused_without_a_size_too(room: BenchSpace) -> None:
     """With numbers, and another way out."""
     with pytest.raises(NoSpace, match=r"needs \d.* (MB|GB)") as refused:
         plan_bench(room, None, 5)
@@ -73,7 +77,7 @@ def test_sizes_are_read_as_they_are_written() -> None:
 def test_too_small_a_state_is_refused() -> None:
     """A few kB would measure fsync alone."""
     with pytest.raises(ConfigError, match="tells nothing"):
-        plan_bench(Room(None, None), 1000, 5)
+        plan_bench(BenchSpace(None, None), 1000, 5)
 
 
 @pytest.mark.parametrize(("size", "tensors"), [(MB, None), (500 * MB, None), (12 * MB, 3), (12 * MB, 1000), (MB, 1)])

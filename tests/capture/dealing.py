@@ -10,7 +10,7 @@ from roundtrip import Stored, feed, save
 from torch.utils.data import DataLoader, DistributedSampler
 
 from relight.capture import plan_restore, watch_loaders
-from relight.checkpointer.carried import Carried, remap_rank_state
+from relight.checkpointer.carried import RemappedState, remap_rank_state
 from relight.format import decode_tree
 
 Make = Callable[[int, int], DataLoader]
@@ -65,7 +65,7 @@ class Job:
         return save(dict(zip(self.names, self.loaders, strict=True))), len(self.loaders)
 
 
-def resumed(saved: tuple[Stored, int], world: int, make: Make, *, key: str = "k") -> tuple[Job, list[Carried]]:
+def resumed(saved: tuple[Stored, int], world: int, make: Make, *, key: str = "k") -> tuple[Job, list[RemappedState]]:
     """The job that goes on, and what was carried over to each of its ranks."""
     stored, before = saved
     tree = decode_tree(stored.tree, len(stored.tensors), "test")

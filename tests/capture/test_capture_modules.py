@@ -14,7 +14,7 @@ from torch import nn
 from relight.capture import capture, plan_restore
 from relight.capture.module_state import plain_state
 from relight.errors import IncompatibleState
-from relight.layout.sources import Place
+from relight.layout.sources import HostMemorySink
 
 
 def net(seed: int) -> nn.Sequential:
@@ -343,7 +343,9 @@ def test_a_finished_plan_keeps_nothing_alive() -> None:
     try:
         plan = restore(stored, {"model": live, "d": {}})
         lasting = {id(tensor) for tensor in live.parameters()}
-        made = [weakref.ref(sink.owner) for sink in plan.sinks.values() if isinstance(sink, Place) and id(sink.owner) not in lasting]
+        made = [
+            weakref.ref(sink.owner) for sink in plan.sinks.values() if isinstance(sink, HostMemorySink) and id(sink.owner) not in lasting
+        ]
         gone = weakref.ref(plan)
         del plan
         assert made and gone() is None and all(tensor() is None for tensor in made)

@@ -15,7 +15,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-from relight.capture import Recall, capture, plan_restore
+from relight.capture import CaptureCache, capture, plan_restore
 from relight.errors import IncompatibleState
 
 
@@ -122,7 +122,7 @@ def test_it_is_captured_as_if_nothing_had_been_flattened(keep: bool) -> None:
 def test_it_is_walked_once(keep: bool) -> None:
     """The second capture takes the first one's walk over, also behind a forward pass that nothing followed."""
     components = trained(flattened(Net(), keep, Block))
-    recall = Recall()
+    recall = CaptureCache()
     first = capture(components, rng=False, recall=recall)
     assert first.fixed is not None
     with torch.no_grad():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from relight.capture import Recall, capture
+from relight.capture import CaptureCache, capture
 from relight.format import encode_tree
 
 
@@ -173,7 +173,7 @@ def test_what_was_seen_before_changes_nothing(seed: int) -> None:
     torch.manual_seed(seed)
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())
-    recall = Recall()
+    recall = CaptureCache()
     for _ in range(12):
         stepped(model, optimizer, rng)
         parts = {
@@ -203,7 +203,7 @@ def test_most_of_a_second_capture_is_known() -> None:
     model = Model()
     optimizer = torch.optim.AdamW(model.parameters())
     stepped(model, optimizer, random.Random(0))
-    recall = Recall()
+    recall = CaptureCache()
     first = capture({"model": model, "optimizer": optimizer}, recall=recall)
     second = capture({"model": model, "optimizer": optimizer}, recall=recall)
     assert first.fixed is second.fixed is not None
@@ -235,7 +235,7 @@ def test_a_second_capture_calls_almost_nothing_for_a_tensor() -> None:
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.randn(1, 2)).sum().backward()
         optimizer.step()
-        parts, recall = {"model": model, "optimizer": optimizer}, Recall()
+        parts, recall = {"model": model, "optimizer": optimizer}, CaptureCache()
         capture(parts, recall=recall)
         counts.append(calls(parts, recall))
     assert counts[1] - counts[0] < 0.9 * 100 * 8, counts

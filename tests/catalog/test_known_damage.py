@@ -16,7 +16,7 @@ from relight.commit import Attempt
 from relight.doctor.facts_run import collect_run
 from relight.drain.scrub import scrub
 from relight.errors import StoreUnavailable
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.keys.signing import write_signing_key
 from relight.policy import keep
 from relight.reclaim import plan_prune
@@ -144,9 +144,9 @@ def test_nothing_is_recorded_where_it_cannot_be_or_would_not_count(runs: Path, t
     record_checked(ReadOnly(runs), "demo", {ids(runs)[0]: "wrong"}, "a test")
     assert not checked(history(runs))
     public = write_signing_key(str(tmp_path / "k"))
-    signed = open_bytes(tmp_path / "signed", guard=Guard.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public))
+    signed = open_bytes(tmp_path / "signed", guard=StoreSecurity.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public))
     saved = Attempt.begin(signed, "demo").save(request(1))
-    for guard in (Guard.from_settings(), Guard.from_settings(trust=public)):
+    for guard in (StoreSecurity.from_settings(), StoreSecurity.from_settings(trust=public)):
         record_checked(open_bytes(tmp_path / "signed", guard=guard), "demo", {saved.id: "wrong"}, "a test")
     assert not checked(history(tmp_path / "signed"))
     record_checked(signed, "demo", {saved.id: "wrong"}, "a test")

@@ -29,7 +29,7 @@ from relight.format import encode_tree
 from relight.layout import Bytes, Item, cut_chunks
 from relight.store import LocalStore, Reader
 from relight.testing.counting import CountingStore, but_packs
-from relight.world import Together, this_node
+from relight.world import ThreadGroup, this_node
 from relight.world.local_sockets import LocalDirectory, name_of
 from relight.world.proof import ProofFailed, prove_as_caller
 
@@ -97,7 +97,7 @@ def all_of(made: Made, opened: Opened) -> tuple[Wants, list[Some]]:
     return plan_wants(opened.parts[0], dict(enumerate(sinks))), sinks
 
 
-def read_all(made: Made, world: Together, node: bytes = NODE, **options: Any) -> tuple[int, list[bytes]]:
+def read_all(made: Made, world: ThreadGroup, node: bytes = NODE, **options: Any) -> tuple[int, list[bytes]]:
     """As a rank that wants everything: what it read, and what it has."""
     opened = made.opened()
     wants, sinks = all_of(made, opened)
@@ -106,16 +106,16 @@ def read_all(made: Made, world: Together, node: bytes = NODE, **options: Any) ->
     return told, [bytes(one.held) for one in sinks]
 
 
-def outcomes(size: int, action: Callable[[Together], Any]) -> list[Any]:
+def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
     """What each rank gave, or the error that it raised."""
 
-    def guarded(world: Together) -> Any:
+    def guarded(world: ThreadGroup) -> Any:
         try:
             return action(world)
         except RelightError as error:
             return error
 
-    return Together.run(size, guarded, timeout_s=20)
+    return ThreadGroup.run(size, guarded, timeout_s=20)
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -142,7 +142,7 @@ def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: p
         if chance.random() < 0.4:
             spans[-1] = {i: [0, len(value)] for i, value in enumerate(made.values)}
 
-    def rank(world: Together) -> tuple[int, Wants]:
+    def rank(world: ThreadGroup) -> tuple[int, Wants]:
         opened = made.opened()
         sinks = {i: Some(first, last - first) for i, (first, last) in spans[world.rank].items()}
         wants = plan_wants(opened.parts[0], sinks)
@@ -152,7 +152,7 @@ def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: p
         assert told == opened.store.bytes["read"]  # type: ignore[attr-defined]
         return told, wants
 
-    found = Together.run(size, rank, timeout_s=20)
+    found = ThreadGroup.run(size, rank, timeout_s=20)
     if dealing.LENT_CHUNK_BYTES_MAX > chunk:
         for node in (b"a", b"b"):
             told = [one for one, name in zip(found, nodes, strict=True) if name == node]
@@ -192,23 +192,23 @@ def test_damage_that_one_finds_is_an_error_on_all(made: Made) -> None:
 
 def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its socket ends in the middle: what it had not lent yet the others read."""
-    send, count = lending._Link.send, iter(range(1000))
+    send, count = lending._Borrower.send, iter(range(1000))
 
-    def fails(self: lending._Link, *frame: Any) -> None:
+    def fails(self: lending._Borrower, *frame: Any) -> None:
         if next(count) >= 8:
             self.shut()
             raise BrokenPipeError
         send(self, *frame)
 
-    monkeypatch.setattr(lending._Link, "send", fails)
+    monkeypatch.setattr(lending._Borrower, "send", fails)
     assert all(held == made.values for _, held in outcomes(3, lambda world: read_all(made, world)))
 
 
 def test_a_second_descriptor_is_closed() -> None:
     """A rank lends one piece of memory: what comes with it is closed."""
-    door = lending._Door()
-    mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
-    link = lending._Link(door.address, door.token, 3, mine, 5.0)
+    door = lending._Listener()
+    mine = lending.SharedMemory(lending.allocate(4096), 4096, writable=True)
+    link = lending._Borrower(door.address, door.token, 3, mine, 5.0)
 
     def begin() -> None:
         prove_as_caller(link.socket, door.token, door.address, 5.0)
@@ -227,7 +227,7 @@ def test_a_second_descriptor_is_closed() -> None:
 def test_a_fake_door_gets_no_memory() -> None:
     """A process that took the door's name without its token gets no descriptor: it has to prove the token first."""
     token, name = b"t" * 16, name_of("lending", secrets.token_hex(16))
-    mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
+    mine = lending.SharedMemory(lending.allocate(4096), 4096, writable=True)
     got: list[tuple[bytes, list[int]]] = []
     with LocalDirectory() as directory:
         listener = directory.listen(name, 1)
@@ -241,7 +241,7 @@ def test_a_fake_door_gets_no_memory() -> None:
 
     thread = threading.Thread(target=fake)
     thread.start()
-    link = lending._Link(name, token, 1, mine, 5.0)
+    link = lending._Borrower(name, token, 1, mine, 5.0)
     with pytest.raises(ProofFailed):
         link.begin()
     link.socket.close()
@@ -253,15 +253,15 @@ def test_a_fake_door_gets_no_memory() -> None:
 
 def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is late: its places are used again, and it reads by itself what it could not take in time."""
-    take, late = lending._Table.take, threading.Event()
+    take, late = lending._ReadTable.take, threading.Event()
 
-    def slow(self: lending._Table, number: int, data: memoryview) -> None:
+    def slow(self: lending._ReadTable, number: int, data: memoryview) -> None:
         if not late.is_set():
             late.set()
             time.sleep(0.6)
         take(self, number, data)
 
-    monkeypatch.setattr(lending._Table, "take", slow)
+    monkeypatch.setattr(lending._ReadTable, "take", slow)
     started = time.monotonic()
     assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world, stall_s=0.15)))
     assert time.monotonic() - started < 10
@@ -277,13 +277,13 @@ def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPa
 
 def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
     """A process that does not know the token is sent away, and the memory is lent to none but a rank that proved itself, for reading."""
-    door = lending._Door()
-    mine = lending.Memory(lending.allocate(4096), 4096, writable=True)
-    strangers = [lending._Link(door.address, token, 7, mine, 5.0) for token in (b"x" * 16, b"\0" * 16)]
-    friend = lending._Link(door.address, door.token, 3, mine, 5.0)
+    door = lending._Listener()
+    mine = lending.SharedMemory(lending.allocate(4096), 4096, writable=True)
+    strangers = [lending._Borrower(door.address, token, 7, mine, 5.0) for token in (b"x" * 16, b"\0" * 16)]
+    friend = lending._Borrower(door.address, door.token, 3, mine, 5.0)
     before = len(os.listdir("/proc/self/fd"))
 
-    def begin(link: lending._Link) -> None:
+    def begin(link: lending._Borrower) -> None:
         with contextlib.suppress(OSError):
             link.begin()
 

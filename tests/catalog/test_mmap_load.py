@@ -17,7 +17,7 @@ from relight import api
 from relight.checkpointer import boundary, loop
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.keys import write_key_file
-from relight.world import Alone, Together
+from relight.world import SingleProcess, ThreadGroup
 
 MIB = 1 << 20
 
@@ -130,17 +130,17 @@ def test_of_two_ranks(tmp_path: Path, read: list[int], monkeypatch: pytest.Monke
     """What one rank wrote whole is mapped; large tensors, of which each rank wrote a half, are read."""
     models = [Parts() for _ in range(2)]
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
-    def rank(world: Together) -> dict[str, Any]:
+    def rank(world: ThreadGroup) -> dict[str, Any]:
         local.world = world
         model = models[world.rank]
         with relight.Checkpointer(tmp_path / "store" / "run", model=model, save=None, signals=False, background=False) as ckpt:
             ckpt.save(0)
         return dict(model.state_dict())
 
-    state = Together.run(2, rank)[0]
+    state = ThreadGroup.run(2, rank)[0]
     found = relight.load(tmp_path / "store" / "run", mmap=True)["model"]
     assert all(torch.equal(value, found[name]) for name, value in state.items())
     written, read[:] = sum(read), []

@@ -12,20 +12,20 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.scheduled import Scheduled, attempt_lifetimes, loss_volatility, measured_restarts
+from relight.checkpointer.scheduled import AdaptiveSchedule, attempt_lifetimes, loss_volatility, measured_restarts
 from relight.commit import Attempt
 from relight.errors import ConfigError
 from relight.forecast.told import TOPIC, decode
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
-from relight.policy import Facts, adaptive, best, every
+from relight.policy import TriggerInput, adaptive, best, every
 from relight.policy.table import defaults_of
 from relight.store import open_bytes
 
 
-def facts(now_s: float, interval_s: float | None, **more: object) -> Facts:
+def facts(now_s: float, interval_s: float | None, **more: object) -> TriggerInput:
     """Of a step, with the last save at 0."""
-    return Facts(7, now_s, None, 0.0, interval_s=interval_s, **more)  # type: ignore[arg-type]
+    return TriggerInput(7, now_s, None, 0.0, interval_s=interval_s, **more)  # type: ignore[arg-type]
 
 
 def test_it_is_due_when_the_interval_is_over_and_never_without_one() -> None:
@@ -121,7 +121,7 @@ class Clock:
 def test_it_learns_what_a_save_takes_from_the_steps() -> None:
     """Steps beside a save that take longer than usual are the save's, also where ``step()`` did not wait; the interval follows."""
     clock = Clock()
-    schedule = Scheduled(adaptive(at_most="1d", overhead=0.5), 0, 8, clock)
+    schedule = AdaptiveSchedule(adaptive(at_most="1d", overhead=0.5), 0, 8, clock)
     for step in range(20):
         schedule.interval(step, {}, False)
         clock.now += 1.0
@@ -141,17 +141,17 @@ def test_it_learns_what_a_save_takes_from_the_steps() -> None:
 
 def test_only_rank_0_decides() -> None:
     """The others have no interval; nor has anybody without ``adaptive()``."""
-    assert Scheduled(adaptive(), 1, 8).interval(0, {}, False) is None
-    assert Scheduled(every(steps=2), 0, 8).interval(0, {}, False) is None
-    assert Scheduled(None, 0, 8).interval(0, {}, False) is None
-    assert Scheduled(every(steps=2) | adaptive(), 0, 8).interval(0, {}, False) is not None
+    assert AdaptiveSchedule(adaptive(), 1, 8).interval(0, {}, False) is None
+    assert AdaptiveSchedule(every(steps=2), 0, 8).interval(0, {}, False) is None
+    assert AdaptiveSchedule(None, 0, 8).interval(0, {}, False) is None
+    assert AdaptiveSchedule(every(steps=2) | adaptive(), 0, 8).interval(0, {}, False) is not None
 
 
 def test_risk_and_a_restless_loss_count_at_once() -> None:
     """A function that says 25 times the usual makes the interval a fifth; one that talks nonsense counts as usual; a loss that
     begins to jump is noticed between two saves."""
     usual, risky, nonsense = (
-        Scheduled(adaptive(at_most="30d", overhead=0.9, risk=say), 0, 8) for say in (lambda: 1.0, lambda: 25.0, lambda: "high")
+        AdaptiveSchedule(adaptive(at_most="30d", overhead=0.9, risk=say), 0, 8) for say in (lambda: 1.0, lambda: 25.0, lambda: "high")
     )
     found = [one.interval(0, {}, False) for one in (usual, risky, nonsense)]
     assert found[0] / found[1] == pytest.approx(5, rel=0.01)  # type: ignore[operator]
@@ -160,7 +160,7 @@ def test_risk_and_a_restless_loss_count_at_once() -> None:
     assert loss_volatility(calm) == pytest.approx(1.0, abs=0.05)
     assert loss_volatility(calm + [1.0 + 0.3 * (step % 2) for step in range(30)]) > 5
     assert loss_volatility([float("nan")] * 100) == loss_volatility([]) == 1.0
-    schedule = Scheduled(adaptive(at_most="30d", loss="loss"), 0, 8)
+    schedule = AdaptiveSchedule(adaptive(at_most="30d", loss="loss"), 0, 8)
     for step, loss in enumerate(calm):
         first = schedule.interval(step, {"loss": loss}, False)
     for step in range(200, 230):

@@ -11,7 +11,7 @@ import torch
 import relight
 from relight.checkpointer.calls import refuse_unconnected
 from relight.observe import counters
-from relight.policy.when import Facts, every
+from relight.policy.when import TriggerInput, every
 
 
 def made(path: Path, **more: object) -> relight.Checkpointer:
@@ -113,6 +113,6 @@ def test_ranks_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatc
 )
 def test_a_multiple_that_was_left_out_is_saved_at_the_next_step(previous: int | None, step: int, due: bool) -> None:
     """``every(steps=3)`` asks at steps 2, 5, 8 …, or at the first reported step after one of them."""
-    facts = Facts(step, 0.0, None, 0.0, previous=previous)
+    facts = TriggerInput(step, 0.0, None, 0.0, previous=previous)
     assert bool(every(steps=3).due(facts)) == due
     assert bool((every(steps=3) | every(minutes=10)).by_step(step, previous)) == due

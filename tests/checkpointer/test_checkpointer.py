@@ -19,12 +19,12 @@ from torch import nn
 
 import relight
 import relight.store.local as local
-from relight.agent import Agent, Done
-from relight.agent.messages import Report
+from relight.agent import Agent, SaveOutcome
+from relight.agent.messages import SaveResult
 from relight.checkpointer import background, boundary, near
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.signals import Signals
-from relight.checkpointer.under_way import Begun
+from relight.checkpointer.signals import SignalHandlers
+from relight.checkpointer.under_way import InflightSave
 from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
 from relight.store.disk import Disk
@@ -610,9 +610,9 @@ def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(
         for step in range(2):
             one_step(model, optimizer)
             ckpt.step(step)
-        ckpt._under_way.add(7, Begun(Save(1, "asked"), {}, (1, None), None))
+        ckpt._under_way.add(7, InflightSave(Save(1, "asked"), {}, (1, None), None))
         ckpt._last_saved = (1, None)
-        ckpt._under_way.on_done(Done(Report(7, "lost"), StoreUnavailable("the disk has gone")))
+        ckpt._under_way.on_done(SaveOutcome(SaveResult(7, "lost"), StoreUnavailable("the disk has gone")))
         raise ValueError("the caller's")
     assert counters["save.failed"] == before + 1
     assert [one.step for one in relight.open(run).checkpoints()] == [1]
@@ -644,7 +644,7 @@ def test_signals_are_counted_each_by_itself() -> None:
     """The second SIGINT ends at once, whatever came in between; a SIGTERM may come as often as it likes."""
     former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
-        signals = Signals(lambda name: None)
+        signals = SignalHandlers(lambda name: None)
         signals.install()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGTERM):
             os.kill(os.getpid(), number)

@@ -10,7 +10,7 @@ import torch
 
 import relight
 from relight.checkpointer import curve
-from relight.checkpointer.curve import Curve
+from relight.checkpointer.curve import MetricFeed
 from relight.observe import Event, subscribe
 
 
@@ -37,7 +37,7 @@ class Elsewhere:
 def test_a_step_a_second_told_each_ten_seconds(told: Any) -> None:
     """Of 250 steps in 25 seconds: 25 points in three events, the last when asked; the same number of values for each metric."""
     now, heard = told
-    one = Curve(True)
+    one = MetricFeed(True)
     for step in range(250):
         now[0] = step / 10
         metrics = {"loss": torch.tensor(step / 2), "far": Elsewhere(), "text": "x", "many": torch.ones(3)}
@@ -54,7 +54,7 @@ def test_a_step_a_second_told_each_ten_seconds(told: Any) -> None:
 def test_other_ranks_and_odd_metrics_tell_nothing(told: Any) -> None:
     """NaN is no point; a name without end, a metric too many are left out; a rank that does not tell keeps nothing."""
     now, heard = told
-    silent, one = Curve(False), Curve(True)
+    silent, one = MetricFeed(False), MetricFeed(True)
     silent.add(1, {"loss": 1.0})
     silent.flush()
     one.add(1, {"loss": float("nan")})

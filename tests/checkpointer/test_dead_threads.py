@@ -16,17 +16,17 @@ from torch import nn
 
 import relight
 from relight.agent import Agent
-from relight.agent.client import Done
-from relight.agent.messages import Report
-from relight.agent.wire import Wire
+from relight.agent.client import SaveOutcome
+from relight.agent.messages import SaveResult
+from relight.agent.wire import AgentConnection
 from relight.capture import arithmetic
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.under_way import Begun, UnderWay
+from relight.checkpointer.under_way import InflightSave, InflightSaves
 from relight.errors import StoreUnavailable
 from relight.observe import Event, thread_start
 from relight.snapshot import copier
 from relight.snapshot.copier import Copier, Snapshot
-from relight.snapshot.watch import SLICE_BYTES, Watched
+from relight.snapshot.watch import SLICE_BYTES, GuardedTensors
 from relight.world import new_threads
 from relight.world.new_threads import ThreadPool
 
@@ -150,11 +150,11 @@ def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.Monkey
     """The thread that reads the agent's messages runs out of memory: a call that waits for an answer ends at once."""
     here, there = socket.socketpair()
 
-    def none(self: Wire[object]) -> tuple[object, list[int]]:
+    def none(self: AgentConnection[object]) -> tuple[object, list[int]]:
         there.recv(1)  # the question
         raise MemoryError
 
-    monkeypatch.setattr(Wire, "receive", none)
+    monkeypatch.setattr(AgentConnection, "receive", none)
     agent = Agent(here)
     before = time.monotonic()
     with pytest.raises(StoreUnavailable, match="agent is gone: there was no memory"):
@@ -168,7 +168,7 @@ def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.Monkey
 def test_no_memory_while_copying_holds_no_step(who: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A slice that a thread could not copy is the trainer's. If it cannot either, the snapshot counts as changed; nothing waits for good."""
     tensor = torch.arange((3 * SLICE_BYTES) // 4, dtype=torch.float32)
-    watched, target = Watched([("t", tensor, 0)]), ctypes.create_string_buffer(3 * SLICE_BYTES)
+    watched, target = GuardedTensors([("t", tensor, 0)]), ctypes.create_string_buffer(3 * SLICE_BYTES)
     found: list[list[str]] = []
     snapshot = Snapshot(watched.begin(), ctypes.addressof(target), found.append)
     trainer, copy, tried = threading.current_thread(), Snapshot._copy, threading.Event()
@@ -230,13 +230,13 @@ def test_the_end_of_a_run_that_is_stored(tmp_path: Path, asked: bool) -> None:
 
 def test_two_outcomes_of_one_save_end_no_training() -> None:
     """The agent's answer and the end of its connection may both bring a save's outcome: the first counts, and training continues."""
-    under_way = UnderWay()
+    under_way = InflightSaves()
     for number in (1, 2):
-        under_way.add(number, Begun(Save(number, "every"), {}, (number, None), None))
+        under_way.add(number, InflightSave(Save(number, "every"), {}, (number, None), None))
     for number in (1, 1, 2):
-        under_way.on_done(Done(Report(number, f"id{number}"), StoreUnavailable("gone")))
+        under_way.on_done(SaveOutcome(SaveResult(number, f"id{number}"), StoreUnavailable("gone")))
     collected = []
     for begun, _ in under_way.over():
         collected.append(begun.save.step)
-        under_way.on_done(Done(Report(2, "id2"), StoreUnavailable("again")))  # while the first one is handled
+        under_way.on_done(SaveOutcome(SaveResult(2, "id2"), StoreUnavailable("again")))  # while the first one is handled
     assert collected == [1, 2] and not under_way

@@ -141,7 +141,7 @@ class Plateau(relight.Trigger):
     def metrics(self) -> frozenset[tuple[str, str]]:
         return frozenset({("loss", "min")})
 
-    def due(self, facts: relight.Facts) -> str | None:
+    def due(self, facts: relight.TriggerInput) -> str | None:
         loss = facts.metrics.get("loss", float("inf"))
         self.since = 0 if loss < self.least else self.since + 1
         self.least = min(self.least, loss)

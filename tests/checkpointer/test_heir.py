@@ -12,20 +12,20 @@ import pytest
 import torch
 
 import relight.checkpointer.heir as heir
-from relight.capture import Captured, Recall, capture
-from relight.checkpointer.ahead import AHEAD_S, OFTEN, Ahead
+from relight.capture import CaptureCache, Captured, capture
+from relight.checkpointer.ahead import AHEAD_S, OFTEN, PreUpdateState
 from relight.checkpointer.boundary import Boundary
-from relight.checkpointer.heir import Heirs
+from relight.checkpointer.heir import Handover
 from relight.checkpointer.ranks import Ranks
-from relight.commit import Attempt, Place, SaveReport, SaveRequest
-from relight.commit.save import Seat
+from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.commit.save import Participant
 from relight.commit.together import save_multi_rank
 from relight.format import encode_tree
 from relight.layout import Bytes
-from relight.pulse import Teller, Will, lost_of, make_will, will_of
+from relight.pulse import HeartbeatWriter, RankStateWriter, lost_of, make_rank_state, rank_state_path
 from relight.pulse.page import make_page
 from relight.store import open_bytes
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 STEP = 5
 
@@ -34,7 +34,7 @@ class Rank:
     """One of several: its components, its boundary, and its side of inheriting."""
 
     def __init__(self, number: int, world: int, folder: Path, monkeypatch: pytest.MonkeyPatch, run: str, **more: object) -> None:
-        self.teller = Teller(str(folder / f"pulse-{number}"))
+        self.teller = HeartbeatWriter(str(folder / f"pulse-{number}"))
         self._monkeypatch = monkeypatch
         torch.manual_seed(0)
         model = torch.nn.Linear(3, 3)
@@ -43,11 +43,11 @@ class Rank:
         ranks._shared = SimpleNamespace(whole=True)  # type: ignore[assignment]
         common = capture(ranks.split(components)[0], rng=False)
         ranks._own_table(common)
-        ranks.seat = Seat(number, world, "0" * 16, 5.0)
+        ranks.seat = Participant(number, world, "0" * 16, 5.0)
         self._here()
         self.components = components
-        self.heirs = Heirs(ranks, components, run)
-        self.boundary = Boundary(components, Recall(), self.heirs.published_state)
+        self.heirs = Handover(ranks, components, run)
+        self.boundary = Boundary(components, CaptureCache(), self.heirs.published_state)
 
     def _here(self) -> None:
         self._monkeypatch.setattr(heir, "teller", lambda: self.teller)
@@ -81,7 +81,7 @@ def ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list
         for number in range(world):
             make_page(tmp_path / f"pulse-{number}")
             for ahead in (False, True):
-                make_will(will_of(tmp_path / "pulse-0", number, ahead))
+                make_rank_state(rank_state_path(tmp_path / "pulse-0", number, ahead))
         return [Rank(number, world, tmp_path, monkeypatch, run, **more) for number in range(world)]
 
     return made
@@ -101,7 +101,7 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
         def view(self) -> Any:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    def broken(place: Place, request: SaveRequest) -> SaveReport:
+    def broken(place: CommitTarget, request: SaveRequest) -> SaveReport:
         return saves(place, replace(request, items=[replace(one, source=Broken(bytes(one.source.length))) for one in request.items]))
 
     monkeypatch.setattr(heir, "save_together", broken)
@@ -190,7 +190,7 @@ def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ran
         one.ends(STEP - 1)
     dead.ends(STEP)
     lost_of(tmp_path / "pulse-0").touch()
-    with pytest.raises(LateRanks, match="another rank has failed"):
+    with pytest.raises(RankTimeout, match="another rank has failed"):
         living.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert living.hand_over(attempt)
@@ -199,9 +199,9 @@ def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ran
 
 def test_what_is_slow_to_leave_is_given_up_by_its_quickest(tmp_path: Path) -> None:
     """A machine that is busy now and then is no reason; what takes long each time is."""
-    make_will(tmp_path / "ahead-0")
-    one = Ahead()
-    one.will = Will(tmp_path / "ahead-0")
+    make_rank_state(tmp_path / "ahead-0")
+    one = PreUpdateState()
+    one.will = RankStateWriter(tmp_path / "ahead-0")
     for seconds in [20 * AHEAD_S, AHEAD_S / 2, *[20 * AHEAD_S] * (OFTEN - 1)]:
         one.took(seconds)
     assert one.will is not None

@@ -12,7 +12,7 @@ import relight
 from relight.checkpointer import loop, resource_use, scheduled
 from relight.checkpointer.resource_use import SAMPLE_S, ResourceUse
 from relight.errors import ConfigError
-from relight.forecast import Decision
+from relight.forecast import ScheduleDecision
 from relight.observe import Event, subscribe
 
 
@@ -31,9 +31,9 @@ def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The loop's clock, and an interval of 10 seconds, whatever saves cost."""
     clock = Clock()
     monkeypatch.setattr(loop, "monotonic", clock)
-    monkeypatch.setattr(scheduled.Scheduled.__init__, "__defaults__", (clock, None))
+    monkeypatch.setattr(scheduled.AdaptiveSchedule.__init__, "__defaults__", (clock, None))
     numbers = {"wanted_s": 10.0, "foreseen": 0.0, "guesses": 0.0}
-    monkeypatch.setattr(scheduled, "decide", lambda seen, before, bounds: Decision(10.0, 1, "decided", numbers))
+    monkeypatch.setattr(scheduled, "decide", lambda seen, before, bounds: ScheduleDecision(10.0, 1, "decided", numbers))
     return clock
 
 

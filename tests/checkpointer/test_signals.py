@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.checkpointer.signals import Signals
+from relight.checkpointer.signals import SignalHandlers
 from relight.errors import ConfigError
 from relight.observe import subscribe
 
@@ -205,7 +205,7 @@ def test_outside_the_main_thread_signals_are_reported_once(run: str, events: lis
 
 def test_a_signal_during_a_save_is_for_the_next_step() -> None:
     """What comes after the loop has looked is not taken as done."""
-    signals = Signals(lambda name: None)
+    signals = SignalHandlers(lambda name: None)
     signals.adopt("SIGUSR1")
     assert signals.pending == "SIGUSR1"
     signals.saved()

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import relight
-from relight.checkpointer.copies import Copies
+from relight.checkpointer.copies import SlotCopyPlan
 from relight.commit import smaller
 from relight.observe import Event, subscribe
 
@@ -118,13 +118,13 @@ def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.Monke
 def test_what_is_frozen_is_copied_once_into_each_slot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The background's way: two slots, two copies."""
     copied: list[int] = []
-    made = Copies.__init__
+    made = SlotCopyPlan.__init__
 
-    def counted(self: Copies, items: Any, *rest: Any) -> None:
+    def counted(self: SlotCopyPlan, items: Any, *rest: Any) -> None:
         made(self, items, *rest)
         copied.append(sum(item.source.length for item in items))
 
-    monkeypatch.setattr(Copies, "__init__", counted)
+    monkeypatch.setattr(SlotCopyPlan, "__init__", counted)
     run, each = Run(tmp_path, True), []
     with run.ckpt:
         for _ in range(6):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.forecast import Bounds, Seen, decide
+from relight.forecast import IntervalBounds, ScheduleInput, decide
 from relight.forecast.told import TOPIC, encode
 from relight.format.records import NoteBody
 from relight.log import Log
@@ -38,8 +38,8 @@ def test_a_schedule_is_told_decision_by_decision(runs: Path, relight) -> None:
     log = Log(open_bytes(str(runs)), "demo")
     before = None
     for step, stall in ((0, 1.0), (100, 4.0)):
-        seen = Seen(step=step, step_s=1.0, stalls_s=(stall,), durables_s=(5.0,), failures=2, watched_s=7200.0)
-        before = decide(seen, before, Bounds(overhead=0.5))
+        seen = ScheduleInput(step=step, step_s=1.0, stalls_s=(stall,), durables_s=(5.0,), failures=2, watched_s=7200.0)
+        before = decide(seen, before, IntervalBounds(overhead=0.5))
         note = NoteBody(topic=TOPIC, data=encode(step, before))
         log.read()
         log.append(lambda view, note=note: (note, 1))

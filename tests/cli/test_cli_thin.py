@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from relight.errors import ConfigError
-from relight.prove import Difference, ProveReport
+from relight.prove import FirstDifference, ProveReport
 
 
 @dataclass
@@ -39,7 +39,7 @@ def test_demo_passes_options_on_and_answers(relight, monkeypatch: pytest.MonkeyP
     assert relight("demo").out == "the report\n"
 
 
-def report(difference: Difference | None) -> ProveReport:
+def report(difference: FirstDifference | None) -> ProveReport:
     """What a proof finds."""
     return ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
 
@@ -63,7 +63,7 @@ def test_prove_passes_the_scripts_own_arguments_on(relight, monkeypatch: pytest.
 
 def test_prove_names_what_differs_and_answers_1(relight, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first thing, when, why; escaped."""
-    found = Difference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
+    found = FirstDifference(7, "after step 7", "model/\x1b[31mx", "the sampler has no state", ["model/y"])
     monkeypatch.setattr("relight.cli.prove.run", lambda options: report(found))
     answer = relight("prove", "train.py")
     assert answer.code == 1

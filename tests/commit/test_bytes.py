@@ -8,7 +8,7 @@ import time
 import pytest
 
 from relight.commit import Attempt, SaveRequest, plan_save
-from relight.commit.save import Place, Seat, write_part
+from relight.commit.save import CommitTarget, Participant, write_part
 from relight.commit.together import _proven, save_multi_rank
 from relight.format import encode_tree
 from relight.format.names import READY_DIR, CheckpointDir, is_written_file
@@ -38,7 +38,7 @@ class Ranks:
         self.stores = [CountingStore(self.memory, apart=apart) for _ in range(world)]
         self.places = []
         for store in self.stores:
-            place = Place(store, Log(store, "run"), self.own.store_id, self.own.run_id, self.own.epoch)
+            place = CommitTarget(store, Log(store, "run"), self.own.store_id, self.own.run_id, self.own.epoch)
             place.log.read()
             store.bytes.clear()
             store.asked.clear()
@@ -46,7 +46,7 @@ class Ranks:
 
     def request(self, rank: int) -> SaveRequest:
         row = Item("t", "uint8", (self.world, 64), "value", Bytes(bytes(64)), Box((rank, 0), (1, 64)))
-        return SaveRequest(step=1, tree=encode_tree({}), items=[row], id=ID, seat=Seat(rank, self.world, "0" * 16, 60.0))
+        return SaveRequest(step=1, tree=encode_tree({}), items=[row], id=ID, seat=Participant(rank, self.world, "0" * 16, 60.0))
 
     def ready(self, rank: int) -> None:
         """``rank`` writes, and says that it is ready."""

@@ -20,7 +20,7 @@ from relight.catalog.run import Run
 from relight.catalog.stored_as import stored_as
 from relight.errors import CorruptCheckpoint
 from relight.format.derived import KINDS, encode_derived, is_rounded, parse_derived, rounded
-from relight.format.derived import Run as Piece
+from relight.format.derived import SourceRange as Piece
 from relight.store import open_bytes
 from relight.testing.store_suite import refuses
 from relight.transfer import execute_copy, plan_copy
@@ -165,8 +165,8 @@ def test_what_is_derived_of_itself_or_of_nothing(offset: int) -> None:
     from relight.catalog.packs import StoredReader
     from relight.format import Digest
     from relight.format.manifest import Pack
-    from relight.format.stored import Piece as StoredPiece
-    from relight.format.stored import Stored
+    from relight.format.stored import ChunkLocation as StoredPiece
+    from relight.format.stored import PackChunks
     from relight.store import MemoryStore, put
 
     store, body = MemoryStore(), encode_derived(1, [Piece(offset, 64)])
@@ -174,7 +174,7 @@ def test_what_is_derived_of_itself_or_of_nothing(offset: int) -> None:
     value = Digest(body).digest()
     pieces = [StoredPiece(0, 0, 64, False, Digest(bytes(64)).digest())]
     pieces += [StoredPiece(0, 64 + number * len(body), len(body), 2, value) for number in range(2)]
-    stored = Stored(64 + 2 * len(body), [], pieces)
+    stored = PackChunks(64 + 2 * len(body), [], pieces)
     pack = Pack("pack-00000-000.safetensors", 192, [(64, bytes(32))] * 3, stored)
     reader = StoredReader(store, "run/x", pack)
     for begin in (64, 128):

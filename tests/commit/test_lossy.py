@@ -20,7 +20,7 @@ import relight
 from relight.catalog.run import Run
 from relight.catalog.stored_as import stored_as
 from relight.errors import ConfigError, CorruptCheckpoint
-from relight.format.lossy import BLOCK, BOUNDS, WAYS, Stretch, decode_lossy, encode_lossy
+from relight.format.lossy import BLOCK, BOUNDS, WAYS, LossyRange, decode_lossy, encode_lossy
 from relight.policy.compact import LOSSY_BOUNDS, Compact, lossy_ways
 from relight.store import open_bytes
 from relight.testing.store_suite import refuses
@@ -35,7 +35,7 @@ FLOATS = st.one_of(
 
 def checked(values: np.ndarray, way: str) -> bool:
     """Whether they were stored; and then that none is further off than is promised."""
-    found = encode_lossy(memoryview(values.tobytes()), [Stretch(values.nbytes, (way,))])
+    found = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, (way,))])
     if found is None:
         return False
     stored, data = found
@@ -75,7 +75,7 @@ def test_what_training_has_is_stored(way: str) -> None:
 def test_bytes_that_are_no_such_chunk(way: str) -> None:
     """Are refused, each of them; those that decode decode to something of the right length, and the hash tells."""
     values = np.random.default_rng(1).standard_normal(1000).astype("<f4")
-    found = encode_lossy(memoryview(values.tobytes()), [Stretch(3000, (way,)), Stretch(1000)])
+    found = encode_lossy(memoryview(values.tobytes()), [LossyRange(3000, (way,)), LossyRange(1000)])
     assert found is not None and found[1][3000:] == memoryview(values.tobytes())[3000:]
     stored, draw = found[0], random.Random(0)
     into = memoryview(bytearray(4000))

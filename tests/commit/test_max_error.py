@@ -14,7 +14,7 @@ import relight
 from relight.catalog.run import Run
 from relight.checkpointer.options import check_compact
 from relight.errors import ConfigError
-from relight.format.lossy import Stretch, encode_lossy
+from relight.format.lossy import LossyRange, encode_lossy
 from relight.policy.compact import ErrorBound, bound_of
 from relight.store import open_bytes
 
@@ -108,18 +108,18 @@ def test_one_value_that_is_too_large_makes_its_piece_exact() -> None:
     values = np.linspace(0, 1, 4096, dtype="<f4")
     values[5] = 1000.0
     for most, wanted in ((5.0, "int8"), (3.0, "float16"), (0.2, "float16"), (1e-5, None)):
-        found = encode_lossy(memoryview(values.tobytes()), [Stretch(values.nbytes, WAYS, most)])
+        found = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, WAYS, most)])
         assert (found is None) == (wanted is None), most
         if found is not None:
             assert np.abs(np.frombuffer(found[1], "<f4") - values).max() <= most
-    assert encode_lossy(memoryview(values.tobytes()), [Stretch(values.nbytes, WAYS, 1e-3, True)]) is not None
+    assert encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, WAYS, 1e-3, True)]) is not None
 
 
 def test_rounding_leaves_no_run_out() -> None:
     """A value half-way between two steps of 8 bits is no further off than is promised: chunks of 4 MiB are stored in 8 bits, each of them."""
     for seed in range(6):
         values = np.random.default_rng(seed).standard_normal(1 << 20).astype("<f4")
-        assert encode_lossy(memoryview(values.tobytes()), [Stretch(values.nbytes, ("int8",))]) is not None
+        assert encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, ("int8",))]) is not None
 
 
 def test_second_moments_are_not_stored_in_8_bits(tmp_path: Path) -> None:

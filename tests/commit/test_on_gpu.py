@@ -17,7 +17,7 @@ import relight
 from relight.catalog import Run
 from relight.commit.on_gpu import PIECE_BYTES, PLANE_BYTES_MIN, on_gpu
 from relight.commit.save import COMPACT
-from relight.format.codecs import Kind, choose, decode, encode
+from relight.format.codecs import ElementKind, choose, decode, encode
 from relight.format.entropy import FRAME_MIN, compress, decompress, zstd
 from relight.store import LocalStore
 
@@ -62,7 +62,7 @@ def test_a_chunk_of_it(nvcomp: Any) -> None:
     assert found is not None
     values = (np.random.default_rng(3).standard_normal(1 << 20) * 0.02).astype("<f4")
     data = memoryview(values).cast("B")
-    way = choose(data, Kind(4, True))
+    way = choose(data, ElementKind(4, True))
     assert way is not None
     stored, into = encode(data, way, by=found.compress), memoryview(bytearray(len(data)))
     assert stored is not None and nvcomp.CODED[-1] == 1 << 20

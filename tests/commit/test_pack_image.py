@@ -10,7 +10,7 @@ import time
 import pytest
 
 from relight.commit import PackPlan
-from relight.commit.pack_writer import HASHERS_BEHIND, WRITES_AT_ONCE, Pace, write_pack
+from relight.commit.pack_writer import HASHERS_BEHIND, WRITES_AT_ONCE, WriteLimits, write_pack
 from relight.errors import NoSpace
 from relight.format import Digest
 from relight.store import page_buffer
@@ -60,7 +60,7 @@ def test_each_byte_is_written_once_and_each_chunk_hashed(threads: int) -> None:
     """As many pieces are written at once as may be, never more; progress comes to all of it."""
     plan, data = planned()
     writer, told = Slow(plan.size), list[int]()
-    hashes = write_pack(writer, plan, slab_bytes=SLAB, pace=Pace(threads, None, told.append))
+    hashes = write_pack(writer, plan, slab_bytes=SLAB, pace=WriteLimits(threads, None, told.append))
     at = 0
     for length, found in zip(CHUNKS, hashes, strict=True):
         assert Digest(data[at : at + length]).digest() == found
@@ -92,7 +92,7 @@ def test_nothing_is_written_ahead_of_what_is_filled() -> None:
         taken(offset, piece)
 
     writer.write_at = write_at  # type: ignore[method-assign]
-    write_pack(writer, plan, slab_bytes=SLAB, pace=Pace(2, None, told.append))
+    write_pack(writer, plan, slab_bytes=SLAB, pace=WriteLimits(2, None, told.append))
     assert bytes(writer.got) == data
 
 

@@ -15,7 +15,7 @@ from relight.commit import Attempt
 from relight.errors import NoSpace, RelightError, StoreUnavailable
 from relight.log import Log, fold
 from relight.store import LocalStore
-from relight.testing.disks import CHANGING, Call, HookedDisk
+from relight.testing.disks import CHANGING, DiskCall, HookedDisk
 from relight.testing.scenario import RUN, Fact, check, examine, perform, save
 
 pytestmark = pytest.mark.crash
@@ -82,7 +82,7 @@ class _Strikes(HookedDisk):
         super().__init__()
         self.n, self.seen, self.strike = n, 0, strike
 
-    def around(self, call: Call, go, *args, **kwargs):  # type: ignore[no-untyped-def]
+    def around(self, call: DiskCall, go, *args, **kwargs):  # type: ignore[no-untyped-def]
         self.seen += call.name in CHANGING
         if call.name in CHANGING and self.seen == self.n:
             self.strike()  # type: ignore[operator]

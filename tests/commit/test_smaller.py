@@ -17,7 +17,7 @@ from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt, PackPlan, SaveRequest, plan_save
-from relight.commit.earlier import Smaller, chunks_of, rows_of
+from relight.commit.earlier import IncrementalState, chunks_of, rows_of
 from relight.commit.save import new_id
 from relight.errors import NoSpace
 from relight.format import encode_tree
@@ -47,12 +47,12 @@ def state(seed: int = 0) -> State:
     }  # fmt: skip
 
 
-def eager(**rules: Any) -> Smaller:
+def eager(**rules: Any) -> IncrementalState:
     """Reuse and codecs from the first save on."""
-    return Smaller(Compact(**{"codecs": "always", **rules}), Experience(equal=1.0))
+    return IncrementalState(Compact(**{"codecs": "always", **rules}), Experience(equal=1.0))
 
 
-def request(step: int, held: State, smaller: Smaller | None) -> SaveRequest:
+def request(step: int, held: State, smaller: IncrementalState | None) -> SaveRequest:
     """A save of it."""
     names = {"<f4": "float32", "<i8": "int64", "|u1": "uint8"}
     items = [
@@ -258,7 +258,7 @@ class Tight(MemoryStore):
         return super().write(key, size)
 
 
-def half_changed(store: Tight, smaller: Smaller) -> tuple[Attempt, np.ndarray, np.ndarray]:
+def half_changed(store: Tight, smaller: IncrementalState) -> tuple[Attempt, np.ndarray, np.ndarray]:
     """40 MiB are saved, of which half changes; the store has room for that half, and not for all. Before and after."""
     store.room = 64 << 20
     attempt = Attempt.begin(store, "r")

@@ -15,7 +15,7 @@ import relight
 from relight.catalog import Run
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt
-from relight.commit.earlier import Smaller
+from relight.commit.earlier import IncrementalState
 from relight.drain.scrub import scrub
 from relight.log import fold
 from relight.policy import Keep
@@ -255,7 +255,7 @@ def test_tiers_mend_each_other(tmp_path: Path) -> None:
 
 def test_a_smaller_of_its_own_needs_no_past() -> None:
     """Nothing known, nothing named."""
-    smaller = Smaller()
+    smaller = IncrementalState()
     smaller.check_there([])
     smaller.distrust({})
     assert smaller.choice(Conditions(2)).reuse is False and smaller.known(None).chunks == {}

@@ -13,7 +13,7 @@ from thread_ranks import Ranks
 from relight.catalog import open_checkpoint
 from relight.catalog.run import Run
 from relight.commit import SaveReport, SaveRequest
-from relight.commit.earlier import DONORS_MAX, Smaller
+from relight.commit.earlier import DONORS_MAX, IncrementalState
 from relight.errors import SaveFailed
 from relight.format.records import RetireBody
 from relight.layout import Bytes, Item
@@ -34,7 +34,9 @@ class Sharing(Ranks):
 
     def __init__(self, folder: Path, world: int, sharing: int) -> None:
         super().__init__(folder, world)
-        self.smaller = [Smaller(Compact(codecs="never"), Experience(equal=1.0)) if rank < sharing else None for rank in range(world)]
+        self.smaller = [
+            IncrementalState(Compact(codecs="never"), Experience(equal=1.0)) if rank < sharing else None for rank in range(world)
+        ]
 
     def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
         """See ``Ranks``."""
@@ -73,7 +75,7 @@ class Trained(Sharing):
 
     def __init__(self, folder: Path, world: int, run: str) -> None:
         Ranks.__init__(self, folder, world, run)
-        self.smaller = [Smaller(Compact(codecs="never")) for _ in range(world)]
+        self.smaller = [IncrementalState(Compact(codecs="never")) for _ in range(world)]
 
     def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
         """See ``Ranks``."""

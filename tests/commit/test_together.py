@@ -16,16 +16,16 @@ from thread_ranks import Ranks
 from relight.catalog import open_checkpoint
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.stale import Stale
+from relight.checkpointer.stale import StaleModelCheck
 from relight.commit import Attempt, SaveReport, SaveRequest, together
-from relight.commit.save import Place, Seat
+from relight.commit.save import CommitTarget, Participant
 from relight.commit.together import OthersFailed
 from relight.errors import Fenced, NoSpace, RelightError
 from relight.format.names import READY_DIR
 from relight.log import fold
 from relight.observe import counters
 from relight.store import LocalStore
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 
 class Died(BaseException):
@@ -56,7 +56,7 @@ def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> N
     """A rank's share may hold moments alone: that is not a model that does not change."""
     assert {one.trainable_digest for one in ranks.save()} == {b""}
     components = {"model": torch.nn.Linear(2, 2)}
-    stale = Stale(components, ComponentWatch(components, reports=False))
+    stale = StaleModelCheck(components, ComponentWatch(components, reports=False))
     before = counters["save.stale"]
     for step in range(3):
         save = Save(step, "asked")
@@ -76,8 +76,8 @@ def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
     found = ranks.save(timeout_s=0.5, before=stays_away)
     assert time.monotonic() - started < 5
     waited = [one for one in found if not isinstance(one, Died)]
-    assert all(isinstance(one, (LateRanks, OthersFailed)) for one in waited), found
-    assert [one.ranks for one in waited if isinstance(one, LateRanks)][0] == (late,)
+    assert all(isinstance(one, (RankTimeout, OthersFailed)) for one in waited), found
+    assert [one.ranks for one in waited if isinstance(one, RankTimeout)][0] == (late,)
     assert all(f"rank {late} was not there" in one.what for one in waited), found
     assert ranks.committed() == []
     assert ranks.files() == ["root.json"]
@@ -96,7 +96,7 @@ def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch:
     """They do not wait for the deadline, and say which rank it was and why."""
     usual = together.write_part
 
-    def write(place: Place, request: SaveRequest, *rest: Any) -> Any:
+    def write(place: CommitTarget, request: SaveRequest, *rest: Any) -> Any:
         if request.seat is not None and request.seat.rank == 1:
             raise NoSpace("the disk is full")
         return usual(place, request, *rest)
@@ -126,7 +126,7 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
     full: list[int] = []
     usual = together.write_part
 
-    def write(place: Place, request: SaveRequest, *rest: Any) -> Any:
+    def write(place: CommitTarget, request: SaveRequest, *rest: Any) -> Any:
         found = usual(place, request, *rest)
         if request.seat is not None and request.seat.rank == 1:
             full.append(1)
@@ -151,7 +151,7 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
 
     def dying(usual: Callable[..., Any]) -> Callable[..., Any]:
         def work(*args: Any) -> Any:
-            seat = next((one for one in args if isinstance(one, Seat)), None)
+            seat = next((one for one in args if isinstance(one, Participant)), None)
             names = ranks.files()
             all_ready = sum(name.startswith("ready") for name in names) == ranks.world
             if all_ready and not dead:

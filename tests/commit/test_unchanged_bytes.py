@@ -19,11 +19,11 @@ from relight.commit.save import LOSSY
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
 from relight.log import Checkpoint
-from relight.policy.compact import Compact, Conditions, Experience, Sample, choose
+from relight.policy.compact import CodecSample, Compact, Conditions, Experience, choose
 from relight.store import LocalStore
 
 MIB = 1 << 20
-SLOW_CODER = (Sample("float32 param", 1.0, 0.9, 1 / 50e6),)
+SLOW_CODER = (CodecSample("float32 param", 1.0, 0.9, 1 / 50e6),)
 """A sample by which codecs never pay on a disk."""
 
 

@@ -12,7 +12,7 @@ from thread_ranks import Ranks
 
 from relight.catalog import verify_checkpoint
 from relight.commit import Attempt, SaveReport
-from relight.commit.save import Place
+from relight.commit.save import CommitTarget
 from relight.errors import RelightError
 from relight.log import Log, fold
 from relight.store import LocalStore
@@ -60,7 +60,7 @@ def refused(folder: Path, seed: int) -> bool:
     ranks = Ranks(folder, rng.choice((1, 2, 4)))
     stores = [Stopping(folder, rng.randint(1, 12)) for _ in range(ranks.world)]
     own = ranks.attempt.place
-    ranks.places = [Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch) for store in stores]
+    ranks.places = [CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch) for store in stores]
     found: list[Any] = []
     old = threading.Thread(target=lambda: found.extend(ranks.save(0, timeout_s=20.0)))
     old.start()

@@ -9,7 +9,7 @@ from typing import Any
 
 from relight.catalog import verify_checkpoint
 from relight.commit import Attempt, SaveRequest
-from relight.commit.save import Place, Seat
+from relight.commit.save import CommitTarget, Participant
 from relight.commit.together import save_multi_rank
 from relight.format import encode_tree
 from relight.format.names import parse_ready
@@ -29,15 +29,15 @@ class Ranks:
         self.attempt = Attempt.begin(LocalStore(str(folder)), run)
         self.places = [self.place() for _ in range(world)]
 
-    def place(self) -> Place:
+    def place(self) -> CommitTarget:
         store, own = LocalStore(str(self.folder)), self.attempt.place
-        return Place(store, Log(store, self.run), own.store_id, own.run_id, own.epoch)
+        return CommitTarget(store, Log(store, self.run), own.store_id, own.run_id, own.epoch)
 
     def request(self, rank: int, step: int, timeout_s: float, value: int) -> SaveRequest:
         """A tensor of a row a rank."""
         row = Item("t", "uint8", (self.world, ROW), "value", Bytes(bytes([value]) * ROW), Box((rank, 0), (1, ROW)))
         tree = encode_tree({"t": Leaf("tensor", (0,))} if rank == 0 else {"rank": {}})
-        seat = Seat(rank, self.world, "0" * 16, timeout_s)
+        seat = Participant(rank, self.world, "0" * 16, timeout_s)
         return SaveRequest(step=step, tree=tree, items=[row], id=f"{step:010d}", seat=seat, metrics={"rank": rank})
 
     def save(self, step: int = 0, timeout_s: float = 20.0, before: Callable[[int], Any] = lambda rank: None) -> list[Any]:

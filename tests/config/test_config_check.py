@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relight
-from relight.checkpointer.from_file import Given, with_file_defaults
+from relight.checkpointer.from_file import CheckpointerOptions, with_file_defaults
 from relight.cli import cli
 from relight.config import check_file
 from relight.config.check import makers
@@ -187,7 +187,7 @@ def test_whoever_starts_takes_the_environment_of_the_file() -> None:
         lambda: ask("ls", "runs"),
         lambda: relight.open("runs"),
         lambda: relight.load("runs/demo"),
-        lambda: with_file_defaults(Given(*[None] * 6), "every rank", False),
+        lambda: with_file_defaults(CheckpointerOptions(*[None] * 6), "every rank", False),
     ]
     for call in calls:
         with pytest.raises(ConfigError) as raised:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import relight
-from relight.checkpointer.from_file import Given, with_file_defaults
+from relight.checkpointer.from_file import CheckpointerOptions, with_file_defaults
 from relight.checkpointer.options import wants_background
 from relight.config import effective_settings
 from relight.config.page import put_in
@@ -23,16 +23,16 @@ from relight.policy.grace import GRACE, grace_of
 from relight.policy.table import defaults_of
 from relight.settings.file import checked, forget_taken, give, take_environment
 from relight.settings.known import NAMED_ONLY, RULES, SETTINGS, Setting, variable_of
-from relight.supervise.decide import Rules
+from relight.supervise.decide import SuperviseRules
 from relight.supervise.foreseeing import Foreseen
-from relight.supervise.limits import Patience
+from relight.supervise.limits import HangTimeouts
 from relight.supervise.settings import Announced, Start, read_settings
 from relight.watch.rules import KINDS
 from relight.watch.settings import NUMBERS, RULE_WORDS, read_alerting
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MAKERS: dict[str, Any] = {"adaptive": adaptive, "every": every, "keep": keep, "limits": Limits, "compact": Compact, "peers": Peers}
-SUPERVISE = (Rules, Patience, Start, Announced, Foreseen)
+SUPERVISE = (SuperviseRules, HangTimeouts, Start, Announced, Foreseen)
 ALERTS = ("to", "escalate_to", "min_severity", "quiet", "timezone", *NUMBERS)
 NEEDS = {
     "checkpoint.adaptive.drop": 'loss = "loss"', "checkpoint.peers.memory": "copies = 1", "checkpoint.peers.bytes_per_second": "copies = 1",
@@ -96,7 +96,7 @@ def effect(name: str) -> str:
     take_environment()
     table = name.partition(".")[0]
     if name == "checkpoint.background":
-        return repr(wants_background(with_file_defaults(Given(*[None] * 6), "every rank", False).background))
+        return repr(wants_background(with_file_defaults(CheckpointerOptions(*[None] * 6), "every rank", False).background))
     if name == "supervise.grace_s":  # as launch has it
         return repr(float(grace_of(os.environ.get(GRACE, "")) or read_settings(None).start.grace_s))
     if table == "environment":

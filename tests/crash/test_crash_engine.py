@@ -37,10 +37,10 @@ def test_points_are_the_same_again() -> None:
     """Equal seeds give the same points with the same calls: what is seen once is seen again."""
     watched = []
     for _ in range(2):
-        report = crash.Report(5)
+        report = crash.CrashReport(5)
         calls: list[str] = []
         with crash.prepared() as names:
-            watch = crash.Watch(report, choose=lambda point: ":after:" in point)
+            watch = crash.CrashSampler(report, choose=lambda point: ":after:" in point)
             watch.put = lambda point, call, wrong, calls=calls: calls.append(f"{point} {call}")  # type: ignore[method-assign]
             crash.simulate(5, watch, names)
         watched.append(calls)

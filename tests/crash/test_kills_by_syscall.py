@@ -13,7 +13,7 @@ def test_killed_at_system_calls() -> None:
     """A process killed by the kernel on entering a storage system call, without its help, breaks no promise."""
     try:
         report = kills.run(40, seed=3)
-    except kills.Unavailable as error:
+    except kills.KillsUnavailable as error:
         pytest.skip(f"nothing was killed: {error}")
     assert not report.violations, kills.show(report)
     assert report.total >= 32

@@ -21,14 +21,14 @@ from relight.errors import StoreUnavailable
 from relight.store import Disk, LocalStore
 from relight.store.durable import sync_dir
 from relight.testing import acknowledged, block_log, fuse_file
-from relight.testing.block_log import LEFT, Session, choose, find_points, leave
-from relight.testing.fuse_file import Entry
+from relight.testing.block_log import LEFT, DiskSession, choose, find_points, leave
+from relight.testing.fuse_file import DiskEntry
 from relight.testing.images import PLAIN, copy_image
 from relight.testing.scenario import RUN, Fact
-from relight.testing.victims import MUTATIONS, Told, store_in, victims
+from relight.testing.victims import MUTATIONS, AcknowledgedFact, store_in, victims
 
 pytestmark = pytest.mark.crash
-FLUSH = Entry(0, b"")
+FLUSH = DiskEntry(0, b"")
 SECTOR = 512
 
 
@@ -146,18 +146,20 @@ def test_a_disk_that_lies_about_flushes_is_found_out() -> None:
 
 def test_a_log_without_its_flushes_has_the_same_writes() -> None:
     """A lying disk has the writes as they were, and what was told behind them."""
-    session = _session(_write(0), FLUSH, _write(1), FLUSH, FLUSH, told=(Told(2, ("begun", "1")), Told(5, ("swept",))))
+    session = _session(
+        _write(0), FLUSH, _write(1), FLUSH, FLUSH, told=(AcknowledgedFact(2, ("begun", "1")), AcknowledgedFact(5, ("swept",)))
+    )
     lying = block_log.without_flushes(session)
     assert lying.log == [_write(0), _write(1)]
     assert [one.at for one in lying.told] == [1, 2]
 
 
-def _session(*log: Entry, told: tuple[Told, ...] = ()) -> Session:
-    return Session("made up", PLAIN, "", list(log), list(told))
+def _session(*log: DiskEntry, told: tuple[AcknowledgedFact, ...] = ()) -> DiskSession:
+    return DiskSession("made up", PLAIN, "", list(log), list(told))
 
 
-def _write(at: int, sectors: int = 8) -> Entry:
-    return Entry(at * 4096, bytes([at]) * (SECTOR * sectors))
+def _write(at: int, sectors: int = 8) -> DiskEntry:
+    return DiskEntry(at * 4096, bytes([at]) * (SECTOR * sectors))
 
 
 def test_every_prefix_is_looked_at() -> None:
@@ -165,7 +167,7 @@ def test_every_prefix_is_looked_at() -> None:
     log = [_write(0), _write(1), FLUSH, _write(2), FLUSH, FLUSH]
     points = find_points(_session(*log), random.Random(0))
     assert [(point.place, len(point.left)) for point in points if point.kind == "all"] == [(0, 0), (1, 1), (2, 2), (4, 1)]
-    told = (Told(5, ("begun", "1")), Told(6, ("saved", "x", "y")))
+    told = (AcknowledgedFact(5, ("begun", "1")), AcknowledgedFact(6, ("saved", "x", "y")))
     points = find_points(_session(*log, told=told), random.Random(0))
     assert [point.place for point in points if point.kind == "all"] == [0, 1, 2, 4, 5, 6]
 
@@ -206,12 +208,12 @@ def test_what_is_left_was_written(kind: str) -> None:
 
 def test_the_superblock_is_not_torn() -> None:
     """ext4's superblock is one unit, everything else a sector; together they are what was written."""
-    entry = Entry(0, bytes(range(256)) * 16)
+    entry = DiskEntry(0, bytes(range(256)) * 16)
     units = list(block_log.cut_in_units(entry, SECTOR))
     lengths = [(0, 512), (512, 512), (1024, 1024), *((at, 512) for at in range(2048, 4096, 512))]
     assert [(unit.offset, len(unit.data)) for unit in units] == lengths
     assert b"".join(unit.data for unit in units) == entry.data
-    blocks = list(block_log.cut_in_units(Entry(3 * SECTOR, bytes(9000)), 4096))
+    blocks = list(block_log.cut_in_units(DiskEntry(3 * SECTOR, bytes(9000)), 4096))
     assert [(unit.offset, len(unit.data)) for unit in blocks] == [(1536, 2560), (4096, 4096), (8192, 2344)]
 
 
@@ -219,7 +221,7 @@ def test_a_disk_has_what_was_flushed_and_what_is_left(tmp_path: Path) -> None:
     """Up to the last flush all is on the disk; behind it what the point says, and nothing else."""
     empty = tmp_path / "empty"
     empty.write_bytes(bytes(1 << 16))
-    session = Session("made up", PLAIN, str(empty), [_write(0), FLUSH, _write(1), _write(0, 2), _write(3)], [])
+    session = DiskSession("made up", PLAIN, str(empty), [_write(0), FLUSH, _write(1), _write(0, 2), _write(3)], [])
     points = [point for point in find_points(session, random.Random(0)) if point.kind in ("all", "none", "one alone")]
     for point, path in block_log.disks(session, points, str(tmp_path)):
         expected = bytearray(1 << 16)
@@ -234,7 +236,7 @@ def test_the_log_is_read_as_it_was_written(tmp_path: Path) -> None:
     path.write_bytes(
         fuse_file._ENTRY.pack(4096, 3) + b"abc" + fuse_file._ENTRY.pack(fuse_file._FLUSHED, 0) + fuse_file._ENTRY.pack(0, 1) + b"x"
     )
-    assert fuse_file.read_log(str(path)) == [Entry(4096, b"abc"), FLUSH, Entry(0, b"x")]
+    assert fuse_file.read_log(str(path)) == [DiskEntry(4096, b"abc"), FLUSH, DiskEntry(0, b"x")]
     assert [entry.is_flush for entry in fuse_file.read_log(str(path))] == [False, True, False]
 
 

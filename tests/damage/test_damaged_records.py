@@ -13,7 +13,7 @@ from relight.commit import Attempt
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import decode_tree
 from relight.layout import Bytes
-from relight.log import Log, View, fold
+from relight.log import Log, LogView, fold
 from relight.store import MemoryStore
 
 FILES = [
@@ -25,7 +25,7 @@ FILES = [
 SAVED = {letter: values(step) for letter, step in STEPS.items()}
 
 
-def newest_good(store: MemoryStore, view: View) -> tuple[str, list[RelightError]]:
+def newest_good(store: MemoryStore, view: LogView) -> tuple[str, list[RelightError]]:
     """The letter of the newest checkpoint that is whole, every byte of it compared; what was passed over on the way."""
     passed: list[RelightError] = []
     for checkpoint in candidates(fold(view)):
@@ -75,7 +75,7 @@ def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, goes_on: boo
         check_goes_on(store, view)
 
 
-def check_goes_on(store: MemoryStore, before: View) -> None:
+def check_goes_on(store: MemoryStore, before: LogView) -> None:
     """A new attempt takes charge, nothing that was good is lost by it, and what it saves is the newest."""
     attempt = Attempt.begin(store, RUN)
     saved = attempt.save(request(40))

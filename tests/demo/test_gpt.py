@@ -7,10 +7,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from relight.demo.gpt import GPT  # noqa: E402
-from relight.demo.shape import FULL, QUICK, Shape  # noqa: E402
+from relight.demo.shape import FULL, QUICK, DemoSize  # noqa: E402
 
 
-def build(shape: Shape, dropout: float = 0.1) -> GPT:
+def build(shape: DemoSize, dropout: float = 0.1) -> GPT:
     """The model of that size."""
     return GPT(context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads, dropout=dropout)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from relight.demo.kills import TRIES, Aim, PlannedKill, next_save, plan_kills
-from relight.demo.shape import FULL, QUICK, Shape
+from relight.demo.shape import FULL, QUICK, DemoSize
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Scene:
 
 @pytest.mark.parametrize("shape", [FULL, QUICK], ids=["full", "quick"])
 @pytest.mark.parametrize("seed", range(50))
-def test_enough_kills_for_every_seed(shape: Shape, seed: int) -> None:
+def test_enough_kills_for_every_seed(shape: DemoSize, seed: int) -> None:
     """Any seed gives at least five kills, at least two of them inside a save, one after the other and before the end."""
     plan = plan_kills(seed, shape)
     assert len(plan) >= 5

@@ -9,17 +9,17 @@ from typing import Any
 
 from relight.doctor.facts import (
     AttemptFacts,
-    Config,
-    Facts,
+    CheckpointFacts,
+    ConfigFacts,
+    DoctorFacts,
     IncidentFacts,
     KeyFile,
-    Live,
+    LiveProcess,
     Machine,
     Mount,
     NodeFacts,
     Package,
     RunFacts,
-    Stored,
     StoreFacts,
     StoreKey,
     TierFacts,
@@ -32,9 +32,11 @@ DISK = Mount("ext4", "/dev/nvme0n1", "/data", frozenset({"rw", "relatime"}))
 NFS = Mount("nfs4", "server:/data", "/data", frozenset({"rw", "hard", "vers=4.2"}))
 
 
-def stored(number: int, **more: Any) -> Stored:
+def stored(number: int, **more: Any) -> CheckpointFacts:
     """The ``number``-th checkpoint, one every ten minutes, the newest a minute old."""
-    made = Stored(f"id{number:08d}", 100 * number + 99, NOW - 60 - 600 * (5 - number), 2 * GB, 2 * GB, damage=(), metrics={"loss": 1.0})
+    made = CheckpointFacts(
+        f"id{number:08d}", 100 * number + 99, NOW - 60 - 600 * (5 - number), 2 * GB, 2 * GB, damage=(), metrics={"loss": 1.0}
+    )
     return made._replace(**more)
 
 
@@ -50,7 +52,7 @@ RUN = RunFacts(
     tiers=(TierFacts("cold", "s3://bucket/runs/demo"),),
     supervised=True,
 )
-HEALTHY = Facts(
+HEALTHY = DoctorFacts(
     machine=Machine(
         host="node-1",
         now=NOW,
@@ -78,51 +80,51 @@ HEALTHY = Facts(
         runs=("demo",),
     ),
     runs=(RUN,),
-    config=Config(settings=frozenset({"RELIGHT_CACHE"})),
+    config=ConfigFacts(settings=frozenset({"RELIGHT_CACHE"})),
 )
 
 
-def machine(**more: Any) -> Facts:
+def machine(**more: Any) -> DoctorFacts:
     """Healthy but for the machine."""
     return replace(HEALTHY, machine=replace(HEALTHY.machine, **more))
 
 
-def store(**more: Any) -> Facts:
+def store(**more: Any) -> DoctorFacts:
     """Healthy but for the store."""
     return replace(HEALTHY, store=replace(HEALTHY.store, **more))
 
 
-def run(**more: Any) -> Facts:
+def run(**more: Any) -> DoctorFacts:
     """Healthy but for the run."""
     return replace(HEALTHY, runs=(replace(RUN, **more),))
 
 
-def config(**more: Any) -> Facts:
+def config(**more: Any) -> DoctorFacts:
     """Healthy but for what is set."""
     return replace(HEALTHY, config=replace(HEALTHY.config, **more))
 
 
-def limit(name: str, value: int, **more: Any) -> Facts:
+def limit(name: str, value: int, **more: Any) -> DoctorFacts:
     """Healthy but for a limit."""
     return machine(limits={**HEALTHY.machine.limits, name: value}, **more)
 
 
-def probe(kind: str, what: str = "EIO, Input/output error") -> Facts:
+def probe(kind: str, what: str = "EIO, Input/output error") -> DoctorFacts:
     """A store in which a small file cannot be written."""
     return store(probe=Trouble(kind, what, "/data/runs/demo/.probe-1"))
 
 
-def newest(**more: Any) -> Facts:
+def newest(**more: Any) -> DoctorFacts:
     """A run whose newest checkpoint is another."""
     return run(checkpoints=(*RUN.checkpoints[:-1], stored(5, **more)))
 
 
-def under_way(facts: Facts) -> Facts:
+def under_way(facts: DoctorFacts) -> DoctorFacts:
     """The run is trained on this machine."""
-    return replace(facts, machine=replace(facts.machine, live=(Live(4711, "/data/runs", "demo"),)))
+    return replace(facts, machine=replace(facts.machine, live=(LiveProcess(4711, "/data/runs", "demo"),)))
 
 
-def on_object_store(**more: Any) -> Facts:
+def on_object_store(**more: Any) -> DoctorFacts:
     """A bucket instead of a disk."""
     return store(
         url="s3://bucket/runs",
@@ -143,13 +145,13 @@ _BARREN = tuple(AttemptFacts(epoch, NOW - 100 * (9 - epoch), "node-7", 0) for ep
 _NOTHING_RETIRED = {"retired": 0, "checkpoints": tuple(stored(number, new_bytes=110 * GB, bytes=2 * GB) for number in range(6))}
 
 
-def nodes(**second: Any) -> Facts:
+def nodes(**second: Any) -> DoctorFacts:
     """Two nodes that are alike, but for what the second has."""
     first = NodeFacts(0, True, "a", {"torch": "2.5"}, {"RELIGHT_KEY": "1f"}, DISK, True, 0.0, 64 * GB, 8, {"open files": 4096})
     return replace(HEALTHY, nodes=(first, first._replace(rank=1, host="b", **second)))
 
 
-FAULTS: dict[str, tuple[Callable[[], Facts], set[str]]] = {
+FAULTS: dict[str, tuple[Callable[[], DoctorFacts], set[str]]] = {
     # between nodes
     "a node stays away": (lambda: replace(HEALTHY, nodes=(*nodes().nodes, NodeFacts(2, False))), {"node-missing"}),
     "nodes with two torches": (lambda: nodes(versions={"torch": "2.4"}), {"node-versions"}),
@@ -240,7 +242,7 @@ FAULTS: dict[str, tuple[Callable[[], Facts], set[str]]] = {
     "fails again and again": (lambda: run(incidents=(_INCIDENT,) * 3), {"again"}),
     "not to the bit": (lambda: run(exact=("the loader has no state",)), {"inexact"}),
     "another torch": (lambda: run(environment={"torch": "2.11.0"}), {"software"}),
-    "other threads": (lambda: replace(HEALTHY, config=Config(threads="2")), {"software"}),
+    "other threads": (lambda: replace(HEALTHY, config=ConfigFacts(threads="2")), {"software"}),
     "a newer Relight": (lambda: run(environment={"relight": "99.1.0"}), {"newer-relight"}),
     "a long chain": (lambda: newest(requires=80), {"chain"}),
     # settings
@@ -250,7 +252,7 @@ FAULTS: dict[str, tuple[Callable[[], Facts], set[str]]] = {
     "a key for all": (lambda: config(key_files=(KeyFile("/keys/a", 0o644, False),)), {"key-file"}),
     "a key in its store": (lambda: config(key_files=(KeyFile("/data/runs/a", 0o600, True),)), {"key-inside"}),
     "dumps of keys": (lambda: config(settings=frozenset({"RELIGHT_CORE_DUMPS", "RELIGHT_KEY"})), {"core-dumps"}),
-    "in the clear": (lambda: replace(on_object_store(), config=Config(endpoint="http://minio.cluster:9000")), {"endpoint-clear"}),
+    "in the clear": (lambda: replace(on_object_store(), config=ConfigFacts(endpoint="http://minio.cluster:9000")), {"endpoint-clear"}),
     "a needless promise": (lambda: config(single_writer=True), {"single-writer"}),
     "a cache that cannot be": (lambda: config(cache=Trouble("store", "it may not be written to", "/cache")), {"cache"}),
     "a cache on NFS": (lambda: config(cache_mount=NFS), {"cache-far"}),

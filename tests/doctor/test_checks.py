@@ -12,7 +12,7 @@ import pytest
 from planted_faults import FAULTS, HEALTHY, machine
 
 from relight.cli import cli
-from relight.doctor import CHECKS, Facts, grade, judge
+from relight.doctor import CHECKS, DoctorFacts, grade, judge
 from relight.doctor.checks_machine import numbers
 from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS_SAY
 from relight.doctor.explain import _BY_KIND, SYMPTOMS
@@ -82,7 +82,7 @@ def test_a_healthy_set_up_has_nothing() -> None:
 
 def test_what_could_not_be_seen_is_not_wrong() -> None:
     """Facts of which nothing could be seen lead to no finding: unseen is told as unseen."""
-    assert judge(Facts(machine=Machine(unseen={"memory": "no answer"}), store=StoreFacts(url="/data/runs", there=False))) == []
+    assert judge(DoctorFacts(machine=Machine(unseen={"memory": "no answer"}), store=StoreFacts(url="/data/runs", there=False))) == []
 
 
 def test_every_check_is_planted_for() -> None:
@@ -94,7 +94,7 @@ def test_every_check_is_planted_for() -> None:
 
 def test_the_worst_comes_first() -> None:
     """Errors, warnings, notes."""
-    facts = Facts(
+    facts = DoctorFacts(
         machine=machine(preload="libeatmydata.so", memory_bytes=1, dead_supervisors=("x",)).machine, store=HEALTHY.store, runs=HEALTHY.runs
     )
     found = [one.severity for one in judge(facts)]

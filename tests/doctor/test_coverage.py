@@ -18,7 +18,7 @@ from relight.doctor.bounded import QUICK
 from relight.doctor.coverage import FIELDS
 from relight.doctor.facts import Trouble
 from relight.store import open_bytes
-from relight.supervise.incidents import After, Incident, once_each, recent_incidents
+from relight.supervise.incidents import Incident, RecoveryRecord, once_each, recent_incidents
 
 DOCTOR = Path(__file__).parents[2] / "src" / "relight" / "doctor"
 WEEK_S = 7 * 86400.0
@@ -34,7 +34,7 @@ def incident(number: int, action: str = "restart", age_s: float = 60.0) -> Incid
     )  # fmt: skip
 
 
-def put(runs: Path, one: Incident | After) -> None:
+def put(runs: Path, one: Incident | RecoveryRecord) -> None:
     """Store it as the supervisor does."""
     name = f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json"
     open_bytes(str(runs)).put_once(f"demo/incidents/{name}", msgspec.json.encode(one))
@@ -123,7 +123,7 @@ def test_incidents_are_cheap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [one.life for one in recent_incidents(store, "demo", time.time() - WEEK_S, 200)] == [49] and len(opened) == 1
     for number in range(50, 60):
         put(tmp_path / "runs", incident(number, age_s=600 - number))
-    put(tmp_path / "runs", After(id=incident(59, age_s=541.0).id, restored=9, steps_lost=1, seconds={}))
+    put(tmp_path / "runs", RecoveryRecord(id=incident(59, age_s=541.0).id, restored=9, steps_lost=1, seconds={}))
     found = recent_incidents(store, "demo", time.time() - WEEK_S, 5)
     assert [one.life for one in once_each(found)] == [55, 56, 57, 58, 59]
     assert recent_incidents(store, "other", 0.0, 5) == []

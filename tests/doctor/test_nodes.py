@@ -17,10 +17,10 @@ import at_hand
 import pytest
 from planted_faults import nodes
 
-from relight.doctor import Facts, collect, judge
+from relight.doctor import DoctorFacts, collect, judge
 from relight.doctor.facts_nodes import collect_nodes
 from relight.errors import ConfigError, StoreUnavailable
-from relight.supervise.meeting import Meeting, Seat, seat_of
+from relight.supervise.meeting import Meeting, NodeAddress, seat_of
 from relight.world.ports import free_port
 
 
@@ -68,9 +68,9 @@ def compared(paths: list[Path], count: int, spoil: dict[str, bytes] | None = Non
     """What each of these finds between nodes, of ``count`` that were to come."""
     board, found = Board(spoil), dict[int, set[str]]()
 
-    def one(rank: int, facts: Facts) -> None:
+    def one(rank: int, facts: DoctorFacts) -> None:
         seen = collect_nodes(facts, rank, count, board.of(rank), 0.3)
-        found[rank] = {it.name for it in judge(Facts(nodes=seen)) if it.part == "nodes"}
+        found[rank] = {it.name for it in judge(DoctorFacts(nodes=seen)) if it.part == "nodes"}
 
     threads = [threading.Thread(target=one, args=(rank, collect(str(path), quick=True))) for rank, path in enumerate(paths)]
     for thread in threads:
@@ -123,7 +123,7 @@ def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> Non
     """As torchrun sets it; or by hand; anything else is an error with what it should be."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"):
         monkeypatch.delenv(name, raising=False)
-    assert seat_of("[::1]:29400", "1/2") == Seat("::1", 29400, 1, 2, False)
+    assert seat_of("[::1]:29400", "1/2") == NodeAddress("::1", 29400, 1, 2, False)
     assert seat_of("a:1", "0/1").holds
     for wrong in (
         ("", ""),
@@ -141,7 +141,7 @@ def test_where_nodes_meet_is_said_or_set(monkeypatch: pytest.MonkeyPatch) -> Non
             seat_of(*wrong)
     for name, value in (("RANK", "0"), ("WORLD_SIZE", "4"), ("MASTER_ADDR", "n"), ("MASTER_PORT", "7")):
         monkeypatch.setenv(name, value)
-    assert seat_of("", "") == Seat("n", 7, 0, 4, True)
+    assert seat_of("", "") == NodeAddress("n", 7, 0, 4, True)
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     assert not seat_of("", "").holds
     monkeypatch.setenv("RANK", "five")
@@ -153,13 +153,13 @@ def test_a_first_node_that_is_not_there_is_an_error_in_time() -> None:
     """And so is a port that somebody has."""
     began = time.monotonic()
     with pytest.raises(StoreUnavailable, match="does not answer"):
-        Meeting(Seat("127.0.0.1", free_port(), 1, 2, False), 1.0)
+        Meeting(NodeAddress("127.0.0.1", free_port(), 1, 2, False), 1.0)
     assert time.monotonic() - began < 15
     with socket.socket() as taken:
         taken.bind(("0.0.0.0", 0))  # noqa: S104
         taken.listen()
         with pytest.raises(StoreUnavailable, match="port"):
-            Meeting(Seat("127.0.0.1", int(taken.getsockname()[1]), 0, 2, True), 1.0)
+            Meeting(NodeAddress("127.0.0.1", int(taken.getsockname()[1]), 0, 2, True), 1.0)
 
 
 def start(place: Path, rank: int, count: int, port: int, **settings: str) -> subprocess.Popen[str]:

@@ -12,7 +12,7 @@ import pytest
 
 from relight.catalog.proofs import DIRECTORY, KEPT, Proof, Verified, proofs_of, remember_proof
 from relight.errors import StoreUnavailable
-from relight.prove import Difference, ProveReport
+from relight.prove import FirstDifference, ProveReport
 from relight.store import LocalStore, open_bytes
 
 
@@ -60,7 +60,7 @@ def test_a_verification_is_remembered_and_counts_for_the_newest(place: Path, cal
 def test_a_proof_is_remembered_where_it_is_said(place: Path, call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Equal, or what differs; without ``--remember`` nothing is written; a run that is not there is an error before anything is run."""
     name = "a resume was proven exact"
-    for difference, score in ((None, 1.0), (Difference(7, "after step 7", "model/x", "why", []), 0.0)):
+    for difference, score in ((None, 1.0), (FirstDifference(7, "after step 7", "model/x", "why", []), 0.0)):
         report = ProveReport(difference is None, 5, 3, 3, 42, difference, 1.0)
         monkeypatch.setattr("relight.cli.prove.run", lambda options, report=report: report)
         call("prove", "train.py")

@@ -12,17 +12,17 @@ import pytest
 from msgspec.structs import replace as replaced
 from planted_faults import FAULTS, HEALTHY, NOW, RUN, config, run, store, stored
 
-from relight.doctor import Facts, Line, Readiness, grade, judge
-from relight.doctor.facts import Config, Drilled, KeyFile, Measured, Proven, RunFacts, StoreKey, TierFacts
+from relight.doctor import DoctorFacts, Readiness, ReadinessLine, grade, judge
+from relight.doctor.facts import ConfigFacts, Drilled, KeyFile, MeasuredRestore, Proven, RunFacts, StoreKey, TierFacts
 from relight.doctor.ready import PARTS, grade_of
 from relight.drill.made_of import MadeOf, made_of, of_script, why_not
 from relight.drill.record import remember
-from relight.drill.report import DrillReport, Outcome
-from relight.drill.target import Target
+from relight.drill.report import DrillReport, RehearsalOutcome
+from relight.drill.target import DrillTarget
 from relight.log.identity import now_text
 from relight.store import open_bytes
 
-MEASURED = Measured(2 * 10**9, 2.0, True)
+MEASURED = MeasuredRestore(2 * 10**9, 2.0, True)
 PROVEN = Proven("prove", NOW - 86400, True, "3 steps of train.py after a resume equal the straight run's")
 DRILLED = Drilled(NOW - 86400, True, "12 passed; 240 s", "train.py")
 
@@ -32,16 +32,16 @@ def verified(checkpoint_id: str, days: float, damage: str = "") -> Proven:
     return Proven("verify", NOW - days * 86400, not damage, "1 checkpoint read", ((checkpoint_id, 7, damage),))
 
 
-def listed(facts: Facts) -> dict[str, Line]:
+def listed(facts: DoctorFacts) -> dict[str, ReadinessLine]:
     """The lines by name."""
     return {one.name: one for one in grade(facts, judge(facts)).lines}
 
 
-def excellent() -> Facts:
+def excellent() -> DoctorFacts:
     """A set-up in which nothing is left to do."""
     facts = run(measured=MEASURED, drills=(DRILLED,), proofs=(PROVEN,))
     keys = (StoreKey("a", 7.0, True), StoreKey("b", 7.0, True))
-    set_up = Config(
+    set_up = ConfigFacts(
         settings=frozenset({"RELIGHT_KEY", "RELIGHT_TRUST", "RELIGHT_ANCHOR"}), key_files=(KeyFile("/k", 0o600, False),), grace=True
     )
     set_up = replace(set_up, assigned=frozenset({"alerts.to", "environment.audit"}), roles={"admin": 1, "viewer": 4})
@@ -60,10 +60,10 @@ def test_an_excellent_set_up_gets_an_a_in_every_part() -> None:
     assert len(found.lines) >= 25
 
 
-LOWERED: list[tuple[str, Facts, float | None]] = [
+LOWERED: list[tuple[str, DoctorFacts, float | None]] = [
     ("the newest checkpoint can be restored", run(), 0.75),
-    ("the newest checkpoint can be restored", run(measured=Measured(10**9, 1.0, False)), 0.9),
-    ("the newest checkpoint can be restored", run(measured=Measured(10**9, 1.0, True, ("pack: chunk 3",))), 0.0),
+    ("the newest checkpoint can be restored", run(measured=MeasuredRestore(10**9, 1.0, False)), 0.9),
+    ("the newest checkpoint can be restored", run(measured=MeasuredRestore(10**9, 1.0, True, ("pack: chunk 3",))), 0.0),
     ("the newest checkpoint can be restored", run(checkpoints=(stored(5, damage=None),)), None),
     ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 1),)), 1.0),
     ("the newest checkpoint can be restored", run(proofs=(verified(RUN.newest.id, 60),)), 0.875),
@@ -114,7 +114,7 @@ LOWERED: list[tuple[str, Facts, float | None]] = [
     ("saves need no waiting: memory for two copies", FAULTS["no memory for a copy"][0](), 0.243),
     ("a save is durable before the next is due", store(write_bps=2.5e6), 0.0),
     ("a save is durable before the next is due", store(write_bps=None), None),
-    ("coming back is quick", run(measured=Measured(10**9, 200.0, False)), 0.5),
+    ("coming back is quick", run(measured=MeasuredRestore(10**9, 200.0, False)), 0.5),
     ("coming back is quick", run(), None),
     ("the store answers quickly", store(answer_s=0.7), 0.5),
     ("there is room for more", store(free_bytes=10 * 10**9), 0.5),
@@ -132,7 +132,7 @@ LOWERED: list[tuple[str, Facts, float | None]] = [
 
 
 @pytest.mark.parametrize(("name", "facts", "score"), LOWERED, ids=range(len(LOWERED)))
-def test_a_line_is_graded_by_what_was_seen(name: str, facts: Facts, score: float | None) -> None:
+def test_a_line_is_graded_by_what_was_seen(name: str, facts: DoctorFacts, score: float | None) -> None:
     """Each line, lowered; with a command that would raise it, or the word that it could not be measured."""
     line = listed(facts)[name]
     assert line.score == (score if score is None else pytest.approx(score, abs=0.01))
@@ -143,9 +143,9 @@ def test_a_line_is_graded_by_what_was_seen(name: str, facts: Facts, score: float
 def test_what_could_not_be_measured_earns_nothing() -> None:
     """A list of which nothing is known has no grade in its parts, and an F at most."""
     lines = (
-        Line("security", "a", 3, 1.0, "seen", ""),
-        Line("security", "b", 1, None, "not seen", "look"),
-        Line("operations", "c", 4, None, "", ""),
+        ReadinessLine("security", "a", 3, 1.0, "seen", ""),
+        ReadinessLine("security", "b", 1, None, "not seen", "look"),
+        ReadinessLine("operations", "c", 4, None, "", ""),
     )
     found = Readiness(lines)
     assert found.score("security") == 0.75 and found.grade("security") == "B"
@@ -168,7 +168,7 @@ def test_letters(score: float, letter: str) -> None:
 
 def drill(ok: bool) -> DrillReport:
     """What a drill leaves."""
-    outcome = Outcome("kill", "a rank is killed", "passed" if ok else "failed", "it went on")
+    outcome = RehearsalOutcome("kill", "a rank is killed", "passed" if ok else "failed", "it went on")
     return DrillReport(f"{int(time.time() * 1000):013d}-a", now_text(), "node-1", "train.py", [outcome], 12.0)
 
 
@@ -226,7 +226,7 @@ def test_a_drill_counts_for_the_script_and_settings_that_it_was_made_of(tmp_path
         monkeypatch.delenv(name, raising=False)
     (tmp_path / "train.py").write_text("print(1)\n")
     (tmp_path / "relight.toml").write_text("[supervise]\nsame = 4\n")
-    made = made_of(Target(script=("train.py", "--token=abc")))
+    made = made_of(DrillTarget(script=("train.py", "--token=abc")))
     assert why_not(made) == ("", "") and "abc" not in str(made)
     (tmp_path / "relight.toml").write_text("# four\n[supervise]\nsame = 4\n[alerts]\ngroup_s = 5\n")
     assert why_not(made) == ("", "")
@@ -240,4 +240,4 @@ def test_a_drill_counts_for_the_script_and_settings_that_it_was_made_of(tmp_path
     assert why_not(made) == ("no", "train.py has changed since")
     (tmp_path / "train.py").unlink()
     assert why_not(made)[0] == "unknown"
-    assert why_not(made_of(Target()))[0] == why_not(None)[0] == why_not(MadeOf())[0] == "no"
+    assert why_not(made_of(DrillTarget()))[0] == why_not(None)[0] == why_not(MadeOf())[0] == "no"

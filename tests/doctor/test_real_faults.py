@@ -25,8 +25,8 @@ from tests.store.servers import Server
 
 from relight.catalog.tiers import announce
 from relight.commit import Attempt
-from relight.doctor import Facts, collect, judge
-from relight.doctor.bounded import Looking
+from relight.doctor import DoctorFacts, collect, judge
+from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts_run import measure_restore
 from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, StoreUnavailable
@@ -34,7 +34,7 @@ from relight.format.names import STORE_FILE
 from relight.keys import write_key_file
 from relight.log import Log, fold
 from relight.policy.tiers import Tier
-from relight.pulse import Beat, Page
+from relight.pulse import Heartbeat, HeartbeatPage
 from relight.pulse.page import make_page
 from relight.store import LocalStore, Reader, open_bytes
 from relight.store.disk import Disk
@@ -52,7 +52,7 @@ def names(path: object, **more: Any) -> set[str]:
     return {one.name for one in judge(collect(str(path), **more))}
 
 
-def named(facts: Facts, name: str) -> Any:
+def named(facts: DoctorFacts, name: str) -> Any:
     """The one finding of that name."""
     (found,) = [one for one in judge(facts) if one.name == name]
     return found
@@ -361,7 +361,7 @@ def test_names_that_nobody_knows(runs: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is told as unseen, after its time and no later; an error is told in its words."""
-    looking = Looking(0.2)
+    looking = BoundedProbe(0.2)
     began = time.monotonic()
     assert looking.at("a mount", lambda: time.sleep(30) or "late", "otherwise") == "otherwise"
     assert time.monotonic() - began < 5
@@ -459,7 +459,7 @@ def test_a_run_under_way_that_does_not_save(tmp_path: Path, memory: Path) -> Non
     assert "stale" not in names(tmp_path / "runs")
     folder = supervised(memory, os.getpid())
     make_page(folder / "pulse-0")
-    Page(folder / "pulse-0").write(Beat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo"))
+    HeartbeatPage(folder / "pulse-0").write(Heartbeat(pid=os.getpid(), phase="training", url=str(tmp_path / "runs"), run="demo"))
     assert "stale" in names(tmp_path / "runs" / "demo")
 
 

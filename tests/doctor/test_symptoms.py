@@ -28,10 +28,10 @@ from relight.checkpointer.carried import remap_rank_state
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.replicas import Difference
+from relight.checkpointer.replicas import ReplicaDifference
 from relight.checkpointer.restorable import Restorable
 from relight.checkpointer.resume import Resumed, report_restored
-from relight.checkpointer.stale import Stale
+from relight.checkpointer.stale import StaleModelCheck
 from relight.cli.doctor import _explain
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
@@ -47,7 +47,7 @@ from relight.store import open_bytes
 from relight.store.again import decode_with_reread
 from relight.store.base import Uncertain
 from relight.supervise.facts import KINDS
-from relight.world.base import LateRanks, late
+from relight.world.base import RankTimeout, late
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 HEADINGS = [one.replace('"', "") for one in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)]
@@ -110,7 +110,7 @@ def _newest(path: Path) -> Any:
 
 def not_the_trained_model(tmp_path: Path) -> str:
     model = nn.Linear(2, 2)
-    stale = Stale({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
+    stale = StaleModelCheck({"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)})
     with said() as lines:
         for step in (9, 19):
             stale.notice(SimpleNamespace(step=step, id="a"), 9 if step > 9 else None, b"same", 16)  # type: ignore[arg-type]
@@ -121,13 +121,13 @@ def lost_ranks(tmp_path: Path) -> str:
     ranks = Ranks.__new__(Ranks)
     ranks._lost = True
     ranks._per_rank = ()
-    with pytest.raises(LateRanks) as caught:
+    with pytest.raises(RankTimeout) as caught:
         ranks.capture({}, Restorable(), micro_step=None, recall=None)
     return printed(caught.value)
 
 
 def odd_rank(tmp_path: Path) -> str:
-    return f"WARNING relight: {Difference('model/layer.weight', (3,), (0, 1, 2, 3))}: the checkpoint is suspect"
+    return f"WARNING relight: {ReplicaDifference('model/layer.weight', (3,), (0, 1, 2, 3))}: the checkpoint is suspect"
 
 
 def other_ranks(tmp_path: Path) -> str:
@@ -293,7 +293,7 @@ def test_no_heading_is_without_its_symptom() -> None:
 KINDS_OF_ERRORS: dict[str, Exception] = {
     **{one.kind: one("something") for one in vars(errors).values() if isinstance(one, type) and issubclass(one, RelightError)},
     "uncertain": Uncertain("something"),
-    "late_ranks": LateRanks("something"),
+    "late_ranks": RankTimeout("something"),
     "others_failed": OthersFailed("something"),
 }
 

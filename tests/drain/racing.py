@@ -34,7 +34,7 @@ from relight.log import Log, fold
 from relight.policy import Tiers, keep, tier
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, open_bytes
-from relight.testing.scenario import RUN, Facts, check_history, examine, leftovers, read_state, save, state_of
+from relight.testing.scenario import RUN, KnownFacts, check_history, examine, leftovers, read_state, save, state_of
 
 ROLES = ("save", "save", "save", "restore", "restore far", "tag", "drain", "drain", "prune", "sweep", "verify")
 
@@ -198,7 +198,7 @@ def settle(near: str, far: str, facts: list[tuple[str, ...]]) -> list[str]:
     name = attempt.history().fences[-1].body.attempt  # type: ignore[union-attr]
     take_over(Log(other, RUN), name)
     execute_sweep(plan_sweep(other, RUN), other)
-    saving = [("saving", key) for key in Facts.from_facts(facts).saving]
+    saving = [("saving", key) for key in KnownFacts.from_facts(facts).saving]
     for place, told in ((store, facts), (other, saving)):
         log = Log(place, RUN)
         wrong += [one for one in examine(place, log, told) if "tag" not in one] + leftovers(place, log)

@@ -14,7 +14,7 @@ from relight.drain import drain
 from relight.errors import StoreUnavailable
 from relight.store import LocalStore
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import Book, read_accounts
+from relight.supervise.incidents import IncidentLog, read_accounts
 
 
 def account(seconds: float) -> Account:
@@ -30,7 +30,7 @@ def names(store: LocalStore, run: str = "run") -> set[str]:
 def test_what_happened_outlives_the_near_disk(tmp_path: Path) -> None:
     """Drained with the saves; of an account only the newest."""
     attempt = begin(tmp_path)
-    book = Book(tmp_path / "elsewhere")
+    book = IncidentLog(tmp_path / "elsewhere")
     book.at(attempt.store, "run")
     attempt.store.put_once(f"run/{DIRECTORY}/0000000000001-abc.json", b"{}")
     far = LocalStore(tmp_path / "far")

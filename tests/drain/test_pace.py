@@ -11,18 +11,18 @@ from click.testing import CliRunner
 
 import relight
 from relight.catalog import Run
-from relight.checkpointer.onwards import REMEMBERED, Onwards
+from relight.checkpointer.onwards import REMEMBERED, TierPacer
 from relight.cli import cli
 from relight.commit import Attempt, SaveRequest
 from relight.drain import drain
 from relight.errors import ConfigError
-from relight.forecast import Costs, Decision, Level, onwards, waste
+from relight.forecast import Costs, Level, ScheduleDecision, onwards, waste
 from relight.format import encode_tree
 from relight.format.records import NoteBody
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers, keep, tier
 from relight.policy.keep import Candidate, Keep
-from relight.policy.tiers import NOW, PACE_TOPIC, Pace, owed
+from relight.policy.tiers import NOW, PACE_TOPIC, TierPace, owed
 from relight.store import LocalStore, open_bytes
 
 
@@ -33,12 +33,12 @@ def saves(*times_s: float, routine: bool = True) -> list[Candidate]:
 
 def test_only_what_a_schedule_saved_is_held_back_and_never_what_is_named_for_good() -> None:
     """Until so long behind the one before; a save that was asked for, a clock that went back, a tier that has nothing yet: at once."""
-    assert owed(Keep(), saves(0, 50), 0, Pace(60, 0.0)) == []
-    assert owed(Keep(), saves(0, 50, 60), 0, Pace(60, 0.0)) == ["2"]
-    assert owed(Keep(), saves(0, 50, routine=False), 0, Pace(60, 0.0)) == ["1"]
-    assert owed(Keep(), saves(100, 50), 0, Pace(60, 100.0)) == ["1"]
-    assert owed(Keep(), saves(50), -1, Pace(60, None)) == ["0"]
-    assert owed(keep(every=1), saves(0, 50), 0, Pace(60, 0.0)) == ["1"]
+    assert owed(Keep(), saves(0, 50), 0, TierPace(60, 0.0)) == []
+    assert owed(Keep(), saves(0, 50, 60), 0, TierPace(60, 0.0)) == ["2"]
+    assert owed(Keep(), saves(0, 50, routine=False), 0, TierPace(60, 0.0)) == ["1"]
+    assert owed(Keep(), saves(100, 50), 0, TierPace(60, 100.0)) == ["1"]
+    assert owed(Keep(), saves(50), -1, TierPace(60, None)) == ["0"]
+    assert owed(keep(every=1), saves(0, 50), 0, TierPace(60, 0.0)) == ["1"]
     assert owed(Keep(), saves(0, 50), 0) == ["1"]
 
 
@@ -108,17 +108,17 @@ def test_what_a_copy_takes_from_the_steps_is_told_from_what_they_take_anyway() -
     found = {}
     for lag in (None, "90s", 0):
         now = [0.0]
-        pace = Onwards(Tiers(near="/a/run", cold=tier("/b/run", lag=lag)).tiers, lambda now=now: now[0])
-        assert pace.decide(Decision(10.0, 1, "", numbers), 0.5) is None, "nothing was copied yet"
+        pace = TierPacer(Tiers(near="/a/run", cold=tier("/b/run", lag=lag)).tiers, lambda now=now: now[0])
+        assert pace.decide(ScheduleDecision(10.0, 1, "", numbers), 0.5) is None, "nothing was copied yet"
         for seconds, count in ((1.0, 40), (1.5, 20)):
             for _ in range(count):
                 now[0] += seconds
                 pace.stepped(now[0], seconds)
         emit("drain.done", tier="cold", id="x", seconds=30.0)
-        data = pace.decide(Decision(10.0, 1, "", numbers), 0.5)
+        data = pace.decide(ScheduleDecision(10.0, 1, "", numbers), 0.5)
         assert data is not None
         found[lag] = data
-        assert pace.decide(Decision(10.0, 1, "", numbers), 0.5) is None, "nothing is new"
+        assert pace.decide(ScheduleDecision(10.0, 1, "", numbers), 0.5) is None, "nothing is new"
         pace.close()
     best_s = onwards(0.5 / 3600, 10.0, [Level("cold", Costs(10.0, 32.0, 60.0), 1 - 63 / 419)])[0].interval_s
     assert found[None]["cold"] == pytest.approx(best_s - 5)

@@ -20,7 +20,7 @@ from relight.drain import drain
 from relight.errors import LeaseHeld, RelightError
 from relight.log import Log
 from relight.store import ByteStore, Entry, LocalStore, MemoryStore, Writer, open_bytes
-from relight.store.around import Around
+from relight.store.around import StoreWrapper
 from relight.transfer.copying import Claimed, copy_one
 
 
@@ -49,7 +49,7 @@ class Turns:
             self._next()
 
 
-class Taking(Around):
+class Taking(StoreWrapper):
     """A store as one thread sees it: before each call it waits for its turn."""
 
     def __init__(self, inner: ByteStore, wait: Callable[[], None]) -> None:
@@ -193,7 +193,7 @@ def test_a_claim_that_fails_leaves_nothing(tmp_path: Path) -> None:
     far = LocalStore(tmp_path)
     Log(far, "run").start()
 
-    class Failing(Around):
+    class Failing(StoreWrapper):
         def _over(self, below: ByteStore) -> ByteStore:
             return Failing(below)
 

@@ -11,20 +11,20 @@ from typing import Any
 import msgspec
 import pytest
 
-from relight.drill import REHEARSALS, DrillOptions, DrillReport, Outcome
+from relight.drill import REHEARSALS, DrillOptions, DrillReport, RehearsalOutcome
 from relight.drill.copies import REHEARSALS as COPIES
 from relight.drill.drive import chosen_of, over_limits
 from relight.drill.live import MAY, rehearsals_of
-from relight.drill.orders import Order, Orders
+from relight.drill.orders import DrillOrder, DrillOrders
 from relight.drill.record import drills_of, remember
-from relight.drill.rehearsals import Shown, judged
+from relight.drill.rehearsals import RehearsalResult, judged
 from relight.drill.report import FAILED, PASSED, SKIPPED, markdown
 from relight.drill.stage import Wrong
-from relight.drill.target import Target, target_of
+from relight.drill.target import DrillTarget, target_of
 from relight.errors import ConfigError
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 from relight.store import open_bytes
-from relight.supervise.incidents import After, Incident
+from relight.supervise.incidents import Incident, RecoveryRecord
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -35,12 +35,12 @@ def incident(**changes: Any) -> Incident:
         "id": "1", "at": "", "host": "", "job": "", "life": 1, "kind": "killed", "why": "rank 1 was ended by SIGKILL\nand more", "rank": 1,
         "step": 12, "durable": 9, "words": "", "action": "resume", "reason": "", "delay_s": 0.0, "settings": {}, "clues": [],
         "workers": [{"rank": 0, "durable": 9}, {"rank": 1, "durable": 9}],
-        "after": After("1", 9, 3, {"noticed": 0.1, "decided": 0.2, "all": 4.0}),
+        "after": RecoveryRecord("1", 9, 3, {"noticed": 0.1, "decided": 0.2, "all": 4.0}),
     }  # fmt: skip
     return Incident(**told | changes)
 
 
-BACK = {0: Beat(first_at=104.5), 1: Beat(first_at=105.0)}
+BACK = {0: Heartbeat(first_at=104.5), 1: Heartbeat(first_at=105.0)}
 """What the ranks say behind it: the last of them ended a step at 105."""
 
 
@@ -57,7 +57,10 @@ def test_an_incident_that_is_what_it_should_be_gives_its_times_from_the_moment_o
         ({"kind": "network"}, "was taken for network"),
         ({"action": "stop"}, "resume should have been"),
         ({"rank": 0}, "rank 0 was taken to have failed, and rank 1 had"),
-        ({"after": After("1", 4, 8, {"noticed": 0.1, "decided": 0.2, "all": 4.0})}, "step 9 was stored, and it went on from step 4"),
+        (
+            {"after": RecoveryRecord("1", 4, 8, {"noticed": 0.1, "decided": 0.2, "all": 4.0})},
+            "step 9 was stored, and it went on from step 4",
+        ),
     ],
     ids=["kind", "action", "rank", "stored"],
 )
@@ -83,11 +86,11 @@ def test_every_rehearsal_is_on_the_page() -> None:
 
 def test_limits() -> None:
     """Of steps and seconds; what was not measured is not over them."""
-    shown = Shown("it went on", back_s=4.5, steps_lost=3)
+    shown = RehearsalResult("it went on", back_s=4.5, steps_lost=3)
     assert not over_limits(shown, DrillOptions()) and not over_limits(shown, DrillOptions(max_lost_steps=3, max_seconds=4.5))
     assert "3 steps were lost, of which 2 may be" in over_limits(shown, DrillOptions(max_lost_steps=2))
     assert "4.5 s later, and 4 s are allowed" in over_limits(shown, DrillOptions(max_seconds=4))
-    assert not over_limits(Shown("nothing was measured"), DrillOptions(max_lost_steps=0, max_seconds=0))
+    assert not over_limits(RehearsalResult("nothing was measured"), DrillOptions(max_lost_steps=0, max_seconds=0))
 
 
 def test_which_are_chosen() -> None:
@@ -128,14 +131,14 @@ def test_a_script_that_is_not_told_where_to_save_is_refused() -> None:
 
 def test_orders_are_done_once_and_it_is_known_when(tmp_path: Path) -> None:
     """What is told last counts; a second process that comes to it leaves it."""
-    orders = Orders(tmp_path / "orders")
+    orders = DrillOrders(tmp_path / "orders")
     assert orders.read() is None and orders.done() is None
-    orders.give(Order("lock", 7, 1))
-    assert orders.read() == Order("lock", 7, 1)
-    assert orders.do() and not Orders(tmp_path / "orders").do()
+    orders.give(DrillOrder("lock", 7, 1))
+    assert orders.read() == DrillOrder("lock", 7, 1)
+    assert orders.do() and not DrillOrders(tmp_path / "orders").do()
     at = orders.done()
     assert at is not None and math.isfinite(at)
-    orders.give(Order("poison", 9))
+    orders.give(DrillOrder("poison", 9))
     assert orders.done() is None
     orders.clear()
     assert orders.read() is None
@@ -145,7 +148,9 @@ def test_orders_are_done_once_and_it_is_known_when(tmp_path: Path) -> None:
 
 def report(*verdicts: str) -> DrillReport:
     """With a rehearsal for each."""
-    outcomes = [Outcome(f"r{n}", "it was broken", verdict, f"because {n}", back_s=1.5, steps_lost=n) for n, verdict in enumerate(verdicts)]
+    outcomes = [
+        RehearsalOutcome(f"r{n}", "it was broken", verdict, f"because {n}", back_s=1.5, steps_lost=n) for n, verdict in enumerate(verdicts)
+    ]
     return DrillReport("17-ab", "2026-11-21T07:39:49Z", "node-3", "train.py", outcomes, 61.0)
 
 
@@ -178,5 +183,5 @@ def test_drills_are_remembered_with_a_run(tmp_path: Path) -> None:
 
 def test_the_built_in_job_is_a_target_like_others(tmp_path: Path) -> None:
     """Two ranks, a store of its own, and nothing to be told."""
-    target = Target()
+    target = DrillTarget()
     assert target.built_in and target.command(tmp_path, tmp_path / "store")[-5:-2] == ["relight.drill.job", str(tmp_path / "store"), "400"]

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from relight.drill import DrillOptions, Outcome, drive, live, pace, rehearsals, run, stage, storage
+from relight.drill import DrillOptions, RehearsalOutcome, drive, live, pace, rehearsals, run, stage, storage
 from relight.drill.pace import LEAST_S, REHEARSALS, STARTS, Limit, Pace
 from relight.drill.report import FAILED, PASSED, SKIPPED
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 
 START_S, STEP_S, END_S = 8.0, 0.1, 4.0
 """Of the job, on a machine that does nothing else."""
@@ -36,7 +36,7 @@ class Machine:
         self.now += max(seconds, 0.5)
 
 
-class FakeJob(stage.Job):
+class FakeJob(stage.DrillJob):
     """A job that starts, steps and saves as slowly as its machine says. Nothing is started."""
 
     machine: Machine
@@ -70,10 +70,10 @@ class FakeJob(stage.Job):
         (self.folder / "out.end").write_text("as it should", encoding="ascii")
         return 0
 
-    def beats(self) -> dict[int, Beat]:
+    def beats(self) -> dict[int, Heartbeat]:
         steps = self._steps()
         return {
-            0: Beat(
+            0: Heartbeat(
                 steps=steps,
                 step=self.first + steps,
                 durable=(self.first + steps) // 10 * 10,
@@ -119,7 +119,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return made
 
 
-def damaged(machine: Machine, **options: Any) -> Outcome:
+def damaged(machine: Machine, **options: Any) -> RehearsalOutcome:
     """The verdict of the one rehearsal."""
     return run(DrillOptions(only=["damage"], **options)).outcomes[0]
 

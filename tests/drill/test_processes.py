@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from relight.catalog.run import Run
-from relight.drill.orders import Order, Orders
+from relight.drill.orders import DrillOrder, DrillOrders
 from relight.drill.pace import Limit, Pace
 from relight.drill.processes import arguments_of, descendants, is_below, kill_below
-from relight.drill.stage import Job
+from relight.drill.stage import DrillJob
 from relight.drill.storage import OWN_MOUNTS, cannot, move_back, spoiled
-from relight.drill.target import Target
+from relight.drill.target import DrillTarget
 from relight.drill.warden import Warden, environment
 from relight.errors import ConfigError, RelightError
 from relight.store import open_bytes
@@ -146,15 +146,15 @@ def test_a_script_in_a_drill_is_poisoned_at_the_step_that_was_told(tmp_path: Pat
     from relight.pulse.page import make_page
 
     make_page(tmp_path / "page")
-    Orders(tmp_path / "orders").give(Order("poison", 5))
+    DrillOrders(tmp_path / "orders").give(DrillOrder("poison", 5))
     done = run_script(tmp_path, str(tmp_path / "store" / "demo"), RELIGHT_PULSE=str(tmp_path / "page"))
     assert done.returncode and "Diverged" in done.stderr and "[onset 5]" in done.stderr, done.stderr
-    assert Orders(tmp_path / "orders").done() is not None
+    assert DrillOrders(tmp_path / "orders").done() is not None
 
 
 def test_a_script_in_a_drill_aborts_when_it_is_told(tmp_path: Path) -> None:
     """At the step, or at the first behind it; only the rank that is meant; once."""
-    Orders(tmp_path / "orders").give(Order("crash", 3, 1))
+    DrillOrders(tmp_path / "orders").give(DrillOrder("crash", 3, 1))
     assert run_script(tmp_path, str(tmp_path / "store" / "demo"), RANK="0").returncode == 0
     assert run_script(tmp_path, str(tmp_path / "store" / "other"), RANK="1").returncode == -signal.SIGABRT
     assert run_script(tmp_path, str(tmp_path / "store" / "other"), RANK="1").returncode == 0
@@ -163,7 +163,7 @@ def test_a_script_in_a_drill_aborts_when_it_is_told(tmp_path: Path) -> None:
 def test_a_byte_that_matters_is_damaged(tmp_path: Path) -> None:
     """What verifying finds, and not just any byte; the checkpoint before stays whole."""
     assert run_script(tmp_path, str(tmp_path / "store" / "demo")).returncode == 0
-    with Job(Target(), tmp_path / "job", tmp_path / "store", Limit(Pace(60))) as job:
+    with DrillJob(DrillTarget(), tmp_path / "job", tmp_path / "store", Limit(Pace(60))) as job:
         assert job.damage() == {}
         newest = job.checkpoints()[-1]
         with spoiled(job, newest) as where:
@@ -175,7 +175,7 @@ def test_no_process_of_others_is_sent_a_signal(tmp_path: Path) -> None:
     """Whatever a page may say: not this one, not one that the drill has not started."""
     neighbour = subprocess.Popen(["sleep", "600"])
     try:
-        with Job(Target(), tmp_path, tmp_path / "store", Limit(Pace(60))) as job:
+        with DrillJob(DrillTarget(), tmp_path, tmp_path / "store", Limit(Pace(60))) as job:
             own = job.warden.start(["sleep", "600"], env=environment(), cwd="/", log=tmp_path / "log")
             for pid in (neighbour.pid, own, 2**22 + 1):
                 job.send(pid, signal.SIGKILL)
@@ -212,7 +212,7 @@ def test_why_something_cannot_be_done_here_is_said() -> None:
 def test_what_lies_on_a_jobs_own_file_system_is_seen_from_outside(tmp_path: Path) -> None:
     """And is gone with it; nobody else has seen it."""
     disk = tmp_path / "disk"
-    with Job(Target(), tmp_path, disk / "store", Limit(Pace(60)), OWN_MOUNTS) as job:
+    with DrillJob(DrillTarget(), tmp_path, disk / "store", Limit(Pace(60)), OWN_MOUNTS) as job:
         disk.mkdir()
         job.warden.call(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(disk)])
         job.warden.call(["touch", str(disk / "inside")])
@@ -224,7 +224,7 @@ def test_only_what_lies_below_the_drills_store_is_its_own() -> None:
     """A URL with a scheme is no place of the drill's."""
     from relight.drill.script import Obedient
 
-    obedient = Obedient(Orders(Path("orders")), Path("/drill/store"))
+    obedient = Obedient(DrillOrders(Path("orders")), Path("/drill/store"))
     assert obedient.place("file:///drill/store", "demo") == ("file:///drill/store", "demo")
     for url in ("s3://bucket/runs", "/drill/store-of-another", "/drill/store/../real", "memory://drill"):
         with pytest.raises(ConfigError):
@@ -234,5 +234,5 @@ def test_only_what_lies_below_the_drills_store_is_its_own() -> None:
 def test_runs_of_the_drills_store_are_read_from_it(tmp_path: Path) -> None:
     """Not from what the job says."""
     assert run_script(tmp_path, str(tmp_path / "store" / "demo")).returncode == 0
-    with Job(Target(), tmp_path / "job", tmp_path / "store", Limit(Pace(60))) as job:
+    with DrillJob(DrillTarget(), tmp_path / "job", tmp_path / "store", Limit(Pace(60))) as job:
         assert isinstance(job.run(), Run) and job.run().name == "demo" and job.checkpoints()[-1].step == 7

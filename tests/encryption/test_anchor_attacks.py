@@ -22,12 +22,12 @@ from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Record, decode_record, encode_record, hexdigest
 from relight.format.names import record_file
 from relight.format.records import NoteBody
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.keys.signing import write_signing_key
 from relight.log import Log, fold
 from relight.observe import subscribe
 from relight.reclaim.rebuild import plan_rebuild
-from relight.serve.reader import Reader
+from relight.serve.reader import StoreFollower
 from relight.store import ByteStore, LocalStore, open_bytes
 from relight.store.anchored import anchor_of
 
@@ -49,11 +49,11 @@ class Lab:
         monkeypatch.setenv("COLUMNS", "200")
 
     def open(self, **changed: Any) -> ByteStore:
-        return open_bytes(self.path, guard=Guard.from_settings(**{**self.options, **changed}))
+        return open_bytes(self.path, guard=StoreSecurity.from_settings(**{**self.options, **changed}))
 
     def plain(self) -> ByteStore:
         """The store as an attacker opens it: without keys or anchor."""
-        return open_bytes(self.path, guard=Guard.from_settings(encrypt=(), sign="", trust=(), anchor=""))
+        return open_bytes(self.path, guard=StoreSecurity.from_settings(encrypt=(), sign="", trust=(), anchor=""))
 
     def log(self) -> Path:
         return self.path / RUN / "log"
@@ -148,7 +148,7 @@ def refused_by_all(lab: Lab) -> None:
     assert [(row["run"], row["error"]) for row in json.loads(out)] == [(RUN, "corrupt")]
     code, out, err = command("doctor", "--quick", str(lab.path))
     assert "rolled back" in out + err and "nothing was saved" not in out, out
-    reader = Reader("s", str(lab.path), lambda store, runs: None)
+    reader = StoreFollower("s", str(lab.path), lambda store, runs: None)
     reader.poll()
     assert "rolled back" in reader.now.runs[RUN].error and reader.now.runs[RUN].health(0)[0] == "failed"
 

@@ -11,7 +11,7 @@ from relight.errors import CorruptCheckpoint
 from relight.format.cipher import is_encrypted
 from relight.format.names import parse_summary_file
 from relight.format.records import NoteBody
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.keys.files import write_key_file
 from relight.keys.signing import write_signing_key
 from relight.log import Log
@@ -33,7 +33,7 @@ class Place:
 
     def open(self, **changed: Any) -> ByteStore:
         """As a new process opens it."""
-        return open_bytes(self.path, guard=Guard.from_settings(**{**self.options, **changed}))
+        return open_bytes(self.path, guard=StoreSecurity.from_settings(**{**self.options, **changed}))
 
     def grow(self, records: int, **changed: Any) -> Log:
         """Append so many NOTEs."""

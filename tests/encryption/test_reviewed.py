@@ -12,12 +12,12 @@ from tests.encryption.test_key_ring import kek, save, sound, specs
 from relight.catalog.run import open_run
 from relight.errors import CorruptCheckpoint, RelightError, WrongKey
 from relight.format.cipher import Secret
-from relight.keys import Guard, Keychain, resolve
+from relight.keys import Keychain, StoreSecurity, resolve
 from relight.keys.providers import Passphrase
 from relight.log import require_store
 from relight.store import MemoryStore
 from relight.store.anchored import AnchoredStore
-from relight.store.blocks import Blocks
+from relight.store.blocks import BlockCache
 from relight.store.cached import CachedStore
 from relight.store.encrypted import EncryptedStore
 from relight.store.keyring import put_slot, slots_in
@@ -125,7 +125,7 @@ def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> Non
     save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
 
     def opened() -> EncryptedStore:
-        return EncryptedStore(CachedStore(inner, Blocks(tmp_path / "cache", 1 << 26)), Keychain.from_specs(specs[:2]))
+        return EncryptedStore(CachedStore(inner, BlockCache(tmp_path / "cache", 1 << 26)), Keychain.from_specs(specs[:2]))
 
     pack = next(key for key in inner._files if "pack-" in key)
     into = bytearray(1000)
@@ -161,4 +161,4 @@ def test_one_without_a_key_does_not_begin_a_store_over(specs: list[str]) -> None
 def test_an_anchor_is_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A relative path is of the process that names it, also in those that it tells."""
     monkeypatch.chdir(tmp_path)
-    assert Guard.from_settings(anchor="anchor").anchor == str(tmp_path / "anchor")
+    assert StoreSecurity.from_settings(anchor="anchor").anchor == str(tmp_path / "anchor")

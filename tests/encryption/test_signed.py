@@ -15,7 +15,7 @@ from relight.catalog.run import open_run
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.format.names import record_file
 from relight.format.signed import apart
-from relight.keys import Guard, write_key_file
+from relight.keys import StoreSecurity, write_key_file
 from relight.keys.signing import HashSigner, signer_of, trust_of, write_signing_key
 from relight.log import fold
 from relight.observe import subscribe
@@ -136,11 +136,11 @@ def test_specs(tmp_path: Path) -> None:
         refuses(ConfigError, lambda wrong=wrong: signer_of(wrong))  # type: ignore[misc]
     for wrong in ("", "ed25519:", "ed25519:AAAA", "ed25519:file:/none", "rsa:x", "hash:x"):
         refuses(ConfigError, lambda wrong=wrong: trust_of(wrong))  # type: ignore[misc]
-    refuses(ConfigError, lambda: Guard.from_settings(sign=3))  # type: ignore[arg-type]
+    refuses(ConfigError, lambda: StoreSecurity.from_settings(sign=3))  # type: ignore[arg-type]
     secret = base64.b64decode((tmp_path / "k").read_text().strip().removeprefix("relight-signing-1:"))
-    guard = Guard.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public)
+    guard = StoreSecurity.from_settings(sign=f"ed25519:file:{tmp_path / 'k'}", trust=public)
     assert secret.hex() not in repr(guard) and repr(secret)[2:-1] not in repr(guard)
-    heard = Guard.from_wire(guard.to_wire())
+    heard = StoreSecurity.from_wire(guard.to_wire())
     assert heard.trust is not None and heard.signer is not None and heard.trust.believes(b"x", heard.signer.sign(b"x"))
     assert isinstance(signer_of(f"hash:file:{tmp_path / 'shared'}"), HashSigner)
 
@@ -159,7 +159,7 @@ def test_a_log_that_is_rolled_back(kind: str, key_file: str) -> None:
         inner = MemoryStore()
 
         def opened(inner: MemoryStore = inner, anchor: MemoryStore = anchor) -> AnchoredStore:
-            below = EncryptedStore(inner, Guard.from_settings(key_file).keys) if kind == "encrypted" else inner  # type: ignore[arg-type]
+            below = EncryptedStore(inner, StoreSecurity.from_settings(key_file).keys) if kind == "encrypted" else inner  # type: ignore[arg-type]
             return AnchoredStore(below, anchor)
 
         for step in (1, 2):
@@ -204,11 +204,11 @@ def test_all_of_it_in_training(tmp_path: Path, key_file: str) -> None:
         with relight.Checkpointer(tmp_path / "s" / "run", **options) as ckpt:
             start = ckpt.restore()
             ckpt.save(start)
-    store = open_bytes(tmp_path / "s", guard=Guard.from_settings(**guarded))
+    store = open_bytes(tmp_path / "s", guard=StoreSecurity.from_settings(**guarded))
     assert live(store) == 2 and not open_run(store, "run").view().faults
     assert any((tmp_path / "anchor").rglob("0*"))
     other = write_signing_key(str(tmp_path / "another"))
-    assert live(open_bytes(tmp_path / "s", guard=Guard.from_settings(**{**guarded, "trust": other, "anchor": ""}))) == 0
+    assert live(open_bytes(tmp_path / "s", guard=StoreSecurity.from_settings(**{**guarded, "trust": other, "anchor": ""}))) == 0
     (tmp_path / "s" / "run" / "log" / record_file(len(list((tmp_path / "s" / "run" / "log").iterdir())) - 1)).unlink()
     refuses(CorruptCheckpoint, lambda: relight.Checkpointer(tmp_path / "s" / "run", **options).restore())
 
@@ -217,4 +217,4 @@ def test_a_reader_without_any_of_it_is_told(key_file: str) -> None:
     """Nothing of an encrypted store is listed as if it were there."""
     inner = encrypted(key_file)
     refuses(RelightError, lambda: open_run(inner, "run").view().records[0])
-    refuses(CheckpointNotFound, lambda: open_run(EncryptedStore(inner, Guard.from_settings(key_file).keys), "none"))  # type: ignore[arg-type]
+    refuses(CheckpointNotFound, lambda: open_run(EncryptedStore(inner, StoreSecurity.from_settings(key_file).keys), "none"))  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from relight.capture.tensors import TORCH_DTYPES
 from relight.catalog import open_run
 from relight.catalog.opened import Opened
 from relight.commit import Attempt, SaveRequest
-from relight.commit.save import Place, Seat
+from relight.commit.save import CommitTarget, Participant
 from relight.commit.together import save_multi_rank
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
@@ -82,9 +82,9 @@ def saved_by_ranks(path: Path, tensors: Mapping[str, torch.Tensor], world: int) 
             items.append(Item(f"model/{name}", dtype, tuple(tensor.shape), "param", Bytes(raw(columns[rank])), box))
         tree = {"model": {name: Leaf("tensor", (index,)) for index, name in enumerate(tensors)}}
         request = SaveRequest(step=7, tree=encode_tree(tree if rank == 0 else {**tree, "rank": {}}), items=items, id="0000000007",
-                              seat=Seat(rank, world, "0" * 16, 60.0))  # fmt: skip
+                              seat=Participant(rank, world, "0" * 16, 60.0))  # fmt: skip
         try:
-            save_multi_rank(Place(store, Log(store, "run"), own.store_id, own.run_id, own.epoch), request)
+            save_multi_rank(CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch), request)
         except BaseException as error:
             failed.append(error)
 

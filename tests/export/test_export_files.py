@@ -15,7 +15,7 @@ from outgoing import bits, opened, same, saved
 from safetensors.torch import load_file
 
 from relight.export import execute_export, outfile, plan_export
-from relight.export.outfile import Blocks, OutFile
+from relight.export.outfile import ExportBuffers, OutFile
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -30,7 +30,7 @@ def test_bytes_are_where_they_belong(tmp_path: Path, seed: int, blocks: int, mon
     cuts = sorted({0, size, *(draw.randrange(size) for _ in range(300))})
     pieces = [(begin, memoryview(bytes(data[begin:end]))) for begin, end in zip(cuts, cuts[1:], strict=False)]
     draw.shuffle(pieces)
-    shared = Blocks()
+    shared = ExportBuffers()
     files = [OutFile(str(tmp_path / name), size, shared) for name in ("a", "b")]
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(lambda one: [file.write_at(one[0], one[1]) for file in files], pieces))

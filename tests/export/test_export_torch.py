@@ -130,9 +130,9 @@ def test_a_dcp_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None
 
 def test_sizes_beyond_32_bits(tmp_path: Path) -> None:
     """Storages behind and above 4 GiB: torch maps them, and finds their bytes; Python's zip reader agrees. The file is sparse."""
-    from relight.export.chosen import Entry
+    from relight.export.chosen import ExportEntry
 
-    large, small = Entry("l", 0, "uint8", ((5 << 30) + 7,)), Entry("s", 1, "float32", (2,))
+    large, small = ExportEntry("l", 0, "uint8", ((5 << 30) + 7,)), ExportEntry("s", 1, "float32", (2,))
     value = pickled({"l": tensor_value(large, 0), "s": tensor_value(small, 1)})
     found = torch_archive("x", value, [large.length, small.length])
     with open(tmp_path / "x.pt", "wb") as file:

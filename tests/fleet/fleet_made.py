@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relight.fleet.scenario import Failing, Lemons, Repairing, Restarting, Saving, Scenario, Silent
+from relight.fleet.scenario import Failing, Lemons, Repairing, Restarting, SavingCosts, Scenario, Silent
 
 EVERYTHING = (
     Failing(name="gpu", per_day=4.0, risk="ecc", broken=0.5),
@@ -18,7 +18,7 @@ def fleet(**told: object) -> Scenario:
     usual: dict[str, object] = {
         "gpus": 128, "days": 10.0, "step_s": 7.0, "spares": 2, "failure": EVERYTHING, "lemons": Lemons(share=0.1, mtbf_hours=24.0),
         "silent": Silent(per_million_gpu_hours=30.0, lag_steps=(1, 2000)), "repair": Repairing(median_s=1800.0, sigma=1.5),
-        "restart": Restarting(base_s=120.0, spread=0.3, read_bytes_per_s=1e9), "save": Saving(stall_s=3.0, durable_s=40.0, bytes=10**10),
+        "restart": Restarting(base_s=120.0, spread=0.3, read_bytes_per_s=1e9), "save": SavingCosts(stall_s=3.0, durable_s=40.0, bytes=10**10),
     }  # fmt: skip
     return Scenario(**{**usual, **told})  # type: ignore[arg-type]
 
@@ -28,7 +28,7 @@ def one_kind(**told: object) -> Scenario:
     failing = {"name": "failure", "kind": "killed", "per_day": 12.0, "takes_nodes": 0, "broken": 0.0, "detect_s": 0.0}
     mine = {key: told.pop(key) for key in list(told) if key in failing or key in Failing.__struct_fields__}
     usual: dict[str, object] = {
-        "gpus": 8, "days": 60.0, "step_s": 1.0, "save": Saving(stall_s=5.0, durable_s=60.0),
+        "gpus": 8, "days": 60.0, "step_s": 1.0, "save": SavingCosts(stall_s=5.0, durable_s=60.0),
         "restart": Restarting(base_s=120.0, per_gpu_s=0.0, memory_s=0.0), "failure": (Failing(**{**failing, **mine}),),  # type: ignore[arg-type]
     }  # fmt: skip
     return Scenario(**{**usual, **told})  # type: ignore[arg-type]

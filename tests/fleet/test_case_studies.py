@@ -15,21 +15,21 @@ from relight.cli import cli
 from relight.fleet.engine import simulate
 from relight.fleet.policies import policy_of
 from relight.fleet.read import read_scenario
-from relight.fleet.result import Outcome
-from relight.fleet.scenario import Saving, Scenario
+from relight.fleet.result import PolicyOutcome
+from relight.fleet.scenario import SavingCosts, Scenario
 from relight.fleet.schedules import costs_of
 
 WAYS_BACK = ("detecting", "waiting", "restarting")
 
 
-def first_policy(name: str, days: float = 15.0) -> tuple[Scenario, Outcome]:
+def first_policy(name: str, days: float = 15.0) -> tuple[Scenario, PolicyOutcome]:
     """Fifteen days of a shipped scenario under the policy that its table has first."""
     scenario = read_scenario(name, {"days": days})
     label, text = next(iter(scenario.policy.items()))
     return scenario, simulate(scenario, policy_of(text, label), 0)
 
 
-def way_back_s(found: Outcome) -> float:
+def way_back_s(found: PolicyOutcome) -> float:
     """Seconds from a failure to training again, on average."""
     return sum(found.parts()[part] for part in WAYS_BACK) / max(1, sum(found.failures.values()))
 
@@ -59,7 +59,7 @@ def test_before_and_after_are_the_same_job_with_the_same_failures() -> None:
 def test_a_checkpoint_that_cannot_be_restored_costs_its_reading_and_the_way_to_the_one_before() -> None:
     """None of it with a share of 1; with half of them the job goes back further, and comes back later. Memory is not concerned."""
     policy, kept = policy_of("600s,last=4,memory=off,backoff_s=0"), policy_of("600s,last=4,backoff_s=0")
-    scenarios = [one_kind(days=20.0, save=Saving(stall_s=5.0, durable_s=60.0, bytes=10**9, restorable=share)) for share in (1.0, 0.5)]
+    scenarios = [one_kind(days=20.0, save=SavingCosts(stall_s=5.0, durable_s=60.0, bytes=10**9, restorable=share)) for share in (1.0, 0.5)]
     whole, half = (simulate(one, policy, 0) for one in scenarios)
     assert half.parts()["lost"] > 1.5 * whole.parts()["lost"] and sum(half.restored.values()) > 50
     reading = [simulate(one_kind(days=20.0, save=one.save, restart=product_restart(one)), policy, 0) for one in scenarios]

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from relight.fleet import policy_of, simulate
 from relight.fleet.chance import Calendar, draw
 from relight.fleet.machines import Machines
-from relight.fleet.saves import Shelf
-from relight.fleet.scenario import Failing, Lemons, Restarting, Saving, Silent
+from relight.fleet.saves import CheckpointInventory
+from relight.fleet.scenario import Failing, Lemons, Restarting, SavingCosts, Silent
 from relight.forecast import Costs, best_interval, waste
 
 POLICIES = (
@@ -46,7 +46,7 @@ def test_time_adds_up_whatever_the_fleet_is_like(
     """Of any costs, rates and policies."""
     failing = (*EVERYTHING, Failing(name="more", per_day=per_day, takes_nodes=nodes, broken=broken))
     made = fleet(
-        days=0.5, step_s=step, spares=spares, save=Saving(stall_s=stall, durable_s=durable, bytes=10**9), failure=failing,
+        days=0.5, step_s=step, spares=spares, save=SavingCosts(stall_s=stall, durable_s=durable, bytes=10**9), failure=failing,
         restart=Restarting(base_s=restart),
     )  # fmt: skip
     found = simulate(made, policy_of(text), seed)
@@ -75,14 +75,14 @@ def test_what_fails_does_not_depend_on_the_policy_nor_on_what_else_fails() -> No
 )
 def test_where_a_formula_holds_the_simulator_says_the_same(stall: float, durable: float, restart: float, interval: int) -> None:
     """The renewal argument's exact share of useful time, within one per cent; durable = stall is Daly's."""
-    made = one_kind(days=240.0, save=Saving(stall_s=stall, durable_s=durable), restart=Restarting(base_s=restart, per_gpu_s=0.0))
+    made = one_kind(days=240.0, save=SavingCosts(stall_s=stall, durable_s=durable), restart=Restarting(base_s=restart, per_gpu_s=0.0))
     exact = 1 - waste(interval, 12 / 86400, Costs(stall, durable, restart))
     assert simulate(made, policy_of(f"{interval - stall:.0f}steps,{BARE}"), 0).goodput == pytest.approx(exact, rel=0.01)
 
 
 def test_the_best_interval_of_the_formula_is_the_best_here() -> None:
     """Half and twice the optimum lose more, with the same failures."""
-    made = one_kind(days=100.0, save=Saving(stall_s=20.0, durable_s=20.0))
+    made = one_kind(days=100.0, save=SavingCosts(stall_s=20.0, durable_s=20.0))
     best = best_interval(12 / 86400, Costs(20.0, 20.0, 120.0)).seconds
     found = [simulate(made, policy_of(f"{round(times * best - 20)}steps,{BARE}"), 2).goodput for times in (0.5, 1, 2)]
     assert found[1] > max(found[0], found[2])
@@ -105,7 +105,7 @@ def test_without_failures_only_saves_cost_time() -> None:
 
 def test_a_save_counts_only_once_it_is_durable() -> None:
     """Of a failure 30 s behind a save that takes 60 s until durable the one before is what is left."""
-    made = one_kind(days=0.1, save=Saving(stall_s=0.0, durable_s=60.0))
+    made = one_kind(days=0.1, save=SavingCosts(stall_s=0.0, durable_s=60.0))
     at = Calendar((2030.0,), (0,))
     found = simulate(made, policy_of(f"1000steps,{BARE}"), 0, calendar=at)
     assert found.spent["failure"]["lost"] == pytest.approx(1030.0)
@@ -116,7 +116,7 @@ def test_a_save_counts_only_once_it_is_durable() -> None:
 
 def test_memory_goes_with_its_machine_and_peers_have_it() -> None:
     """Of a machine that is lost the store has what is durable, its peers what is newer."""
-    made = one_kind(days=0.1, takes_nodes=1, gpus=32, save=Saving(stall_s=0.0, durable_s=60.0, peers_s=5.0))
+    made = one_kind(days=0.1, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=60.0, peers_s=5.0))
     at = Calendar((2030.0,), (0,))
     alone = simulate(made, policy_of("1000steps,last=1"), 0, calendar=at)
     peers = simulate(made, policy_of("1000steps,last=1,copies=1"), 0, calendar=at)
@@ -126,7 +126,7 @@ def test_memory_goes_with_its_machine_and_peers_have_it() -> None:
 
 def test_own_disks_go_with_their_machine_and_the_further_tier_is_left() -> None:
     """Where the nearest store is the nodes' own, a lost node means to go back to what was copied."""
-    made = one_kind(days=0.2, takes_nodes=1, gpus=32, save=Saving(stall_s=0.0, durable_s=20.0, bytes=1_400_000_000))
+    made = one_kind(days=0.2, takes_nodes=1, gpus=32, save=SavingCosts(stall_s=0.0, durable_s=20.0, bytes=1_400_000_000))
     at = Calendar((5500.0,), (0,))
     slow = simulate(made, policy_of("1000steps,near=local,far=1MB/s,last=3"), 0, calendar=at)
     assert slow.restored == {"far": 1}
@@ -140,7 +140,7 @@ def test_two_machines_that_hold_each_others_copies() -> None:
     made, policy = fleet(gpus=32, nodes_per_rack=1), policy_of("10m,copies=1,last=1")
     survived = []
     for two in ((0, 1), (0, 2), (0, 3)):
-        shelf = Shelf(made, policy)
+        shelf = CheckpointInventory(made, policy)
         shelf.protect(shelf.new(0, 70.0, 0.0, wrong=False))
         survived.append(shelf.best(two, None) == (70.0, "peers"))
     assert sorted(survived) == [False, True, True]
@@ -196,7 +196,7 @@ def test_a_machine_that_leaves_in_time_does_not_fail() -> None:
 def test_a_storm_of_loads_takes_as_long_as_the_store_gives() -> None:
     """Each reader reads all of it, at once."""
     quick, storm = (
-        simulate(one_kind(takes_nodes=1, gpus=32, save=Saving(bytes=10**10), restart=Restarting(base_s=0.0, per_gpu_s=0.0, read_bytes_per_s=1e9, readers=count)),
+        simulate(one_kind(takes_nodes=1, gpus=32, save=SavingCosts(bytes=10**10), restart=Restarting(base_s=0.0, per_gpu_s=0.0, read_bytes_per_s=1e9, readers=count)),
                  policy_of("10m,last=1,node_failures=999,backoff_s=0"), 0)
         for count in (1, 20)
     )  # fmt: skip
@@ -205,7 +205,7 @@ def test_a_storm_of_loads_takes_as_long_as_the_store_gives() -> None:
 
 def test_storage_is_what_the_rules_keep() -> None:
     """Three and the one that is being written; with time to recall them, more."""
-    made = one_kind(days=10.0, save=Saving(bytes=1000))
+    made = one_kind(days=10.0, save=SavingCosts(bytes=1000))
     assert simulate(made, policy_of("10m,last=3"), 0).stored_peak == {"near": 4000}
     assert simulate(made, policy_of("10m,last=3,undo_window=1h"), 0).stored_peak["near"] >= 8000
     everything = simulate(made, policy_of("10m"), 0)

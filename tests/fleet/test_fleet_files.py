@@ -18,7 +18,7 @@ from relight.fleet.replay import recorded_of, replayed
 from relight.fleet.scenario import Failing, Scenario, check
 from relight.fleet.sweep import Case, check_case, sweep
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import After, Incident
+from relight.supervise.incidents import Incident, RecoveryRecord
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -174,7 +174,7 @@ def test_several_processes_give_what_one_gives() -> None:
 
 def incident(at: str, kind: str, action: str = "resume", seconds: float = 60.0, rank: int = 3) -> Incident:
     """As ``relight run`` writes one down."""
-    after = After("x", 10, 5, {"noticed": 4.0, "all": seconds})
+    after = RecoveryRecord("x", 10, 5, {"noticed": 4.0, "all": seconds})
     return Incident(
         f"{at}-{kind}", at, "host", "train.py", 1, kind, "why", rank, 20, 10, "words", action, "so", 0.0, {}, [], [{"rank": rank}], {}, after
     )  # fmt: skip

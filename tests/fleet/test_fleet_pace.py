@@ -7,18 +7,18 @@ import itertools
 from fleet_made import fleet
 
 from relight.fleet.policies import Policy
-from relight.fleet.saves import Shelf
-from relight.forecast import Decision
+from relight.fleet.saves import CheckpointInventory
+from relight.forecast import ScheduleDecision
 from relight.policy import adaptive, keep, tier
 
-DECIDED = Decision(10.0, 1, "", {"rate_per_h": 0.1, "durable_s": 5.0, "restart_s": 60.0})
+DECIDED = ScheduleDecision(10.0, 1, "", {"rate_per_h": 0.1, "durable_s": 5.0, "restart_s": 60.0})
 
 
-def copied(schedule: str, decision: Decision | None, saves: int = 40) -> list[int]:
+def copied(schedule: str, decision: ScheduleDecision | None, saves: int = 40) -> list[int]:
     """Steps of those that a far tier gets, of a save every ten seconds; a copy takes 45 s."""
     scenario = fleet()
     far = tier("/far/run", bytes_per_second=scenario.save.bytes / 45, keep=keep(last=100))
-    shelf = Shelf(scenario, Policy("one", "", schedule, adaptive=adaptive(), tiers=(far,)))
+    shelf = CheckpointInventory(scenario, Policy("one", "", schedule, adaptive=adaptive(), tiers=(far,)))
     found, under_way = [], []
     for step in range(saves):
         now = 10.0 * step
@@ -39,5 +39,5 @@ def test_a_further_tier_s_interval_is_the_one_that_was_decided() -> None:
     assert len(steps) >= 5
     assert {later - one for one, later in itertools.pairwise(steps)} == {5}
     assert copied("every", None)[:3] == [0, 5, 10]
-    seldom = Decision(10.0, 1, "", {**DECIDED.numbers, "durable_s": 130.0})
+    seldom = ScheduleDecision(10.0, 1, "", {**DECIDED.numbers, "durable_s": 130.0})
     assert {later - one for one, later in itertools.pairwise(copied("adaptive", seldom, 100))} == {18}

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from relight.forecast import Bounds, Costs, Decision, Seen, best_interval, decide
+from relight.forecast import Costs, IntervalBounds, ScheduleDecision, ScheduleInput, best_interval, decide
 
 HOUR, DAY = 3600.0, 86400.0
 FIXED_S = (60.0, 300.0, 600.0, 1800.0, HOUR, 2 * HOUR, 4 * HOUR)
@@ -66,13 +66,13 @@ def lost(cluster: Cluster, lives: list[float], choose: Chooser) -> float:
     return 1 - useful / spent
 
 
-def adaptive(cluster: Cluster, bounds: Bounds) -> Chooser:
+def adaptive(cluster: Cluster, bounds: IntervalBounds) -> Chooser:
     """What ``relight.adaptive()`` does, with all that a run can measure and nothing else."""
-    before: list[Decision | None] = [None]
+    before: list[ScheduleDecision | None] = [None]
 
     def choose(watched_s: float, failures: int, at: float) -> float:
         costs = cluster.costs
-        seen = Seen(
+        seen = ScheduleInput(
             step_s=0.01, stalls_s=(costs.stall_s,), durables_s=(costs.durable_s,), restarts_s=(costs.restart_s,) if failures else (),
             devices=cluster.devices, failures=failures, watched_s=watched_s,
         )  # fmt: skip

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from relight.checkpointer.scheduled import Scheduled, saves_cost
+from relight.checkpointer.scheduled import AdaptiveSchedule, saves_cost
 from relight.cli import cli
 from relight.commit import Attempt
 from relight.fleet.clusters import lost_by
-from relight.fleet.scenario import Failing, Restarting, Saving, Scenario
-from relight.forecast import Bounds, Costs, Decision, Level, Seen, decide, onwards
+from relight.fleet.scenario import Failing, Restarting, SavingCosts, Scenario
+from relight.forecast import Costs, IntervalBounds, Level, ScheduleDecision, ScheduleInput, decide, onwards
 from relight.forecast.schedule import AT_MOST_S, BOUND_SHARE, following
 from relight.forecast.told import TOPIC, encode
 from relight.format.records import NoteBody
@@ -23,7 +23,7 @@ from relight.store import open_bytes
 
 HOUR = 3600.0
 BLOCKED_S = 1800.0
-DEAR = Seen(
+DEAR = ScheduleInput(
     step=100,
     step_s=10.0,
     stalls_s=(BLOCKED_S,),
@@ -38,7 +38,7 @@ DEAR = Seen(
 def cluster(stall_s: float = BLOCKED_S) -> Scenario:
     """4,096 GPUs that fail twice a day, whose saves stop training for half an hour, and that need two hours to come back."""
     return Scenario(
-        name="dear", gpus=4096, days=60.0, step_s=10.0, save=Saving(stall_s=stall_s, durable_s=stall_s),
+        name="dear", gpus=4096, days=60.0, step_s=10.0, save=SavingCosts(stall_s=stall_s, durable_s=stall_s),
         restart=Restarting(base_s=2 * HOUR, per_gpu_s=0.0),
         failure=(Failing(name="failure", kind="killed", per_day=2.0, takes_nodes=0, broken=0.0, detect_s=0.0),),
     )  # fmt: skip
@@ -53,38 +53,44 @@ def test_saves_of_half_an_hour_are_as_far_apart_as_is_best() -> None:
 
 def test_the_hour_holds_where_saves_are_cheap() -> None:
     """Up to 36 s a save; beyond, saves at the bound take one hundredth of the time."""
-    assert [Bounds().most_s(stall_s) for stall_s in (0.0, 1.0, 36.0, 72.0, BLOCKED_S)] == [
+    assert [IntervalBounds().most_s(stall_s) for stall_s in (0.0, 1.0, 36.0, 72.0, BLOCKED_S)] == [
         AT_MOST_S,
         AT_MOST_S,
         AT_MOST_S,
         7200.0,
         BLOCKED_S / BOUND_SHARE,
     ]
-    assert Bounds(at_most_s=60.0).most_s(BLOCKED_S) == 60.0
+    assert IntervalBounds(at_most_s=60.0).most_s(BLOCKED_S) == 60.0
     assert following(1.0, at_least_s=7200.0) == 7200.0 and adaptive(at_least="2h").adapts.at_least_s == 7200  # type: ignore[union-attr]
-    rare = decide(Seen(stalls_s=(1.0,), durables_s=(5.0,), step_s=1.0, failures=0, watched_s=1e7, devices=1), None, Bounds())
+    rare = decide(
+        ScheduleInput(stalls_s=(1.0,), durables_s=(5.0,), step_s=1.0, failures=0, watched_s=1e7, devices=1), None, IntervalBounds()
+    )
     assert rare.interval_s == AT_MOST_S and "unless at_most= allows more" in rare.reason and not rare.bound
 
 
 @pytest.mark.parametrize(
     ("bounds", "name"),
-    [(Bounds(at_most_s=HOUR), "at_most=60 min"), (Bounds(at_least_s=40 * HOUR), "at_least=40 h"), (Bounds(overhead=0.02), "overhead=0.02")],
+    [
+        (IntervalBounds(at_most_s=HOUR), "at_most=60 min"),
+        (IntervalBounds(at_least_s=40 * HOUR), "at_least=40 h"),
+        (IntervalBounds(overhead=0.02), "overhead=0.02"),
+    ],
     ids=["at_most", "at_least", "overhead"],
 )
-def test_the_reason_states_which_bound_costs_how_much(bounds: Bounds, name: str) -> None:
+def test_the_reason_states_which_bound_costs_how_much(bounds: IntervalBounds, name: str) -> None:
     """In words and as numbers; a bound that costs nothing, and one that only a guess would blame, is not mentioned."""
     found = decide(DEAR, None, bounds)
     assert found.bound == name and f"{name} costs {found.numbers['bound_cost']:.1%} of the time" in found.reason
-    assert found.numbers["bound_cost"] > 0.05 and found.numbers["free_s"] == pytest.approx(decide(DEAR, None, Bounds()).interval_s)
-    assert not decide(DEAR, None, Bounds(at_most_s=200 * HOUR)).bound
-    assert not decide(Seen(devices=4096), None, bounds).bound
+    assert found.numbers["bound_cost"] > 0.05 and found.numbers["free_s"] == pytest.approx(decide(DEAR, None, IntervalBounds()).interval_s)
+    assert not decide(DEAR, None, IntervalBounds(at_most_s=200 * HOUR)).bound
+    assert not decide(ScheduleInput(devices=4096), None, bounds).bound
 
 
 def test_a_first_measured_save_is_followed_by_no_row_of_saves() -> None:
     """From a guess of 0.1 s: the next interval is twice what half an hour needs, and not twice the guess."""
-    guessed = decide(Seen(step_s=10.0, devices=4096), None, Bounds())
+    guessed = decide(ScheduleInput(step_s=10.0, devices=4096), None, IntervalBounds())
     assert guessed.interval_s < 600
-    assert decide(DEAR, guessed, Bounds()).interval_s >= 2 * BLOCKED_S
+    assert decide(DEAR, guessed, IntervalBounds()).interval_s >= 2 * BLOCKED_S
 
 
 def test_a_tier_s_copies_that_cost_much_are_as_far_apart_as_is_best() -> None:
@@ -110,7 +116,7 @@ def test_a_running_job_reports_a_costly_bound_once() -> None:
     undo = subscribe(heard.append)
     clock = Clock()
     try:
-        schedule = Scheduled(adaptive(at_most="10m", mtbf="12h"), 0, 4096, clock)
+        schedule = AdaptiveSchedule(adaptive(at_most="10m", mtbf="12h"), 0, 4096, clock)
         for step in range(30):
             schedule.interval(step, {}, False)
             clock.now += 10.0
@@ -129,13 +135,13 @@ def test_a_new_process_knows_what_saves_cost(tmp_path: Path) -> None:
     attempt = Attempt.begin(store, "demo", reason="fresh")
     log = Log(store, "demo")
     log.read()
-    measured, guess = decide(DEAR, None, Bounds()), decide(Seen(devices=4096), None, Bounds())
-    for at, decision in enumerate((measured, guess, Decision(60.0, 1, "of an older Relight", {"stall_s": 1.0, "durable_s": 2.0}))):
+    measured, guess = decide(DEAR, None, IntervalBounds()), decide(ScheduleInput(devices=4096), None, IntervalBounds())
+    for at, decision in enumerate((measured, guess, ScheduleDecision(60.0, 1, "of an older Relight", {"stall_s": 1.0, "durable_s": 2.0}))):
         note = NoteBody(topic=TOPIC, data=encode(at, decision))
         log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
     history = fold(log.read())
     assert saves_cost(history) == (BLOCKED_S, BLOCKED_S)
-    schedule = Scheduled(adaptive(mtbf="12h"), 0, 4096, Clock())
+    schedule = AdaptiveSchedule(adaptive(mtbf="12h"), 0, 4096, Clock())
     schedule.begin(attempt, history)
     assert schedule.interval(0, {}, False) > 2 * HOUR  # type: ignore[operator]
 

@@ -9,7 +9,7 @@ import pytest
 
 from relight.errors import ConfigError
 from relight.forecast import Belief, prior
-from relight.forecast.planned import Layout, Measured, Question, fit, plan
+from relight.forecast.planned import MeasuredTime, ParallelLayout, Question, fit, plan
 from relight.forecast.presets import SCENARIOS, preset
 from relight.forecast.sizing import from_count, size_of
 from relight.keys import write_key_file
@@ -22,7 +22,7 @@ def ask(model: str = "70B", **changes: object) -> Question:
     """About a model on 512 GPUs, with changes."""
     given: dict = {
         "size": size_of(from_count(model)),
-        "layout": Layout(512),
+        "layout": ParallelLayout(512),
         "belief": Belief(5, 5 * 43200.0),
         "rate_source": "given",
         **changes,
@@ -33,7 +33,7 @@ def ask(model: str = "70B", **changes: object) -> Question:
 def test_the_optimum_of_a_plan_is_its_best_interval() -> None:
     """No other interval of the nearest level, at the same multiples, loses less; and the store alone loses more."""
     for model, gpus in (("8B", 64), ("70B", 512), ("405B", 16384), ("1T", 16384)):
-        found = plan(ask(model, layout=Layout(gpus), belief=prior(gpus)))
+        found = plan(ask(model, layout=ParallelLayout(gpus), belief=prior(gpus)))
         base = found.best.levels[0].interval_s
         durable = max(one.costs.durable_s / nested.multiple for one, nested in zip(found.levels, found.best.levels))
         for factor in (0.5, 0.8, 0.95, 1.05, 1.3, 2, 5):
@@ -58,15 +58,15 @@ def test_what_is_not_sharded_is_read_by_every_replica() -> None:
     size = size_of(from_count("70B"))
     assert plan(ask()).load_bytes == pytest.approx(size.bytes)
     weights = size.parts["weights"]
-    again = plan(ask(layout=Layout(512, tensor=8, zero=1))).load_bytes
+    again = plan(ask(layout=ParallelLayout(512, tensor=8, zero=1))).load_bytes
     assert again == pytest.approx(size.bytes - weights + 64 * weights)
-    assert plan(ask(layout=Layout(512, tensor=8, zero=0))).load_bytes == pytest.approx(64 * size.bytes)
+    assert plan(ask(layout=ParallelLayout(512, tensor=8, zero=0))).load_bytes == pytest.approx(64 * size.bytes)
 
 
 def test_measured_times_stand_as_they_were_measured() -> None:
     """Also where they are not in proportion to bytes; their source is told."""
-    measured = {"stall": Measured(0.1, 0.0, "bench"), "durable": Measured(1, 1e-9, "bench"), "load": Measured(0, 2e-9, "bench")}
-    found = plan(ask("1B", layout=Layout(1, 1), measured=measured, levels=("memory", "store")))
+    measured = {"stall": MeasuredTime(0.1, 0.0, "bench"), "durable": MeasuredTime(1, 1e-9, "bench"), "load": MeasuredTime(0, 2e-9, "bench")}
+    found = plan(ask("1B", layout=ParallelLayout(1, 1), measured=measured, levels=("memory", "store")))
     assert found.levels[0].costs.stall_s == 0.1
     assert found.levels[-1].costs.durable_s == pytest.approx(1 + 14)
     assert found.levels[-1].costs.restart_s == pytest.approx(found.known["start"].value + 28)
@@ -97,7 +97,7 @@ def test_a_question_that_makes_no_sense_is_refused() -> None:
     """GPUs that cannot be parted, levels that there are not, or none that lasts."""
     for wrong in ({"gpus": 10, "tensor": 4}, {"gpus": 0}, {"gpus": 8, "zero": 4}):
         with pytest.raises(ConfigError):
-            Layout(**wrong)
+            ParallelLayout(**wrong)
     for levels in (("memory",), ("tape", "store"), ()):
         with pytest.raises(ConfigError, match="levels are"):
             plan(ask(levels=levels))

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from relight.forecast import Bounds, Costs, Seen, best_interval, decide, waste
+from relight.forecast import Costs, IntervalBounds, ScheduleInput, best_interval, decide, waste
 from relight.forecast.replay import LIVES_LEAST, Aging, aged, aging_of, learn_aging, replay
 
 COSTS = Costs(20.0, 40.0, 60.0)
@@ -55,7 +55,7 @@ def test_where_there_is_no_pattern_it_is_not() -> None:
 
 def test_a_decision_says_that_it_was_learned_and_by_what() -> None:
     """Young lives save sooner than old ones, and the reason has the replay's two numbers; without a pattern nothing is said."""
-    seen = Seen(
+    seen = ScheduleInput(
         step_s=1.0,
         stalls_s=(20.0,),
         durables_s=(40.0,),
@@ -65,7 +65,7 @@ def test_a_decision_says_that_it_was_learned_and_by_what() -> None:
         lives_s=lives(0.4, 100, 3),
         age_s=60.0,
     )
-    wide = Bounds(0, 86400, 0.9)
+    wide = IntervalBounds(0, 86400, 0.9)
     young, old = decide(seen, None, wide), decide(dataclasses.replace(seen, age_s=20_000.0), None, wide)
     assert young.interval_s < old.interval_s
     assert "learned" in young.reason
@@ -76,4 +76,4 @@ def test_a_decision_says_that_it_was_learned_and_by_what() -> None:
 def test_odd_lives_do_no_harm() -> None:
     """None, equal ones, zeros, infinite ones: a decision all the same."""
     for odd in ((), (0.0,) * 50, (5.0,) * 50, (math.inf,) * 50, (1e-12, 1e12) * 30):
-        assert decide(Seen(stalls_s=(1.0,), lives_s=odd), None, Bounds()).interval_s > 0
+        assert decide(ScheduleInput(stalls_s=(1.0,), lives_s=odd), None, IntervalBounds()).interval_s > 0

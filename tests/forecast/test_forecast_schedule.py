@@ -9,14 +9,16 @@ import pytest
 from failing_clusters import FIXED_S, adaptive, clusters, fixed, lost, oracle
 
 from relight.errors import ConfigError
-from relight.forecast import PUBLISHED, Belief, Bounds, Decision, Seen, decide, learn, prior
+from relight.forecast import PUBLISHED, Belief, IntervalBounds, ScheduleDecision, ScheduleInput, decide, learn, prior
 from relight.forecast.gamma import below, quantile
 from relight.forecast.schedule import MOVE, span
 from relight.forecast.told import decode, encode
 
 HOUR, DAY = 3600.0, 86400.0
-USUAL = Seen(step=1000, step_s=0.5, stalls_s=(2.0,), durables_s=(8.0,), restarts_s=(120.0,), devices=64, failures=6, watched_s=6 * 4 * HOUR)
-WIDE = Bounds(0, 10 * DAY, 0.9)
+USUAL = ScheduleInput(
+    step=1000, step_s=0.5, stalls_s=(2.0,), durables_s=(8.0,), restarts_s=(120.0,), devices=64, failures=6, watched_s=6 * 4 * HOUR
+)
+WIDE = IntervalBounds(0, 10 * DAY, 0.9)
 
 
 def test_the_published_prior_is_what_was_measured() -> None:
@@ -103,7 +105,7 @@ def test_what_makes_saves_more_frequent_and_what_does_not() -> None:
 def test_it_moves_by_a_factor_of_two_at_most_and_then_arrives() -> None:
     """From anywhere, up to the floor at once, and it stays where it is once it is there; small changes are none."""
     wanted = decide(USUAL, None, WIDE).interval_s
-    before = Decision(wanted / 100, 1, "")
+    before = ScheduleDecision(wanted / 100, 1, "")
     seen = [before.interval_s]
     for _ in range(12):
         before = decide(USUAL, before, WIDE)
@@ -129,10 +131,10 @@ def test_phases() -> None:
 def test_bounds_hold_whatever_is_seen() -> None:
     """Neither below nor above, except where a save takes longer than that until durable; and the reason says which it was."""
     pick = random.Random(4)
-    bounds = Bounds(30, 900, 0.02)
+    bounds = IntervalBounds(30, 900, 0.02)
     for _ in range(200):
         stall = 10 ** pick.uniform(-4, 1)
-        seen = Seen(
+        seen = ScheduleInput(
             step_s=10 ** pick.uniform(-3, 1), stalls_s=(stall,), durables_s=(stall * 2,), devices=2 ** pick.randint(0, 17),
             failures=pick.randint(0, 50), watched_s=10 ** pick.uniform(0, 7), unsteady=10 ** pick.uniform(-1, 3), risk=10 ** pick.uniform(-3, 3),
         )  # fmt: skip
@@ -145,12 +147,12 @@ def test_bounds_hold_whatever_is_seen() -> None:
     assert "no more than 900 s" not in slow.reason
     for wrong in ((-1, 10, 0.1), (20, 10, 0.1), (0, 10, 0.0), (0, 10, 1.0), (0, float("inf"), 0.1)):
         with pytest.raises(ConfigError):
-            Bounds(*wrong)
+            IntervalBounds(*wrong)
 
 
 def test_nothing_known_is_a_decision_too() -> None:
     """Before the first step priors stand in, and the reason calls them guesses."""
-    found = decide(Seen(), None, Bounds())
+    found = decide(ScheduleInput(), None, IntervalBounds())
     assert 0 < found.interval_s <= 3600
     assert found.reason.count("(a guess)") == 2
     assert found.steps == 1
@@ -180,7 +182,7 @@ def test_times_are_said_as_people_say_them() -> None:
 
 
 def _losses(count: int, seed: int, lives: int) -> tuple[float, float, list[float], float]:
-    bounds = Bounds(0, 4 * DAY, 0.3)
+    bounds = IntervalBounds(0, 4 * DAY, 0.3)
     ours = best = worst = 0.0
     by_fixed = [0.0] * len(FIXED_S)
     for one in clusters(count, seed):

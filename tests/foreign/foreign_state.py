@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 import relight
-from relight.foreign import Found, ImportReport, detect, import_checkpoint
+from relight.foreign import DetectedCheckpoint, ImportReport, detect, import_checkpoint
 from relight.store import open_bytes
 
 GOLDEN = Path(os.environ.get("RELIGHT_TEST_FOREIGN") or Path(__file__).parent / "golden").resolve()
 """Written by the frameworks: those that are committed, or those that ``make foreign`` has just written."""
 
 
-def imported(source: Path, tmp_path: Path, **words: Any) -> tuple[Found, ImportReport, dict[str, Any]]:
+def imported(source: Path, tmp_path: Path, **words: Any) -> tuple[DetectedCheckpoint, ImportReport, dict[str, Any]]:
     """What was found, what was brought in, and all of it, read back."""
     found = detect(source)
     report = import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run", **words)

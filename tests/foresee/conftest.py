@@ -9,11 +9,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from relight.foresee.learn import Plan, train
-from relight.foresee.model import Model
+from relight.foresee.learn import LearningPlan, train
+from relight.foresee.model import DetectorModel
 
 
 @pytest.fixture(scope="session")
-def learned() -> Model:
+def learned() -> DetectorModel:
     """All detectors, each trained on three runs."""
-    return train(Plan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]
+    return train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]

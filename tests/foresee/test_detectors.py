@@ -14,15 +14,15 @@ import pytest
 
 from relight.errors import ConfigError, CorruptCheckpoint, IncompatibleState
 from relight.foresee.act import ACTIONS, action_for
-from relight.foresee.detect import KIND_OF, RULES, Rules
+from relight.foresee.detect import KIND_OF, RULES, DetectionRules
 from relight.foresee.drift import Drift
-from relight.foresee.features import LOOK_S, Look, features_of
+from relight.foresee.features import LOOK_S, FeatureWindow, features_of
 from relight.foresee.history import runs_of
-from relight.foresee.learn import PRECISION, Plan, evaluate, train, trusted, unseen
+from relight.foresee.learn import PRECISION, LearningPlan, evaluate, train, trusted, unseen
 from relight.foresee.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
-from relight.foresee.model import DETECTORS, Model, Worth, age_s, read_model, without_model
-from relight.foresee.score import Costs
-from relight.foresee.signals import SIGNALS, Signals
+from relight.foresee.model import DETECTORS, DetectorModel, Worth, age_s, read_model, without_model
+from relight.foresee.score import AlarmCosts
+from relight.foresee.signals import SIGNALS, SignalHistory
 from relight.foresee.simulate import simulate
 
 PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
@@ -31,12 +31,12 @@ PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
 def looks_of(samples: Iterable) -> np.ndarray:
     """Of a node's seconds."""
     rows = np.array([made.SHAPE.row(one) for one in samples], np.float32)
-    return features_of(Signals(made.SHAPE.columns).signals(rows))
+    return features_of(SignalHistory(made.SHAPE.columns).signals(rows))
 
 
 def risk_of(samples: Iterable):
     """What the rules make of the last of them."""
-    return Rules().update(Look(0.0, looks_of(samples)[-1]))
+    return DetectionRules().update(FeatureWindow(0.0, looks_of(samples)[-1]))
 
 
 def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
@@ -69,7 +69,7 @@ def test_caches_that_level_off_and_checkpoints_that_come_and_go_are_no_risk() ->
     """A fall is one only if it goes on; a saw's teeth are none."""
     cache = looks_of(made.sample(float(t), free=0.1 + 0.6 * np.exp(-t / 400)) for t in range(1800))[60:]
     teeth = looks_of(made.sample(float(t), disk=0.2 - 0.15 * (t % 60) / 60) for t in range(1200))[60:]
-    assert Rules().follow(cache).max() < 0.5 and Rules().follow(teeth).max() < 0.5
+    assert DetectionRules().follow(cache).max() < 0.5 and DetectionRules().follow(teeth).max() < 0.5
 
 
 def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
@@ -78,15 +78,15 @@ def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
     scores = Drift().follow(looks)
     assert scores[:330].max() < 0.2 and scores[-1] > 0.5
     drift = Drift()
-    assert "step time" in [drift.update(Look(0.0, row)) for row in looks][-1].why
+    assert "step time" in [drift.update(FeatureWindow(0.0, row)) for row in looks][-1].why
 
 
 @pytest.mark.parametrize("name", DETECTORS)
-def test_at_once_and_one_by_one_are_the_same(learned: Model, name: str) -> None:
+def test_at_once_and_one_by_one_are_the_same(learned: DetectorModel, name: str) -> None:
     """What is evaluated is what is done."""
     looks = runs_of(simulate(9, 1), "x")[0].looks[:150]
     one_by_one = learned.detectors[name].fresh()
-    risks = [one_by_one.update(Look(0.0, row)) for row in looks]
+    risks = [one_by_one.update(FeatureWindow(0.0, row)) for row in looks]
     np.testing.assert_allclose([one.score for one in risks], learned.detectors[name].follow(looks), atol=1e-5)
     assert all(one.kind in ACTIONS and 0 <= one.score <= 1 for one in risks)
 
@@ -120,9 +120,9 @@ def test_the_forest_is_the_same_as_scikit_learns() -> None:
     np.testing.assert_allclose(grow(rows, scale, 5).follow(rows[:50]), -theirs.score_samples(scale(rows[:50])[:, _USED]), atol=1e-6)
 
 
-def test_training_is_the_same_again_and_a_file_keeps_it(learned: Model, tmp_path: Path) -> None:
+def test_training_is_the_same_again_and_a_file_keeps_it(learned: DetectorModel, tmp_path: Path) -> None:
     """One seed, one model; what is read gives the same scores."""
-    again = train(Plan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]
+    again = train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]
     learned.write(tmp_path / "a.model")
     read = read_model(tmp_path / "a.model")
     looks = runs_of(simulate(9, 2), "x")[0].looks[:100]
@@ -134,7 +134,7 @@ def test_training_is_the_same_again_and_a_file_keeps_it(learned: Model, tmp_path
     assert read.told["seed"] == 2 and age_s(tmp_path / "a.model") < 60 and age_s(tmp_path / "none") == float("inf")
 
 
-def test_a_damaged_model_is_refused(learned: Model, tmp_path: Path) -> None:
+def test_a_damaged_model_is_refused(learned: DetectorModel, tmp_path: Path) -> None:
     """Whatever byte differs, and whatever is missing or is of other features."""
     path = tmp_path / "a.model"
     learned.write(path)
@@ -158,11 +158,13 @@ def test_a_damaged_model_is_refused(learned: Model, tmp_path: Path) -> None:
         read_model(path)
 
 
-def test_evaluation_takes_the_trusted_together(learned: Model) -> None:
+def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
     """The rules always; others by their held-out precision."""
-    model = Model(learned.detectors, {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))})
+    model = DetectorModel(
+        learned.detectors, {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))}
+    )
     assert trusted(model, PRECISION) == ["rules", "forest"]
-    found = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, Costs())
+    found = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
     assert [one.detector for one in found] == ["rules", "together"]
     assert (found[0].alarms, found[0].failures, found[0].days) == (found[1].alarms, found[1].failures, found[1].days)
 
@@ -185,10 +187,10 @@ except ConfigError as error:
         done = subprocess.run([sys.executable, "-c", script, module, detector], capture_output=True, text=True, check=True)
         assert f"{module}" in done.stdout and "pip install 'relight[predict]'" in done.stdout, done.stdout
     with pytest.raises(ConfigError, match="crystal ball"):
-        Plan(detectors=("crystal ball",))
+        LearningPlan(detectors=("crystal ball",))
 
 
-def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: Model) -> None:
+def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: DetectorModel) -> None:
     """Before a run began all is as usual."""
     inputs = np.arange(1, 101, dtype=np.float32)[:, None].repeat(INPUTS, axis=1)
     windows = windows_of(inputs)

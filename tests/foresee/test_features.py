@@ -8,8 +8,8 @@ import made
 import numpy as np
 import pytest
 
-from relight.foresee.features import FEATURES, LOOK_S, Scale, Windows, column, features_of
-from relight.foresee.signals import AT, SIGNALS, WORDS, Signals
+from relight.foresee.features import FEATURES, LOOK_S, FeatureWindows, Scale, column, features_of
+from relight.foresee.signals import AT, SIGNALS, WORDS, SignalHistory
 
 
 def rows_of(samples) -> np.ndarray:
@@ -30,7 +30,12 @@ def wild(count: int, seed: int) -> np.ndarray:
 def test_at_once_and_second_by_second_are_the_same(seed: int) -> None:
     """To the last bit for signals, to a millionth of the spread for features: what was learned from histories holds for what is seen."""
     rows = wild(1500, seed)
-    at_once, one_by_one, windows, looks = Signals(made.SHAPE.columns).signals(rows), Signals(made.SHAPE.columns), Windows(), []
+    at_once, one_by_one, windows, looks = (
+        SignalHistory(made.SHAPE.columns).signals(rows),
+        SignalHistory(made.SHAPE.columns),
+        FeatureWindows(),
+        [],
+    )
     for second, row in enumerate(rows):
         signals = one_by_one.signals(row[None])[0]
         np.testing.assert_array_equal(signals, at_once[second])
@@ -61,7 +66,7 @@ def test_signals_are_shares_rates_and_ratios_to_the_usual() -> None:
     for step_s in (0.1, 30.0):
         samples = [made.sample(1e9 + second, step_s=step_s * (2 if second >= 900 else 1), ecc=max(0, second - 950), silent=second > 990, disk=0.2)
                    for second in range(1000)]  # fmt: skip
-        found = Signals(made.SHAPE.columns).signals(rows_of(samples))
+        found = SignalHistory(made.SHAPE.columns).signals(rows_of(samples))
         assert found[899, AT["step"]] == pytest.approx(0, abs=1e-6) and found[905, AT["step"]] == pytest.approx(math.log(2), rel=1e-6)
         assert math.isnan(found[200, AT["step"]]), "nothing is usual in the first five minutes"
         assert found[960, AT["ecc"]] == pytest.approx(math.log(2)) and found[940, AT["ecc"]] == 0
@@ -73,7 +78,7 @@ def test_a_control_groups_room_counts_where_it_is_less() -> None:
     """What a node has free is of no use to a job whose limit is reached."""
     sample = made.sample(1.0)
     sample = sample._replace(host=sample.host._replace(group_used_bytes=9.0, group_limit_bytes=10.0))
-    assert Signals(made.SHAPE.columns).signals(rows_of([sample]))[0, 0] == pytest.approx(0.1)
+    assert SignalHistory(made.SHAPE.columns).signals(rows_of([sample]))[0, 0] == pytest.approx(0.1)
 
 
 def test_a_scale_bounds_what_is_far_and_takes_the_unknown_for_usual() -> None:

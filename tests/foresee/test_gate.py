@@ -11,14 +11,14 @@ import made
 import numpy as np
 import pytest
 
-from relight.foresee import Foresight, Sample
-from relight.foresee.detect import Risk, Rules
+from relight.foresee import FailurePredictor, NodeSample
+from relight.foresee.detect import DetectionRules, Risk
 from relight.foresee.drift import Drift
 from relight.foresee.gate import came_true
 from relight.foresee.history import runs_of
 from relight.foresee.learn import evaluate
-from relight.foresee.model import Model, Worth
-from relight.foresee.score import Costs
+from relight.foresee.model import DetectorModel, Worth
+from relight.foresee.score import AlarmCosts
 from relight.foresee.simulate import simulate
 from relight.foresee.trace import read_trace
 from relight.observe import Event, subscribe
@@ -35,25 +35,25 @@ def events() -> Iterator[list[Event]]:
 
 def model(path: Path, precision: float, threshold: float = 0.0) -> Path:
     """Drift alone, of that held-out precision; with a threshold of 0 it alarms as often as it may. The rules need no model."""
-    Model({"drift": Drift()}, {"drift": Worth(threshold, precision)}).write(path)
+    DetectorModel({"drift": Drift()}, {"drift": Worth(threshold, precision)}).write(path)
     return path
 
 
-def calm(foresight: Foresight, seconds: int, at: float = 1e9) -> list:
+def calm(foresight: FailurePredictor, seconds: int, at: float = 1e9) -> list:
     """Told so many calm seconds."""
     return [alarm for second in range(seconds) for alarm in foresight.sample(made.sample(at + second))]
 
 
 def test_a_leak_is_told_in_time_and_with_what_to_do(events: list[Event]) -> None:
     """Once, then ever more rarely; a calm node says nothing."""
-    foresight = Foresight(shape=made.SHAPE)
+    foresight = FailurePredictor(shape=made.SHAPE)
     alarms = [alarm for one in made.leak(1500, 600, 1500) for alarm in foresight.sample(one)]
     assert (alarms[0].kind, alarms[0].action, alarms[0].detector) == ("memory", "preventive save", "rules")
     assert 250 < 1e9 + 1500 - alarms[0].at < 400 and len(alarms) <= 3
     assert "none in" in alarms[0].why and alarms[0].reason
     assert alarms[0].likely == 0.5, "of rules, as long as none has come true or not"
     assert [one.name for one in events] == ["foresee.alarm"] * len(alarms)
-    assert calm(Foresight(shape=made.SHAPE), 900) == []
+    assert calm(FailurePredictor(shape=made.SHAPE), 900) == []
 
 
 def test_how_probable_an_alarm_is_goes_by_what_came_true() -> None:
@@ -70,21 +70,21 @@ def test_online_is_what_was_evaluated() -> None:
         if trace.happened[0].cause == "leak" and len(trace.at) < 8000:
             break
     run = runs_of(trace, "x")[0]
-    counted = evaluate(Model({"rules": Rules()}, {"rules": Worth()}), [run], 0.5, Costs())[0]
-    foresight = Foresight(shape=made.SHAPE)
+    counted = evaluate(DetectorModel({"rules": DetectionRules()}, {"rules": Worth()}), [run], 0.5, AlarmCosts())[0]
+    foresight = FailurePredictor(shape=made.SHAPE)
     foresight.recorder._columns = trace.columns  # the ring is of another shape than the trace, which is told row by row
     foresight.recorder.shape = type("Told", (), {"columns": trace.columns, "row": staticmethod(lambda sample: sample.host)})()
     foresight.recorder._values = np.zeros((len(trace.at), len(trace.columns)), np.float32)
     foresight.recorder._at = np.zeros(len(trace.at))
     foresight.recorder._rows = len(trace.at)
     foresight._begin()
-    alarms = [alarm for at, row in zip(trace.at, trace.values) for alarm in foresight.sample(Sample(float(at), row))]
+    alarms = [alarm for at, row in zip(trace.at, trace.values) for alarm in foresight.sample(NodeSample(float(at), row))]
     assert len(alarms) == counted.alarms > 0 and trace.happened[0].at - max(one.at for one in alarms) < 1200
 
 
 def test_a_detector_that_held_out_runs_speak_against_is_not_used_and_says_so_once(tmp_path: Path, events: list[Event]) -> None:
     """It goes on being asked."""
-    foresight = Foresight(model(tmp_path / "m", 0.2), shape=made.SHAPE)
+    foresight = FailurePredictor(model(tmp_path / "m", 0.2), shape=made.SHAPE)
     assert calm(foresight, 900) == []
     assert [one.fields["detector"] for one in events] == ["drift"] and "20 %" in events[0].fields["why"]
     standing = {one.detector: one for one in foresight.standing()}
@@ -93,7 +93,7 @@ def test_a_detector_that_held_out_runs_speak_against_is_not_used_and_says_so_onc
 
 def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_comes_back(tmp_path: Path, events: list[Event]) -> None:
     """By its last alarms in this job; each failure makes one of them true."""
-    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     alarms = calm(foresight, 3600)
     assert alarms and {one.detector for one in alarms} == {"drift"}
     drift = foresight.standing()[1]
@@ -109,7 +109,7 @@ def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_come
 
 def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
     """Whoever drained the node will never know whether it would have failed."""
-    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     for second in range(2500):
         for alarm in foresight.sample(made.sample(1e9 + second)):
             foresight.heeded(alarm)
@@ -127,11 +127,11 @@ def others() -> Iterator[list[Event]]:
 
 def test_a_running_job_takes_a_model_that_was_trained_meanwhile(tmp_path: Path, others: list[Event]) -> None:
     """Another file of the same name is in use within a minute, also in the first minutes of a life, and open alarms are kept."""
-    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     calm(foresight, 500)
     waiting = list(foresight._watchers[1].open)
     assert waiting
-    Model({"drift": Drift()}, {"drift": Worth(0.0, 0.95)}, made_at=1.7e9).write(tmp_path / "new")
+    DetectorModel({"drift": Drift()}, {"drift": Worth(0.0, 0.95)}, made_at=1.7e9).write(tmp_path / "new")
     (tmp_path / "new").replace(tmp_path / "m")
     calm(foresight, 62, 1e9 + 500)
     assert [one.name for one in others].count("foresee.model") == 2
@@ -146,7 +146,7 @@ def test_a_running_job_takes_a_model_that_was_trained_meanwhile(tmp_path: Path, 
 
 def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Event]) -> None:
     """Each alarm is settled once, as true or false; a failure without one is missed, unless the script itself is its cause."""
-    foresight = Foresight(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
     foresight.failed("hang", 1e9)
     foresight.failed("user", 1e9)
     assert [(one.fields["detector"], one.fields["outcome"]) for one in others[1:]] == [("rules", "missed"), ("drift", "missed")]
@@ -168,7 +168,7 @@ def test_a_model_that_cannot_be_read_is_said_and_the_rules_go_on(tmp_path: Path,
         path.write_bytes(b"RLFORE01")
     if damage == "directory":
         path.mkdir()
-    foresight = Foresight(path, shape=made.SHAPE)
+    foresight = FailurePredictor(path, shape=made.SHAPE)
     assert [one.fields["detector"] for one in events] == ["model"] and [one.detector for one in foresight.standing()] == ["rules"]
     calm(foresight, 700)
     assert len(events) == 1, "once"
@@ -181,7 +181,7 @@ def test_a_model_that_cannot_be_read_is_said_and_the_rules_go_on(tmp_path: Path,
 
 def test_clocks_and_gaps(tmp_path: Path) -> None:
     """Seconds that are missing are as the one before; behind a long gap, or a clock that went back, all begins anew."""
-    whole, holes = Foresight(shape=made.SHAPE), Foresight(shape=made.SHAPE)
+    whole, holes = FailurePredictor(shape=made.SHAPE), FailurePredictor(shape=made.SHAPE)
     for second in range(1000):
         sample = made.sample(1e9 + second, step_s=1 + (second // 10) % 3)
         whole.sample(sample)
@@ -197,7 +197,7 @@ def test_clocks_and_gaps(tmp_path: Path) -> None:
 
 def test_what_was_seen_and_what_happened_is_written(tmp_path: Path) -> None:
     """A recording that can be learned from."""
-    foresight = Foresight(shape=made.SHAPE, clock=lambda: 1e9 + 800)
+    foresight = FailurePredictor(shape=made.SHAPE, clock=lambda: 1e9 + 800)
     calm(foresight, 800)
     foresight.failed("memory")
     trace = read_trace(foresight.write(tmp_path / "deep", host="n1"))
@@ -208,10 +208,10 @@ def test_what_was_seen_and_what_happened_is_written(tmp_path: Path) -> None:
     assert len(foresight.recorder.trace().at) == 1 and not foresight.recorder.trace().happened, "no second is in two recordings"
 
 
-def test_a_call_costs_less_than_a_millisecond(learned: Model, tmp_path: Path) -> None:
+def test_a_call_costs_less_than_a_millisecond(learned: DetectorModel, tmp_path: Path) -> None:
     """The median, with everything that can be learned; on a busy machine, so the best of three."""
     learned.write(tmp_path / "m")
-    foresight, medians = Foresight(tmp_path / "m", shape=made.SHAPE), []
+    foresight, medians = FailurePredictor(tmp_path / "m", shape=made.SHAPE), []
     calm(foresight, 400)
     for begin in (400, 500, 600):
         times = []

@@ -13,13 +13,13 @@ import pytest
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.foresee.arrays import write_arrays
-from relight.foresee.sample import Shape
-from relight.foresee.trace import Happened, Recorder, Trace, keep_newest, name_of, read_trace, traces_in
+from relight.foresee.sample import SampleShape
+from relight.foresee.trace import Happened, SampleRecorder, SampleTrace, keep_newest, name_of, read_trace, traces_in
 
 
-def recorded(count: int = 50) -> Recorder:
+def recorded(count: int = 50) -> SampleRecorder:
     """So many seconds of a leak."""
-    recorder = Recorder(made.SHAPE, hours=1)
+    recorder = SampleRecorder(made.SHAPE, hours=1)
     for one in made.leak(count, 10, 40):
         recorder.add(one)
     return recorder
@@ -27,7 +27,7 @@ def recorded(count: int = 50) -> Recorder:
 
 def test_a_sample_has_a_column_for_each_of_its_numbers() -> None:
     """What a shape has no room for is left out, what a sample lacks is not a number."""
-    shape = Shape(rooms=1, ranks=3, accelerators=1)
+    shape = SampleShape(rooms=1, ranks=3, accelerators=1)
     row = dict(zip(shape.columns, shape.row(made.sample(1.0, step_s=2.0)), strict=True))
     assert row["host.cpu"] == 0.3 and row["room0.size_bytes"] == 100 * made.GB and row["rank0.step_s"] == 2.0
     assert np.isnan(row["rank2.step_s"]) and row["accelerator0.clock_mhz"] == 1755 and "accelerator1.clock_mhz" not in row
@@ -52,7 +52,7 @@ def test_the_ring_takes_its_memory_once_and_forgets_the_oldest() -> None:
     before = recorder.nbytes
     trace = recorder.trace()
     assert recorder.nbytes == before and len(trace.at) == 3600 and trace.at[-1] == 1e9 + 3999
-    assert Recorder(Shape()).nbytes < 10e6
+    assert SampleRecorder(SampleShape()).nbytes < 10e6
 
 
 def test_a_sample_that_is_not_later_takes_the_last_ones_place() -> None:
@@ -100,7 +100,7 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         (np.arange(2.0), np.zeros((2, 3))),
         (np.array([1.0, np.nan]), np.zeros((2, 2))),
     ):
-        Trace(("a", "b"), at, values).write(tmp_path / "one.trace")
+        SampleTrace(("a", "b"), at, values).write(tmp_path / "one.trace")
         with pytest.raises(CorruptCheckpoint):
             read_trace(tmp_path / "one.trace")
 

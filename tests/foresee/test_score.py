@@ -12,8 +12,8 @@ from relight.foresee.score import (
     COOL_DOWN_S,
     DAY_S,
     HORIZON_S,
+    AlarmCosts,
     Alarming,
-    Costs,
     Scored,
     alarms_of,
     choose_threshold,
@@ -22,7 +22,7 @@ from relight.foresee.score import (
     together,
 )
 
-COSTS = Costs(save_s=5, every_s=1800, failures_per_day=0.02)
+COSTS = AlarmCosts(save_s=5, every_s=1800, failures_per_day=0.02)
 AT = np.arange(0, 7200, 5.0)
 
 

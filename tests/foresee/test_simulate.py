@@ -11,7 +11,7 @@ import pytest
 from relight.errors import CorruptCheckpoint
 from relight.foresee.history import CHECK, HELD_OUT, TRAIN, part_of, recorded, runs_of, simulated
 from relight.foresee.simulate import CAUSES, FAILING, SUDDEN, simulate
-from relight.foresee.trace import Happened, Recorder, Trace
+from relight.foresee.trace import Happened, SampleRecorder, SampleTrace
 
 
 def test_a_seed_gives_the_same_run_again_and_others_differ() -> None:
@@ -62,7 +62,7 @@ def test_runs_are_split_as_a_whole() -> None:
 
 def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
     """Each life is a run that begins anew; short ones are left out; seconds that are missing are as the one before."""
-    recorder = Recorder(made.SHAPE, hours=2)
+    recorder = SampleRecorder(made.SHAPE, hours=2)
     for second in [*range(1000), *range(1000, 1800, 2), *range(3000, 3700), *range(3700, 4000)]:
         recorder.add(made.sample(1e9 + second))
     recorder.note(Happened(1e9 + 999.5, "memory"))
@@ -77,4 +77,4 @@ def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
     (tmp_path / "o.trace").write_bytes(b"RLTRACE1")
     with pytest.raises(CorruptCheckpoint, match=r"o\.trace"):
         list(recorded(tmp_path))
-    assert isinstance(trace, Trace)
+    assert isinstance(trace, SampleTrace)

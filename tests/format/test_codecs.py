@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import relight
 from relight.format import entropy
-from relight.format.codecs import BYTES, Kind, Way, choose, decode, encode, kind_of, needs_base
+from relight.format.codecs import BYTES, ElementKind, Way, choose, decode, encode, kind_of, needs_base
 from relight.format.dtypes import DTYPES, dtype_named
 from relight.format.entropy import compress
 from relight.format.planes import BLOCK_BYTES, Rooms, elements, join, split, widths_of
@@ -55,7 +55,7 @@ def there_and_back(data: bytes, way: Way, base: bytes | None = None) -> None:
     method=st.sampled_from(METHODS),
     repeat=st.sampled_from((1, 1, 200)),
 )
-def test_any_bytes_come_back(kind: Kind, raw: bytes, base: bytes | None, single: int, method: str, repeat: int) -> None:
+def test_any_bytes_come_back(kind: ElementKind, raw: bytes, base: bytes | None, single: int, method: str, repeat: int) -> None:
     """Whatever is chosen, and whatever might have been."""
     raw = (raw * repeat)[: len(raw) * repeat // kind.width * kind.width]
     base = None if base is None else (base * (len(raw) // max(len(base), 1) + 1))[: len(raw)].ljust(len(raw), b"\0")
@@ -87,11 +87,11 @@ def test_every_dtype(name: str) -> None:
 def test_what_trained_values_come_to() -> None:
     """Exponents gain, mantissas are left; the share is what theory says of a normal distribution."""
     values = weights(1 << 20)
-    way = choose(bfloat16(values), Kind(2, True))
+    way = choose(bfloat16(values), ElementKind(2, True))
     assert way is not None and way.widths == (1, 1) and way.methods == ("entropy", "raw")
     stored = encode(bfloat16(values), way)
     assert stored is not None and len(stored) <= 0.665 * (2 << 20)
-    way = choose(memoryview(values).cast("B"), Kind(4, True))
+    way = choose(memoryview(values).cast("B"), ElementKind(4, True))
     assert way is not None and way.widths == (1, 1, 2) and way.methods == ("entropy", "raw", "raw") and way.share < 0.84
 
 
@@ -99,7 +99,7 @@ def test_noise_is_left_alone() -> None:
     """And is told by a sample."""
     noise = np.random.default_rng(0).bytes(1 << 20)
     assert choose(memoryview(noise), BYTES) is None
-    assert choose(memoryview(noise), Kind(4, True)) is None
+    assert choose(memoryview(noise), ElementKind(4, True)) is None
     assert encode(memoryview(noise), Way(BYTES, False, (1,), ("entropy",), 0.5)) is None
 
 
@@ -109,15 +109,15 @@ def test_differences() -> None:
     before = weights(1 << 18)
     after = before * (1 + 1e-4 * weights(1 << 18, 1) / 0.02)
     data, base = memoryview(after.astype("<f4")).cast("B"), memoryview(before).cast("B")
-    alone, with_base = choose(data, Kind(4, True)), choose(data, Kind(4, True), base)
+    alone, with_base = choose(data, ElementKind(4, True)), choose(data, ElementKind(4, True), base)
     assert alone is not None and with_base is not None and with_base.difference
     assert with_base.share < 0.8 * alone.share
     there_and_back(bytes(data), with_base, bytes(base))
-    same = choose(base, Kind(4, True), base)
+    same = choose(base, ElementKind(4, True), base)
     assert same is not None and same.share < 0.002
     stored = encode(base, same, base)
     assert stored is not None and len(stored) < 1000 and needs_base(memoryview(stored))
-    other = choose(data, Kind(4, True), memoryview(np.random.default_rng(3).bytes(1 << 20)))
+    other = choose(data, ElementKind(4, True), memoryview(np.random.default_rng(3).bytes(1 << 20)))
     assert other is not None and not other.difference
 
 
@@ -129,7 +129,7 @@ def test_few_rows_of_many() -> None:
     rows = rng.choice(4096, 41, replace=False)
     after[rows] += 1e-3 * rng.standard_normal((41, 256)).astype("<f4")
     data, base = memoryview(after.reshape(-1)).cast("B"), memoryview(before.reshape(-1)).cast("B")
-    way = choose(data, Kind(4, True), base)
+    way = choose(data, ElementKind(4, True), base)
     assert way is not None
     stored = encode(data, way, base)
     assert stored is not None and len(stored) < 1.1 * 41 * 256 * 4
@@ -155,7 +155,7 @@ def test_planes(width: int) -> None:
 def coded() -> tuple[bytes, int]:
     """A chunk of bfloat16, and its length."""
     data = bfloat16(weights(5000))
-    way = choose(data, Kind(2, True))
+    way = choose(data, ElementKind(2, True))
     assert way is not None
     stored = encode(data, way)
     assert stored is not None
@@ -210,7 +210,7 @@ def test_repetitions_are_looked_for_where_that_gains(changed: float, method: str
     before = rng.integers(0, 1 << 16, 1 << 20).astype("<u2")
     after = before + ((rng.random(1 << 20) < changed) * rng.integers(1, 600, 1 << 20)).astype("<u2")
     data, base = memoryview(after).cast("B"), memoryview(before).cast("B")
-    way = choose(data, Kind(2, True), base)
+    way = choose(data, ElementKind(2, True), base)
     assert way is not None and way.difference and way.methods[0] == method
     planes = split(elements(data, 2), way.widths, turned=True, base=elements(base, 2))
     by = {one: len(compress(planes[0].data.cast("B"), one)) / len(planes[0]) for one in METHODS[1:]}
@@ -227,7 +227,7 @@ def test_rows_of_which_a_hundredth_changed(seed: int) -> None:
     touched = rng.permutation(1 << 14)[: (1 << 14) // 100]
     after[touched] = rng.normal(0, 1, (len(touched), 64)).astype("<f4")
     data, base = memoryview(after.reshape(-1)).cast("B"), memoryview(before.reshape(-1)).cast("B")
-    way = choose(data, Kind(4, True), base)
+    way = choose(data, ElementKind(4, True), base)
     assert way is not None and way.difference
     stored = encode(data, way, base)
     assert stored is not None and len(stored) <= 1.2 * len(touched) * 64 * 4
@@ -236,7 +236,7 @@ def test_rows_of_which_a_hundredth_changed(seed: int) -> None:
 def test_memory_that_is_there_is_used_again() -> None:
     """A chunk decoded behind others touches next to no page for the first time: a new page costs as much as decoding what is in it."""
     data = bfloat16(weights(1 << 21))
-    way = choose(data, Kind(2, True))
+    way = choose(data, ElementKind(2, True))
     assert way is not None and "entropy" in way.methods
     stored, into, rooms = encode(data, way), memoryview(bytearray(len(data))), Rooms()
     assert stored is not None
@@ -251,7 +251,7 @@ def test_memory_that_is_there_is_used_again() -> None:
 def test_differences_without_their_base() -> None:
     """Say so."""
     data = memoryview(weights(5000)).cast("B")
-    way = choose(data, Kind(4, True), data)
+    way = choose(data, ElementKind(4, True), data)
     assert way is not None
     stored = encode(data, way, data)
     assert stored is not None

@@ -15,7 +15,7 @@ from relight.catalog import Run, candidates, verify_checkpoint
 from relight.catalog.stored_as import stored_as
 from relight.errors import ConfigError, CorruptCheckpoint, WrongKey
 from relight.keys import write_key_file
-from relight.keys.guard import Guard
+from relight.keys.guard import StoreSecurity
 from relight.store import open_bytes
 
 GOLDEN = Path(__file__).parent / "v1-coded"
@@ -68,7 +68,7 @@ def test_every_one_of_them_restores_to_the_bit(golden: Path, name: str) -> None:
 @pytest.mark.parametrize("name", STORES)
 def test_they_hold_every_way_of_storing(golden: Path, name: str) -> None:
     """Coded, as differences, with others, derived, lossy: what is in no golden file is not guarded. And each is as it was committed."""
-    store = open_bytes(golden / name, guard=Guard.from_settings(**keys(golden, name)))  # type: ignore[arg-type]
+    store = open_bytes(golden / name, guard=StoreSecurity.from_settings(**keys(golden, name)))  # type: ignore[arg-type]
     run = Run(store, "run")
     ways = [row for one in candidates(run.history()) for row in stored_as(run.open(one))]
     for way in ("coded", "differences", "elsewhere", "derived"):
@@ -81,7 +81,7 @@ def test_another_key_opens_none_of_it(golden: Path) -> None:
     """Nor none at all; and a run that somebody has signed who is not trusted is refused, not begun anew."""
     write_key_file(str(golden / "other.key"))
     with pytest.raises(WrongKey):
-        Run(open_bytes(golden / "encrypted", guard=Guard.from_settings(f"file:{golden / 'other.key'}")), "run").history()
+        Run(open_bytes(golden / "encrypted", guard=StoreSecurity.from_settings(f"file:{golden / 'other.key'}")), "run").history()
     with pytest.raises((WrongKey, ConfigError)):
         Run(open_bytes(golden / "encrypted"), "run").history()
     stranger = {**keys(golden, "encrypted"), "trust": "ed25519:" + "A" * 43 + "="}

@@ -11,7 +11,7 @@ from typing import Any
 from forge import request
 
 from relight.catalog import (
-    Finding,
+    VerifyFinding,
     candidates,
     list_runs,
     open_checkpoint,
@@ -25,7 +25,7 @@ from relight.commit import Attempt
 from relight.errors import RelightError
 from relight.format import decode_tree
 from relight.format.dtypes import dtype_named
-from relight.log import Checkpoint, View
+from relight.log import Checkpoint, LogView
 from relight.store import ByteStore
 
 Values = dict[str, bytes]
@@ -70,11 +70,11 @@ class Seen:
 
     runs: list[str] = field(default_factory=list)
     refused: RelightError | None = None
-    view: View | None = None
+    view: LogView | None = None
     good: list[tuple[Checkpoint, Values]] = field(default_factory=list)
     bad: list[tuple[Checkpoint, RelightError]] = field(default_factory=list)
-    findings: dict[str, list[Finding]] = field(default_factory=dict)
-    log_findings: list[Finding] = field(default_factory=list)
+    findings: dict[str, list[VerifyFinding]] = field(default_factory=dict)
+    log_findings: list[VerifyFinding] = field(default_factory=list)
     said: list[RelightError] = field(default_factory=list)
     trees: dict[str, Any] = field(default_factory=dict)
 

@@ -21,7 +21,7 @@ from relight.serve.pages_views import ACTIONS
 
 PAGE = Path(__file__).parents[2] / "docs" / "http-api.md"
 OTHERS: dict[str, Any] = {
-    "lineage": values.Page[values.LineageRow], "tasks": list[tasks.Task], "task": tasks.Task, "act": actions.Planned | actions.Done,
+    "lineage": values.ListPage[values.LineageRow], "tasks": list[tasks.ServerTask], "task": tasks.ServerTask, "act": actions.Planned | actions.ActionOutcome,
 }  # fmt: skip
 """Answers of routes that are not the index's method of the same name unchanged."""
 AUDIT_WORDS = {
@@ -50,7 +50,7 @@ def shown(kind: Any) -> str:
         return " or ".join(dict.fromkeys(shown(one) for one in inner))
     if isinstance(kind, typing.TypeVar):
         return "row"
-    if origin is values.Page:
+    if origin is values.ListPage:
         return f"[Page](#page) of {shown(inner[0])}"
     if inspect.isclass(kind) and origin is None and named(kind):
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
@@ -65,7 +65,7 @@ def shown(kind: Any) -> str:
 
 def named(kind: Any) -> bool:
     """Whether a type has a table of its own."""
-    return dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or kind is tasks.Task
+    return dataclasses.is_dataclass(kind) or hasattr(kind, "_fields") or kind is tasks.ServerTask
 
 
 def mentioned(kind: Any) -> Iterator[Any]:
@@ -74,16 +74,16 @@ def mentioned(kind: Any) -> Iterator[Any]:
         yield kind
         for inner in fields_of(kind).values():
             yield from mentioned(inner)
-    if typing.get_origin(kind) is values.Page:
-        yield values.Page
+    if typing.get_origin(kind) is values.ListPage:
+        yield values.ListPage
     for inner in typing.get_args(kind):
         yield from mentioned(inner)
 
 
 def fields_of(kind: Any) -> dict[str, Any]:
     """The fields of a body, and their types."""
-    if kind is tasks.Task:
-        names = tasks.Task("id", "verb", "store", "run", "who", 0.0).shown(0.0)
+    if kind is tasks.ServerTask:
+        names = tasks.ServerTask("id", "verb", "store", "run", "who", 0.0).shown(0.0)
         return {**dict.fromkeys(names, str), "began": float, "seconds": float, "lines": list[str]}
     hints = typing.get_type_hints(kind)
     return {name: hints[name] for name in (kind._fields if hasattr(kind, "_fields") else [one.name for one in dataclasses.fields(kind)])}

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
-from relight.foreign.pickles import Call, Class, read_pickle
+from relight.foreign.pickles import AllowedCall, AllowedClass, read_pickle
 from relight.interop import dcp as interop
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
@@ -150,7 +150,7 @@ def test_what_is_not_on_the_list_is_not_called(name: str) -> None:
         b"\x80\x04\x8c\x05torch\x8c" + bytes([len(name)]) + name.encode() + b"\x93)R.",
     ):
         with pytest.raises(UnsafeContent, match="not on the list"):
-            read_pickle(code, {"torch.Size": Call(tuple)}, "here")
+            read_pickle(code, {"torch.Size": AllowedCall(tuple)}, "here")
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_what_is_not_on_the_list_is_not_called(name: str) -> None:
 def test_malformed_pickles(code: bytes, why: str) -> None:
     """Lengths beyond the input, marks that are missing, opcodes nobody needs: an error, or a harmless value."""
     try:
-        read_pickle(code, {"A.B": Class("B")}, "here")
+        read_pickle(code, {"A.B": AllowedClass("B")}, "here")
     except UnsafeContent as error:
         assert why in error.what
     else:

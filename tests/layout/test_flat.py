@@ -10,7 +10,7 @@ import torch
 
 from relight.errors import IncompatibleState
 from relight.layout import Box, check_tiling
-from relight.layout.roster import Entry, Mesh, Roster, Table
+from relight.layout.roster import Mesh, Table, TableEntry, TensorOwnership
 from relight.layout.shards import relative
 
 
@@ -35,7 +35,7 @@ def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
     for _ in range(200):
         copies, world = rng.choice(((1, 1), (1, 2), (1, 3), (2, 2), (3, 1), (1, 7)))
         mesh = Mesh((copies, world) if copies > 1 else (world,), tuple(rng.sample(range(copies * world), copies * world)))
-        entries: list[list[Entry]] = [[] for _ in range(copies * world)]
+        entries: list[list[TableEntry]] = [[] for _ in range(copies * world)]
         expected: dict[tuple[int, str], list[float]] = {}
         values: dict[str, torch.Tensor] = {}
         for line in lines(rng):
@@ -49,11 +49,11 @@ def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
                     held = chunks[place % world] if place % world < len(chunks) else flat[:0]
                     mine = [value for value in held.tolist() if begin <= value < begin + math.prod(shape)]
                     if mine:
-                        entries[rank].append(Entry(name, "float32", 4, shape, "param", 0, (), (begin, each)))
+                        entries[rank].append(TableEntry(name, "float32", 4, shape, "param", 0, (), (begin, each)))
                         expected[rank, name] = mine
         tables = [Table((mesh,), tuple(one)) for one in entries]
         known = {table: number for number, table in enumerate(dict.fromkeys(tables))}
-        roster = Roster(list(known), [known[table] for table in tables])
+        roster = TensorOwnership(list(known), [known[table] for table in tables])
         written: dict[str, list[Box]] = {name: [] for name in values}
         for rank, table in enumerate(tables):
             pieces = roster.pieces(rank)
@@ -77,9 +77,9 @@ def test_runs_are_what_torch_cuts_and_are_written_once(seed: int) -> None:
 def test_a_rank_that_lacks_what_it_holds_elements_of_is_named() -> None:
     """Whoever has none may lack it."""
     mesh = Mesh((3,), (0, 1, 2))
-    entry = Entry("w", "float32", 4, (4, 5), "param", 0, (), (2, 10))
+    entry = TableEntry("w", "float32", 4, (4, 5), "param", 0, (), (2, 10))
     with pytest.raises(IncompatibleState, match=r"w: ranks \[2\] hold elements of it, and do not have it"):
-        Roster([Table((mesh,), (entry,)), Table((mesh,), ())], [0, 0, 1])
-    short = Entry("w", "float32", 4, (3, 5), "param", 0, (), (2, 10))
-    roster = Roster([Table((mesh,), (short,)), Table((mesh,), ())], [0, 0, 1])
+        TensorOwnership([Table((mesh,), (entry,)), Table((mesh,), ())], [0, 0, 1])
+    short = TableEntry("w", "float32", 4, (3, 5), "param", 0, (), (2, 10))
+    roster = TensorOwnership([Table((mesh,), (short,)), Table((mesh,), ())], [0, 0, 1])
     assert [len(roster.work(rank)) > 0 for rank in range(3)] == [True, True, False]

@@ -12,7 +12,7 @@ from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedS
 
 from relight.layout import Box, check_tiling, whole
 from relight.layout.shards import Cut, boxes_of_run, intersection, local_pieces, local_shape, relative, run_of
-from relight.layout.shares import ROW_BYTES_MAX, Held, share_out
+from relight.layout.shares import ROW_BYTES_MAX, SharedBox, share_out
 
 CASES = 10_000
 
@@ -125,7 +125,7 @@ def test_shares_hold_everything_once_and_are_even(seed: int) -> None:
         pieces = []
         for _ in range(rng.randint(1, 12)):
             shape = tuple(rng.choice((0, 1, 2, 7, 64)) for _ in range(rng.randint(0, 3)))
-            pieces.append(Held(whole(shape), rng.choice((1, 2, 4, 8)), rng.choice(sets)))
+            pieces.append(SharedBox(whole(shape), rng.choice((1, 2, 4, 8)), rng.choice(sets)))
         written: dict[int, list[Box]] = {number: [] for number in range(len(pieces))}
         load: dict[tuple[int, ...], dict[int, int]] = {}
         for rank in range(world):
@@ -151,9 +151,9 @@ def test_real_shares_are_within_five_percent() -> None:
     """GPT-2 small held by each of two to eight ranks; and a row too long to be given to one."""
     shapes = [(50257, 768), (1024, 768), *[(768, 2304), (768, 768), (768, 3072), (3072, 768), (768,), (3072,)] * 12]
     for world in (2, 3, 4, 8):
-        pieces = [Held(whole(shape), 4, tuple(range(world))) for shape in shapes]
+        pieces = [SharedBox(whole(shape), 4, tuple(range(world))) for shape in shapes]
         loads = [sum(share.box.elements for share in share_out(pieces, rank)) for rank in range(world)]
         assert max(loads) <= 1.05 * sum(loads) / world
         assert sum(len(share_out(pieces, rank)) for rank in range(world)) <= len(shapes) + 3 * world
-    long = [Held(whole((1, 8 * ROW_BYTES_MAX)), 4, (0, 1))]
+    long = [SharedBox(whole((1, 8 * ROW_BYTES_MAX)), 4, (0, 1))]
     assert [share.box.elements for rank in (0, 1) for share in share_out(long, rank)] == [4 * ROW_BYTES_MAX] * 2

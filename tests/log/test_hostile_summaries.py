@@ -12,7 +12,7 @@ import pytest
 from tests.log.test_log_summaries import Writer
 
 from relight.errors import CorruptCheckpoint, RelightError, UnsafeContent
-from relight.log import View, fold, line_of
+from relight.log import LogView, fold, line_of
 from relight.log.summary import condense, decode, encode
 
 STRANGE: tuple[Any, ...] = (None, True, -1, 0, 2**63 - 1, 10**400, 1e308, "", "x" * 10_000, "../..", [], [[]], {}, [None], {"a": []})
@@ -69,7 +69,7 @@ def test_any_change_is_refused_or_read(seed: int) -> None:
         except RelightError:
             refused += 1
             continue
-        history = fold(View("run", summary.store, summary.run, summary.records, summary.faults, summary.upto, summary.hash, summary))
+        history = fold(LogView("run", summary.store, summary.run, summary.records, summary.faults, summary.upto, summary.hash, summary))
         for head in history.live[-3:]:
             line_of(history, head)
     assert refused > 150

@@ -13,7 +13,7 @@ from relight.errors import StoreUnavailable
 from relight.format import encode_record
 from relight.format.names import flat_record_file, parse_summary_file, record_file, summary_file
 from relight.format.records import NoteBody, Record
-from relight.log import History, Log, View, fold
+from relight.log import History, Log, LogView, fold
 from relight.log.summary import SUMMARY_EVERY, TOPIC, vouched
 from relight.store import LocalStore, MemoryStore
 from relight.store.base import Entry
@@ -62,7 +62,7 @@ def grown(store: MemoryStore | LocalStore, records: int, log: Log | None = None)
     return log
 
 
-def told(view: View) -> list[object]:
+def told(view: LogView) -> list[object]:
     """The NOTEs that readers of both kinds must see, and the numbers."""
     history: History = fold(view)
     return [view.head, view.head_hash, view.counted, len(view.faults), [note.body for note in history.notes[-20:] if _plain(note)]]

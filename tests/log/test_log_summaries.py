@@ -9,7 +9,7 @@ import pytest
 
 from relight.format.names import CheckpointDir
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody, RecallBody, Record, RetireBody, RunBody, SweepBody, TagBody
-from relight.log import FRESH, History, View, fold, line_of, newest_good
+from relight.log import FRESH, History, LogView, fold, line_of, newest_good
 from relight.log.ancestors import REBUILT
 from relight.log.history import BEST_BY, REPACKED, REPEATED_WITHIN, ROLLED_BACK
 from relight.log.summary import condense, decode, encode
@@ -43,14 +43,14 @@ class Writer:
         if seq > 1 and self.random.random() < 0.02:
             self.damaged.add(seq)
 
-    def view(self, after: View | None = None) -> View:
+    def view(self, after: LogView | None = None) -> LogView:
         """What a reader sees: of every record, or of those after the summary that ``after`` has."""
         base = after.base if after is not None else -1
         counted = [record for record in self.records if record.seq > base and record.seq not in self.damaged]
         faults = [Fault(seq, f"log/{seq}", "damaged") for seq in sorted(self.damaged) if seq > base]
         summary = after.summary if after is not None else None
         head = len(self.records) - 1
-        return View(
+        return LogView(
             "run", STORE, RUN, (*(summary.records if summary else ()), *counted), (*(summary.faults if summary else ()), *faults), head,
             f"{head:064x}", summary,
         )  # fmt: skip
@@ -128,7 +128,7 @@ class Writer:
             self.put(NoteBody(topic="verified", data={"whole": " ".join(one.id for one in live[-3:])}), epoch)
 
 
-def compare(brief: View, whole: View) -> None:
+def compare(brief: LogView, whole: LogView) -> None:
     """Assert that both views fold to the same."""
     one, other = fold(brief), fold(whole)
     assert [(each.id, each.seq, each.step, each.epoch, each.self_contained, each.requires) for each in one.live] == [
@@ -157,7 +157,7 @@ def test_a_reader_that_begins_at_a_summary_sees_what_one_of_every_record_sees(se
     monkeypatch.setattr("relight.log.summary.FIRST_FENCES", 1)
     monkeypatch.setattr("relight.log.summary.OF_A_TOPIC", 2)
     writer = Writer(seed)
-    brief: View | None = None
+    brief: LogView | None = None
     every = random.Random(seed).randrange(1, 30)
     left = every
     for _ in range(220):
@@ -167,7 +167,7 @@ def test_a_reader_that_begins_at_a_summary_sees_what_one_of_every_record_sees(se
             left = every
             summary = condense(writer.view(brief), trusted=True)
             assert decode(encode(summary), "") == summary
-            brief = View("run", STORE, RUN, summary.records, summary.faults, summary.upto, summary.hash, summary)
+            brief = LogView("run", STORE, RUN, summary.records, summary.faults, summary.upto, summary.hash, summary)
         if brief is not None and writer.random.random() < 0.2:
             compare(writer.view(brief), writer.view())
     assert brief is not None

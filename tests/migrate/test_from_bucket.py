@@ -25,7 +25,7 @@ from relight.foreign import detect, import_checkpoint
 from relight.foreign.bucket import BLOCK_BYTES, Listing, is_bucket
 from relight.migrate import execute_migration, plan_migration, roll_back
 from relight.store import ObjectStore, open_bytes, put
-from relight.store.object_client import Patience
+from relight.store.object_client import RetryTimes
 
 
 def upload(folder: Path, url: str) -> None:
@@ -219,7 +219,7 @@ def test_a_listing_without_an_end_ends(s3: str, monkeypatch: pytest.MonkeyPatch)
 
     lists(for_ever())
     with pytest.raises(StoreUnavailable, match="again and again"):
-        ObjectStore(f"{s3}/a", patience=Patience(deadline_s=5)).versions("", 1000)
+        ObjectStore(f"{s3}/a", patience=RetryTimes(deadline_s=5)).versions("", 1000)
     lists([{"path": f"a/{number}", "size": 1, "e_tag": None}] for number in range(10**9))
     with pytest.raises(UnsafeContent, match="more than 1,000"):
         ObjectStore(f"{s3}/a").versions("", 1000)

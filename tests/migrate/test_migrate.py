@@ -22,9 +22,9 @@ from relight.errors import CheckpointNotFound, ConfigError, LeaseHeld
 from relight.keys import write_key_file
 from relight.migrate import MigrateReport, execute_migration, plan_migration, roll_back
 from relight.migrate.execute import _run
-from relight.migrate.journal import Done, Journal
+from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import place_of
-from relight.migrate.work import Task, work
+from relight.migrate.work import MigrationTask, work
 from relight.store import open_bytes
 
 
@@ -100,10 +100,10 @@ def test_what_was_committed_and_not_written_down_is_taken_back_too(tmp_path: Pat
     """Whoever was killed between the two left a checkpoint that says itself whose it is."""
     make(tmp_path / "old", 3)
     migrate(tmp_path, check=0.0)
-    journal = Journal(open_bytes(tmp_path / "new"), place_of(str(tmp_path / "old")))
+    journal = MigrationJournal(open_bytes(tmp_path / "new"), place_of(str(tmp_path / "old")))
     for record in (tmp_path / "new" / journal.prefix).rglob("[0-9].json"):
         record.unlink()
-    assert Done(journal).brought == {}
+    assert MigrationState(journal).brought == {}
     assert sum(map(len, roll_back(str(tmp_path / "old"), str(tmp_path / "new")).gone.values())) == 3
 
 
@@ -124,11 +124,11 @@ def test_who_was_superseded_commits_nothing_more(tmp_path: Path) -> None:
     made = make(tmp_path / "old", 3)
     plan = plan_migration(str(tmp_path / "old"), str(tmp_path / "new"))
     store = open_bytes(tmp_path / "new")
-    journal = Journal(store, plan.old)
+    journal = MigrationJournal(store, plan.old)
     first = journal.begin({"runs": plan.runs})
     assert journal.begin({"runs": plan.runs}) == first + 1
     one = plan.todo[0]
-    late = Task("bring", plan.url, plan.old, first, 0, one.name, one.path, one.run, one.step, one.bytes)
+    late = MigrationTask("bring", plan.url, plan.old, first, 0, one.name, one.path, one.run, one.step, one.bytes)
     assert work(late)["error"] == "lease"
     with pytest.raises(LeaseHeld):
         list(_run("local", 1, [late]))

@@ -7,28 +7,30 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy
 
-from relight.arena import Memory, allocate
-from relight.peers import Part, Peer, Peers, Remote
+from relight.arena import SharedMemory, allocate
+from relight.peers import HeldPartFile, Peer, PeerService, Remote
 
 TOKEN = b"t" * 32
 MB = 1_000_000
 Told = list[tuple[str, dict[str, object]]]
 
 
-def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[Part, bytes]:
+def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[HeldPartFile, bytes]:
     """A part of two packs, and its memory's bytes."""
     pages = -(-size // 4096)
-    memory = Memory(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
+    memory = SharedMemory(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
     memory.view[:] = numpy.random.default_rng([rank, *id.encode()]).bytes(memory.size)
     half = pages // 2 * 4096
-    return Part(id, seq, rank, 0, memory, (4096, 4096 + half), (half - 100, size - half), is_there), bytes(memory.view)
+    return HeldPartFile(id, seq, rank, 0, memory, (4096, 4096 + half), (half - 100, size - half), is_there), bytes(memory.view)
 
 
 @contextlib.contextmanager
-def several(count: int, told: Told | None = None) -> Iterator[list[Peers]]:
+def several(count: int, told: Told | None = None) -> Iterator[list[PeerService]]:
     """Agents in this process."""
     found = [
-        Peers("127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if told is None else told.append((name, fields)))
+        PeerService(
+            "127.0.0.1", token=TOKEN, memory=None, tell=lambda name, say, fields: None if told is None else told.append((name, fields))
+        )
         for _ in range(count)
     ]
     try:
@@ -38,7 +40,7 @@ def several(count: int, told: Told | None = None) -> Iterator[list[Peers]]:
             one.close()
 
 
-def join(peers: Sequence[Peers], data: int, parity: int, addresses: Sequence[str] = ()) -> None:
+def join(peers: Sequence[PeerService], data: int, parity: int, addresses: Sequence[str] = ()) -> None:
     """All of them, each with its number as rank."""
     addresses = addresses or [one.address for one in peers]
     roster = [Peer(f"a{at}", f"h{at}", "", address, (at,)) for at, address in enumerate(addresses)]
@@ -46,7 +48,7 @@ def join(peers: Sequence[Peers], data: int, parity: int, addresses: Sequence[str
         one.join(roster, f"a{at}", data, parity)
 
 
-def read_back(remote: Remote, part: Part, data: bytes) -> None:
+def read_back(remote: Remote, part: HeldPartFile, data: bytes) -> None:
     """All of it, and right."""
     for pack, (start, size) in enumerate(zip(part.starts, part.sizes)):
         reader = remote.reader(part.id, part.rank, pack)

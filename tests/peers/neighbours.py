@@ -23,8 +23,8 @@ from typing import Any
 
 import numpy
 
-from relight.arena import SEALED, Memory, Slot, allocate, lay_out
-from relight.peers import Part, Peer, Peers, Remote
+from relight.arena import SEALED, SharedMemory, Slot, allocate, lay_out
+from relight.peers import HeldPartFile, Peer, PeerService, Remote
 
 PACK_SHARES = (0.6, 0.3, 0.1)
 
@@ -42,7 +42,7 @@ class Held:
         layout = lay_out(self.sizes, 0)
         size = max(layout.size, 2 * 4096)
         self.starts = layout.packs
-        self.slot = Slot(Memory(allocate(size), size, writable=True))
+        self.slot = Slot(SharedMemory(allocate(size), size, writable=True))
         self.id, self.rank = id, rank
         self.fill(id, seq)
 
@@ -53,10 +53,10 @@ class Held:
         self.slot.view[4096:] = content(id, self.rank, len(self.slot.view))[4096:]
         self.slot.seal(seq, 4096, 0)
 
-    def part(self, lane: int) -> Part:
+    def part(self, lane: int) -> HeldPartFile:
         """To be offered."""
         slot, seq = self.slot, self.seq
-        return Part(self.id, seq, self.rank, lane, slot.memory, self.starts, self.sizes, lambda: slot.state() == (SEALED, seq))
+        return HeldPartFile(self.id, seq, self.rank, lane, slot.memory, self.starts, self.sizes, lambda: slot.state() == (SEALED, seq))
 
 
 def expected(id: str, rank: int, size: int) -> list[bytes]:
@@ -69,7 +69,7 @@ def expected(id: str, rank: int, size: int) -> list[bytes]:
 
 def live(control: socket.socket) -> None:
     """One agent, told what to do."""
-    peers: Peers | None = None
+    peers: PeerService | None = None
     slots: dict[int, Held] = {}
     told: list[tuple[str, str]] = []
     for line in control.makefile("rb"):
@@ -77,7 +77,7 @@ def live(control: socket.socket) -> None:
         answer: Any = None
         if word == "start":
             token, memory, rate = given
-            peers = Peers(
+            peers = PeerService(
                 "127.0.0.1", token=bytes.fromhex(token), memory=memory, tell=lambda *one: told.append(one[:2]), bytes_per_second=rate
             )
             answer = [peers.address, os.getpid()]

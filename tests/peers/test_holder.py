@@ -7,15 +7,15 @@ import random
 import numpy
 import pytest
 
-from relight.peers import Peer, Ring
+from relight.peers import Peer, PeerRing
 from relight.peers.galois import BLOCK, accumulate, coefficient
 from relight.peers.holder import PENDING_MAX, Holder, Refusal, Turn
-from relight.peers.messages import Contribute, Parity, Read, Segment
+from relight.peers.messages import Contribute, Parity, ReadRequest, Segment
 from relight.peers.parts import blob_length, cut
-from relight.peers.wire import Gone
+from relight.peers.wire import PeerLost
 
 K, M, N = 3, 2, 5
-RING = Ring(tuple(Peer(f"a{at}", f"h{at}", "", f"x:{at + 1}", (at,)) for at in range(N)), K, M)
+RING = PeerRing(tuple(Peer(f"a{at}", f"h{at}", "", f"x:{at + 1}", (at,)) for at in range(N)), K, M)
 ME = 1
 SIZES = [2 * BLOCK * K - 5000, 0, BLOCK * K, 100, 3 * BLOCK]
 
@@ -24,7 +24,7 @@ def blob(id: str, rank: int) -> bytes:
     return numpy.random.default_rng([rank, *id.encode()]).bytes(SIZES[rank])
 
 
-def contribution(id: str, seq: int, row: int, member: int, *, life: bytes = b"l" * 8, ring: Ring = RING, lane: int = 0) -> Contribute:
+def contribution(id: str, seq: int, row: int, member: int, *, life: bytes = b"l" * 8, ring: PeerRing = RING, lane: int = 0) -> Contribute:
     """What the agent says that is that member of the stripe whose row is held by ``ME``."""
     stripe = (ME - row) % len(ring.peers)
     rank = ring.member(stripe, member).ranks[lane]
@@ -58,7 +58,7 @@ def right(id: str, row: int) -> bytes:
 
 
 def read(holder: Holder, piece: Parity) -> bytes:
-    return bytes(holder.read(Read(piece.id, -1, 0, piece.length, piece.ring, piece.lane, piece.stripe, piece.row)))
+    return bytes(holder.read(ReadRequest(piece.id, -1, 0, piece.length, piece.ring, piece.lane, piece.stripe, piece.row)))
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_nothing_is_added_twice_whoever_goes_on(holder: Holder, seed: int) -> No
             del turns[at]
         if stale and rng.random() < 0.5:
             old, offset, piece = stale.pop()
-            with pytest.raises(Gone):
+            with pytest.raises(PeerLost):
                 holder.add(old, offset, memoryview(piece))
     assert [(one.row, one.id) for one in sorted(told, key=lambda one: one.row)] == [(0, "c1"), (1, "c1")]
     for piece in holder.inventory():
@@ -123,11 +123,11 @@ def test_whole_with_bytes_missing_is_no_word(holder: Holder) -> None:
     assert asked.segment.length > BLOCK
     for offset, length in ((BLOCK, BLOCK), (0, asked.segment.length + 1), (0, 100)):
         turn, _ = holder.begin(asked)
-        with pytest.raises(Gone):
+        with pytest.raises(PeerLost):
             holder.add(turn, offset, memoryview(bytes(length)))
     turn, got = holder.begin(asked)
     assert got == 0
-    with pytest.raises(Gone):
+    with pytest.raises(PeerLost):
         holder.end(turn)
 
 
@@ -139,7 +139,7 @@ def test_void_ends_the_piece_for_everybody(holder: Holder) -> None:
     assert holder.used == 0 and holder.inventory() == []
     with pytest.raises(Refusal, match="changed"):
         holder.begin(contribution("c1", 1, 0, 1))
-    with pytest.raises(Gone):
+    with pytest.raises(PeerLost):
         holder.end(turn)
     assert [send(holder, contribution("c2", 2, 0, member)) for member in range(K)] == [False, False, True]
 
@@ -188,12 +188,12 @@ def test_a_new_roster_keeps_what_is_complete_and_drops_the_rest(holder: Holder) 
         send(holder, contribution("c1", 1, 1, member))
     used = holder.used
     (stale, _), first = holder.begin(contribution("c2", 2, 0, 2)), holder.inventory()
-    other = Ring((RING.peers[1], RING.peers[0], *RING.peers[2:]), K, M)
-    moved = Ring(tuple(peer._replace(address=f"y:{at + 1}") for at, peer in enumerate(RING.peers)), K, M)
+    other = PeerRing((RING.peers[1], RING.peers[0], *RING.peers[2:]), K, M)
+    moved = PeerRing(tuple(peer._replace(address=f"y:{at + 1}") for at, peer in enumerate(RING.peers)), K, M)
     for ring in (other, moved):
         holder.join(ring, "a1")
         assert holder.used == used
-        with pytest.raises(Gone):
+        with pytest.raises(PeerLost):
             holder.end(stale)
         with pytest.raises(Refusal, match="ring"):
             holder.begin(contribution("c2", 2, 0, 2))
@@ -237,7 +237,7 @@ def test_what_makes_no_sense_is_refused(holder: Holder) -> None:
         )),
     ):  # fmt: skip
         fields = {name: getattr(good, name) for name in good.__struct_fields__} | bad
-        with pytest.raises((Gone, Refusal)):
+        with pytest.raises((PeerLost, Refusal)):
             holder.begin(Contribute(**fields))
     assert holder.used == 0
 
@@ -247,6 +247,6 @@ def test_a_view_that_is_being_sent_outlives_its_piece(holder: Holder) -> None:
     for member in range(K):
         send(holder, contribution("c1", 1, 0, member))
     (piece,) = holder.inventory()
-    view = holder.read(Read("c1", -1, 0, piece.length, piece.ring, 0, piece.stripe, 0))
+    view = holder.read(ReadRequest("c1", -1, 0, piece.length, piece.ring, 0, piece.stripe, 0))
     holder.close()
     assert view == right("c1", 0)

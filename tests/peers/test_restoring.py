@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from in_process import MB, TOKEN, join, part_of, several
 
-from relight.arena import Memory, allocate, lay_out
+from relight.arena import SharedMemory, allocate, lay_out
 from relight.catalog import Run, open_checkpoint, read_tensors
 from relight.catalog.opened import Opened
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CorruptCheckpoint
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
-from relight.peers import Part, Peers, Remote
+from relight.peers import HeldPartFile, PeerService, Remote
 from relight.store import LocalStore
 
 
@@ -37,7 +37,7 @@ class FromPeers:
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], Part]:
+def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
     """A committed checkpoint, its tensors' bytes, and its packs as they lay in the slot of rank 0; the files are gone."""
     attempt, rng = Attempt.begin(LocalStore(tmp_path), "run"), random.Random(3)
     held = {f"t{number}": rng.randbytes(rng.randrange(1, 900_000)) for number in range(20)}
@@ -48,17 +48,17 @@ def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], Part]:
     opened = open_checkpoint(run.store, "run", one, store_id=view.store_id, run_id=view.run_id)
     packs = [tmp_path / opened.prefix / pack.file for pack in opened.parts[0].packs]
     layout = lay_out([pack.stat().st_size for pack in packs], 0)
-    memory = Memory(allocate(layout.size), layout.size, writable=True)
+    memory = SharedMemory(allocate(layout.size), layout.size, writable=True)
     for start, pack in zip(layout.packs, packs):
         memory.view[start : start + pack.stat().st_size] = pack.read_bytes()
     sizes = tuple(pack.stat().st_size for pack in packs)
     for pack in packs:
         pack.unlink()
-    return opened, held, Part(one.id, 1, 0, 0, memory, layout.packs, sizes, lambda: True)
+    return opened, held, HeldPartFile(one.id, 1, 0, 0, memory, layout.packs, sizes, lambda: True)
 
 
 @contextlib.contextmanager
-def protected(part: Part) -> Iterator[tuple[list[Peers], Remote]]:
+def protected(part: HeldPartFile) -> Iterator[tuple[list[PeerService], Remote]]:
     """Three agents, data 2, parity 1; the one that had the part is gone."""
     with several(3) as peers:
         join(peers, 2, 1)
@@ -71,7 +71,7 @@ def protected(part: Part) -> Iterator[tuple[list[Peers], Remote]]:
             yield peers, remote
 
 
-def restore(opened: Opened, part: Part, remote: Remote) -> dict[str, bytes]:
+def restore(opened: Opened, part: HeldPartFile, remote: Remote) -> dict[str, bytes]:
     """All tensors, read and verified as a restore does."""
     table = opened.parts[0]
     readers = {f"{opened.prefix}/{pack.file}": remote.reader(part.id, 0, at) for at, pack in enumerate(table.packs)}
@@ -81,14 +81,14 @@ def restore(opened: Opened, part: Part, remote: Remote) -> dict[str, bytes]:
     return {tensor.name: bytes(room) for tensor, room in zip(table.tensors, rooms)}
 
 
-def test_a_checkpoint_is_restored_without_its_node_and_its_files(saved: tuple[Opened, dict[str, bytes], Part]) -> None:
+def test_a_checkpoint_is_restored_without_its_node_and_its_files(saved: tuple[Opened, dict[str, bytes], HeldPartFile]) -> None:
     """Root and part from the store, every pack rebuilt from two peers: the tensors are what was saved."""
     opened, held, part = saved
     with protected(part) as (_, remote):
         assert restore(opened, part, remote) == held
 
 
-def test_wrong_bytes_of_a_peer_are_found_out(saved: tuple[Opened, dict[str, bytes], Part]) -> None:
+def test_wrong_bytes_of_a_peer_are_found_out(saved: tuple[Opened, dict[str, bytes], HeldPartFile]) -> None:
     """A bit of parity that fell over in some peer's memory makes an error of that read, never a wrong tensor."""
     opened, _, part = saved
     with protected(part) as (peers, remote):

@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from relight.errors import ConfigError
-from relight.peers import Peer, Ring, rings
-from relight.peers.rings import Shared
+from relight.peers import Peer, PeerRing, rings
+from relight.peers.rings import FailureGroup
 
 
 def roster(racks: list[str], hosts: list[str] | None = None) -> list[Peer]:
     return [Peer(f"a{at:03}", f"h{at}" if hosts is None else hosts[at], rack, f"10.0.0.{at}:1", (at,)) for at, rack in enumerate(racks)]
 
 
-def decodable(ring: Ring, lost: set[str]) -> bool:
+def decodable(ring: PeerRing, lost: set[str]) -> bool:
     """Straight from the definition: each stripe has at least as many surviving pieces as data members, or has lost none of these."""
     for stripe in range(len(ring.peers)):
         members = [ring.member(stripe, number).id for number in range(ring.data)]
@@ -88,7 +88,9 @@ def test_racks_are_dealt_out_evenly_and_what_is_lost_is_told(racks: list[str], n
         held = Counter(peer.rack for peer in ring.peers)
         for rack, count in held.items():
             assert count <= -(-racks.count(rack) // len(found.rings))
-            told = Shared("rack", rack, count, len(ring.peers), decodable(ring, {peer.id for peer in ring.peers if peer.rack == rack}))
+            told = FailureGroup(
+                "rack", rack, count, len(ring.peers), decodable(ring, {peer.id for peer in ring.peers if peer.rack == rack})
+            )
             assert (told in found.shared) == (count > 1)
 
 

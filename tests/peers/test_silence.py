@@ -117,10 +117,10 @@ def test_an_address_that_is_none_is_left_out(address: str) -> None:
 
 def test_ipv6_addresses_work() -> None:
     """Brackets and all, where the machine has IPv6."""
-    from relight.peers import Peers
+    from relight.peers import PeerService
 
     try:
-        peers = Peers("::1", token=TOKEN, memory=None, tell=lambda *told: None)
+        peers = PeerService("::1", token=TOKEN, memory=None, tell=lambda *told: None)
     except Exception as error:
         pytest.skip(f"no IPv6 here: {error}")
     assert peers.address.startswith("[::1]:")

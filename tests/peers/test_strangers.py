@@ -14,10 +14,10 @@ import pytest
 from neighbours import Neighbour, Nursery, content, expected
 
 from relight.errors import ConfigError
-from relight.peers import Peers, Remote
-from relight.peers.messages import Ask, Contribute, Data, Going, Piece, Read, Refused, Segment, Void, Whole
+from relight.peers import PeerService, Remote
+from relight.peers.messages import Contribute, Data, Going, PeerRefusal, ReadRequest, Segment, SegmentEnd, SegmentPiece, StatusRequest, Void
 from relight.peers.server import HANDSHAKE_S, STRANGERS_MAX
-from relight.peers.wire import Gone, call, split_address
+from relight.peers.wire import PeerLost, call, split_address
 
 TOKEN = b"t" * 32
 MB = 1_000_000
@@ -85,7 +85,7 @@ def test_strangers_learn_nothing_and_are_gone_in_time(agent: Neighbour) -> None:
 
 def test_the_wrong_token_is_found_out_by_either_side(agent: Neighbour) -> None:
     """A caller without the token is not answered; one who answers without it is not believed; a proof cannot be used again."""
-    with pytest.raises(Gone):
+    with pytest.raises(PeerLost):
         call(agent.address, b"u" * 32, 10.0)
     told: list[object] = []
     with contextlib.closing(Remote([agent.address], b"u" * 32, 10.0)) as remote:
@@ -106,7 +106,7 @@ def test_the_wrong_token_is_found_out_by_either_side(agent: Neighbour) -> None:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        with pytest.raises(Gone, match="token"):
+        with pytest.raises(PeerLost, match="token"):
             call(f"127.0.0.1:{fake.getsockname()[1]}", TOKEN, 10.0)
         thread.join()
     with connect(agent) as again:
@@ -138,7 +138,7 @@ SEGMENT = Segment("nobody", 0, 0, 0, 100, (4096,), (400,))
 @pytest.mark.parametrize(
     "said",
     [b"\xff\xff\xff\xff", b"\x01\x00\x10\x00", b"\x03\x00\x00\x00abc", b"\x02\x00\x00\x00\x91\xc0", b"\x00\x00\x00\x00",
-     (100_000).to_bytes(4, "little") + b"\x91" * 100_000, msgspec.msgpack.encode(Ask())],
+     (100_000).to_bytes(4, "little") + b"\x91" * 100_000, msgspec.msgpack.encode(StatusRequest())],
     ids=["4 GiB", "more than allowed", "no msgpack", "no request", "empty", "nested", "no length"],
 )  # fmt: skip
 def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: bytes) -> None:
@@ -146,7 +146,7 @@ def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: byte
     before = agent.tell("memory")
     wire = call(agent.address, TOKEN, 10.0)
     wire._socket.sendall(said)
-    if said == msgspec.msgpack.encode(Ask()):
+    if said == msgspec.msgpack.encode(StatusRequest()):
         with contextlib.suppress(OSError):  # hung up on already
             wire._socket.shutdown(socket.SHUT_WR)
     assert until_closed(wire._socket, 20.0) == b""
@@ -158,23 +158,23 @@ def test_a_friend_that_makes_no_sense_is_hung_up_on(agent: Neighbour, said: byte
 @pytest.mark.parametrize(
     "said",
     [
-        [Piece(0, 100)],
-        [Whole()],
+        [SegmentPiece(0, 100)],
+        [SegmentEnd()],
         [Void()],
-        [Read("c1", 0, 0, 1 << 30)],
-        [Contribute("c", 1, 0, b"x" * 16, 0, 0, b"l" * 8, SEGMENT), Piece(0, 10)],
+        [ReadRequest("c1", 0, 0, 1 << 30)],
+        [Contribute("c", 1, 0, b"x" * 16, 0, 0, b"l" * 8, SEGMENT), SegmentPiece(0, 10)],
     ],
     ids=["bytes unasked", "whole of nothing", "void of nothing", "1 GiB at once", "bytes after a refusal"],
 )
 def test_a_request_out_of_turn_is_the_end(agent: Neighbour, said: list[object]) -> None:
     """What no friend would ask is answered by hanging up."""
     wire = call(agent.address, TOKEN, 10.0)
-    with pytest.raises(Gone):
+    with pytest.raises(PeerLost):
         for one in said:
             wire.send(one)  # type: ignore[arg-type]
         for _ in range(2):
             answer = wire.receive()
-            assert isinstance(answer, Refused) and not isinstance(answer, Going)
+            assert isinstance(answer, PeerRefusal) and not isinstance(answer, Going)
     wire.close()
     serves(agent)
 
@@ -183,17 +183,17 @@ def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) 
     """Unknown parts, bytes beyond the end, pieces nobody has: refused, in order, and the next request is answered."""
     wire = call(agent.address, TOKEN, 10.0)
     asked = [
-        Read("c2", 0, 0, 1),
-        Read("c1", 1, 0, 1),
-        Read("c1", 0, 1 << 40, 1),
-        Read("c1", 0, MB, 1 << 20),
-        Read("c1", 0, 0, 1, b"", 0, 0, 1),
+        ReadRequest("c2", 0, 0, 1),
+        ReadRequest("c1", 1, 0, 1),
+        ReadRequest("c1", 0, 1 << 40, 1),
+        ReadRequest("c1", 0, MB, 1 << 20),
+        ReadRequest("c1", 0, 0, 1, b"", 0, 0, 1),
     ]
     for one in asked:
         wire.send(one)
     for _ in asked:
-        assert isinstance(wire.receive(), Refused)
-    wire.send(Read("c1", 0, 4096, 16))
+        assert isinstance(wire.receive(), PeerRefusal)
+    wire.send(ReadRequest("c1", 0, 4096, 16))
     answer = wire.receive()
     assert isinstance(answer, Data) and answer.length == 16
     room = memoryview(bytearray(17))
@@ -205,18 +205,18 @@ def test_what_is_not_there_is_said_and_the_connection_goes_on(agent: Neighbour) 
 
 def test_a_new_token_shuts_the_old_one_out() -> None:
     """After ``set_token`` former friends are hung up on and strangers from then on; a token that is none is refused."""
-    peers = Peers("127.0.0.1", token=TOKEN, memory=None, tell=lambda *told: None)
+    peers = PeerService("127.0.0.1", token=TOKEN, memory=None, tell=lambda *told: None)
     wire = call(peers.address, TOKEN, 10.0)
     new = secrets.token_bytes(32)
     peers.set_token(new)
     assert until_closed(wire._socket, 10.0) == b""
     wire.close()
-    with pytest.raises(Gone):
+    with pytest.raises(PeerLost):
         call(peers.address, TOKEN, 10.0)
     call(peers.address, new, 10.0).close()
     for bad in (b"", b"x" * 31, "x" * 32):
         with pytest.raises(ConfigError):
             peers.set_token(bad)  # type: ignore[arg-type]
     peers.close()
-    with pytest.raises(Gone):
+    with pytest.raises(PeerLost):
         call(peers.address, new, 10.0)

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from relight.interop.lightning import Checkpoints, RelightCheckpointIO  # noqa: E402
+from relight.interop.lightning import LightningCheckpoints, RelightCheckpointIO  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
 
@@ -88,7 +88,7 @@ def fit(path, *, end_at=None, plateau=False, save=None, loader=DataLoader, model
     trace = Trace(end_at)
     trainer = pl.Trainer(
         accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=3,
-        callbacks=[trace, Checkpoints(path, resume=resume, save=save or relight.every(steps=1), signals=False)], **options,
+        callbacks=[trace, LightningCheckpoints(path, resume=resume, save=save or relight.every(steps=1), signals=False)], **options,
     )  # fmt: skip
     try:
         trainer.fit(model or Model(plateau), train, val)
@@ -159,7 +159,7 @@ def test_the_best_is_kept(tmp_path) -> None:
 def test_two_ways_to_restore_are_refused(tmp_path) -> None:
     """``ckpt_path=`` and the callback would restore one over the other."""
     trainer = pl.Trainer(
-        accelerator="cpu", logger=False, callbacks=[Checkpoints(tmp_path / "run")], plugins=[RelightCheckpointIO()], enable_progress_bar=False
+        accelerator="cpu", logger=False, callbacks=[LightningCheckpoints(tmp_path / "run")], plugins=[RelightCheckpointIO()], enable_progress_bar=False
     )  # fmt: skip
     with pytest.raises(ConfigError, match="ckpt_path"):
         trainer.fit(Model(), DataLoader(TensorDataset(torch.randn(4, 4), torch.randn(4, 1))), ckpt_path=checkpoint_of_io(tmp_path))

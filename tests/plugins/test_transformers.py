@@ -26,10 +26,10 @@ def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
     from types import SimpleNamespace
 
     from relight.errors import ConfigError
-    from relight.interop.transformers import Checkpoints
+    from relight.interop.transformers import TrainerCheckpoints
 
     with pytest.raises(ConfigError, match="does not know its Trainer"):
-        Checkpoints(tmp_path / "run").on_train_begin(None, SimpleNamespace(global_step=0), None)
+        TrainerCheckpoints(tmp_path / "run").on_train_begin(None, SimpleNamespace(global_step=0), None)
 
 
 def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
@@ -38,7 +38,7 @@ def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
     import relight
-    from relight.interop.transformers import Checkpoints
+    from relight.interop.transformers import TrainerCheckpoints
 
     class Losses(TrainerCallback):
         """What is logged of each step."""
@@ -58,7 +58,7 @@ def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
             output_dir=str(tmp_path / "out"), max_steps=steps, per_device_train_batch_size=4, logging_steps=1, report_to=[],
             disable_tqdm=True, use_cpu=True, seed=seed, save_strategy="no", lr_scheduler_type="constant", learning_rate=1e-2,
         )  # fmt: skip
-        checkpoints = Checkpoints(tmp_path / name, save=relight.every(steps=1), signals=False, background=False, **options)
+        checkpoints = TrainerCheckpoints(tmp_path / name, save=relight.every(steps=1), signals=False, background=False, **options)
         losses = Losses()
         trainer = Trainer(model, arguments, train_dataset=data, callbacks=[losses, checkpoints])
         trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))

@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relight
-from relight.commit.earlier import Smaller
-from relight.commit.pack_writer import Spent
-from relight.policy.compact import Compact, Conditions, Experience, Sample, choose
+from relight.commit.earlier import IncrementalState
+from relight.commit.pack_writer import WriteStats
+from relight.policy.compact import CodecSample, Compact, Conditions, Experience, choose
 
 FAST, SLOW = 1 / 2e9, 1 / 50e6
 
 
 def seen(coded: float | None = None, code_s: float = FAST, store_s: float | None = None, **more: Any) -> Experience:
     """With a sample of one kind."""
-    samples = (Sample("float32 param", 1.0, coded, code_s),) if coded is not None else None
+    samples = (CodecSample("float32 param", 1.0, coded, code_s),) if coded is not None else None
     return Experience(samples=samples, lane_s_per_byte=store_s, **{"drag": 1.0, **more})
 
 
@@ -55,10 +55,10 @@ def test_choices(rules: Compact, seen: Experience, reuse: bool, coded: bool, say
 
 
 KINDS = (
-    Sample("bfloat16 param", 0.1, 0.66, 1 / 1.5e9),
-    Sample("float32 param", 0.3, 0.72, 1 / 1.2e9),
-    Sample("float32 optim", 0.5, 0.95, 1 / 0.6e9),
-    Sample("int64 loader", 0.1, 1.0, 1 / 10e9),
+    CodecSample("bfloat16 param", 0.1, 0.66, 1 / 1.5e9),
+    CodecSample("float32 param", 0.3, 0.72, 1 / 1.2e9),
+    CodecSample("float32 optim", 0.5, 0.95, 1 / 0.6e9),
+    CodecSample("int64 loader", 0.1, 1.0, 1 / 10e9),
 )
 
 
@@ -86,7 +86,7 @@ def test_it_is_never_slower(
 ) -> None:
     """By what was seen: whatever is chosen, storing it all as it is would take at least a tenth longer."""
     whole = sum(weight for weight, _, _ in samples)
-    held = tuple(Sample(f"kind {number}", weight / whole, *one) for number, (weight, *one) in enumerate(samples))
+    held = tuple(CodecSample(f"kind {number}", weight / whole, *one) for number, (weight, *one) in enumerate(samples))
     found = choose(Compact(), Experience(samples=held, lane_s_per_byte=store, strain=strain, drag=drag), Conditions(threads, lanes))
     coded = [one for one in held if one.kind in (found.kinds or ())]
     assert found.coded == bool(coded)
@@ -107,18 +107,18 @@ def test_a_pace_is_a_slow_store() -> None:
 GB = 10**9
 
 
-def spent(stored: int, store_s: float, waited_s: float = 0.0, **coded: tuple[int, float]) -> Spent:
+def spent(stored: int, store_s: float, waited_s: float = 0.0, **coded: tuple[int, float]) -> WriteStats:
     """What a save took, by kind, ``float32_param=(bytes, seconds)``."""
-    found = Spent()
+    found = WriteStats()
     found.bytes, found.seconds, found.waited_s = stored, store_s, waited_s
     for kind, (length, seconds) in coded.items():
         found.add_coded(kind.replace("_", " "), length, seconds)
     return found
 
 
-def after(coding_s: float, took_s: float, waited_s: float = 0.0) -> Smaller:
+def after(coding_s: float, took_s: float, waited_s: float = 0.0) -> IncrementalState:
     """A save of a gigabyte, coded to 0.7 of it, to a store of 1 GB/s, which should have taken 0.7 s."""
-    smaller = Smaller(Compact(reuse=False), seen(0.7, 1 / 1e9, 1 / 1e9))
+    smaller = IncrementalState(Compact(reuse=False), seen(0.7, 1 / 1e9, 1 / 1e9))
     assert smaller.choice(Conditions(2)).coded
     smaller.record_cost(spent(700_000_000, 0.7, waited_s, float32_param=(GB, coding_s)), Conditions(2), 1, GB, took_s)
     return smaller
@@ -140,27 +140,27 @@ def test_what_coding_was_seen_to_take_counts() -> None:
 
 def test_the_first_save_that_is_coded_is_no_gamble() -> None:
     """What coding and storing take together is not known then: the gain must be more than it may be."""
-    samples = (Sample("float32 param", 1.0, 0.83, 1 / 4e9),)
+    samples = (CodecSample("float32 param", 1.0, 0.83, 1 / 4e9),)
     assert not choose(Compact(), Experience(samples=samples, lane_s_per_byte=1 / 1e9), Conditions(2)).coded
     assert choose(Compact(), Experience(samples=samples, lane_s_per_byte=1 / 1e9, drag=1.0), Conditions(2)).coded
 
 
 def test_where_the_store_takes_nearly_all_of_it_there_is_no_gamble() -> None:
     """Coding one after the other with storing would be a gain, too."""
-    samples = (Sample("float32 param", 1.0, 0.83, 1 / 1e9),)
+    samples = (CodecSample("float32 param", 1.0, 0.83, 1 / 1e9),)
     assert choose(Compact(), Experience(samples=samples, lane_s_per_byte=1 / 2e9), Conditions(2, bytes_per_second=100e6)).coded
 
 
 def test_what_was_mostly_shared_says_nothing_of_the_whole() -> None:
     """A tenth of it was new: most of the time went into looking whether the rest is there."""
-    smaller = Smaller(Compact(), seen(0.7, 1 / 1e9, 1 / 1e9, drag=1.2))
+    smaller = IncrementalState(Compact(), seen(0.7, 1 / 1e9, 1 / 1e9, drag=1.2))
     smaller.record_cost(spent(70_000_000, 0.07, float32_param=(10**8, 0.2)), Conditions(2), 1, GB, 1.0)
     assert smaller.seen.drag == 1.2 and smaller.seen.strain == pytest.approx(2.0)
 
 
 def test_a_crowd_is_noticed_before_anything_is_coded() -> None:
     """Hashing that waited for a processor says what coding would wait for; and when it does not any more. A moment says nothing."""
-    smaller = Smaller(Compact(), seen(0.7, FAST, 1 / 1e9))
+    smaller = IncrementalState(Compact(), seen(0.7, FAST, 1 / 1e9))
 
     def hashed(own_s: float, took_s: float) -> bool:
         looked = spent(GB, 1.0)
@@ -177,27 +177,27 @@ def test_a_crowd_is_noticed_before_anything_is_coded() -> None:
 
 def test_strain_is_of_the_kinds_that_were_coded() -> None:
     """What codes slowly is no strain: it is as slow as its sample. What there is no sample of says nothing."""
-    smaller = Smaller(Compact(), Experience(samples=KINDS, lane_s_per_byte=1 / 1e9))
+    smaller = IncrementalState(Compact(), Experience(samples=KINDS, lane_s_per_byte=1 / 1e9))
     smaller.record_cost(spent(GB, 1.0, float32_optim=(600_000_000, 1.0), uint8_header=(GB, 50.0)), Conditions(2), 1, GB, 1.0)
     assert smaller.seen.strain == pytest.approx(1.0)
-    coarse = Smaller(Compact(), Experience(samples=(Sample("float32 param", 1.0, 0.7, 0.0),)))
+    coarse = IncrementalState(Compact(), Experience(samples=(CodecSample("float32 param", 1.0, 0.7, 0.0),)))
     coarse.record_cost(spent(GB, 1.0, float32_param=(GB, 1.0)), Conditions(2), 1, GB, 1.0)
     assert coarse.seen.strain == 1.0, "a clock too coarse to time a sample by"
 
 
 def test_lanes() -> None:
     """One lane was seen to take 1 GB/s, and coding needs one: two that are written at once take less time than coding gains."""
-    smaller = Smaller(Compact(reuse=False), seen(0.7, 1 / 4e9, 1 / 1e9))
+    smaller = IncrementalState(Compact(reuse=False), seen(0.7, 1 / 4e9, 1 / 1e9))
     assert smaller.choice(Conditions(2, lanes=1)).coded and not smaller.choice(Conditions(2, lanes=2)).coded
     smaller.record_cost(spent(GB, 0.5), Conditions(2, lanes=2), 2, GB, 0.6)
     assert smaller.seen.lane_s_per_byte == pytest.approx(1 / 1e9), "two lanes at 2 GB/s"
-    shared = Smaller(Compact(), seen(0.7, 1 / 4e9, 1 / 1e9, equal=0.5))
+    shared = IncrementalState(Compact(), seen(0.7, 1 / 4e9, 1 / 1e9, equal=0.5))
     assert shared.choice(Conditions(2, lanes=2)).coded, "what shares with an earlier save writes to one lane anyway"
 
 
 def test_a_store_that_takes_it_into_memory_first() -> None:
     """A save that coding held up makes it look fast, as it is never waited for: it is believed by a tenth."""
-    smaller = Smaller(Compact(), seen(0.7, 1 / 4e9, 1 / 1e8))
+    smaller = IncrementalState(Compact(), seen(0.7, 1 / 4e9, 1 / 1e8))
     smaller.record_cost(spent(700_000_000, 0.01, float32_param=(GB, 0.3)), Conditions(2), 1, GB, 0.3)
     assert smaller.seen.lane_s_per_byte == pytest.approx(0.9 / 1e8)
     smaller.record_cost(spent(GB, 1.0), Conditions(2), 1, GB, 1.0)

@@ -11,7 +11,7 @@ import pytest
 
 from relight.errors import ConfigError
 from relight.prove import ProveOptions, compare, run
-from relight.prove.trace import Entry
+from relight.prove.trace import TraceEntry
 
 SCRIPT = str(Path(__file__).parent / "planted.py")
 BUGS = {
@@ -51,8 +51,8 @@ def test_prove_says_when_a_script_never_gets_there() -> None:
 
 def test_the_first_difference_is_ordered_by_cause() -> None:
     """Within a step, a scheduler's difference comes before that of the parameters it leads to."""
-    a = Entry(kind="step", step=3, metrics={"loss": "1"}, state={"model/w": "a", "scheduler/last_epoch": "3"})
-    b = Entry(kind="step", step=3, metrics={"loss": "1"}, state={"model/w": "b", "scheduler/last_epoch": "4"})
+    a = TraceEntry(kind="step", step=3, metrics={"loss": "1"}, state={"model/w": "a", "scheduler/last_epoch": "3"})
+    b = TraceEntry(kind="step", step=3, metrics={"loss": "1"}, state={"model/w": "b", "scheduler/last_epoch": "4"})
     _, difference = compare([a], [b], kinds={"model": "module", "scheduler": "scheduler"})
     assert difference is not None
     assert (difference.what, difference.also) == ("scheduler/last_epoch", ("model/w",))

@@ -12,17 +12,17 @@ from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
 from relight.checkpointer import boundary, loop
-from relight.world import Alone, Together
+from relight.world import SingleProcess, ThreadGroup
 
 
 @pytest.mark.parametrize(("batches", "wanted"), [((5, 5), [4, 9, 14]), ((5, 6), [4, 5, 9, 11, 14])])
 def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]) -> None:
     """All of them at its last step, without waiting for each other; if one has a longer epoch, both save at either's end."""
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
-    def rank(world: Together) -> list[int]:
+    def rank(world: ThreadGroup) -> list[int]:
         local.world = world
         data = TensorDataset(torch.arange(2.0 * batches[world.rank]).reshape(-1, 1))
         sampler: DistributedSampler[Any] = DistributedSampler(data, num_replicas=2, rank=world.rank, shuffle=False)
@@ -44,6 +44,6 @@ def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.M
                         break
         return found
 
-    found = Together.run(2, rank)
+    found = ThreadGroup.run(2, rank)
     assert found[0] == found[1]
     assert found[0] == wanted

@@ -10,15 +10,15 @@ from math import prod
 import pytest
 import torch
 
-from relight.capture.sharded import Spread
+from relight.capture.sharded import ShardingOf
 from relight.capture.tensors import TensorSource
 from relight.checkpointer import gather
-from relight.checkpointer.gather import Desk, Gathered, Offers
+from relight.checkpointer.gather import GatheredSource, HeldPieces, Rank0Exchange
 from relight.layout import Box, Item, whole
-from relight.layout.roster import REPLICATED, Entry, Mesh, Roster, Table
+from relight.layout.roster import REPLICATED, Mesh, Table, TableEntry, TensorOwnership
 from relight.layout.routes import Gathering, Route, gatherings
-from relight.layout.shards import Piece
-from relight.world import LateRanks, Together
+from relight.layout.shards import LocalBox
+from relight.world import RankTimeout, ThreadGroup
 
 DTYPES = {
     "float64": torch.float64,
@@ -29,7 +29,7 @@ DTYPES = {
 }
 
 
-def random_roster(rng: random.Random, world: int) -> Roster:
+def random_roster(rng: random.Random, world: int) -> TensorOwnership:
     """Tensors of many shapes: plain ones, and spread over all ranks in some way."""
     meshes = (Mesh((world,), tuple(range(world))), Mesh((2, world // 2), tuple(range(world))))
     entries = []
@@ -38,18 +38,18 @@ def random_roster(rng: random.Random, world: int) -> Roster:
         shape = tuple(rng.randrange(1, 14) for _ in range(rng.randrange(4)))
         mesh = rng.randrange(-1, 2) if shape else -1
         placements = tuple(rng.choice([REPLICATED, (rng.randrange(len(shape)), 1)]) for _ in (meshes[mesh].shape if mesh >= 0 else ()))
-        entries.append(Entry(f"t{number}", dtype, DTYPES[dtype].itemsize, shape, "param", mesh, placements))
-    return Roster([Table(meshes, tuple(entries))], [0] * world)
+        entries.append(TableEntry(f"t{number}", dtype, DTYPES[dtype].itemsize, shape, "param", mesh, placements))
+    return TensorOwnership([Table(meshes, tuple(entries))], [0] * world)
 
 
-def value_of(entry: Entry) -> torch.Tensor:
+def value_of(entry: TableEntry) -> torch.Tensor:
     """Bytes that tell the tensor and the place."""
     generator = torch.Generator().manual_seed(sum(map(ord, entry.name)))
     size = prod(entry.shape) * entry.weight
     return torch.randint(0, 256, (size,), dtype=torch.uint8, generator=generator).view(DTYPES[entry.dtype]).view(entry.shape)
 
 
-def held_by(roster: Roster, rank: int) -> Offers:
+def held_by(roster: TensorOwnership, rank: int) -> HeldPieces:
     """That rank's own tensors: its pieces, in one local tensor each, at where they begin."""
     items, spreads = [], {}
     pieces = roster.pieces(rank)
@@ -65,8 +65,8 @@ def held_by(roster: Roster, rank: int) -> Offers:
             local.copy_(full)
         items.append(Item(entry.name, entry.dtype, entry.shape, "param", TensorSource(local)))
         if entry.mesh >= 0:
-            spreads[index] = Spread(roster.tables[0].meshes[entry.mesh], entry.placements, local)
-    return Offers(items, spreads, pieces)
+            spreads[index] = ShardingOf(roster.tables[0].meshes[entry.mesh], entry.placements, local)
+    return HeldPieces(items, spreads, pieces)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -94,21 +94,21 @@ def test_what_is_gathered_is_what_the_ranks_hold(seed: int, monkeypatch: pytest.
     roster = random_roster(random.Random(seed), 4)
     found = gatherings(roster)
 
-    def rank(world: Together) -> bytes:
-        desk = Desk(world)
+    def rank(world: ThreadGroup) -> bytes:
+        desk = Rank0Exchange(world)
         if world.rank:
             return desk.answer_requests(held_by(roster, world.rank))
         rng = random.Random(seed)
-        sources = [Gathered(desk, entry.shape, entry.weight, routes) for entry, routes in found]
+        sources = [GatheredSource(desk, entry.shape, entry.weight, routes) for entry, routes in found]
         desk.begin(held_by(roster, 0), sources)
         read(rng, found, sources)
         desk.end(b"done")
         return b"done"
 
-    assert Together.run(4, rank, 20.0) == [b"done"] * 4
+    assert ThreadGroup.run(4, rank, 20.0) == [b"done"] * 4
 
 
-def read(rng: random.Random, found: list[Gathering], sources: list[Gathered]) -> None:
+def read(rng: random.Random, found: list[Gathering], sources: list[GatheredSource]) -> None:
     """All of each, some of them in two runs, in an order of its own."""
     order = list(range(len(found)))
     if rng.random() < 0.5:
@@ -130,30 +130,32 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
     large, small = (1 << 18, 18), (100, 8)
     shapes = [large, *[small] * 2000, large]
     sent: Counter[int] = Counter()
-    usual = Together.send
+    usual = ThreadGroup.send
 
-    def counted(self: Together, data: memoryview, to: list[int], doing: str) -> None:
+    def counted(self: ThreadGroup, data: memoryview, to: list[int], doing: str) -> None:
         if self.rank:
             sent[self.rank] += len(data)
         usual(self, data, to, doing)
 
-    monkeypatch.setattr(Together, "send", counted)
+    monkeypatch.setattr(ThreadGroup, "send", counted)
     local = {rank: [torch.full((rows // 2, columns), float(rank)) for rows, columns in shapes] for rank in (1, 2)}
     rooms = [torch.zeros(shape).numpy() for shape in shapes]
 
-    def rank(world: Together) -> int:
-        desk = Desk(world)
+    def rank(world: ThreadGroup) -> int:
+        desk = Rank0Exchange(world)
         if world.rank:
             items = [Item(f"{n}", "float32", tuple(one.shape), "param", TensorSource(one)) for n, one in enumerate(local[world.rank])]
             desk.answer_requests(
-                Offers(items, {}, [[Piece(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]])
+                HeldPieces(
+                    items, {}, [[LocalBox(Box(((world.rank - 1) * len(one), 0), tuple(one.shape)), (0, 0))] for one in local[world.rank]]
+                )
             )
             return 0
         sources = []
         for number, (rows, columns) in enumerate(shapes):
             routes = [Route(r, number, 0, Box(((r - 1) * rows // 2, 0), (rows // 2, columns))) for r in (1, 2)]
-            sources.append(Gathered(desk, (rows, columns), 4, routes))
-        desk.begin(Offers([], {}, []), sources)
+            sources.append(GatheredSource(desk, (rows, columns), 4, routes))
+        desk.begin(HeldPieces([], {}, []), sources)
         tracemalloc.start()
         try:
             before = tracemalloc.get_traced_memory()[0]
@@ -164,7 +166,7 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
             tracemalloc.stop()
             desk.end(b"")
 
-    peak = Together.run(3, rank, 60.0)[0]
+    peak = ThreadGroup.run(3, rank, 60.0)[0]
     total = sum(rows * columns * 4 for rows, columns in shapes)
     assert total < sum(sent.values()) < 1.01 * total
     assert all(int(room[0, 0]) == 1 and int(room[-1, -1]) == 2 for room in rooms)
@@ -175,19 +177,19 @@ def test_memory_is_bounded_and_every_byte_travels_once(monkeypatch: pytest.Monke
 def test_a_rank_that_does_not_answer_is_named() -> None:
     """Whoever asks waits no longer than the deadline, and whoever waits to be asked neither; nothing is said afterwards."""
 
-    def rank(world: Together) -> tuple[int, ...]:
-        desk = Desk(world)
+    def rank(world: ThreadGroup) -> tuple[int, ...]:
+        desk = Rank0Exchange(world)
         if world.rank == 1:
             return ()
-        with pytest.raises(LateRanks) as caught:
+        with pytest.raises(RankTimeout) as caught:
             if world.rank == 0:
-                source = Gathered(desk, (4,), 4, [Route(1, 0, 0, whole((4,)))])
-                desk.begin(Offers([], {}, []), [source])
+                source = GatheredSource(desk, (4,), 4, [Route(1, 0, 0, whole((4,)))])
+                desk.begin(HeldPieces([], {}, []), [source])
                 source.fill(0, memoryview(bytearray(16)))
             else:
-                desk.answer_requests(Offers([], {}, []))
+                desk.answer_requests(HeldPieces([], {}, []))
         assert desk.lost
         desk.end(b"says nothing")
         return caught.value.ranks
 
-    assert Together.run(3, rank, 0.3) == [(1,), (), (0,)]
+    assert ThreadGroup.run(3, rank, 0.3) == [(1,), (), (0,)]

@@ -13,11 +13,11 @@ import torch
 
 import relight
 from relight.checkpointer import background, boundary, loop
-from relight.checkpointer.copies import Copies
-from relight.checkpointer.signals import Signals
+from relight.checkpointer.copies import SlotCopyPlan
+from relight.checkpointer.signals import SignalHandlers
 from relight.errors import ConfigError, RelightError
 from relight.snapshot import Snapshot
-from relight.world import Alone, Together
+from relight.world import SingleProcess, ThreadGroup
 
 SOON_S = 10.0
 """Nobody waited for the deadline."""
@@ -28,15 +28,15 @@ Run = Callable[..., list[Any]]
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a function of the rank on so many, each of which finds itself among the others."""
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
     def run(size: int, action: Callable[[int], Any], timeout_s: float = 60.0) -> list[Any]:
-        def one(world: Together) -> Any:
+        def one(world: ThreadGroup) -> Any:
             local.world = world
             return action(world.rank)
 
-        return Together.run(size, one, timeout_s)
+        return ThreadGroup.run(size, one, timeout_s)
 
     return run
 
@@ -82,7 +82,7 @@ def test_a_micro_step_is_refused_at_once(tmp_path: Path, on_ranks: Run) -> None:
 def test_ranks_that_have_lost_each_other_end_when_they_are_asked_to(tmp_path: Path, on_ranks: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody can agree on a save any more, so nobody waits for one."""
     ended: list[str | None] = []
-    monkeypatch.setattr(Signals, "end", lambda self: ended.append(self.pending))
+    monkeypatch.setattr(SignalHandlers, "end", lambda self: ended.append(self.pending))
 
     def rank(number: int) -> None:
         ckpt = make(tmp_path, signals=True)
@@ -102,9 +102,9 @@ def test_a_part_that_fails_in_the_trainer_is_waited_for_by_nobody(
     tmp_path: Path, on_ranks: Run, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One rank cannot copy its state, or training wrote to it meanwhile: the others hear so."""
-    local, copy_now, begin = threading.local(), Copies.copy_now, Snapshot.__init__
+    local, copy_now, begin = threading.local(), SlotCopyPlan.copy_now, Snapshot.__init__
 
-    def broken(self: Copies, *arguments: Any) -> None:
+    def broken(self: SlotCopyPlan, *arguments: Any) -> None:
         if getattr(local, "fails", False):
             raise RuntimeError("cannot be read")
         copy_now(self, *arguments)
@@ -116,7 +116,7 @@ def test_a_part_that_fails_in_the_trainer_is_waited_for_by_nobody(
     if how == "touched":
         monkeypatch.setattr(background, "Snapshot", type("Touched", (Snapshot,), {"__init__": touched}))
     else:
-        monkeypatch.setattr(Copies, "copy_now", broken)
+        monkeypatch.setattr(SlotCopyPlan, "copy_now", broken)
 
     def rank(number: int) -> float:
         with make(tmp_path, background=True) as ckpt:

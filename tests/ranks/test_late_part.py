@@ -10,7 +10,7 @@ import torch
 
 import relight
 from relight.checkpointer import boundary, loop
-from relight.world import Alone, Together
+from relight.world import SingleProcess, ThreadGroup
 
 STEPS = 30
 
@@ -19,11 +19,11 @@ def test_training_goes_on_while_the_commit_waits_for_a_late_part(tmp_path: Path,
     """Rank 1 has 6 MB of its own and writes them at 2 MB/s. Both ranks finish further steps before the checkpoint is there; then it is whole."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
     own = [torch.arange(1000.0), torch.arange(1_500_000.0)]
 
-    def rank(world: Together) -> tuple[bool, bool]:
+    def rank(world: ThreadGroup) -> tuple[bool, bool]:
         local.world = world
         model = torch.nn.Linear(300, 300)
         torch.nn.init.ones_(model.weight)
@@ -40,7 +40,7 @@ def test_training_goes_on_while_the_commit_waits_for_a_late_part(tmp_path: Path,
             save.wait(60)
             return before, save.done
 
-    assert Together.run(2, rank, 120.0) == [(False, True), (False, True)]
+    assert ThreadGroup.run(2, rank, 120.0) == [(False, True), (False, True)]
     found = relight.open(tmp_path / "store" / "run").checkpoints()
     assert [one.step for one in found] == [0, STEPS - 1]
     assert not any(findings for _, findings in relight.open(tmp_path / "store" / "run").verify())

@@ -17,7 +17,7 @@ from relight.catalog import Run as StoredRun
 from relight.checkpointer import boundary, loop
 from relight.errors import SaveFailed, StoreUnavailable
 from relight.store import LocalStore
-from relight.world import Alone, LateRanks, Together
+from relight.world import RankTimeout, SingleProcess, ThreadGroup
 
 MODES = {
     f"{name}, {'background' if background else 'foreground'}": (size, options, background)
@@ -32,13 +32,13 @@ def train_fixture(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
     """Calls a function with a Checkpointer on each rank of one mode, and returns what it returned on each."""
     size, fixed, background = MODES[request.param]
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
 
     def run(action: Callable[[relight.Checkpointer, torch.nn.Module], Any], elements: int = 1000, **options: Any) -> list[Any]:
-        def one(world: Together) -> Any:
-            local.world = world if size > 1 else Alone()
+        def one(world: ThreadGroup) -> Any:
+            local.world = world if size > 1 else SingleProcess()
             model = torch.nn.Module()
             model.frozen = torch.nn.Parameter(torch.arange(float(elements)), requires_grad=False)
             model.weight = torch.nn.Parameter(torch.zeros(elements))
@@ -46,7 +46,7 @@ def train_fixture(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
             with relight.Checkpointer(tmp_path / "s" / "run", model=model, signals=False, background=background, **fixed, **given) as ckpt:
                 return action(ckpt, model)
 
-        return Together.run(size, one, 60.0)
+        return ThreadGroup.run(size, one, 60.0)
 
     run.ranks, run.at_once = size, size == 1 and not background  # type: ignore[attr-defined]
     return run
@@ -113,7 +113,7 @@ def test_a_failed_save(train: Run, tmp_path: Path, policy: str) -> None:
             try:
                 handle = ckpt.step(step)
                 if step == 3 and handle is not None:
-                    with contextlib.suppress(StoreUnavailable, SaveFailed, LateRanks):
+                    with contextlib.suppress(StoreUnavailable, SaveFailed, RankTimeout):
                         handle.wait(timeout=20)
                     ckpt._poll_completed()
             except SaveFailed as error:

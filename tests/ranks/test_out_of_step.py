@@ -14,19 +14,19 @@ from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import resume
 from relight.errors import CheckpointNotFound, RelightError, SaveFailed, StoreUnavailable
 from relight.store import LocalStore
-from relight.world import Together
+from relight.world import ThreadGroup
 
 
 def outcomes(size: int, action: Any) -> list[Any]:
     """What each rank's ``action(ranks)`` gives, or raises."""
 
-    def one(world: Together) -> Any:
+    def one(world: ThreadGroup) -> Any:
         try:
             return action(Ranks(world, (), 20.0))
         except Exception as error:
             return error
 
-    return Together.run(size, one, 20.0)
+    return ThreadGroup.run(size, one, 20.0)
 
 
 def test_an_error_of_rank_0_is_of_the_same_kind_on_all() -> None:

@@ -19,7 +19,7 @@ from relight.checkpointer import loop
 from relight.checkpointer.one_writer import OneWriter
 from relight.format import decode_tree
 from relight.store import LocalStore
-from relight.world import Alone, LateRanks, Together
+from relight.world import RankTimeout, SingleProcess, ThreadGroup
 
 SIZE = 3
 
@@ -28,14 +28,14 @@ SIZE = 3
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Runs a function of the rank on each of them, which finds itself among the others."""
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", Alone()))
+    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
 
     def run(action: Callable[[int], Any], timeout_s: float = 20.0) -> list[Any]:
-        def one(world: Together) -> Any:
+        def one(world: ThreadGroup) -> Any:
             local.world = world
             return action(world.rank)
 
-        return Together.run(SIZE, one, timeout_s)
+        return ThreadGroup.run(SIZE, one, timeout_s)
 
     return run
 
@@ -233,7 +233,7 @@ def test_a_rank_that_is_gone_costs_the_save_and_no_more(tmp_path: Path, on_ranks
             return (1,)
         failed = ckpt.save(1)
         again = ckpt.save(2)
-        assert isinstance(failed.error, LateRanks) and isinstance(again.error, LateRanks)
+        assert isinstance(failed.error, RankTimeout) and isinstance(again.error, RankTimeout)
         return failed.error.ranks
 
     told = on_ranks(save, 1.0)

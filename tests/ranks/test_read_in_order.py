@@ -15,7 +15,7 @@ from relight.checkpointer import resume
 from relight.checkpointer.ranks import Ranks
 from relight.log import Log, truncated
 from relight.store import LocalStore
-from relight.world import Together
+from relight.world import ThreadGroup
 
 
 def save(path: Path, step: int) -> None:
@@ -28,7 +28,7 @@ def test_a_commit_between_two_ranks_looks_is_no_error(tmp_path: Path, monkeypatc
     """Somebody started the job twice, and the first still saves. Symptom: "checkpoint … is not in the log yet, as this rank sees it", and
     another life. The first rank reads first now; here it takes its time, and a checkpoint comes just before it looks."""
     save(tmp_path / "run", 1)
-    stores, other_looked, both = [LocalStore(tmp_path) for _ in range(2)], threading.Event(), Together.create(2, 30.0)
+    stores, other_looked, both = [LocalStore(tmp_path) for _ in range(2)], threading.Event(), ThreadGroup.create(2, 30.0)
 
     class Timed(Log):
         def read(self, *words: Any) -> Any:

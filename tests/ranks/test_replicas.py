@@ -14,17 +14,17 @@ import torch
 import relight
 from relight.capture.tensors import TensorSource
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.replicas import Difference, differences
+from relight.checkpointer.replicas import ReplicaDifference, differences
 from relight.checkpointer.replicas import _sum as sum_of
 from relight.checkpointer.restorable import Restorable
 from relight.commit import Attempt, SaveRequest
-from relight.commit.save import SUSPECT, Place
+from relight.commit.save import SUSPECT, CommitTarget
 from relight.format import encode_tree
 from relight.layout import Bytes
 from relight.log import Log
 from relight.observe import counters
 from relight.store import LocalStore
-from relight.world import Together
+from relight.world import ThreadGroup
 
 
 def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32) -> torch.nn.Module:
@@ -42,7 +42,7 @@ def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32)
 def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False, dtype: torch.dtype = torch.float32) -> list[str]:
     """What is said of each of so many captures; ``late``: the bit flips behind the first."""
 
-    def rank(one: Together) -> list[str]:
+    def rank(one: ThreadGroup) -> list[str]:
         ranks = Ranks(one, (), 20.0)
         model = model_of(one.rank, {} if late else odd, dtype)
         said = []
@@ -53,7 +53,7 @@ def suspects(world: int, odd: dict[int, str], saves: int = 1, late: bool = False
                 model.load_state_dict(model_of(one.rank, odd, dtype).state_dict())
         return said
 
-    found = Together.run(world, rank)
+    found = ThreadGroup.run(world, rank)
     assert all(one == found[0] for one in found), "every rank comes to the same"
     return found[0]
 
@@ -109,7 +109,7 @@ def test_sums_are_of_the_bytes_however_they_lie() -> None:
 def test_the_odd_ones_are_those_in_the_minority() -> None:
     """By tensor."""
     told = {0: [("a", 1), ("b", 5)], 1: [("a", 1), ("b", 6)], 4: [("a", 2), ("b", 5)]}
-    assert differences(told) == [Difference("a", (4,), (0, 1, 4)), Difference("b", (1,), (0, 1, 4))]
+    assert differences(told) == [ReplicaDifference("a", (4,), (0, 1, 4)), ReplicaDifference("b", (1,), (0, 1, 4))]
 
 
 def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
@@ -117,14 +117,14 @@ def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
     url = str(tmp_path / "store")
     attempt = Attempt.begin(LocalStore(url), "run")
 
-    def rank(one: Together) -> str:
+    def rank(one: ThreadGroup) -> str:
         ranks = Ranks(one, (), 20.0)
         made = ""
         for step in range(2):
             model = model_of(one.rank, {1: "0.bias"} if step else {})
             state = ranks.capture({"model": model}, Restorable(), micro_step=None, recall=None)
             place = attempt.place
-            mine = Attempt(Place(LocalStore(url), Log(LocalStore(url), "run"), place.store_id, place.run_id, place.epoch))
+            mine = Attempt(CommitTarget(LocalStore(url), Log(LocalStore(url), "run"), place.store_id, place.run_id, place.epoch))
             made = mine.save(
                 SaveRequest(
                     step=step, tree=encode_tree(state.tree), items=state.items, id=ranks.id_of(place), seat=ranks.seat, components=state.kinds,
@@ -133,7 +133,7 @@ def test_a_suspect_checkpoint_is_marked_and_passed_over(tmp_path: Path) -> None:
             ).id  # fmt: skip
         return made
 
-    newest = Together.run(3, rank)[0]
+    newest = ThreadGroup.run(3, rank)[0]
     assert [one.body.suspect for one in relight.open(f"{url}/run").checkpoints()] == [False, True]
     before = counters["restore.skipped"]
     model = model_of(0, {})

@@ -9,11 +9,11 @@ import pytest
 
 import relight
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.signals import Signals
+from relight.checkpointer.signals import SignalHandlers
 from relight.observe import Event, counters, subscribe
-from relight.policy import Facts
+from relight.policy import TriggerInput
 from relight.policy.when import Trigger
-from relight.world import Together
+from relight.world import ThreadGroup
 
 
 class AskedAt(Trigger):
@@ -22,22 +22,22 @@ class AskedAt(Trigger):
     def __init__(self, steps: set[int]) -> None:
         self.steps = steps
 
-    def due(self, facts: Facts) -> str | None:
+    def due(self, facts: TriggerInput) -> str | None:
         return "asked" if facts.step in self.steps else None
 
 
-def facts(step: int) -> Facts:
-    return Facts(step, float(step), None, 0.0)
+def facts(step: int) -> TriggerInput:
+    return TriggerInput(step, float(step), None, 0.0)
 
 
 def test_steps_tell_every_rank_by_themselves() -> None:
     """At exactly the step, though nothing was exchanged for it."""
 
-    def rank(world: Together) -> list[str | None]:
+    def rank(world: ThreadGroup) -> list[str | None]:
         ranks = Ranks(world, (), 5.0)
         return [ranks.agree_on_save(facts(step), relight.every(steps=3), None, False) for step in range(7)]
 
-    assert Together.run(3, rank) == [[None, None, "every 3 steps", None, None, "every 3 steps", None]] * 3
+    assert ThreadGroup.run(3, rank) == [[None, None, "every 3 steps", None, None, "every 3 steps", None]] * 3
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -46,11 +46,11 @@ def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> No
     rng = random.Random(seed)
     asked = [{step for step in range(30) if rng.random() < 0.1} for _ in range(4)]
 
-    def rank(world: Together) -> list[int]:
+    def rank(world: ThreadGroup) -> list[int]:
         ranks = Ranks(world, (), 5.0)
         return [step for step in range(31) if ranks.agree_on_save(facts(step), AskedAt(asked[world.rank]), None, False)]
 
-    found = Together.run(4, rank)
+    found = ThreadGroup.run(4, rank)
     assert all(one == found[0] for one in found)
     wanted = sorted(set().union(*asked))
     saved = set(found[0])
@@ -61,8 +61,8 @@ def test_what_one_rank_asks_for_is_done_by_all_at_the_next_step(seed: int) -> No
 def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
     """SIGTERM, with a step's delay; the others end as if they had got it. SIGUSR1 only saves."""
 
-    def rank(world: Together) -> list[tuple[str | None, bool]]:
-        ranks, signals = Ranks(world, (), 5.0), Signals(lambda name: None)
+    def rank(world: ThreadGroup) -> list[tuple[str | None, bool]]:
+        ranks, signals = Ranks(world, (), 5.0), SignalHandlers(lambda name: None)
         found = []
         for step in range(6):
             if world.rank == 1 and step == 1:
@@ -74,7 +74,7 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
             signals.saved()
         return found
 
-    for number, found in enumerate(Together.run(3, rank)):
+    for number, found in enumerate(ThreadGroup.run(3, rank)):
         assert [reason for reason, _ in found] == [None, None, "SIGUSR1", None, "SIGTERM", None], number
         assert [ending for _, ending in found][4:] == [True, True] and not found[2][1]
 
@@ -83,12 +83,12 @@ def test_a_rank_without_memory_puts_the_save_off_for_all() -> None:
     """Until it has some; then one save is made for all that came due."""
     before = counters["save.coalesced"]
 
-    def rank(world: Together) -> list[int]:
+    def rank(world: ThreadGroup) -> list[int]:
         ranks = Ranks(world, (), 5.0)
         busy = [world.rank == 1 and 3 <= step < 9 for step in range(14)]
         return [step for step in range(14) if ranks.agree_on_save(facts(step), relight.every(steps=4), None, busy[step])]
 
-    assert Together.run(2, rank) == [[3, 10, 11]] * 2
+    assert ThreadGroup.run(2, rank) == [[3, 10, 11]] * 2
     assert counters["save.coalesced"] > before
 
 
@@ -97,7 +97,7 @@ def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
     heard: list[Event] = []
     undo = subscribe(heard.append)
 
-    def rank(world: Together) -> list[tuple[int, str]]:
+    def rank(world: ThreadGroup) -> list[tuple[int, str]]:
         ranks, free_at, found = Ranks(world, (), 5.0), 0, []
         for step in range(8):
             free = 1 if world.rank == 0 or step >= free_at else 0
@@ -109,7 +109,7 @@ def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
         return found
 
     try:
-        found = Together.run(2, rank)
+        found = ThreadGroup.run(2, rank)
     finally:
         undo()
     assert found[0] == found[1]
@@ -121,26 +121,26 @@ def test_a_save_that_takes_the_last_memory_puts_the_next_one_off() -> None:
 def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
     """Its reason names the step, if it is taken at a step at which none is due."""
 
-    def rank(world: Together) -> list[tuple[int, str]]:
+    def rank(world: ThreadGroup) -> list[tuple[int, str]]:
         ranks, found = Ranks(world, (), 5.0), []
         for step in range(9):
             reason = ranks.agree_on_save(facts(step), relight.every(steps=4), None, world.rank == 1 and 2 <= step < 4)
             found += [(step, reason)] if reason else []
         return found
 
-    assert Together.run(2, rank) == [[(5, "every 4 steps (postponed from step 3)"), (7, "every 4 steps")]] * 2
+    assert ThreadGroup.run(2, rank) == [[(5, "every 4 steps (postponed from step 3)"), (7, "every 4 steps")]] * 2
 
 
 def test_lost_ranks_stop_saves_and_not_training() -> None:
     """A rank that stays away is named once; the others train on, and no call of theirs waits again."""
     before = counters["ranks.late"]
 
-    def rank(world: Together) -> list[str | None]:
+    def rank(world: ThreadGroup) -> list[str | None]:
         ranks = Ranks(world, (), 0.3)
         steps = range(2) if world.rank == 1 else range(6)
         return [ranks.agree_on_save(facts(step), relight.every(steps=4), None, False) for step in steps]
 
-    found = Together.run(2, rank, timeout_s=0.3)
+    found = ThreadGroup.run(2, rank, timeout_s=0.3)
     assert found[0] == [None] * 6
     assert counters["ranks.late"] == before + 1
 
@@ -148,16 +148,16 @@ def test_lost_ranks_stop_saves_and_not_training() -> None:
 def test_an_adaptive_schedule_of_rank_0_is_everybody_s() -> None:
     """Rank 0 alone has an interval; all save at the same steps, one behind those at which it was over, and nowhere else."""
 
-    def rank(world: Together) -> list[int]:
+    def rank(world: ThreadGroup) -> list[int]:
         ranks, trigger = Ranks(world, (), 5.0), relight.adaptive()
         saved, last_s = [], 0.0
         for step in range(20):
             interval_s = (4.0 if step < 10 else 2.0) if world.rank == 0 else None
-            if ranks.agree_on_save(Facts(step, float(step), None, last_s, interval_s=interval_s), trigger, None, False):
+            if ranks.agree_on_save(TriggerInput(step, float(step), None, last_s, interval_s=interval_s), trigger, None, False):
                 saved.append(step)
                 last_s = float(step)
         return saved
 
-    found = Together.run(3, rank)
+    found = ThreadGroup.run(3, rank)
     assert found[0] == found[1] == found[2]
     assert found[0] == [5, 10, 13, 16, 19]

@@ -17,7 +17,7 @@ from layouts import Net, flatten, mesh, shard, tensor_parallel
 from torch.nn.parallel import DistributedDataParallel
 
 import relight
-from relight.checkpointer.gather import Offers
+from relight.checkpointer.gather import HeldPieces
 
 
 def build(layout: str) -> torch.nn.Module:
@@ -74,7 +74,7 @@ def main() -> None:
         scheduler.step()
         print(json.dumps({"step": step, "loss": float(loss)}), flush=True)
         if options.get("die_giving", [None, None])[:2] == [rank, step]:
-            Offers.source = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
+            HeldPieces.source = lambda *_: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[method-assign]
         if options.get("kill", [None, None])[:2] == [rank, step]:
             os.kill(os.getpid(), getattr(signal, options["kill"][2]))
         save = ckpt.step(step, loss=float(loss))

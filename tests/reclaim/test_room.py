@@ -10,7 +10,7 @@ from tests.log.test_log_stale_listings import save
 from relight.commit import Attempt
 from relight.log import Log, fold
 from relight.policy import Keep, keep
-from relight.reclaim import Room
+from relight.reclaim import SpaceGuard
 from relight.store import LocalStore
 
 
@@ -19,7 +19,7 @@ def test_nothing_is_removed_once_nobody_is_there(tmp_path: Path) -> None:
     store = LocalStore(tmp_path)
     attempt = Attempt.begin(store, "run")
     ids = [save(attempt, step) for step in range(3)]
-    room = Room(store, "run", keep(last=1), attempt.place.log, attempt.epoch)
+    room = SpaceGuard(store, "run", keep(last=1), attempt.place.log, attempt.epoch)
     asked: list[bool] = []
 
     def gone() -> bool:
@@ -42,5 +42,5 @@ def test_who_keeps_everything_is_not_asked(tmp_path: Path) -> None:
     def never() -> bool:
         pytest.fail("nothing was to be read")
 
-    report = Room(store, "run", Keep(), attempt.place.log, attempt.epoch).prune(still=never)
+    report = SpaceGuard(store, "run", Keep(), attempt.place.log, attempt.epoch).prune(still=never)
     assert report is not None and not report.retired

@@ -21,7 +21,7 @@ from tests.serve.made_server import FREE, HOST
 from tests.serve.many_runs import make_many_runs
 from tests.serve.test_serve_fuzz import LEAKS
 
-from relight.serve.app import Settings, create_app
+from relight.serve.app import ServerSettings, create_app
 
 ROLES = ("admin", "operator", "viewer", "scoped")
 NOT_ASKED = [positive_data_acceptance]
@@ -55,7 +55,7 @@ def main() -> int:
     told = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="relight-fuzz-") as where:
         root = Path(where)
-        app = create_app(Settings([str(make_many_runs(root / "runs", 3, 5))], root / "serve.sqlite", rules=FREE))
+        app = create_app(ServerSettings([str(make_many_runs(root / "runs", 3, 5))], root / "serve.sqlite", rules=FREE))
         tokens = {role: app.state.store.new_token(role, role)[1] for role in ROLES[:3]} | {
             "scoped": app.state.store.new_token("s", "admin", "runs/run-000")[1]
         }

@@ -17,8 +17,8 @@ from tests.serve.made_index import NOW, MadeIndex
 from relight.errors import ConfigError
 from relight.serve import pages, pages_actions
 from relight.serve.pages_render import HERE
-from relight.serve.scope import Who
-from relight.serve.tasks import Task
+from relight.serve.scope import Caller
+from relight.serve.tasks import ServerTask
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have
@@ -45,10 +45,10 @@ class MadeActs:
             verb.capitalize(), f"This would {verb}.", digest, ("What", "Which"), rows, f"relight {verb} …", verb in ("prune", "revoke")
         )
 
-    def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> pages_actions.Done:
+    def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> pages_actions.ActionOutcome:
         """Note it."""
         self.done.append((verb, dict(fields)))
-        return pages_actions.Done(True, f"{verb}: done")
+        return pages_actions.ActionOutcome(True, f"{verb}: done")
 
     def refused(self, verb: str, who: Any, reason: str) -> None:
         """Nothing: it has no audit log."""
@@ -60,9 +60,9 @@ class MadeTasks:
     def __init__(self, evil: str) -> None:
         self._evil = evil
 
-    def get(self, id_: str) -> Task:
+    def get(self, id_: str) -> ServerTask:
         """Either."""
-        task = Task(
+        task = ServerTask(
             id_,
             "drill",
             "main",
@@ -72,7 +72,9 @@ class MadeTasks:
             [f"verify: passed{self._evil}", "restore: passed, 1 s"],
         )
         if id_ != "going":
-            task.end(pages_actions.Done(True, "7 passed; 3 s" + self._evil, "verify: passed: the copies were read" + self._evil), NOW)
+            task.end(
+                pages_actions.ActionOutcome(True, "7 passed; 3 s" + self._evil, "verify: passed: the copies were read" + self._evil), NOW
+            )
         return task
 
 
@@ -85,7 +87,7 @@ def application(index: Any = None) -> FastAPI:
     def needs(role: str) -> Any:
         def check(request: Request) -> None:
             app.state.asked.append((request.url.path, role))
-            request.state.csrf, request.state.who = "made-csrf", Who("anna", "admin", session="made")
+            request.state.csrf, request.state.who = "made-csrf", Caller("anna", "admin", session="made")
 
         return Depends(check)
 

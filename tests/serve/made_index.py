@@ -196,7 +196,7 @@ class MadeIndex:
 
     def runs(self, after: str | None, limit: int) -> Any:
         """All, in one piece."""
-        return v.Page(rows=rows(self.evil, self.count), next=None, total=self.count)
+        return v.ListPage(rows=rows(self.evil, self.count), next=None, total=self.count)
 
     def run(self, store: str, run: str) -> Any:
         """One for all."""
@@ -204,7 +204,7 @@ class MadeIndex:
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
         """A page, and one behind it."""
-        return v.Page(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
+        return v.ListPage(rows=checkpoints(self.evil), next=None if after else "older" + self.evil, total=24)
 
     def checkpoint(self, store: str, run: str, which: str) -> Any:
         """GPT-2 small."""
@@ -239,7 +239,7 @@ class MadeIndex:
 
     def incidents(self, after: str | None, limit: int) -> Any:
         """Three."""
-        return v.Page(rows=incidents(self.evil), next=None, total=3)
+        return v.ListPage(rows=incidents(self.evil), next=None, total=3)
 
     def incident(self, store: str, run: str, which: str) -> Any:
         """The first."""
@@ -251,7 +251,7 @@ class MadeIndex:
 
     def audit(self, after: str | None, limit: int) -> Any:
         """Three."""
-        return v.Page(rows=audit(self.evil), next="3", total=9)
+        return v.ListPage(rows=audit(self.evil), next="3", total=9)
 
     def settings(self) -> Any:
         """What an admin sees."""
@@ -267,7 +267,7 @@ class Empty(MadeIndex):
 
     def runs(self, after: str | None, limit: int) -> Any:
         """None."""
-        return v.Page(rows=[], next=None, total=0)
+        return v.ListPage(rows=[], next=None, total=0)
 
     def run(self, store: str, run: str) -> Any:
         """One that has just begun."""
@@ -275,7 +275,7 @@ class Empty(MadeIndex):
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Any:
         """None."""
-        return v.Page(rows=[], next=None, total=0)
+        return v.ListPage(rows=[], next=None, total=0)
 
     def checkpoint(self, store: str, run: str, which: str) -> Any:
         """Without tensors."""
@@ -283,7 +283,7 @@ class Empty(MadeIndex):
 
     def incidents(self, after: str | None, limit: int) -> Any:
         """None."""
-        return v.Page(rows=[], next=None, total=0)
+        return v.ListPage(rows=[], next=None, total=0)
 
     def risk(self) -> list[Any]:
         """None."""
@@ -291,7 +291,7 @@ class Empty(MadeIndex):
 
     def audit(self, after: str | None, limit: int) -> Any:
         """None."""
-        return v.Page(rows=[], next=None, total=0)
+        return v.ListPage(rows=[], next=None, total=0)
 
     def settings(self) -> Any:
         """None."""

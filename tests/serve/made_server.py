@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from relight.serve.app import Settings, create_app
-from relight.serve.doors import Rules
+from relight.serve.app import ServerSettings, create_app
+from relight.serve.doors import AccessRules
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have
     from fastapi.testclient import TestClient
 
 HOST = "http://127.0.0.1:8484"
-FREE = Rules(requests_per_second=100_000, burst=100_000, failures_per_minute=100_000)
+FREE = AccessRules(requests_per_second=100_000, burst=100_000, failures_per_minute=100_000)
 """Rules under which no test is held up; those of limits have their own."""
 
 
@@ -43,9 +43,9 @@ class Server:
 
 
 @contextmanager
-def serving(stores: list[Path], state: Path, rules: Rules = FREE, poll_s: float = 0.2) -> Iterator[Server]:
+def serving(stores: list[Path], state: Path, rules: AccessRules = FREE, poll_s: float = 0.2) -> Iterator[Server]:
     """A server that has read everything, with a token for each role, and one that sees ``run-000`` of the first store alone."""
-    app = create_app(Settings([str(one) for one in stores], state / "serve.sqlite", rules=rules, poll_s=poll_s))
+    app = create_app(ServerSettings([str(one) for one in stores], state / "serve.sqlite", rules=rules, poll_s=poll_s))
     tokens = {role: app.state.store.new_token(role, role)[1] for role in ("viewer", "operator", "admin")}
     first = app.state.readers[0].id
     tokens["scoped"] = app.state.store.new_token("scoped", "admin", f"{first}/run-000")[1]

@@ -12,7 +12,7 @@ from relight.format.names import STORE_FILE
 from relight.log import require_store
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import After, Book, Incident
+from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord
 
 MINUTES = 10
 """Between two checkpoints; the newest of each run is of now."""
@@ -31,12 +31,12 @@ def make_many_runs(root: Path, runs: int, checkpoints: int, *, incidents: int = 
         for count in range(checkpoints):
             clock.tick()
             parents = [attempt.save(request((count + 1) * 100, parents=parents)).id]
-        book = Book(root)
+        book = IncidentLog(root)
         book.at(store, name)
         for count in range(incidents):
             one = _incident(number * incidents + count, clock())
             book.write(one)
-            book.write(After(one.id, restored=one.durable, steps_lost=7, seconds={"noticed": 0.2, "all": 4.5}))
+            book.write(RecoveryRecord(one.id, restored=one.durable, steps_lost=7, seconds={"noticed": 0.2, "all": 4.5}))
         book.keep(
             Account(
                 name, clock(), 1000.0, {"training": 940.0, "starting": 20.0}, {"killed": {"again": 40.0}}, {"killed": incidents}, 10_000, 21

@@ -34,7 +34,7 @@ from tests.format.forge import values
 from relight.commit import Attempt, SaveRequest
 from relight.format import Leaf, encode_tree
 from relight.layout import Bytes, Item
-from relight.serve.state import State
+from relight.serve.state import TokenFile
 from relight.store import open_bytes
 
 DESCRIPTORS, HEALTH_S, ANSWER_BYTES = 256, 1.0, 1_000_000
@@ -220,7 +220,7 @@ def main() -> int:
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="relight-storm-") as place:
         root = make_store(Path(place) / "runs", given.tensors)
-        state = State(Path(place) / "serve.sqlite")
+        state = TokenFile(Path(place) / "serve.sqlite")
         token = state.new_token("operator", "operator")[1]
         state.close()
         with socket.create_server(("127.0.0.1", 0)) as free:

@@ -246,7 +246,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     import torch
 
     import relight
-    from relight.serve.app import Settings, create_app
+    from relight.serve.app import ServerSettings, create_app
 
     home = tmp_path_factory.mktemp("real")
     model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 64))
@@ -260,7 +260,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
         optimizer.step()
         loop.step(step, loss=loss)
     loop.close()
-    app = create_app(Settings([str(home / "runs")], home / "state.sqlite"))
+    app = create_app(ServerSettings([str(home / "runs")], home / "state.sqlite"))
     _, token = app.state.store.new_token("anna", "admin")
     site = Site(app=app)
     yield site.url, token

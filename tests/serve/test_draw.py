@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 from markupsafe import Markup
 
 from relight.serve.draw import (
+    BarPart,
     Curve,
     Fork,
-    Lane,
     Mark,
-    Piece,
-    Share,
-    Span,
+    RankRow,
+    StripItem,
     Tile,
+    TimeRange,
     bar,
     graph,
     histogram,
@@ -33,7 +33,7 @@ from relight.serve.draw import (
 )
 from relight.serve.draw.line import thinned, ticks
 from relight.serve.draw.svg import fitting, printable
-from relight.serve.draw.treemap import Box, squarify
+from relight.serve.draw.treemap import TileBox, squarify
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVIL = "<script>alert(1)</script>\"'&\u202e\x00]]>javascript:"
@@ -43,12 +43,12 @@ def pictures(name: str) -> dict[str, Markup]:
     """Each kind of picture, with this name at every place that takes one."""
     return {
         "treemap": treemap([Tile(name, 5, name, href="/a?" + name), Tile("b", 3, name)], name),
-        "bar": bar([Share(name, 2, name), Share("b", 1, name)], name),
+        "bar": bar([BarPart(name, 2, name), BarPart("b", 1, name)], name),
         "usage": usage(1, 2, name),
         "line": line([Curve(name, [1, 2], [1, 2])], [Mark(1, name, "incident", "/" + name), Mark(2, name, "checkpoint")], name),
         "spark": spark([1, 2], name),
-        "lanes": lanes([Lane(name, [Span("write", 0, 1, name)])], name),
-        "strip": strip([Piece(name, name, 0.5, name), Piece(name, name, 0, name, "added")], name),
+        "lanes": lanes([RankRow(name, [TimeRange("write", 0, 1, name)])], name),
+        "strip": strip([StripItem(name, name, 0.5, name), StripItem(name, name, 0, name, "added")], name),
         "graph": graph([Fork(name, [1, 2], [(1, name)], href="/" + name), Fork("b", [2], (), name, 2)], name),
         "histogram": histogram([0, 1, 2], [3, 4], name),
     }
@@ -76,7 +76,7 @@ def test_pictures_differ_with_what_they_show() -> None:
 def test_areas_are_the_sizes(sizes: list[float]) -> None:
     """Of the treemap: each box its share, all inside, none over another (areas add up to the whole)."""
     sizes.sort(reverse=True)
-    boxes = squarify(sizes, Box(0, 0, 960, 420))
+    boxes = squarify(sizes, TileBox(0, 0, 960, 420))
     assert len(boxes) == len(sizes)
     for size, box in zip(sizes, boxes):
         assert math.isclose(box.width * box.height, 960 * 420 * size / sum(sizes), rel_tol=1e-5, abs_tol=1e-3)
@@ -97,7 +97,7 @@ def test_a_treemap_of_thousands_stays_small() -> None:
 
 def test_squares_are_better_than_stripes() -> None:
     """Twelve like sizes make boxes that are at most twice as long as they are wide."""
-    assert all(max(box.width / box.height, box.height / box.width) < 2 for box in squarify([1.0] * 12, Box(0, 0, 960, 420)))
+    assert all(max(box.width / box.height, box.height / box.width) < 2 for box in squarify([1.0] * 12, TileBox(0, 0, 960, 420)))
 
 
 def test_a_spike_is_seen() -> None:
@@ -129,7 +129,7 @@ def test_ticks_are_round_and_inside(low: float, width: float, about: int) -> Non
 NOTHING: list[Callable[[], Markup]] = [
     lambda: treemap([], "none"), lambda: treemap([Tile("a", 0, "0 B")], "none"), lambda: bar([], "none"), lambda: usage(5, None, "none"),
     lambda: usage(5, 0, "none"), lambda: line([], [], "none"), lambda: line([Curve("a", [1], [math.inf])], [Mark(math.nan, "x", "incident")], "none"),
-    lambda: spark([], "none"), lambda: lanes([], "none"), lambda: lanes([Lane("a", [Span("write", 1, 1, "x"), Span("hash", math.nan, 2, "x")])], "none"),
+    lambda: spark([], "none"), lambda: lanes([], "none"), lambda: lanes([RankRow("a", [TimeRange("write", 1, 1, "x"), TimeRange("hash", math.nan, 2, "x")])], "none"),
     lambda: strip([], "none"), lambda: graph([], "none"), lambda: graph([Fork("a", [])], "none"), lambda: histogram([], [], "none"),
     lambda: histogram([0, 1], [0], "none"), lambda: line([Curve("a", [5, 5], [3, 3])], [], "flat"),
 ]  # fmt: skip
@@ -156,14 +156,16 @@ def test_words_fit(says: str, width: float) -> None:
 
 def test_phases_that_overlap_are_both_seen() -> None:
     """Hashing while writing: one below the other in the lane; what comes after is in the first row again."""
-    markup = lanes([Lane("rank 0", [Span("hash", 0, 2, "x"), Span("write", 1, 3, "x"), Span("commit", 3, 4, "x")])], "save")
+    markup = lanes(
+        [RankRow("rank 0", [TimeRange("hash", 0, 2, "x"), TimeRange("write", 1, 3, "x"), TimeRange("commit", 3, 4, "x")])], "save"
+    )
     tops = {kind: float(y) for y, kind in re.findall(r'<rect x="[^"]+" y="([^"]+)"[^>]+class="span (\w+)"', markup)}
     assert tops["write"] > tops["hash"] == tops["commit"]
 
 
 def test_depth_and_kind_are_shapes() -> None:
     """Of a comparison: a cell of each kind has a form of its own, not a colour alone."""
-    markup = strip([Piece("r", "n", 0.0, "s", kind) for kind in ("same", "changed", "added", "removed")], "kinds")
+    markup = strip([StripItem("r", "n", 0.0, "s", kind) for kind in ("same", "changed", "added", "removed")], "kinds")
     shapes = re.findall(r'<(rect|path) [^>]*class="cell (\w+)', markup)
     assert {kind for _, kind in shapes} == {"same", "changed", "added", "removed"}
     assert {tag for tag, kind in shapes if kind in ("added", "removed")} == {"path"}

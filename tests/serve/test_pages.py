@@ -134,7 +134,7 @@ def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda one: one.path)
-def test_each_page_is_behind_its_role(page: pages.Page) -> None:
+def test_each_page_is_behind_its_role(page: pages.WebRoute) -> None:
     """What lets nobody through but its role is asked, with the role that the page declares."""
     app = application()
     address = page.path.replace(":path}", "}").format(store="main", run="gpt2-small", which="x", task="done")

@@ -7,13 +7,13 @@ from pathlib import Path
 from tests.serve.made_server import HOST, TestClient
 from tests.serve.made_stores import make_store
 
-from relight.serve.app import Settings, create_app
+from relight.serve.app import ServerSettings, create_app
 
 
 def test_ready_when_each_store_was_tried_once(tmp_path: Path) -> None:
     """Alive from the beginning, to whoever asks; ready when every store has been read, or has been found not to be readable."""
     stores = [str(make_store(tmp_path / "runs", 1, 1)), str(make_store(tmp_path / "more", 1, 1))]
-    app = create_app(Settings(stores, tmp_path / "serve.sqlite"))
+    app = create_app(ServerSettings(stores, tmp_path / "serve.sqlite"))
     client = TestClient(app, base_url=HOST)  # not entered: its readers do not begin by themselves
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 503

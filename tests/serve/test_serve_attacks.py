@@ -9,7 +9,7 @@ import pytest
 from tests.serve.made_server import HOST, Server, serving
 from tests.serve.made_stores import make_store
 
-from relight.serve.doors import Rules
+from relight.serve.doors import AccessRules
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_every_answer_has_the_headers_that_browsers_go_by(server: Server) -> Non
 
 def test_guessing_and_flooding_are_slowed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Answers to wrong tokens come later and later, a right token is admitted at once; endless requests are refused, but health is not."""
-    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules(requests_per_second=1, burst=60)) as server:
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(requests_per_second=1, burst=60)) as server:
         delays: list[float] = []
 
         async def sleep(seconds: float) -> None:
@@ -199,10 +199,10 @@ def test_a_proxy_is_believed_from_its_own_address_alone(tmp_path: Path) -> None:
     """The header of whoever else sends it is nothing."""
     store = make_store(tmp_path / "runs", 1, 1)
     said = {"x-user": "anna"}
-    with serving([store], tmp_path, Rules(proxy_header="x-user", proxy_from=("10.0.0.1",))) as server:
+    with serving([store], tmp_path, AccessRules(proxy_header="x-user", proxy_from=("10.0.0.1",))) as server:
         assert server.client.get("/api/v1/runs", headers=said).status_code == 401
     (tmp_path / "two").mkdir()
-    with serving([store], tmp_path / "two", Rules(proxy_header="x-user", proxy_from=("testclient",))) as server:
+    with serving([store], tmp_path / "two", AccessRules(proxy_header="x-user", proxy_from=("testclient",))) as server:
         assert server.client.get("/api/v1/runs", headers=said).status_code == 200
         assert server.client.get("/api/v1/runs", headers=[("x-user", "anna"), ("x-user", "root")]).status_code == 401
         assert server.client.post("/act/tag", headers=said | {"origin": HOST}, data=TAG).status_code == 403
@@ -210,7 +210,7 @@ def test_a_proxy_is_believed_from_its_own_address_alone(tmp_path: Path) -> None:
 
 def test_anonymous_readers_read_and_never_write(tmp_path: Path) -> None:
     """A setting lets everybody look; nothing lets anybody act."""
-    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules(anonymous_read=True)) as server:
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(anonymous_read=True)) as server:
         assert server.get("/api/v1/runs", "nobody").status_code == 200
         assert server.get("/api/v1/audit", "nobody").status_code == 403
         for path, given in (("/act/tag", {"data": TAG}), ("/api/v1/actions/tag", {"json": {"fields": TAG}})):

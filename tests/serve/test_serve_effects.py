@@ -26,7 +26,7 @@ from relight.format.records import NoteBody, RecallBody, RetireBody, TagBody
 from relight.log import Log, read_store
 from relight.serve.actions import FIELDS
 from relight.serve.live import TOGETHER_S, Hub
-from relight.serve.scope import Who, asking, in_scope
+from relight.serve.scope import Caller, asking, in_scope
 from relight.store import open_bytes
 from relight.transfer.pushing import execute_push, plan_push
 from relight.versions.branching import branch
@@ -110,7 +110,7 @@ def attempts() -> Iterator[tuple[str, dict[str, str]]]:
 def test_an_effect_takes_its_role_and_scope_whichever_way_leads_to_it(server: Server, asker: str) -> None:
     """What happened to the store after every attempt of an asker is within the role and the scope of its token."""
     role = {"scoped": "admin"}.get(asker, asker.removeprefix("scoped "))
-    who, scope = Who(asker, role), f"runs/{OURS}" if asker.startswith("scoped") else ""
+    who, scope = Caller(asker, role), f"runs/{OURS}" if asker.startswith("scoped") else ""
     store = server.app.state.readers[0].store
     before = {name: len(Log(store, name).read().records) for name in list_runs(store)}
     for verb, fields in attempts():
@@ -174,7 +174,7 @@ def test_no_way_but_promote_moves_a_stage(tmp_path: Path) -> None:
 def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
     """No page, answer, error, task, audit entry or branch tag that a scoped token can get has the name of a run outside its scope."""
     acts = server.app.state.acts
-    admin = Who("admin", "admin", "", "tokenid000")
+    admin = Caller("admin", "admin", "", "tokenid000")
     for verb, fields in (
         ("branch", {"store": "runs", "run": OURS, "which": "latest", "to": f"{SECRET}-3"}),
         ("pin", {"store": "runs", "run": SECRET, "which": "latest"}),

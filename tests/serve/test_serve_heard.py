@@ -15,7 +15,7 @@ from tests.watch.receivers import web_server
 from tests.watch.watched import keep_events
 
 from relight.catalog.run import Run
-from relight.serve.heard import CURVES_MAX, METRICS_MAX, POINTS_MAX, Around
+from relight.serve.heard import CURVES_MAX, METRICS_MAX, POINTS_MAX, EventFeed
 from relight.serve.reader import StoreState, open_readers
 from relight.store import open_bytes
 from relight.store.local import LocalStore
@@ -105,7 +105,7 @@ def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pyte
 
 def test_curves_are_kept_within_bounds(tmp_path: Path) -> None:
     """Of long runs every other point goes, the newest stays; of many runs those that nobody told of for longest; of metrics the first."""
-    around = Around(
+    around = EventFeed(
         open_readers([str(make_store(tmp_path / "runs", 1, 1))], lambda store, runs: None), Alerting(), events=tmp_path / "events"
     )
     (tmp_path / "events").mkdir(mode=0o700)
@@ -185,7 +185,7 @@ def test_a_store_that_is_not_read_yet_ends_no_alert_and_one_that_hangs_is_told(t
     """Alerts of before wait for the first look; when a store has gone, what was known of its runs stays, and says why."""
     monkeypatch.setenv("RELIGHT_EVENTS", "0")
     (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: None)
-    around = Around([reader], Alerting())
+    around = EventFeed([reader], Alerting())
     began, seen = time.monotonic(), list[RunSeen]()
     looking = threading.Thread(target=lambda: seen.extend(around._watcher.poll(time.time())))
     looking.start()

@@ -18,7 +18,7 @@ from tests.serve.made_server import FREE
 from tests.serve.many_runs import make_many_runs
 
 from relight.commit import Attempt
-from relight.serve.app import Settings, create_app
+from relight.serve.app import ServerSettings, create_app
 from relight.serve.live import STREAMS_OF_ONE_MAX
 from relight.store import open_bytes
 
@@ -36,7 +36,7 @@ class Running(NamedTuple):
 def running(tmp_path: Path) -> Iterator[Running]:
     """Two runs, followed a few times a second; in a thread of this process."""
     root = make_many_runs(tmp_path / "runs", 2, 3)
-    app = create_app(Settings([str(root)], tmp_path / "serve.sqlite", rules=FREE, poll_s=0.2))
+    app = create_app(ServerSettings([str(root)], tmp_path / "serve.sqlite", rules=FREE, poll_s=0.2))
     token = app.state.store.new_token("me", "admin")[1]
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listening:
         server = uvicorn.Server(uvicorn.Config(app, log_level="critical", ws="none", timeout_graceful_shutdown=1))

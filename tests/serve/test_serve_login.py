@@ -14,10 +14,10 @@ import uvicorn
 from tests.serve.made_server import FREE, serving
 from tests.serve.made_stores import make_store
 
-from relight.serve.app import Settings, create_app
-from relight.serve.doors import Rules
+from relight.serve.app import ServerSettings, create_app
+from relight.serve.doors import AccessRules
 from relight.serve.gate import Gate, bounds_of
-from relight.serve.slots import MOST, OF_ANONYMOUS, WAITING_MAX, Slots
+from relight.serve.slots import MOST, OF_ANONYMOUS, WAITING_MAX, StreamSlots
 
 WRONG = f"rl_aaaaaaaaaa.{'A' * 43}"
 
@@ -26,7 +26,7 @@ class Site:
     """A server on loopback with the gate of ``relight serve``."""
 
     def __init__(self, root: Path) -> None:
-        self.app = create_app(Settings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=Rules()))
+        self.app = create_app(ServerSettings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=AccessRules()))
         self.token = self.app.state.store.new_token("anna", "viewer")[1]
         gate = Gate(bounds_of(1024, 32))
         listening = gate.listen(("127.0.0.1", 0))
@@ -123,7 +123,7 @@ def test_one_client_without_credentials_never_has_the_last_slot() -> None:
     """Clients without credentials share few slots and few places in the queue; neither can be taken by one of them, or from tokens."""
 
     async def play() -> None:
-        slots = Slots()
+        slots = StreamSlots()
         first = [asyncio.create_task(slots.take("anonymous 1")) for _ in range(OF_ANONYMOUS + 2)]
         await asyncio.sleep(0)
         assert sum(one.done() for one in first) == OF_ANONYMOUS - 1

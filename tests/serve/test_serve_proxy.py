@@ -21,8 +21,8 @@ from tests.serve.made_server import HOST, Server, serving
 from tests.serve.made_stores import make_store
 
 from relight.errors import ConfigError
-from relight.serve.app import Settings, create_app
-from relight.serve.doors import Rules
+from relight.serve.app import ServerSettings, create_app
+from relight.serve.doors import AccessRules
 from relight.serve.gate import Gate, bounds_of
 from relight.serve.proxies import Proxies, asker_of, check_proxies, public_origin
 
@@ -40,7 +40,7 @@ def log_in(server: Server, origin: str, host: str = "relight.lab", token: str = 
 
 def test_a_browser_logs_in_through_a_tls_proxy(tmp_path: Path) -> None:
     """--public decides the origin, the names, ``Secure`` and HSTS, whatever Host the proxy sends; other origins stay refused."""
-    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules(public=PUBLIC)) as server:
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(public=PUBLIC)) as server:
         for host in ("relight.lab", "127.0.0.1:8484", "relight.lab:443"):
             entered = log_in(server, PUBLIC, host)
             assert entered.status_code == 303, (host, entered.text)
@@ -55,14 +55,14 @@ def test_a_browser_logs_in_through_a_tls_proxy(tmp_path: Path) -> None:
 
 def test_without_public_the_refusal_names_the_way_out(tmp_path: Path) -> None:
     """The origin of a TLS proxy is not the server's own: the answer names the option."""
-    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules(hosts=("relight.lab",))) as server:
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(hosts=("relight.lab",))) as server:
         refused = log_in(server, PUBLIC)
         assert refused.status_code == 403 and "--public https://NAME" in refused.text
 
 
 def test_a_wrong_guesser_locks_nobody_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All come from the proxy's address: thirty wrong tokens later a right one is admitted at once, in a header and in the form."""
-    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules(public=PUBLIC)) as server:
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(public=PUBLIC)) as server:
         waited: list[float] = []
 
         async def sleep(seconds: float) -> None:
@@ -103,7 +103,7 @@ def test_clients_are_counted_by_what_one_of_them_owns() -> None:
 
 def test_clients_of_a_proxy_are_counted_by_their_own_address(tmp_path: Path) -> None:
     """One that floods is refused; another with the same proxy is not."""
-    rules = Rules(public=PUBLIC, proxy_from=("testclient",), requests_per_second=0.1, burst=5)
+    rules = AccessRules(public=PUBLIC, proxy_from=("testclient",), requests_per_second=0.1, burst=5)
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, rules) as server:
         flood = [server.client.get("/api/v1/runs", headers={"x-forwarded-for": f"9.9.9.{n}, 198.51.100.9"}).status_code for n in range(8)]
         assert flood == [401] * 5 + [429] * 3
@@ -135,7 +135,7 @@ def test_options_that_cannot_mean_what_is_wanted_are_refused() -> None:
 
 def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
     """Credentials that a proxy asked for are its own: only Bearer is read from it, and only Bearer needs no word of a form."""
-    rules = Rules(public=PUBLIC, proxy_from=("testclient",), proxy_header="X-Remote-User", proxy_role="operator")
+    rules = AccessRules(public=PUBLIC, proxy_from=("testclient",), proxy_header="X-Remote-User", proxy_role="operator")
     with serving([make_store(tmp_path / "runs", 1, 2)], tmp_path, rules) as server:
         anna = {"host": "relight.lab", "x-remote-user": "anna", "authorization": "Basic YW5uYTp4"}
         assert server.client.get("/api/v1/runs", headers=anna).status_code == 200
@@ -156,7 +156,7 @@ def test_a_proxy_that_logs_in_by_basic_auth(tmp_path: Path) -> None:
         )
         assert away.status_code == 303, "who has no name from the proxy logs in here"
     (tmp_path / "two").mkdir()
-    with serving([make_store(tmp_path / "two" / "runs", 1, 1)], tmp_path / "two", Rules(anonymous_read=True)) as server:
+    with serving([make_store(tmp_path / "two" / "runs", 1, 1)], tmp_path / "two", AccessRules(anonymous_read=True)) as server:
         assert server.client.get("/api/v1/runs", headers={"authorization": "Basic YW5uYTp4"}).status_code == 401
 
 
@@ -166,7 +166,7 @@ ODD = ['prefs={"theme":"dark"}', "x=a b", "_xsrf=2|a,b", "a[b]=1", "flag", "=", 
 @pytest.mark.parametrize("odd", ODD, ids=[str(n) for n in range(len(ODD))])
 def test_cookies_of_other_programs_log_nobody_out(tmp_path: Path, odd: str) -> None:
     """Browsers send the cookies of every port of this host: those of other programs change nothing, whatever their form."""
-    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, Rules()) as server:
+    with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules()) as server:
         entered = log_in(server, HOST, "127.0.0.1:8484")
         ours = entered.headers["set-cookie"].partition(";")[0]
         server.client.cookies.clear()
@@ -182,8 +182,8 @@ class Site:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port = free.getsockname()[1]
         self.origin = f"https://localhost:{self.port}"
-        rules = Rules(public=public_origin(self.origin), proxy_from=("127.0.0.1",))
-        app = create_app(Settings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=rules))
+        rules = AccessRules(public=public_origin(self.origin), proxy_from=("127.0.0.1",))
+        app = create_app(ServerSettings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=rules))
         self.token = app.state.store.new_token("me", "admin")[1]
         gate = Gate(bounds_of(1024, 32))
         listening = gate.listen(("127.0.0.1", 0))

@@ -18,7 +18,7 @@ from tests.serve.many_runs import make_many_runs
 from tests.serve.test_serve_roles import routes
 
 from relight.commit import Attempt
-from relight.serve.app import OPEN, Settings, create_app
+from relight.serve.app import OPEN, ServerSettings, create_app
 from relight.serve.reader import open_readers
 from relight.store import open_bytes
 
@@ -114,7 +114,7 @@ def test_a_list_of_checkpoints_in_pieces_is_the_list(server: Server) -> None:
 def test_the_first_view_does_not_wait_for_the_stores(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A server that has just begun answers at once, with what it knows by then; nothing of it is lost with the server's file."""
     begun = time.perf_counter()
-    app = create_app(Settings([str(root)], tmp_path / "serve.sqlite"))
+    app = create_app(ServerSettings([str(root)], tmp_path / "serve.sqlite"))
     made = time.perf_counter() - begun
     token = app.state.store.new_token("me", "admin")[1]
     with TestClient(app, base_url=HOST) as client:

@@ -20,25 +20,25 @@ from tests.serve.made_stores import make_store
 
 from relight.errors import StoreUnavailable
 from relight.serve import jobs as serve_jobs
-from relight.serve.app import Settings, create_app
-from relight.serve.gate import Bounds, Gate, Listening, bounds_of
-from relight.serve.jobs import OF_ONE_MAX, Job, Jobs, Progress
+from relight.serve.app import ServerSettings, create_app
+from relight.serve.gate import ConnectionLimits, Gate, Listening, bounds_of
+from relight.serve.jobs import OF_ONE_MAX, Jobs, PooledJob, Progress
 from relight.serve.live import Hub, Stream
-from relight.serve.pages_actions import Done
+from relight.serve.pages_actions import ActionOutcome
 from relight.serve.pieces import LISTED_MAX, bounded_run, checkpoint_piece, diff_piece, lineage_piece
 from relight.serve.scope import asking
-from relight.serve.slots import MOST, OF_ANONYMOUS, WAITING_OF_ONE_MAX, Slots
+from relight.serve.slots import MOST, OF_ANONYMOUS, WAITING_OF_ONE_MAX, StreamSlots
 from relight.serve.tasks import OF_ONE_MAX as TASKS_OF_ONE
 from relight.serve.values import CheckpointDetail, CheckpointRow, DiffDetail, DiffRow, IncidentRow, LineageRow, RunDetail, RunRow, TensorRow
 
-BOUNDS = Bounds(connections=24, of_one=16, streams=8)
+BOUNDS = ConnectionLimits(connections=24, of_one=16, streams=8)
 
 
 class Running:
     """A real server on loopback with a small gate."""
 
     def __init__(self, root: Path, idle_s: float = 30.0) -> None:
-        app = create_app(Settings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=FREE))
+        app = create_app(ServerSettings([str(make_store(root / "runs", 1, 1))], root / "serve.sqlite", rules=FREE))
         self.gate = Gate(BOUNDS, idle_s=idle_s)
         self.port = 0
         self.listening = self.gate.listen(("127.0.0.1", 0))
@@ -170,7 +170,7 @@ def test_jobs_are_shared_out_among_askers(monkeypatch: pytest.MonkeyPatch) -> No
             advance(1)
         return 1
 
-    begun: list[Job[int]] = []
+    begun: list[PooledJob[int]] = []
     for address in ("anonymous 1", "anonymous 2"):
         with asking("", address):
             begun += [jobs.ask(f"diff {address} {n}", 1, work) for n in range(OF_ONE_MAX)]
@@ -197,10 +197,10 @@ def test_verifications_are_tasks_with_a_quota(tmp_path: Path) -> None:
         tasks, go = server.app.state.tasks, threading.Event()
         with asking("", "token anna"):
             for number in range(TASKS_OF_ONE):
-                tasks.begin("verify", "runs", "run-000", "anna", lambda task: Done(go.wait(20), ""), str(number))
+                tasks.begin("verify", "runs", "run-000", "anna", lambda task: ActionOutcome(go.wait(20), ""), str(number))
             for _ in range(84):
                 with pytest.raises(StoreUnavailable, match="that you began"):
-                    tasks.begin("verify", "runs", "run-000", "anna", lambda task: Done(True, ""))
+                    tasks.begin("verify", "runs", "run-000", "anna", lambda task: ActionOutcome(True, ""))
         assert confirmed(server, "verify")["task"], "another asker has a quota of his own"
         go.set()
 
@@ -217,7 +217,7 @@ def test_slots_are_shared_out() -> None:
     """Requests of strangers leave room for those with a token; who waits in vain is refused, and nothing leaks."""
 
     async def play() -> None:
-        slots = Slots()
+        slots = StreamSlots()
         assert [await slots.take(f"anonymous {n}") for n in range(OF_ANONYMOUS)] == [True] * OF_ANONYMOUS
         waiting = [asyncio.create_task(slots.take("anonymous x")) for _ in range(WAITING_OF_ONE_MAX)]
         await asyncio.sleep(0)

@@ -19,7 +19,7 @@ from tests.serve.made_server import FREE
 from tests.serve.made_stores import make_store
 
 from relight.catalog.run import Run
-from relight.serve.app import Settings, create_app
+from relight.serve.app import ServerSettings, create_app
 from relight.store import open_bytes
 
 CLIENTS_MAX = 1000
@@ -29,7 +29,7 @@ CLIENTS_MAX = 1000
 def listening(tmp_path: Path) -> Iterator[tuple[Any, int]]:
     """The server on a port of loopback, over one run."""
     root = make_store(tmp_path / "runs", 1, 2)
-    app = create_app(Settings([str(root)], tmp_path / "serve.sqlite", rules=FREE, poll_s=0.2))
+    app = create_app(ServerSettings([str(root)], tmp_path / "serve.sqlite", rules=FREE, poll_s=0.2))
     door = socket.create_server(("127.0.0.1", 0), backlog=2048)
     AppStatus.should_exit = False  # of the whole process: a server of a test before has set it
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", timeout_graceful_shutdown=1))

@@ -20,9 +20,9 @@ from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.log.identity import now_text
 from relight.serve.actions import newest_account_time
-from relight.serve.pages_actions import Done
+from relight.serve.pages_actions import ActionOutcome
 from relight.serve.scope import asking
-from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING_MAX, Task, Tasks
+from relight.serve.tasks import FAILED, LINES_MAX, OK, RUNNING_MAX, ServerTask, Tasks
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
 from relight.supervise.requests import Requests
@@ -135,7 +135,7 @@ def test_a_drill_ends_with_the_server(server: Server, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("address", ["/tasks/", "/api/v1/tasks/"])
 def test_a_task_of_a_run_that_one_may_not_see_is_not_there(server: Server, address: str) -> None:
     """By its address, in the list; nor is one that there never was."""
-    task = server.app.state.tasks.begin("drill", "runs", "demo", "anna", lambda task: Done(True, "fine"))
+    task = server.app.state.tasks.begin("drill", "runs", "demo", "anna", lambda task: ActionOutcome(True, "fine"))
     assert server.get(f"{address}{task.id}").status_code == 200
     assert server.get(f"{address}{task.id}", "scoped").status_code == 404
     assert server.get(f"{address}0123456789abcdef").status_code == 404
@@ -145,9 +145,9 @@ def test_a_task_of_a_run_that_one_may_not_see_is_not_there(server: Server, addre
 
 def test_tasks_are_bounded_and_errors_are_how_they_end() -> None:
     """So many at once; of what they say the last lines; a task that fails in a way of ours says so, and is told to who waits for it."""
-    tasks, go, heard = Tasks(), threading.Event(), list[Done]()
+    tasks, go, heard = Tasks(), threading.Event(), list[ActionOutcome]()
 
-    def waits(task: Task) -> Done:
+    def waits(task: ServerTask) -> ActionOutcome:
         for number in range(3 * LINES_MAX):
             task.add_line(f"line {number}")
         go.wait(10)
@@ -161,7 +161,7 @@ def test_tasks_are_bounded_and_errors_are_how_they_end() -> None:
     ends = time.monotonic() + 10
     while not heard and time.monotonic() < ends:
         time.sleep(0.01)
-    assert heard == [Done(False, "it cannot be", "it cannot be")] and begun[0].state == FAILED
+    assert heard == [ActionOutcome(False, "it cannot be", "it cannot be")] and begun[0].state == FAILED
     assert len(begun[0].lines) == LINES_MAX and begun[0].lines[-1] == f"line {3 * LINES_MAX - 1}"
     begun[0].when_over(heard.append)
     assert len(heard) == 2, "who asks late hears it at once"
@@ -182,9 +182,9 @@ def test_whether_somebody_watches_is_known_from_the_last_account() -> None:
 def test_every_asker_of_a_task_hears_its_end() -> None:
     """A second asker of the same task does not take the first one's place, nor does one whose entry cannot be written."""
     tasks, go, heard = Tasks(), threading.Event(), list[str]()
-    task = tasks.begin("drill", "runs", "run-000", "anna", lambda task: Done(go.wait(10), ""))
+    task = tasks.begin("drill", "runs", "run-000", "anna", lambda task: ActionOutcome(go.wait(10), ""))
 
-    def fails(done: Done) -> None:
+    def fails(done: ActionOutcome) -> None:
         raise StoreUnavailable("the audit store is away")
 
     for one in (lambda done: heard.append("first"), fails, lambda done: heard.append("second")):
@@ -200,7 +200,9 @@ def test_every_asker_of_a_task_hears_its_end() -> None:
 def test_each_audit_entry_of_one_task_ends(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two operators verify the same checkpoint at the same time: both entries have how it ended."""
     go = threading.Event()
-    monkeypatch.setattr("relight.serve.actions.verify", lambda task, run, one, verified: Done(not go.wait(10), "damaged: 3 findings"))
+    monkeypatch.setattr(
+        "relight.serve.actions.verify", lambda task, run, one, verified: ActionOutcome(not go.wait(10), "damaged: 3 findings")
+    )
     ids = [act(server, "verify", role=role)["task"] for role in ("admin", "operator")]
     assert ids[0] == ids[1]
     go.set()

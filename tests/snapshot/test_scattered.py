@@ -12,7 +12,7 @@ import random
 import pytest
 
 from relight.snapshot import scattered
-from relight.snapshot.scattered import Scattered
+from relight.snapshot.scattered import SampleReader
 
 WIDTH = 16
 
@@ -33,7 +33,7 @@ def wanted(addresses: list[int], lengths: list[int]) -> bytes:
 def test_what_is_read_is_what_is_there(count: int) -> None:
     """Each time anew, whatever the number of calls that it takes, shorter places with zeros behind."""
     memory, addresses, lengths = places(count)
-    there = Scattered(addresses, lengths, WIDTH)
+    there = SampleReader(addresses, lengths, WIDTH)
     assert there.read() == wanted(addresses, lengths)
     ctypes.memset(memory, 7, len(memory))
     assert there.read() == wanted(addresses, lengths)
@@ -47,14 +47,14 @@ def test_without_a_memfd(monkeypatch: pytest.MonkeyPatch) -> None:
 
     _, addresses, lengths = places(1500)
     monkeypatch.setattr(os, "memfd_create", none)
-    assert Scattered(addresses, lengths, WIDTH).read() == wanted(addresses, lengths)
+    assert SampleReader(addresses, lengths, WIDTH).read() == wanted(addresses, lengths)
 
 
 @pytest.mark.parametrize("answer", [-1, 0, 40])
 def test_a_call_that_gives_less(monkeypatch: pytest.MonkeyPatch, answer: int) -> None:
     """A full memory, a signal: they are then read one by one."""
     memory, addresses, lengths = places(1500)
-    there = Scattered(addresses, lengths, WIDTH)
+    there = SampleReader(addresses, lengths, WIDTH)
     there.read()
     ctypes.memset(memory, 9, len(memory))
     monkeypatch.setattr(scattered, "_pwritev", lambda *_: answer)
@@ -75,7 +75,7 @@ def test_nothing_is_left_open() -> None:
     _, addresses, lengths = places(10)
     gc.collect()
     before = held_open()
-    held = [Scattered(addresses, lengths, WIDTH) for _ in range(20)]
+    held = [SampleReader(addresses, lengths, WIDTH) for _ in range(20)]
     assert held_open() == before + 20
     held.clear()
     gc.collect()

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from relight.snapshot import Copier, Gathered, Snapshot, Watched
+from relight.snapshot import Copier, GuardedTensors, SmallCopies, Snapshot
 
 LENGTHS = (5_000, 262_144, 700_001, 1_500_000)
 
@@ -21,7 +21,7 @@ def buffer_of(tensor: torch.Tensor) -> ctypes.Array:
 def start(tensors: list[torch.Tensor]) -> tuple[Snapshot, list[ctypes.Array], list[list[str]]]:
     buffers = [buffer_of(tensor) for tensor in tensors]
     told: list[list[str]] = []
-    watched = Watched([(f"t{i}", t.detach(), ctypes.addressof(b)) for i, (t, b) in enumerate(zip(tensors, buffers))])
+    watched = GuardedTensors([(f"t{i}", t.detach(), ctypes.addressof(b)) for i, (t, b) in enumerate(zip(tensors, buffers))])
     return Snapshot(watched.begin(), 0, told.append), buffers, told
 
 
@@ -129,7 +129,7 @@ def test_small_tensors_are_gathered_to_the_byte() -> None:
     """Each to its place, in any slot."""
     tensors = [torch.randn(length) for length in (1, 3, 100, 4000)]
     offsets = [0, 64, 128, 1000]
-    gathered = Gathered([(t.data_ptr(), t.numel() * 4, offset) for t, offset in zip(tensors, offsets)])
+    gathered = SmallCopies([(t.data_ptr(), t.numel() * 4, offset) for t, offset in zip(tensors, offsets)])
     for _ in range(2):
         slot = (ctypes.c_ubyte * 20_000)()
         gathered.copy(ctypes.addressof(slot))

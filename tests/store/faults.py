@@ -27,7 +27,7 @@ from relight.errors import RelightError
 from relight.format.records import CommitBody
 from relight.log import Log
 from relight.store import ByteStore, probe
-from relight.store.object_client import Patience
+from relight.store.object_client import RetryTimes
 from relight.store.objects import ObjectStore
 from relight.testing import scenario
 from relight.testing.scenario import RUN, Fact
@@ -38,7 +38,7 @@ sys.path.insert(0, str(HERE.parents[2]))
 from tests.store.proxy import Proxy, Request, faults_of, proxied  # noqa: E402
 from tests.store.servers import Server, moto  # noqa: E402
 
-PATIENCE = Patience(request_s=0.8, deadline_s=8.0, tries=5, pause_s=0.01, pause_max_s=0.1)
+PATIENCE = RetryTimes(request_s=0.8, deadline_s=8.0, tries=5, pause_s=0.01, pause_max_s=0.1)
 BOUND_S = 30.0
 
 

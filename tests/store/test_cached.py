@@ -24,7 +24,7 @@ from relight.observe import subscribe
 from relight.observe.events import Event
 from relight.store import ByteStore, LocalStore, put
 from relight.store.base import Reader
-from relight.store.blocks import BLOCK_BYTES, TRAILER_BYTES, Blocks, blocks_from_settings, name_of
+from relight.store.blocks import BLOCK_BYTES, TRAILER_BYTES, BlockCache, blocks_from_settings, name_of
 from relight.store.cached import CachedStore, is_fixed
 from relight.store.objects import ObjectStore
 from relight.store.urls import open_bytes
@@ -45,7 +45,7 @@ class TestCachedAll(StoreSuite):
 
     def make(self, tmp_path: Path) -> ByteStore:
         cache = tmp_path.with_name(f"{tmp_path.name}-cache")
-        return CachedStore(LocalStore(tmp_path), Blocks(cache, 1 << 30))
+        return CachedStore(LocalStore(tmp_path), BlockCache(cache, 1 << 30))
 
 
 class TestCachedS3(StoreSuite):
@@ -79,7 +79,7 @@ def far(tmp_path: Path) -> CountingStore:
 
 def fresh(far: ByteStore, tmp_path: Path, limit: int = 1 << 30) -> CachedStore:
     """As another process would have it: nothing in memory."""
-    return CachedStore(far, Blocks(tmp_path / "cache", limit))
+    return CachedStore(far, BlockCache(tmp_path / "cache", limit))
 
 
 def read(reader: Reader, offset: int, length: int) -> bytes:
@@ -355,7 +355,7 @@ def test_strangers_files_stay(tmp_path: Path) -> None:
     old = folder / "ab" / ("c" * 64) / ".tmp-0123"
     old.write_bytes(b"left by a process that was killed")
     os.utime(old, (0, 0))
-    blocks = Blocks(folder, 3 * BLOCK_BYTES)
+    blocks = BlockCache(folder, 3 * BLOCK_BYTES)
     for number in range(20):
         blocks.keep(name_of("s", "k"), number, 1 << 30, memoryview(bytes(BLOCK_BYTES)))
     assert all(path.exists() for path in strange)
@@ -367,7 +367,7 @@ def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypa
     """Without a word it is that, told in the directory, so that it stays what it was."""
 
     def use() -> int:
-        blocks = Blocks(tmp_path / "cache")
+        blocks = BlockCache(tmp_path / "cache")
         blocks.keep(name_of("s", "k"), 0, 1, memoryview(b"x"))
         return blocks._limit
 
@@ -396,7 +396,7 @@ def test_a_disk_that_refuses_means_no_cache_and_one_word(
             return plain(fd, [memoryview(b"".join(buffers))[:1000]])
 
         monkeypatch.setattr(os, "writev", writev)
-    blocks = Blocks(folder)
+    blocks = BlockCache(folder)
     for _ in range(3):
         store = CachedStore(far, blocks)
         assert read_all(store, PACK) == DATA
@@ -418,7 +418,7 @@ def test_threads_that_meet_a_full_disk_together_tell_it_once(tmp_path: Path, tol
         raise OSError(errno.ENOSPC, "full")
 
     monkeypatch.setattr(os, "writev", writev)
-    blocks = Blocks(tmp_path / "cache")
+    blocks = BlockCache(tmp_path / "cache")
     threads = [threading.Thread(target=blocks.keep, args=(name_of("s", "k"), number, 4, memoryview(b"x"))) for number in range(4)]
     for thread in threads:
         thread.start()
@@ -594,7 +594,7 @@ def test_processes_share_a_cache_that_is_too_small_and_are_killed(tmp_path: Path
     out, said = stays.communicate(timeout=60)
     assert stays.returncode == 0, said
     assert out.split() == ["begun", "read"]
-    assert Blocks(tmp_path / "cache", limit).total_bytes() < limit
+    assert BlockCache(tmp_path / "cache", limit).total_bytes() < limit
     left = fresh(inner, tmp_path, limit)
     for number in range(6):
         assert read_all(left, f"{DIR}/pack-00000-{number:03d}.safetensors") == random.Random(number).randbytes(

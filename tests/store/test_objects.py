@@ -19,7 +19,7 @@ from tests.store.proxy import Request, proxied
 from tests.store.servers import Server
 
 from relight.commit import Attempt, SaveRequest
-from relight.commit.save import Seat
+from relight.commit.save import Participant
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable
 from relight.format.names import CheckpointDir
 from relight.log import Log
@@ -28,13 +28,13 @@ from relight.reclaim import execute_sweep, plan_sweep
 from relight.store import object_writer as writing
 from relight.store import open_bytes, probe, put
 from relight.store.base import Uncertain
-from relight.store.object_client import Bucket, Patience, shortened, translate
+from relight.store.object_client import Bucket, RetryTimes, shortened, translate
 from relight.store.object_uploads import boto3_client
 from relight.store.objects import ObjectStore
 from relight.store.urls import split_run
 from relight.testing.store_suite import read_all, refuses, write_all
 
-QUICK = Patience(request_s=0.8, deadline_s=3.0, tries=3, pause_s=0.01, pause_max_s=0.1)
+QUICK = RetryTimes(request_s=0.8, deadline_s=3.0, tries=3, pause_s=0.01, pause_max_s=0.1)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str
         assert counters["store.alone"] > before
         assert store.put_once("x", b"1") and not store.put_once("x", b"1")
         save(attempt, 0)
-        request = SaveRequest(step=1, tree=b"", items=[], id="0123456789", seat=Seat(0, 2, "0" * 16, 1.0))
+        request = SaveRequest(step=1, tree=b"", items=[], id="0123456789", seat=Participant(0, 2, "0" * 16, 1.0))
         assert "rank 0" in refuses(ConfigError, lambda: attempt.save(request)).hint
 
 

@@ -10,7 +10,7 @@ import sys
 from relight.cli import main
 from relight.foresee import gate
 from relight.foresee.host import HostGauges
-from relight.foresee.sample import Room
+from relight.foresee.sample import DiskSpace
 
 GB = 1e9
 
@@ -19,8 +19,8 @@ def plant(seconds: int) -> None:
     """Each sample is a second."""
     samples = iter(range(10**9))
 
-    def rooms(self: HostGauges) -> tuple[Room, ...]:
-        return (Room(0.0 if next(samples) >= seconds else 500 * GB, 1000 * GB),)
+    def rooms(self: HostGauges) -> tuple[DiskSpace, ...]:
+        return (DiskSpace(0.0 if next(samples) >= seconds else 500 * GB, 1000 * GB),)
 
     gate.FIRST_LOOK = 1  # type: ignore[attr-defined]
     HostGauges.rooms = rooms  # type: ignore[method-assign]

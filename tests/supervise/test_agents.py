@@ -12,25 +12,25 @@ import pytest
 from tests.supervise.test_run import Job
 
 from relight.log import Log, fold
-from relight.pulse import Beat, read_beat
+from relight.pulse import Heartbeat, read_beat
 from relight.store import open_bytes
 from relight.supervise.agent_watch import UNKNOWN_S, AgentWatch
-from relight.supervise.procfs import Process
+from relight.supervise.procfs import ProcessSample
 
 
-def beat(asked: float = 0.0, saves: int = 1, took: float = 1.0) -> Beat:
+def beat(asked: float = 0.0, saves: int = 1, took: float = 1.0) -> Heartbeat:
     """Of a rank whose saves took so long, and that has asked for another."""
-    return Beat(pid=7, agent=99, save_since=asked, saves=saves, saves_s=took)
+    return Heartbeat(pid=7, agent=99, save_since=asked, saves=saves, saves_s=took)
 
 
 def first_seen(state: str, *, moves: bool = False, known: bool = True, until: float = 600.0) -> float | None:
     """A save is asked for at 100 s: when is its writer called stuck?"""
     watch = AgentWatch()
     now = 100.0
-    watch.update(now, [beat(0.0) if known else beat(0.0, 0, 0.0)], lambda _: Process("S"))
+    watch.update(now, [beat(0.0) if known else beat(0.0, 0, 0.0)], lambda _: ProcessSample("S"))
     while now < 100 + until:
         now += 0.5
-        process = Process(state, 1.0, int(now) if moves else 5)
+        process = ProcessSample(state, 1.0, int(now) if moves else 5)
         if watch.update(now, [beat(100.0) if known else beat(100.0, 0, 0.0)], lambda _: process) is not None:
             return now - 100
     return None

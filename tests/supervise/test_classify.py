@@ -6,12 +6,12 @@ import signal
 
 import pytest
 
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 from relight.supervise.classify import alike, classify
-from relight.supervise.facts import KINDS, Facts, Worker
+from relight.supervise.facts import KINDS, FailureEvidence, Worker
 
-WELL = Beat(steps=10, step=109, restored=99, durable=104, phase="training")
-NEW = Beat(phase="starting")
+WELL = Heartbeat(steps=10, step=109, restored=99, durable=104, phase="training")
+NEW = Heartbeat(phase="starting")
 PEER = "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.1]:2817"
 
 ONE = {
@@ -46,7 +46,7 @@ ONE = {
 def test_by_what_it_said(words: str) -> None:
     """One rank, one exception; the same whether it wrote it down or only printed it."""
     for worker in (Worker(0, 1, 5.0, words, beat=WELL), Worker(0, 1, 5.0, "", ("Traceback …", "  File", words, ""), WELL)):
-        failure = classify(Facts((worker,)))
+        failure = classify(FailureEvidence((worker,)))
         assert failure.kind == ONE[words], failure
         assert words[:40].strip() in failure.why and failure.rank == 0
         assert (failure.step, failure.steps, failure.restored, failure.durable) == (109, 10, 99, 104)
@@ -58,17 +58,17 @@ def test_by_what_it_said(words: str) -> None:
 )
 def test_by_a_signal(number: str, kind: str) -> None:
     """Nothing said."""
-    failure = classify(Facts((Worker(0, -signal.Signals[number].value, 5.0, beat=WELL), Worker(1, beat=WELL, stopped=True))))
+    failure = classify(FailureEvidence((Worker(0, -signal.Signals[number].value, 5.0, beat=WELL), Worker(1, beat=WELL, stopped=True))))
     assert (failure.kind, failure.rank) == (kind, 0) and number in failure.why
 
 
 def test_a_kill_for_want_of_memory_is_told_from_others() -> None:
     """By the kernel's count, or its log."""
     dead = Worker(1, -9, 5.0, beat=WELL)
-    assert classify(Facts((Worker(0, beat=WELL), dead))).kind == "killed"
-    counted = classify(Facts((Worker(0, beat=WELL), dead), oom_kills=1))
+    assert classify(FailureEvidence((Worker(0, beat=WELL), dead))).kind == "killed"
+    counted = classify(FailureEvidence((Worker(0, beat=WELL), dead), oom_kills=1))
     assert (counted.kind, counted.rank) == ("memory", 1)
-    logged = classify(Facts((Worker(0, beat=WELL), dead), kernel=("Memory cgroup out of memory: Killed process 4711 (python)",)))
+    logged = classify(FailureEvidence((Worker(0, beat=WELL), dead), kernel=("Memory cgroup out of memory: Killed process 4711 (python)",)))
     assert logged.kind == "memory"
 
 
@@ -81,51 +81,53 @@ def test_who_lost_another_is_not_the_cause(first: int) -> None:
             return Worker(rank, 1, 5.3, "IndexError: list index out of range", beat=WELL)
         return Worker(rank, 1, 5.0 + rank / 10, PEER, beat=WELL)
 
-    failure = classify(Facts(tuple(map(of, range(3)))))
+    failure = classify(FailureEvidence(tuple(map(of, range(3)))))
     assert (failure.kind, failure.rank) == ("user", first)
-    killed = classify(Facts(tuple(Worker(r, -9, 5.3, beat=WELL) if r == first else of(r) for r in range(3) if r == first or r != first)))
+    killed = classify(
+        FailureEvidence(tuple(Worker(r, -9, 5.3, beat=WELL) if r == first else of(r) for r in range(3) if r == first or r != first))
+    )
     assert killed.rank == first and killed.kind == "killed"
 
 
 @pytest.mark.parametrize("code", [3, 1])
 def test_one_that_ended_without_a_word_is_the_cause_all_the_same(code: int) -> None:
     """Others lost it, and say so at length."""
-    failure = classify(Facts((Worker(0, code, 5.1, beat=WELL), Worker(1, 1, 5.0, PEER, beat=WELL))))
+    failure = classify(FailureEvidence((Worker(0, code, 5.1, beat=WELL), Worker(1, 1, 5.0, PEER, beat=WELL))))
     assert (failure.kind, failure.rank) == ("unknown", 0)
 
 
 def test_ranks_that_were_stopped_are_no_clue() -> None:
     """The supervisor's own SIGKILL says nothing."""
-    failure = classify(Facts((Worker(0, -9, 0.0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", ("loading",), WELL))))
+    failure = classify(FailureEvidence((Worker(0, -9, 0.0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", ("loading",), WELL))))
     assert failure.rank == 1 and failure.kind == "unknown" and "exit code 3" in failure.why
 
 
 def test_one_that_said_why_and_was_slow_to_end_is_the_cause() -> None:
     """It was stopped before it had ended."""
     slow = Worker(0, None, 0.0, "TypeError: object of type 'int' has no len()", beat=NEW, stopped=True)
-    failure = classify(Facts((slow, Worker(1, 1, 5.0, PEER, beat=NEW))))
+    failure = classify(FailureEvidence((slow, Worker(1, 1, 5.0, PEER, beat=NEW))))
     assert (failure.kind, failure.rank) == ("user", 0)
 
 
 def test_hangs_preemptions_and_nothing() -> None:
     """What the supervisor itself saw; and what nobody saw."""
     two = (Worker(0, beat=WELL, stopped=True), Worker(1, beat=WELL, stopped=True))
-    assert classify(Facts(two, hung="no progress: rank 1")).kind == "hang"
-    assert classify(Facts(two, asked_to_end="SIGTERM came")).kind == "preemption"
-    assert classify(Facts(two)).kind == "unknown"
-    assert classify(Facts(())).kind == "unknown"
+    assert classify(FailureEvidence(two, hung="no progress: rank 1")).kind == "hang"
+    assert classify(FailureEvidence(two, asked_to_end="SIGTERM came")).kind == "preemption"
+    assert classify(FailureEvidence(two)).kind == "unknown"
+    assert classify(FailureEvidence(())).kind == "unknown"
 
 
 def test_usage_errors_are_the_users() -> None:
     """argparse's, by exit code and words."""
     tail = ("usage: train.py [-h] [--lr LR]", "train.py: error: unrecognized arguments: --lrr 3")
-    assert classify(Facts((Worker(0, 2, 5.0, "", tail, NEW),))).kind == "user"
+    assert classify(FailureEvidence((Worker(0, 2, 5.0, "", tail, NEW),))).kind == "user"
 
 
 def test_the_onset_is_read() -> None:
     """Of a loss that jumped some steps ago."""
     said = "relight.errors.Diverged: the loss jumped from 2.1 to 9.4 at step 105, and stayed there for 5 steps [onset 105]"
-    assert classify(Facts((Worker(0, 1, 5.0, said, beat=WELL),))).onset == 105
+    assert classify(FailureEvidence((Worker(0, 1, 5.0, said, beat=WELL),))).onset == 105
 
 
 def test_words_are_compared_without_numbers() -> None:
@@ -141,10 +143,10 @@ def test_all_kinds_are_known() -> None:
 def test_who_computes_wrongly_is_the_one_that_differs_from_most() -> None:
     """All ranks say so; where two differ, nobody knows which."""
     most = "relight.errors.ReplicasDiffer: model/0.weight on rank 2 is not what it is on 0, 1, 3 [before step 7]"
-    found = classify(Facts(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))
+    found = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=most) for rank in range(4))))
     assert (found.kind, found.rank) == ("hardware", 2)
     two = "relight.errors.ReplicasDiffer: model/0.weight is not the same on ranks 0, 1 [before step 7]"
-    found = classify(Facts(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
+    found = classify(FailureEvidence(tuple(Worker(rank, 1, died_at=float(rank), error=two) for rank in range(2))))
     assert found.kind == "hardware" and found.rank in (0, 1)
 
 
@@ -155,5 +157,5 @@ def test_a_warning_is_not_what_a_rank_ended_with() -> None:
         "frame #2: c10::DistNetworkError::DistNetworkError(c10::SourceLocation, std::string) + 0x72 (0x7fc954d85022 in libc10.so)",
         "[rank1]:[W1123 05:10:01.2 ProcessGroupNCCL.cpp:1] Warning: Connection refused", "W1123 05:10:01.2 17 torch/x.py:3] Broken pipe",
     )  # fmt: skip
-    failure = classify(Facts((Worker(0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", warned, WELL))))
+    failure = classify(FailureEvidence((Worker(0, beat=WELL, stopped=True), Worker(1, 3, 5.0, "", warned, WELL))))
     assert (failure.kind, failure.rank, failure.why) == ("unknown", 1, "rank 1 ended with exit code 3")

@@ -10,11 +10,11 @@ import pytest
 
 from relight.errors import ConfigError
 from relight.policy.going_back import BEFORE, CUT, SKIP, SPLIT
-from relight.supervise.decide import Past, Rules, agreed, decide
+from relight.supervise.decide import Past, SuperviseRules, agreed, decide
 from relight.supervise.facts import KINDS, Decision, Failure
 
 DOCS = Path(__file__).parents[2] / "docs" / "recovery.md"
-RULES = Rules()
+RULES = SuperviseRules()
 
 
 def failure(kind: str, step: int = 100, steps: int = 50, **more: object) -> Failure:
@@ -22,7 +22,7 @@ def failure(kind: str, step: int = 100, steps: int = 50, **more: object) -> Fail
     return replace(Failure(kind, f"why of {kind}", 0, step, steps, f"words of {kind}", restored=step - steps), **more)  # type: ignore[arg-type]
 
 
-def after(*failures: Failure, rules: Rules = RULES) -> Decision:
+def after(*failures: Failure, rules: SuperviseRules = RULES) -> Decision:
     """What is decided about the last one, each having been decided in turn."""
     history: list[Past] = []
     for at, one in enumerate(failures):
@@ -45,7 +45,7 @@ def test_the_table_has_every_kind() -> None:
 def test_the_table_is_what_is_done(kind: str) -> None:
     """Cell by cell."""
     cells = table()[kind]
-    rules = Rules(split=True) if kind == "device memory" else RULES
+    rules = SuperviseRules(split=True) if kind == "device memory" else RULES
     for times, cell in enumerate(cells[1:4], 1):
         if cell == "–":
             continue
@@ -68,7 +68,7 @@ def test_an_error_of_the_script_stops_at_once_only_if_nothing_worked() -> None:
 
 def test_waiting_grows_and_is_bounded() -> None:
     """At once, then 1, 2, 4 … 60 s, as long as no step is reached that was not reached before."""
-    rules = Rules(failures=100)
+    rules = SuperviseRules(failures=100)
     assert [after(*[failure("network")] * times, rules=rules).delay_s for times in range(1, 10)] == [0, 1, 2, 4, 8, 16, 32, 60, 60]
     assert after(*[failure("network")] * 5, failure("network", 101), rules=rules).delay_s == 0
 
@@ -85,7 +85,7 @@ def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
     assert after(*broken[:2], failure("killed", 700), failure("network", 800)).action == "resume"
     elsewhere = [replace(one, here=False) for one in broken]
     assert after(*elsewhere, *elsewhere, broken[0]).action == "resume"
-    assert after(*broken, rules=Rules(node_failures=4)).action == "resume"
+    assert after(*broken, rules=SuperviseRules(node_failures=4)).action == "resume"
 
 
 def test_what_failed_more_than_a_day_ago_is_no_reason_to_leave_a_machine() -> None:
@@ -126,7 +126,7 @@ def test_a_life_that_did_not_come_to_it_is_told_again() -> None:
 
 def test_micro_batches_shrink_where_that_is_allowed() -> None:
     """Twice, four times … sixteen; the next lives keep them small."""
-    rules = Rules(split=True)
+    rules = SuperviseRules(split=True)
     told = [after(*[failure("device memory")] * times, rules=rules) for times in range(1, 6)]
     assert [dict(one.settings) for one in told[:4]] == [{SPLIT: "2"}, {SPLIT: "4"}, {SPLIT: "8"}, {SPLIT: "16"}]
     assert told[4].action == "stop"
@@ -141,7 +141,7 @@ def test_micro_batches_shrink_where_that_is_allowed() -> None:
 def test_rules_are_checked(wrong: dict[str, object]) -> None:
     """With the setting's name."""
     with pytest.raises(ConfigError, match=next(iter(wrong))):
-        Rules(**wrong)  # type: ignore[arg-type]
+        SuperviseRules(**wrong)  # type: ignore[arg-type]
 
 
 def test_all_nodes_are_told_the_same() -> None:

@@ -17,40 +17,42 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 
 from relight.supervise import departing, launch
 from relight.supervise.classify import classify
-from relight.supervise.decide import Rules, decide
+from relight.supervise.decide import SuperviseRules, decide
 from relight.supervise.departing import Departing, leave
-from relight.supervise.facts import Departure, Facts, Worker
+from relight.supervise.facts import Departure, FailureEvidence, Worker
 from relight.supervise.incidents import incidents_in
-from relight.supervise.limits import Patience
+from relight.supervise.limits import HangTimeouts
 from relight.supervise.rendezvous import Forged
-from relight.supervise.settings import Settings
+from relight.supervise.settings import RunSettings
 from relight.supervise.supervisor import Supervisor
 
 ENDED = (Worker(0, -15, 5.0), Worker(1, -15, 5.1))
 
 
-def decided(facts: Facts) -> tuple[str, str]:
+def decided(facts: FailureEvidence) -> tuple[str, str]:
     """Action and reason."""
-    decision = decide(classify(facts), (), Rules(), 0.0)
+    decision = decide(classify(facts), (), SuperviseRules(), 0.0)
     return decision.action, decision.reason
 
 
 def test_the_others_continue_if_they_are_enough() -> None:
     """Ranks that ended with those of a node that was asked to go: resume with the rest, or end if too few nodes are left."""
-    assert decided(Facts(ENDED, departure=Departure("node b (SIGTERM came)", 2, 2))) == (
+    assert decided(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 2, 2))) == (
         "resume", "asked to go: node b (SIGTERM came): 2 nodes continue",
     )  # fmt: skip
-    assert decided(Facts(ENDED, departure=Departure("node b (SIGTERM came)", 1, 2))) == (
+    assert decided(FailureEvidence(ENDED, departure=Departure("node b (SIGTERM came)", 1, 2))) == (
         "end", "asked to go: node b (SIGTERM came): too few nodes are left, 1 of at least 2",
     )  # fmt: skip
-    assert decided(Facts(ENDED))[0] == "end", "no node has announced that it goes: the ranks themselves were asked"
-    assert decided(Facts(ENDED, asked_to_end="SIGTERM came", departure=Departure("node b", 2, 1)))[0] == "end", "this node is asked as well"
+    assert decided(FailureEvidence(ENDED))[0] == "end", "no node has announced that it goes: the ranks themselves were asked"
+    assert decided(FailureEvidence(ENDED, asked_to_end="SIGTERM came", departure=Departure("node b", 2, 1)))[0] == "end", (
+        "this node is asked as well"
+    )
 
 
 def test_a_failure_of_its_own_is_not_a_departure() -> None:
     """A rank that fails by itself decides what is done, also while another node goes."""
     fenced = Worker(0, 1, 5.0, "relight.errors.Fenced: attempt 3 of this run was superseded by attempt 4")
-    failure = classify(Facts((fenced, ENDED[1]), departure=Departure("node b", 2, 1)))
+    failure = classify(FailureEvidence((fenced, ENDED[1]), departure=Departure("node b", 2, 1)))
     assert failure.kind == "fenced" and failure.departure is None
 
 
@@ -140,13 +142,13 @@ def test_an_end_without_a_failure_is_written_down(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: SimpleNamespace(shutdown=lambda: True))
     monkeypatch.setattr(launch, "Agent", Broken)
     arguments = ["--nnodes", "2:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1", "--rdzv-id", "j", "train.py"]
-    assert launch.launch(launch.parse(arguments), Settings(), tmp_path).code == 1
+    assert launch.launch(launch.parse(arguments), RunSettings(), tmp_path).code == 1
     assert [(one.action, one.meeting) for one in incidents_in(tmp_path)] == ([(action, "life 1 ended")] if action else [])
 
 
 def test_a_machine_that_is_drained_has_left(tmp_path: Path) -> None:
     """Its incident has the decision ``leave``: an operator sees that a node is excluded."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         watched._drains = "corrected errors rise"
         watched.begin([0], {})

@@ -11,7 +11,7 @@ import pytest
 from relight.errors import NoSpace
 from relight.store import MemoryStore
 from relight.supervise.goodput import Account, Goodput, merged, once_each
-from relight.supervise.incidents import Book, read_accounts
+from relight.supervise.incidents import IncidentLog, read_accounts
 
 
 def kept(*looks: tuple[float, str, int, int] | str) -> Account:
@@ -132,7 +132,7 @@ def test_an_account_stays_until_there_is_a_newer_one(tmp_path: Path) -> None:
                 raise NoSpace("full")
             return super().put_once(key, data)
 
-    store, book, goodput = Full(), Book(tmp_path / "here"), Goodput(0.0)
+    store, book, goodput = Full(), IncidentLog(tmp_path / "here"), Goodput(0.0)
     book.at(store, "run")
     for at in range(1, 7):
         store.full = 3 <= at <= 5

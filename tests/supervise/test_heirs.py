@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relight.checkpointer.heir import SLACK_S, is_worth_it
-from relight.pulse import Will, make_will, read_will
+from relight.pulse import RankStateWriter, make_rank_state, read_rank_state
 from relight.pulse.will import WILL_BYTES
 from relight.store import open_bytes
 from relight.supervise.incidents import Incident, read_incidents
@@ -96,20 +96,20 @@ def test_a_rank_that_computes_wrongly_is_not_inherited_from(tmp_path: Path) -> N
 def test_what_is_left_can_be_read_when_its_writer_is_gone(tmp_path: Path) -> None:
     """The newest; nothing of what does not fit, of one that is being written, of what is no such file."""
     path = tmp_path / "will"
-    assert read_will(path) is None
-    make_will(path)
-    assert read_will(path) is None
-    will = Will(path)
+    assert read_rank_state(path) is None
+    make_rank_state(path)
+    assert read_rank_state(path) is None
+    will = RankStateWriter(path)
     assert will.write(3, b"three") and will.write(4, b"four")
-    assert read_will(path) == (4, b"four")
+    assert read_rank_state(path) == (4, b"four")
     data = bytearray(path.read_bytes())
     data[8] += 1  # its writer died in the midst of it
     path.write_bytes(data)
-    assert read_will(path) is None
+    assert read_rank_state(path) is None
     assert not will.write(5, bytes(WILL_BYTES))
-    assert read_will(path) is None
+    assert read_rank_state(path) is None
     path.write_bytes(b"rlwill01" + bytes(8))
-    assert read_will(path) is None
+    assert read_rank_state(path) is None
 
 
 @pytest.mark.parametrize(("steps", "step_s", "save_s", "yes"), [

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.supervise.lab import missing
 
-from relight.checkpointer.last_moments import LastMoments
-from relight.policy.grace import GRACE, Hurry, fits, grace_of, kept_back
+from relight.checkpointer.last_moments import GracePeriod
+from relight.policy.grace import GRACE, GraceState, fits, grace_of, kept_back
 
 HERE = Path(__file__).parent
 
@@ -62,12 +62,12 @@ def test_a_machine_that_is_wanted_back_says_whether_the_last_step_is_stored() ->
 
 def test_a_save_is_begun_only_if_it_fits() -> None:
     """The slowest rank and the one with least time count; where nothing is known it is tried; a save that is under way comes first."""
-    assert fits([Hurry(4.0, 3.0, 0.0), Hurry(5.0, 3.5, 0.0)]).fits
-    assert not fits([Hurry(4.0, 3.0, 0.0), Hurry(5.0, 4.5, 0.0)]).fits
-    assert not fits([Hurry(4.0, 3.0, 0.5)]).fits and not fits([Hurry(3.0, 3.0, 0.0)]).fits
-    assert not fits([Hurry(None, 3.0, 0.0), Hurry(2.0, 0.0, 0.0)]).fits
-    assert fits([Hurry(None, 30.0, 1.0)]).fits
-    assert fits([Hurry(1.0, 0.0, 0.0)]).fits and not fits([Hurry(-0.1, 0.0, 0.0)]).fits
+    assert fits([GraceState(4.0, 3.0, 0.0), GraceState(5.0, 3.5, 0.0)]).fits
+    assert not fits([GraceState(4.0, 3.0, 0.0), GraceState(5.0, 4.5, 0.0)]).fits
+    assert not fits([GraceState(4.0, 3.0, 0.5)]).fits and not fits([GraceState(3.0, 3.0, 0.0)]).fits
+    assert not fits([GraceState(None, 3.0, 0.0), GraceState(2.0, 0.0, 0.0)]).fits
+    assert fits([GraceState(None, 30.0, 1.0)]).fits
+    assert fits([GraceState(1.0, 0.0, 0.0)]).fits and not fits([GraceState(-0.1, 0.0, 0.0)]).fits
 
 
 def test_some_of_the_grace_is_kept_back() -> None:
@@ -80,7 +80,7 @@ def test_the_first_signal_begins_the_last_moments(monkeypatch: pytest.MonkeyPatc
     """From then on every wait ends in time; without a word about grace none is shortened."""
     now = [100.0]
     monkeypatch.setenv(GRACE, "5")
-    moments = LastMoments(lambda: now[0])
+    moments = GracePeriod(lambda: now[0])
     assert moments.left_s is None and moments.bound(600) == 600 and not moments.over
     moments.begin()
     now[0] += 2
@@ -93,6 +93,6 @@ def test_the_first_signal_begins_the_last_moments(monkeypatch: pytest.MonkeyPatc
     now[0] += 5
     assert moments.over and moments.bound(600) == 0
     monkeypatch.delenv(GRACE)
-    unknown = LastMoments(lambda: now[0])
+    unknown = GracePeriod(lambda: now[0])
     unknown.begin()
     assert unknown.left_s is None and unknown.allow(7, [], None)

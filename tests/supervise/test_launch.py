@@ -17,10 +17,10 @@ from torch.distributed.elastic.rendezvous import RendezvousClosedError, Rendezvo
 
 from relight.errors import ConfigError
 from relight.supervise import launch
-from relight.supervise.decide import Rules
-from relight.supervise.elastic_agent import Agent, _end, _on_signal, failure_of
-from relight.supervise.limits import Patience
-from relight.supervise.settings import Settings
+from relight.supervise.decide import SuperviseRules
+from relight.supervise.elastic_agent import SupervisedAgent, _end, _on_signal, failure_of
+from relight.supervise.limits import HangTimeouts
+from relight.supervise.settings import RunSettings
 from relight.supervise.supervisor import Supervisor
 
 
@@ -55,7 +55,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
         monkeypatch.setenv(name, "1")  # launch sets them, for the processes to come
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
     monkeypatch.setattr(launch, "Agent", Broken)
-    ended = launch.launch(launch.parse(["train.py"]), Settings(), tmp_path)
+    ended = launch.launch(launch.parse(["train.py"]), RunSettings(), tmp_path)
     assert ended.code == 1 and says in ended.say and len(closings) == closed
 
 
@@ -92,7 +92,7 @@ def test_what_is_behind_the_script_is_the_scripts(given: list[str], script: str,
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Any:
     """Of no ranks, with the signal's handler as the agent sets it."""
-    made = Supervisor(Rules(), Patience(), "job", tmp_path)
+    made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     before = signal.signal(signal.SIGTERM, partial(_on_signal, made, api._terminate_process_handler))
     try:
         yield made
@@ -104,14 +104,14 @@ def supervisor(tmp_path: Path) -> Any:
 def test_a_signal_that_somebody_took_for_an_error_of_its_own_counts_all_the_same(supervisor: Supervisor) -> None:
     """It came as the main thread asked a store, whose client takes any exception for the store's: the next look sends it once more."""
     agent: Any = SimpleNamespace(_supervisor=supervisor)
-    Agent._end_if_announced(agent)
+    SupervisedAgent._end_if_announced(agent)
     try:
         os.kill(os.getpid(), signal.SIGTERM)
     except Exception as error:
         assert isinstance(error, api.SignalException)
     assert supervisor.announced == "SIGTERM came"
     with pytest.raises(api.SignalException):
-        Agent._end_if_announced(agent)
+        SupervisedAgent._end_if_announced(agent)
     assert supervisor.ended("SIGTERM").reason.startswith("SIGTERM came")
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from relight.pulse import Beat
-from relight.supervise.limits import LOOK_S, SILENT_LOOK_S, Patience, Sight, Usual, Verdict, Watch
+from relight.pulse import Heartbeat
+from relight.supervise.limits import LOOK_S, SILENT_LOOK_S, HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
 
 TICK_S = 0.1
 
@@ -18,7 +18,7 @@ class Rank:
 
     def __init__(self, takes: Callable[[], float], pid: int = 1) -> None:
         self._takes = takes
-        self.beat = Beat(pid=pid, phase="training", restored=-1)
+        self.beat = Heartbeat(pid=pid, phase="training", restored=-1)
         self.next = 0.0
         self.state, self.cpu_s, self.moved, self.frame = "S", 0.0, 0, 0
         self.stands = self.spins = False
@@ -51,12 +51,14 @@ class Rank:
         self.next = now + seconds + self._takes()
 
     @property
-    def sight(self) -> Sight:
+    def sight(self) -> RankObservation:
         """As it is seen."""
-        return Sight(self.beat, self.state, self.cpu_s, self.moved)
+        return RankObservation(self.beat, self.state, self.cpu_s, self.moved)
 
 
-def run(ranks: list[Rank], seconds: float, watch: Watch, clock: list[float], at: Callable[[float], None] = lambda now: None) -> Verdict:
+def run(
+    ranks: list[Rank], seconds: float, watch: JobWatch, clock: list[float], at: Callable[[float], None] = lambda now: None
+) -> HangVerdict:
     """Look ten times a second; the hang, if one was seen."""
     ends = clock[0] + seconds
     while clock[0] < ends:
@@ -74,7 +76,7 @@ def run(ranks: list[Rank], seconds: float, watch: Watch, clock: list[float], at:
             verdict = watch.looked(now, sights, stacks, {number: rank.sight for number, rank in enumerate(ranks)})
         if verdict.what == "hang":
             return verdict
-    return Verdict()
+    return HangVerdict()
 
 
 def noisy(rng: random.Random, usual: float) -> Callable[[], float]:
@@ -87,7 +89,7 @@ def test_an_hour_of_noisy_steps_is_no_hang(usual: float) -> None:
     """Slow saves, evaluations that nobody told of but that work, and a disk thirty times slower among them."""
     rng = random.Random(1)
     ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
-    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
 
     def at(now: float) -> None:
         if rng.random() < TICK_S / 300:  # an evaluation of eight steps' time and more
@@ -99,7 +101,7 @@ def test_an_hour_of_noisy_steps_is_no_hang(usual: float) -> None:
         for rank in ranks:
             rank.moved += 1  # bytes go on
 
-    assert run(ranks, 3600, watch, clock, at) == Verdict()
+    assert run(ranks, 3600, watch, clock, at) == HangVerdict()
 
 
 @pytest.mark.parametrize("usual", [0.02, 0.5, 5.0])
@@ -108,7 +110,7 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
     """Within three usual steps and five seconds, and a tick; the one that is behind is named."""
     rng = random.Random(2)
     ranks = [Rank(noisy(rng, usual)) for _ in range(2)]
-    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     assert run(ranks, 100 * usual, watch, clock).what == ""
     for rank in ranks:
         rank.stands = True
@@ -130,7 +132,7 @@ def test_a_hang_is_found_in_time(usual: float, how: str) -> None:
 def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
     """Rank 0 evaluates, and says so; rank 1 stands in a collective."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
-    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
     ranks[0].phase("evaluating", clock[0], 1000, expected_s=60)
     ranks[1].stands = True
@@ -142,7 +144,7 @@ def test_who_waits_for_one_that_is_not_late_does_not_hang() -> None:
 def test_a_long_wait_in_a_save_is_no_hang_and_a_stopped_one_is() -> None:
     """Rank 0 waits for memory, as Relight has told; rank 1 is through and waits for it."""
     ranks = [Rank(lambda: 0.1), Rank(lambda: 0.1)]
-    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
     ranks[0].phase("saving", clock[0], 1000, expected_s=200)
     ranks[0].stands = ranks[1].stands = True
@@ -155,7 +157,7 @@ def test_a_long_wait_in_a_save_is_no_hang_and_a_stopped_one_is() -> None:
 def test_one_that_is_left_behind_by_others_hangs() -> None:
     """They do not wait for it, and go on."""
     ranks = [Rank(lambda: 0.5), Rank(lambda: 0.5)]
-    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run(ranks, 20, watch, clock)
     ranks[1].stands = True
     verdict = run(ranks, 20, watch, clock)
@@ -165,7 +167,7 @@ def test_one_that_is_left_behind_by_others_hangs() -> None:
 def test_what_moves_is_given_time_and_not_for_ever() -> None:
     """It works and gets nowhere: ten limits."""
     rank = Rank(lambda: 0.5)
-    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     run([rank], 20, watch, clock)
     began, rank.spins = clock[0], True
     verdict = run([rank], 600, watch, clock)
@@ -176,25 +178,25 @@ def test_before_anything_is_known_it_waits_as_it_was_told() -> None:
     """For the first step, and for a phase that never was."""
     rank = Rank(lambda: 1e9)
     rank.stands = True
-    watch, clock = Watch(Usual(Patience(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
     assert run([rank], 29, watch, clock).what == ""
     assert run([rank], 29, watch, clock).what == "hang"
     other = Rank(lambda: 1e9)
     other.beat, other.stands = other.beat._replace(phase="exporting"), True
-    watch, clock = Watch(Usual(Patience(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts(start_s=30.0, phase_s=50.0)), 0.0), [0.0]
     assert run([other], 49, watch, clock).what == ""
     assert run([other], 29, watch, clock).what == "hang"
 
 
 def test_what_was_learned_outlives_a_life() -> None:
     """The first step of the next life has a limit that is known."""
-    usual = Usual(Patience())
+    usual = LearnedDurations(HangTimeouts())
     rank, clock = Rank(lambda: 0.5), [0.0]
-    run([rank], 20, Watch(usual, 0.0), clock)
+    run([rank], 20, JobWatch(usual, 0.0), clock)
     second = Rank(lambda: 1e9, pid=2)
     second.beat, second.stands = second.beat._replace(since=clock[0]), True
     began = clock[0]
-    assert run([second], 60, Watch(usual, clock[0]), clock).what == "hang"
+    assert run([second], 60, JobWatch(usual, clock[0]), clock).what == "hang"
     assert clock[0] - began < 3 * 0.6 + 5 + LOOK_S
 
 
@@ -202,7 +204,7 @@ def test_what_was_learned_outlives_a_life() -> None:
 def test_steps_that_ended_between_two_looks_are_learned_from(steps: int) -> None:
     """It stood before it was seen twice."""
     rank = Rank(lambda: 0.01)
-    watch, clock = Watch(Usual(Patience()), 0.0), [0.0]
+    watch, clock = JobWatch(LearnedDurations(HangTimeouts()), 0.0), [0.0]
     watch.update(0.05, {0: rank.sight})
     rank.beat = rank.beat._replace(steps=steps, step=steps, first_at=0.1, step_at=0.09 + 0.01 * steps, since=0.09 + 0.01 * steps)
     rank.stands, clock[0] = True, 0.5
@@ -211,21 +213,21 @@ def test_steps_that_ended_between_two_looks_are_learned_from(steps: int) -> None
 
 def test_a_rank_that_never_said_anything_is_waited_for_as_starting() -> None:
     """No page was written."""
-    watch = Watch(Usual(Patience(phase_s=10.0)), 0.0)
+    watch = JobWatch(LearnedDurations(HangTimeouts(phase_s=10.0)), 0.0)
     verdicts = []
     for now in (0.1 * tick for tick in range(800)):
-        verdict = watch.update(now, {0: Sight(None, "S")})
+        verdict = watch.update(now, {0: RankObservation(None, "S")})
         if verdict.what == "look":
-            verdict = watch.looked(now, {0: Sight(None, "S")}, {0: "same"}, {0: Sight(None, "S")})
+            verdict = watch.looked(now, {0: RankObservation(None, "S")}, {0: "same"}, {0: RankObservation(None, "S")})
         verdicts.append(verdict.what)
     assert "hang" in verdicts and verdicts.index("hang") >= 10 * (10 + SILENT_LOOK_S)
 
 
 def test_one_that_knows_nothing_of_relight_may_work_for_ever() -> None:
     """No page is ever written, and it moves: a day."""
-    watch = Watch(Usual(Patience(phase_s=10.0)), 0.0)
+    watch = JobWatch(LearnedDurations(HangTimeouts(phase_s=10.0)), 0.0)
     for tick in range(86400):
-        sight = Sight(None, "R", float(tick))
+        sight = RankObservation(None, "R", float(tick))
         verdict = watch.update(float(tick), {0: sight})
         if verdict.what == "look":
             verdict = watch.looked(float(tick), {0: sight}, {0: "same"}, {0: sight})

@@ -12,15 +12,15 @@ import pytest
 
 pytest.importorskip("torch")
 
-from relight.checkpointer.pauses import PAUSE_MAX_S, Pauses
+from relight.checkpointer.pauses import PAUSE_MAX_S, StepPauses
 from relight.errors import ConfigError
 from relight.foresee import Alarm
-from relight.foresee.sample import Accelerator, Host, Sample
+from relight.foresee.sample import Accelerator, Host, NodeSample
 from relight.observe import Event, subscribe
 from relight.pulse.ease import Eased, ease_path, read_ease, write_ease
-from relight.supervise.decide import Rules
-from relight.supervise.foreseeing import Foreseeing, Foreseen
-from relight.supervise.limits import Patience
+from relight.supervise.decide import SuperviseRules
+from relight.supervise.foreseeing import Foreseen, PredictionThread
+from relight.supervise.limits import HangTimeouts
 from relight.supervise.load import HOLDS_S, QUIET_S, RENEW_S, TRY_S, Load
 from relight.supervise.supervisor import Supervisor
 
@@ -30,9 +30,9 @@ def alarm(kind: str = "heat", action: str = "reduce load") -> Alarm:
     return Alarm(0.0, kind, action, "why", "reason", 0.9, "rules")
 
 
-def heat(celsius: float) -> Sample:
+def heat(celsius: float) -> NodeSample:
     """A node whose second accelerator has that temperature."""
-    return Sample(0.0, accelerators=(Accelerator(40.0), Accelerator(celsius)))
+    return NodeSample(0.0, accelerators=(Accelerator(40.0), Accelerator(celsius)))
 
 
 class Node:
@@ -56,7 +56,7 @@ class Node:
         """Taken note of."""
         self.power.append("restored")
 
-    def passes(self, seconds: float, sample: Sample) -> None:
+    def passes(self, seconds: float, sample: NodeSample) -> None:
         """So long, a reading a second."""
         for _ in range(int(seconds)):
             self.now += 1
@@ -89,7 +89,7 @@ def test_load_is_reduced_measured_and_restored_when_the_reading_falls(events: li
 def test_what_does_not_help_is_undone_and_not_tried_again_soon(events: list[Event]) -> None:
     """After ten minutes without effect ranks pause no more; the next alarm within an hour is not acted on."""
     node = Node()
-    pressed = Sample(0.0, Host(psi_cpu_some=70.0, psi_io_full=math.nan))
+    pressed = NodeSample(0.0, Host(psi_cpu_some=70.0, psi_io_full=math.nan))
     assert node.load.reduce(alarm("pressure"), pressed)
     node.passes(TRY_S + 1, pressed)
     assert node.eased[-1] == (0.0, 0.0) and "did not help" in events[-1].fields["say"] and node.power == ["restored"]
@@ -110,13 +110,13 @@ def test_without_anything_done_an_alarm_is_not_acted_on() -> None:
 
 def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> None:
     """A save, or more saves, do not: the alarm comes true or it does not. Nor does a drain that is not allowed, nor load that stays."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     sample, alarms = heat(86), [alarm("link", "save more often"), alarm("ecc", "drain node"), alarm(), alarm("memory", "preventive save")]
     for drain, pause, averted in ((False, 0.0, set()), (True, 0.0, {"drain node"}), (False, 0.2, {"reduce load"})):
         heeded = set[str]()
         foresight: Any = SimpleNamespace(sample=lambda _: alarms, heeded=lambda one, to=heeded: to.add(one.action))
         rounds = iter([False, True])
-        foreseeing = Foreseeing(
+        foreseeing = PredictionThread(
             Foreseen(foresee=False), dict, lambda one, drain=drain: watched.foreseen(one, drain), None, "h", Load(pause, lambda *_: True)
         )
         foreseeing._over = SimpleNamespace(wait=lambda _, rounds=rounds: next(rounds))  # type: ignore[assignment]
@@ -127,9 +127,9 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
 
 def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
     """A fifth of the time; not after the supervisor has stopped asking, nor longer than five seconds at once."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     now, slept = [100.0], list[float]()
-    pauses = Pauses(lambda: now[0], slept.append)
+    pauses = StepPauses(lambda: now[0], slept.append)
     try:
         page = watched.begin([0, 1], {})[1]["RELIGHT_PULSE"]
 
@@ -142,7 +142,7 @@ def test_ranks_pause_for_their_share_of_the_time(tmp_path: Path) -> None:
         assert [step(1), step(4), step(40)] == pytest.approx([0.25, 1.0, PAUSE_MAX_S])
         assert step(10) == 0, "its time is over"
         assert watched.ease(0.2, 1e6) and step(1) > 0 and watched.ease(0.0, 0.0) and step(1) == 0
-        assert slept == pytest.approx([0.25, 1.0, PAUSE_MAX_S, 0.25]) and Pauses().after_step("") == 0
+        assert slept == pytest.approx([0.25, 1.0, PAUSE_MAX_S, 0.25]) and StepPauses().after_step("") == 0
     finally:
         watched.close()
 

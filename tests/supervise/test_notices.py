@@ -16,7 +16,7 @@ from tests.supervise.test_run import Job
 from relight.errors import ConfigError
 from relight.observe import subscribe
 from relight.supervise.launch import SAVED
-from relight.supervise.notices import CLOUDS, Notices, Source, says, sources_of
+from relight.supervise.notices import CLOUDS, NoticeEndpoint, Notices, says, sources_of
 
 
 class Metadata(BaseHTTPRequestHandler):
@@ -162,7 +162,7 @@ def test_a_source_that_answers_again_is_reported(metadata: str, told: list[dict[
 
 def test_a_server_that_wants_a_session_token_gets_one(odd: str, told: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
     """With IMDSv2 the first answer is 401; a token is fetched and the notice is heard."""
-    monkeypatch.setitem(CLOUDS, "aws", Source(f"{odd}/imds2/spot", {}, f"{odd}/token"))
+    monkeypatch.setitem(CLOUDS, "aws", NoticeEndpoint(f"{odd}/imds2/spot", {}, f"{odd}/token"))
     notices = Notices(["aws"], 0.01)
     ends = time.monotonic() + 10
     while not notices.heard and time.monotonic() < ends:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from relight.supervise.classify import classify
-from relight.supervise.facts import Facts, Worker
+from relight.supervise.facts import FailureEvidence, Worker
 from relight.supervise.nvml import Nvml, find_nvml
 
 
@@ -142,9 +142,12 @@ def test_errors_that_the_driver_tells_of() -> None:
     assert found == ["NVRM: Xid (GPU 1): 79"] and nvml.xids() == []
     nvml.close()
     gone = Worker(0, -11, died_at=1.0)
-    assert classify(Facts((gone,), kernel=tuple(found))).kind == "hardware"
-    assert classify(Facts((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault",))).kind == "crash"
-    assert classify(Facts((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",))).kind == "hardware"
+    assert classify(FailureEvidence((gone,), kernel=tuple(found))).kind == "hardware"
+    assert classify(FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 31, pid=1, MMU Fault",))).kind == "crash"
+    assert (
+        classify(FailureEvidence((gone,), kernel=("NVRM: Xid (PCI:0000:3b:00): 79, pid=1, GPU has fallen off the bus.",))).kind
+        == "hardware"
+    )
 
 
 @pytest.mark.parametrize(("library", "there"), [(Library(), True), (Library(0), False), (Library(2, broken=True), False), (None, False)])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.pulse import PAGE_BYTES, SETTING, Beat, Page, Teller, read_beat
+from relight.pulse import PAGE_BYTES, SETTING, Heartbeat, HeartbeatPage, HeartbeatWriter, read_beat
 from relight.pulse.page import make_page
 
 
@@ -27,12 +27,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     """Every field, names that are too long cut."""
     path = page_at(tmp_path)
     assert read_beat(path) is None
-    beat = Beat(
+    beat = Heartbeat(
         7, "evaluating", 1.5, 2.5, 10, 3.5, 11, 3.25, 0.25, 9, 8, 4.5, 5, 5.5, 6.5, 7.5, 3, 99, 1, 1 << 30, "s3://store/with/ünïcode", "run"
     )
-    Page(path).write(beat)
+    HeartbeatPage(path).write(beat)
     assert read_beat(path) == beat
-    Page(path).write(beat._replace(phase="x" * 100, url="u" * 5000))
+    HeartbeatPage(path).write(beat._replace(phase="x" * 100, url="u" * 5000))
     read = read_beat(path)
     assert read is not None and read.phase == "x" * 32 and read.url == "u" * 1023
     assert path.stat().st_size == PAGE_BYTES
@@ -48,10 +48,10 @@ def test_what_is_no_page_is_none(tmp_path: Path, data: bytes) -> None:
 
 
 def _write_on(path: Path, seconds: float) -> None:
-    page, ends, number = Page(path), time.monotonic() + seconds, 0
+    page, ends, number = HeartbeatPage(path), time.monotonic() + seconds, 0
     while time.monotonic() < ends:
         number += 1
-        page.write(Beat(pid=number, step=number, steps=number, sealed=number, durable=number, saves=number, agent=number))
+        page.write(Heartbeat(pid=number, step=number, steps=number, sealed=number, durable=number, saves=number, agent=number))
 
 
 def test_a_reader_gets_a_whole_page_or_none(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_reader_gets_a_whole_page_or_none(tmp_path: Path) -> None:
 def test_what_a_trainer_tells(tmp_path: Path) -> None:
     """Phases, steps, saves."""
     path = page_at(tmp_path)
-    teller = Teller(str(path))
+    teller = HeartbeatWriter(str(path))
     beat = read_beat(path)
     assert beat is not None and (beat.phase, beat.pid, beat.restored) == ("starting", os.getpid(), -2)
     teller.phase("restoring")
@@ -105,7 +105,7 @@ def test_what_a_trainer_tells(tmp_path: Path) -> None:
 def test_without_a_page_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing breaks: no setting, or one that leads nowhere."""
     for path in ("", "/nonexistent/pulse"):
-        teller = Teller(path)
+        teller = HeartbeatWriter(path)
         assert not teller.has_reader
         teller.stepped(1, 0.1)
         teller.over(1, durable=True)

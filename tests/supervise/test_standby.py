@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.pulse import Page, read_beat
+from relight.pulse import HeartbeatPage, read_beat
 from relight.pulse.page import make_page
 from relight.supervise import spare
 from relight.supervise.spare import Spares
@@ -39,7 +39,7 @@ def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
     assert run("import relight; held = bytearray(64 << 20); relight.standby()", RELIGHT_PULSE=str(tmp_path / "page")).returncode == 0
     beat = read_beat(tmp_path / "page")
     assert beat is not None and 64 << 20 < beat.ahead < 1 << 30
-    assert isinstance(Page(tmp_path / "page"), Page)
+    assert isinstance(HeartbeatPage(tmp_path / "page"), HeartbeatPage)
 
 
 @pytest.mark.parametrize(

@@ -18,15 +18,15 @@ from relight.catalog.diary import DIRECTORY
 from relight.commit import Attempt
 from relight.errors import StoreUnavailable
 from relight.policy.going_back import BEFORE, SPLIT
-from relight.pulse import SETTING, Beat, Page
+from relight.pulse import SETTING, Heartbeat, HeartbeatPage
 from relight.pulse.page import read_beat
 from relight.store import Entry, LocalStore, open_bytes
 from relight.store.memory import MemoryStore
-from relight.supervise.decide import Rules
-from relight.supervise.facts import Decision, Facts, Failure, Worker
+from relight.supervise.decide import SuperviseRules
+from relight.supervise.facts import Decision, Failure, FailureEvidence, Worker
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import After, Incident, incident_of, incidents_in, once_each, read_incidents
-from relight.supervise.limits import Patience
+from relight.supervise.incidents import Incident, RecoveryRecord, incident_of, incidents_in, once_each, read_incidents
+from relight.supervise.limits import HangTimeouts
 from relight.supervise.own_memory import MARKER, directories, left_in, sweep_memory
 from relight.supervise.supervisor import Supervisor
 from relight.supervise.taken_over import taken_over
@@ -34,13 +34,15 @@ from relight.supervise.taken_over import taken_over
 
 def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path) -> None:
     """Its steps are in its pages: the incident before it is over, with what it has cost; the next one is open."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         for reached, restored in ((5, -1), (12, 4)):
             told = watched.begin([0, 1], {})
             watched.started({0: os.getpid(), 1: os.getpid()})
             for rank in range(2):
-                Page(told[rank][SETTING]).write(Beat(pid=1, phase="training", step=reached, steps=3, restored=restored, first_at=2.0))
+                HeartbeatPage(told[rank][SETTING]).write(
+                    Heartbeat(pid=1, phase="training", step=reached, steps=3, restored=restored, first_at=2.0)
+                )
             watched.failed([Worker(0, -9, 1.0), Worker(1, stopped=True)])
         first, second = incidents_in(tmp_path)
         assert first.after is not None and (first.after.restored, first.after.steps_lost) == (4, 1)
@@ -51,17 +53,17 @@ def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path
 
 def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(tmp_path: Path) -> None:
     """Asked to end before the new life has come to where the old one was: the steps between are not stored."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         for beat, stored in (
-            (Beat(pid=1, phase="training", step=9, steps=10, durable=9), True),
-            (Beat(pid=2, phase="training", restored=4), False),
-            (Beat(pid=3, phase="training", restored=9), True),
-            (Beat(pid=4, phase="training", restored=4, step=12, steps=8, durable=12), True),
+            (Heartbeat(pid=1, phase="training", step=9, steps=10, durable=9), True),
+            (Heartbeat(pid=2, phase="training", restored=4), False),
+            (Heartbeat(pid=3, phase="training", restored=9), True),
+            (Heartbeat(pid=4, phase="training", restored=4, step=12, steps=8, durable=12), True),
         ):
             told = watched.begin([0], {})
             watched.started({0: os.getpid()})
-            Page(told[0][SETTING]).write(beat)
+            HeartbeatPage(told[0][SETTING]).write(beat)
             watched.poll()
             assert watched.saved() is stored, beat
             watched.failed([Worker(0, -9, 1.0)])
@@ -72,7 +74,7 @@ def test_what_an_earlier_life_did_counts_when_it_is_asked_whether_all_is_stored(
 def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> None:
     """They were ended while they waited, before they were told even that it was sealed: the run's log knows."""
     save(Attempt.begin(LocalStore(tmp_path / "s"), "r"), 12)
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path / "incidents")
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "incidents")
     try:
         for url, step, stored in (
             ("", 12, False),
@@ -82,7 +84,9 @@ def test_what_ranks_had_not_heard_of_is_stored_all_the_same(tmp_path: Path) -> N
         ):
             told = watched.begin([0], {})
             watched.started({0: os.getpid()})
-            Page(told[0][SETTING]).write(Beat(pid=step, phase="training", step=step, steps=8, sealed=4, durable=4, url=url, run="r"))
+            HeartbeatPage(told[0][SETTING]).write(
+                Heartbeat(pid=step, phase="training", step=step, steps=8, sealed=4, durable=4, url=url, run="r")
+            )
             watched.poll()
             assert watched.saved() is stored, (url, step)
             watched.failed([Worker(0, -9, 1.0)])
@@ -95,7 +99,7 @@ def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> No
 
     def one(host: str, life: int, job: str = "job") -> Incident:
         failure = Failure("network", "why", 0, 5, 6, "words")
-        return incident_of(Facts(()), failure, Decision("resume", "so"), job=job, host=host, life=life, group="head:29400 j")
+        return incident_of(FailureEvidence(()), failure, Decision("resume", "so"), job=job, host=host, life=life, group="head:29400 j")
 
     told = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1, "other")]
     assert [(it.host, it.life) for it in once_each(told)] == [("a", 1), ("b", 2), ("c", 1)]
@@ -107,7 +111,7 @@ def test_a_failure_that_several_machines_wrote_down_is_one(tmp_path: Path) -> No
 
 def test_a_job_that_moved_to_another_machine_has_its_own_failures() -> None:
     """A job of one node that fails at the same step on another machine has failed twice: no second machine saw the first failure."""
-    facts, failure = Facts(()), Failure("crash", "why", 0, 5, 6, "words")
+    facts, failure = FailureEvidence(()), Failure("crash", "why", 0, 5, 6, "words")
     told = [incident_of(facts, failure, Decision("stop", "so"), job="job", host=host, life=1) for host in ("a", "b")]
     assert [it.host for it in once_each(told)] == ["a", "b"]
 
@@ -115,7 +119,7 @@ def test_a_job_that_moved_to_another_machine_has_its_own_failures() -> None:
 def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: Path) -> None:
     """A rank dies before any has said where the run is: written down here first, and brought there once that is known."""
     store = open_bytes(tmp_path / "store")
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path / "here")
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "here")
     try:
         watched.begin([0], {})
         watched.started({0: os.getpid()})
@@ -123,7 +127,7 @@ def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: 
         assert [one.life for one in incidents_in(tmp_path / "here")] == [1]
         told = watched.begin([0], {})
         watched.started({0: os.getpid()})
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=1, url=str(tmp_path / "store"), run="run"))
+        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=3, steps=1, url=str(tmp_path / "store"), run="run"))
         watched.poll()
         assert [one.life for one in read_incidents(store, "run")] == [1]
         assert incidents_in(tmp_path / "here") == []
@@ -133,7 +137,7 @@ def test_what_failed_before_the_run_was_known_is_in_its_store_as_well(tmp_path: 
 
 def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
     """An agent that is gone has left its number, and another process has it by now: late saves are not its fault."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     other = subprocess.Popen(["sleep", "60"])
     try:
         os.kill(other.pid, signal.SIGSTOP)
@@ -141,7 +145,7 @@ def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
         told = watched.begin([0], {})
         watched.started({0: os.getpid()})
         asked = time.monotonic() - 1000
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=1, steps=1, save_since=asked, agent=other.pid))
+        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=1, steps=1, save_since=asked, agent=other.pid))
         watched.poll()
         time.sleep(0.1)
         assert other.poll() is None
@@ -153,7 +157,7 @@ def test_what_is_no_agent_any_more_is_let_be(tmp_path: Path) -> None:
 
 def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
     """One in another container, whose processes have no numbers here, but whose memory is the same: only what nobody holds is left over."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     foreign = Path(watched.begin([0], {})[0][SETTING]).parent
     left = foreign.with_name("relight-run-4194303-left0000")
     left.mkdir(0o700)
@@ -161,7 +165,7 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
     try:
         hidden = foreign.with_name(f"relight-run-4194302-{foreign.name.rpartition('-')[2]}")
         foreign.rename(hidden)  # as if its process had a number that is none here
-        Supervisor(Rules(), Patience(), "job", tmp_path).close()
+        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path).close()
         assert hidden.exists() and not left.exists()
         hidden.rename(foreign)
     finally:
@@ -171,7 +175,7 @@ def test_what_another_supervisor_needs_is_not_swept(tmp_path: Path) -> None:
 
 def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None:
     """An incident whose name is no time, settings that are no numbers: what cannot be understood is left out."""
-    watched = Supervisor(Rules(split=True), Patience(), "job", tmp_path / "here")
+    watched = Supervisor(SuperviseRules(split=True), HangTimeouts(), "job", tmp_path / "here")
     try:
         told = watched.begin([0], {})
         watched.started({0: os.getpid()})
@@ -182,7 +186,9 @@ def test_a_diary_that_somebody_else_wrote_in_ends_no_job(tmp_path: Path) -> None
         for name, settings in (("notes", {}), (f"{int(time.time() * 1000):013d}-ffffff", {SPLIT: "much", "LD_PRELOAD": "evil.so"})):
             data = msgspec.structs.replace(one, id=name, settings=settings, action="smaller batch")
             (diary / f"{name}.json").write_bytes(msgspec.json.encode(data))
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run", agent=0))
+        HeartbeatPage(told[0][SETTING]).write(
+            Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run", agent=0)
+        )
         assert watched.poll() == ""
         assert not watched.failed([Worker(0, -9, 1.0)]).settings, "nor is what a store says set in the environment of ranks"
         memory = Worker(0, 1, 1.0, "torch.OutOfMemoryError: CUDA out of memory")
@@ -197,7 +203,7 @@ def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_pa
     store = open_bytes(tmp_path / "store")
 
     def of(group: str) -> Supervisor:
-        made = Supervisor(Rules(), Patience(), "job", tmp_path / group, lambda: now[0], group=group)
+        made = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / group, lambda: now[0], group=group)
         made.begin([0], {})
         made.started({0: os.getpid()})
         made._book.at(store, "run")
@@ -225,7 +231,9 @@ def test_a_node_that_meets_nobody_any_more_hears_that_the_job_was_stopped(tmp_pa
 def test_each_node_knows_what_ended_a_life(tmp_path: Path) -> None:
     """One of them: the others lost it, or saw it come and go. Whoever's account is shown has the failure by its name, once."""
     store = open_bytes(tmp_path / "store")
-    nodes = [Supervisor(Rules(), Patience(), "job", tmp_path / str(number), group=group) for number, group in enumerate("aaab")]
+    nodes = [
+        Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / str(number), group=group) for number, group in enumerate("aaab")
+    ]
     died, lost, left, other = nodes
     gone = Worker(0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",))
 
@@ -272,13 +280,13 @@ def test_a_job_that_was_taken_over_is_not_started_again_whatever_it_failed_of(tm
     def life(watched: Supervisor, number: int) -> Decision:
         told = watched.begin([0], {})
         watched.started({0: os.getpid() if number else 1})
-        Page(told[0][SETTING]).write(
-            Beat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run")
+        HeartbeatPage(told[0][SETTING]).write(
+            Heartbeat(pid=1, phase="training", step=10 * number + 3, steps=number + 1, url=str(tmp_path / "store"), run="run")
         )
         watched.poll()
         return watched.failed([Worker(0, -9, 1.0)])
 
-    mine, nobody = (Supervisor(Rules(), Patience(), "job", tmp_path / name) for name in ("mine", "nobody"))
+    mine, nobody = (Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name) for name in ("mine", "nobody"))
     try:
         Attempt.begin(store, "run")  # by this process, which is rank 0 of the second life
         assert life(mine, 0).action == "resume" and life(mine, 1).action == "resume"
@@ -315,13 +323,13 @@ def restored(watched: Supervisor, step: int, *, goes_on: bool = True) -> None:
     told = watched.begin([0], {})
     watched.started({0: os.getpid()})
     if goes_on:
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=step, steps=5, restored=step - 5, first_at=2.0))
+        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=step, steps=5, restored=step - 5, first_at=2.0))
         watched.poll()
 
 
 def test_nobody_goes_back_twice(tmp_path: Path) -> None:
     """A life went back and trained on; then others came. What the next one is told, whether it restores or not, is not to go back once more."""
-    watched = Supervisor(Rules(split=True), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(split=True), HangTimeouts(), "job", tmp_path)
     try:
         restored(watched, 40)
         watched.failed([Worker(0, 1, 1.0, error="torch.OutOfMemoryError: CUDA out of memory")])
@@ -344,9 +352,9 @@ def test_the_next_job_does_not_go_back_either(tmp_path: Path) -> None:
     """What went back, and was followed up, is over; what nobody has followed up may not have been done."""
     failure = Failure("numerical", "why", 0, 40, 41, "words")
     told = {BEFORE: "10", SPLIT: "2"}
-    one = incident_of(Facts(()), failure, Decision("roll back", "so", 0.0, told), job="job", host="a", life=1)
+    one = incident_of(FailureEvidence(()), failure, Decision("roll back", "so", 0.0, told), job="job", host="a", life=1)
     assert one.past("a")[1].settings == told
-    done = msgspec.structs.replace(one, after=After(one.id, 9, 31, {}))
+    done = msgspec.structs.replace(one, after=RecoveryRecord(one.id, 9, 31, {}))
     assert done.past("a")[1].settings == {SPLIT: "2"}
 
 
@@ -354,13 +362,13 @@ def test_asked_to_end_between_two_lives(tmp_path: Path) -> None:
     """The life before is over, and accounted for: nothing was trained again, nothing of it is done once more."""
     now = [1000.0]
     store = open_bytes(tmp_path / "store")
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path / "here", lambda: now[0], group="a")
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "here", lambda: now[0], group="a")
     try:
         watched._known = True
         watched._book.at(store, "run")
         told = watched.begin([0], {})
         watched.started({0: os.getpid()})
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0))
+        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=9, steps=10, restored=-1, first_at=1001.0))
         now[0] += 10
         watched.poll()
         assert watched.failed([Worker(0, -9, 1010.0)]).action == "resume"
@@ -383,7 +391,7 @@ def test_a_store_that_does_not_answer_holds_nobody_up(tmp_path: Path) -> None:
             return super().put_once(key, data)
 
     now = [1000.0]
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path, lambda: now[0])
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path, lambda: now[0])
     watched._known = True
     watched._book.at(Slow(), "run")
     restored(watched, 5)
@@ -408,7 +416,7 @@ def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_pat
             return super().list(prefix)
 
     store = Absent(tmp_path / "store")
-    died, lost = nodes = [Supervisor(Rules(), Patience(), "job", tmp_path / name, group="a") for name in ("died", "lost")]
+    died, lost = nodes = [Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "lost")]
     gone = Worker(0, 1, error="RuntimeError: Connection closed by peer", tail=("RuntimeError: Connection closed by peer",))
 
     def causes(learns: bool = True) -> list[str]:
@@ -447,7 +455,7 @@ def test_what_ended_a_life_is_asked_again_where_the_store_did_not_answer(tmp_pat
 def test_nodes_whose_clocks_differ_know_what_ended_a_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead_s: float) -> None:
     """They have agreed on a name for each: what one wrote down half an hour ago, or will in half an hour, was of this one."""
     store = open_bytes(tmp_path / "store")
-    died, left = nodes = [Supervisor(Rules(), Patience(), "job", tmp_path / name, group="a") for name in ("died", "left")]
+    died, left = nodes = [Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / name, group="a") for name in ("died", "left")]
     try:
         for life in range(3):
             for one in nodes:
@@ -476,7 +484,7 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
     fenced = Worker(0, 1, 1.0, error="relight.errors.Fenced: gone", tail=("relight.errors.Fenced: another attempt",))
 
     def stops(ahead_s: float) -> str:
-        other = Supervisor(Rules(), Patience(), "job", tmp_path / "other", group="a")
+        other = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "other", group="a")
         try:
             other.begin([0], {})
             other._book.at(store, "run")
@@ -487,11 +495,11 @@ def test_a_stop_of_the_job_before_is_not_one_of_this(tmp_path: Path, monkeypatch
             other.close()
 
     stops(60.0)
-    mine = Supervisor(Rules(), Patience(), "job", tmp_path / "mine", group="a")
+    mine = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path / "mine", group="a")
     try:
         told = mine.begin([0], {})
         mine.started({0: os.getpid()})
-        Page(told[0][SETTING]).write(Beat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run"))
+        HeartbeatPage(told[0][SETTING]).write(Heartbeat(pid=1, phase="training", step=3, steps=3, url=str(tmp_path / "store"), run="run"))
         mine.poll()
         mine._looked_elsewhere = 0.0
         assert mine.ended_elsewhere() == ""

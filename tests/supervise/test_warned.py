@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from relight.checkpointer.scheduled import Scheduled
+from relight.checkpointer.scheduled import AdaptiveSchedule
 from relight.checkpointer.signals import add_requester, is_urgent
-from relight.forecast import Bounds, Decision, Seen, decide
+from relight.forecast import IntervalBounds, ScheduleDecision, ScheduleInput, decide
 from relight.foresee import HORIZON_S, Alarm
 from relight.policy import adaptive
-from relight.pulse import SETTING, Warned, read_risk, risk_path, write_risk
+from relight.pulse import SETTING, RiskWarning, read_risk, risk_path, write_risk
 from relight.pulse.teller import forget
-from relight.supervise.decide import Rules
-from relight.supervise.limits import Patience
+from relight.supervise.decide import SuperviseRules
+from relight.supervise.limits import HangTimeouts
 from relight.supervise.supervisor import Supervisor
 
 HERE = Path(__file__).parent
@@ -29,12 +29,14 @@ HERE = Path(__file__).parent
 def test_a_warning_fades_evenly_and_more_is_never_replaced_by_less(tmp_path: Path) -> None:
     """Half of it is left after half its time; a weaker one does not take its place before it has faded below it."""
     page = tmp_path / "pulse-0"
-    write_risk(page, Warned(100.0, 0.8, 1000.0, "so"))
-    assert read_risk(page) == Warned(100.0, 0.8, 1000.0, "so")
-    assert [Warned(100.0, 0.8, 1000.0).remaining(at) for at in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx([0.8, 0.8, 0.4, 0, 0])
-    write_risk(page, Warned(200.0, 0.5, 1000.0, "less"))
+    write_risk(page, RiskWarning(100.0, 0.8, 1000.0, "so"))
+    assert read_risk(page) == RiskWarning(100.0, 0.8, 1000.0, "so")
+    assert [RiskWarning(100.0, 0.8, 1000.0).remaining(at) for at in (50.0, 100.0, 600.0, 1100.0, 9e9)] == pytest.approx(
+        [0.8, 0.8, 0.4, 0, 0]
+    )
+    write_risk(page, RiskWarning(200.0, 0.5, 1000.0, "less"))
     assert read_risk(page).why == "so"  # type: ignore[union-attr]
-    write_risk(page, Warned(600.0, 0.5, 1000.0, "less"))
+    write_risk(page, RiskWarning(600.0, 0.5, 1000.0, "less"))
     assert read_risk(page).why == "less"  # type: ignore[union-attr]
 
 
@@ -55,7 +57,7 @@ def test_what_makes_no_sense_is_no_warning(tmp_path: Path, data: bytes) -> None:
 
 def test_the_supervisor_tells_its_ranks_and_a_new_life_knows_nothing_of_it(tmp_path: Path) -> None:
     """How probable, for how long, and why; behind a failure it is over."""
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     try:
         page = watched.begin([0, 1], {})[1][SETTING]
         watched.foreseen(Alarm(0.0, "disk", "preventive save", "no room", "as it is", 0.9, "rules", 0.7), False)
@@ -74,7 +76,7 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
     sent: list[int] = []
     monkeypatch.setattr("relight.supervise.supervisor.catches", lambda pid, number: True)
     monkeypatch.setattr("relight.supervise.supervisor.os.kill", lambda pid, number: sent.append(number))
-    watched = Supervisor(Rules(), Patience(), "job", tmp_path)
+    watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "as it is", 0.9, "rules", 0.7)
 
     def reason() -> str:
@@ -100,10 +102,12 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
         forget()
 
 
-def usual(foreseen: float, before: Decision | None = None) -> Decision:
+def usual(foreseen: float, before: ScheduleDecision | None = None) -> ScheduleDecision:
     """What is decided by a run that knows what saves cost."""
-    seen = Seen(stalls_s=(0.1,), durables_s=(2.0,), restarts_s=(60.0,), devices=64, foreseen=foreseen, foreseen_why="no room, soon; really")
-    return decide(seen, before, Bounds(at_most_s=86400.0))
+    seen = ScheduleInput(
+        stalls_s=(0.1,), durables_s=(2.0,), restarts_s=(60.0,), devices=64, foreseen=foreseen, foreseen_why="no room, soon; really"
+    )
+    return decide(seen, before, IntervalBounds(at_most_s=86400.0))
 
 
 def test_a_failure_that_is_foreseen_adds_to_the_rate() -> None:
@@ -137,7 +141,7 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     forget()
 
 
-def follow(schedule: Scheduled, clock: Clock, seconds: int) -> list[float | None]:
+def follow(schedule: AdaptiveSchedule, clock: Clock, seconds: int) -> list[float | None]:
     """Its interval in each second, at a step a second."""
     found = []
     for _ in range(seconds):
@@ -149,10 +153,10 @@ def follow(schedule: Scheduled, clock: Clock, seconds: int) -> list[float | None
 def test_the_interval_falls_within_seconds_and_comes_back_smoothly(page: Path) -> None:
     """Without a save in between: by a factor of two a second at most, to a fifth or less, and back as the warning fades."""
     clock = Clock()
-    schedule = Scheduled(adaptive(at_most="1d"), 0, 64, clock)
+    schedule = AdaptiveSchedule(adaptive(at_most="1d"), 0, 64, clock)
     before = follow(schedule, clock, 30)[-1]
     assert before is not None
-    write_risk(page, Warned(clock.now, 0.5, 1200.0, "no room"))
+    write_risk(page, RiskWarning(clock.now, 0.5, 1200.0, "no room"))
     fell = [one for one in follow(schedule, clock, 15) if one is not None]
     assert fell[-1] < before / 5
     rose = [one for one in follow(schedule, clock, 1300) if one is not None]
@@ -168,13 +172,13 @@ def test_the_interval_falls_within_seconds_and_comes_back_smoothly(page: Path) -
 def test_another_rank_than_0_has_an_interval_only_while_its_own_node_is_at_risk(page: Path) -> None:
     """Of another node rank 0 hears nothing: whoever is there asks all to save."""
     clock = Clock()
-    schedule = Scheduled(adaptive(), 3, 64, clock)
+    schedule = AdaptiveSchedule(adaptive(), 3, 64, clock)
     assert follow(schedule, clock, 5) == [None] * 5
-    write_risk(page, Warned(clock.now, 0.5, 100.0))
+    write_risk(page, RiskWarning(clock.now, 0.5, 100.0))
     assert all(one is not None for one in follow(schedule, clock, 99)[1:])
     assert follow(schedule, clock, 5)[-1] is None
     (page.with_name("risk")).unlink()
-    assert Scheduled(None, 0, 8, clock).interval(1, {}, False) is None
+    assert AdaptiveSchedule(None, 0, 8, clock).interval(1, {}, False) is None
 
 
 SCRIPT = """

@@ -25,11 +25,11 @@ from relight.watch.exposition import Collector
 from relight.watch.files import EventFiles
 from relight.watch.generated import write_rules
 from relight.watch.http import make_server, parse_address
-from relight.watch.loop import Looking
+from relight.watch.loop import AlertLoop
 from relight.watch.notify import TRIES, Alarms, check_targets, send
 from relight.watch.otlp import export
 from relight.watch.rules import FIRING, usual_rules
-from relight.watch.settings import Alerting, Target, alerting_of
+from relight.watch.settings import Alerting, AlertTarget, alerting_of
 from relight.watch.telling import Message, trial_message
 from relight.watch.trace import saves_in, trace_of
 from relight.world.ports import free_port
@@ -111,7 +111,7 @@ def test_an_alert_arrives_by_mail_and_at_a_webhook(late: Watcher) -> None:
             ]
             settings = alerting_of({"to": to, "group_s": 0}, "")
             alarms = Alarms(settings)
-            looking = Looking(late, alarms, every_s=0.05)
+            looking = AlertLoop(late, alarms, every_s=0.05)
             until(lambda: mails and posts)
             late_run = late.poll(time.time())[0]
             time.sleep(0.3)
@@ -151,14 +151,14 @@ def test_an_address_that_is_none_is_told_without_it(caplog: pytest.LogCaptureFix
     """Before anything is sent, and when it is; no library logs it either."""
     caplog.set_level(logging.DEBUG)
     with pytest.raises(ConfigError) as caught:
-        check_targets([Target("nosuch://hunter2")])
+        check_targets([AlertTarget("nosuch://hunter2")])
     assert "hunter2" not in str(caught.value) and "nosuch://…" in str(caught.value)
-    (sent,) = send(trial_message(), [Target("env:NOT_THERE_AT_ALL")])
+    (sent,) = send(trial_message(), [AlertTarget("env:NOT_THERE_AT_ALL")])
     assert not sent.ok and sent.target == "env:NOT_THERE_AT_ALL"
-    (sent,) = send(Message("t", "b", "info"), [Target(f"json://127.0.0.1:{free_port()}/hunter2")])
+    (sent,) = send(Message("t", "b", "info"), [AlertTarget(f"json://127.0.0.1:{free_port()}/hunter2")])
     assert not sent.ok and "hunter2" not in str(sent)
     with pytest.raises(ConfigError):
-        check_targets([Target("slack://hunter2")])
+        check_targets([AlertTarget("slack://hunter2")])
     assert "hunter2" not in caplog.text
 
 

@@ -16,7 +16,7 @@ from relight.observe import EVENTS
 from relight.observe.fields import CARRIES, FIELDS
 from relight.observe.metrics import BY_NAME, COUNTER, METRICS, ROWS
 from relight.watch.generated import alert_rules, camel, dashboard, expression, metrics_in, write_dashboard, write_rules
-from relight.watch.rules import KINDS, Rule, usual_rules
+from relight.watch.rules import KINDS, AlertRule, usual_rules
 from relight.watch.settings import Alerting
 
 SOURCES = sorted(Path(relight.__file__).parent.rglob("*.py"))
@@ -169,7 +169,7 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
     """``promtool check rules``, and ``promtool test rules``: each rule fires on what is wrong, and on nothing else."""
     if shutil.which("promtool") is None:
         pytest.skip("there is no promtool")
-    rules = (*(rule for rule in usual_rules() if rule.kind != "risk"), Rule("risk", 0.8, "warning", 0.0, ("demo", 'a"\\*')))
+    rules = (*(rule for rule in usual_rules() if rule.kind != "risk"), AlertRule("risk", 0.8, "warning", 0.0, ("demo", 'a"\\*')))
     path = write_rules(tmp_path, Alerting(rules=rules))
     subprocess.run(["promtool", "check", "rules", str(path)], check=True, capture_output=True)
     labels = 'store="s",run="demo"'
@@ -204,8 +204,8 @@ def test_promtool_takes_the_rules_and_they_fire(tmp_path: Path) -> None:
 
 def test_a_rule_of_some_runs_asks_for_these_alone() -> None:
     """Patterns become what Prometheus matches by."""
-    text = expression(Rule("no_good_checkpoint", 60.0, "critical", 0.0, ("prod-*", "a.b")))
+    text = expression(AlertRule("no_good_checkpoint", 60.0, "critical", 0.0, ("prod-*", "a.b")))
     assert text == (
         'relight_checkpoint_good_age_seconds{run=~"prod\\\\-.*|a\\\\.b"} > 60 and relight_run_active{run=~"prod\\\\-.*|a\\\\.b"} == 1'
     )
-    assert "for" not in alert_rules(Alerting(rules=(Rule("risk", 1.0, "info"),)))["groups"][0]["rules"][0]
+    assert "for" not in alert_rules(Alerting(rules=(AlertRule("risk", 1.0, "info"),)))["groups"][0]["rules"][0]

@@ -7,11 +7,15 @@ import random
 from relight.watch import RunSeen
 from relight.watch.kept import BYTES_MAX, decode_alarms, encode_alarms
 from relight.watch.notify import Alarms
-from relight.watch.rules import FIRING, PENDING, Rule
+from relight.watch.rules import FIRING, PENDING, AlertRule
 from relight.watch.settings import Alerting
 from relight.watch.telling import Ledger
 
-RULES = (Rule("no_good_checkpoint", 60.0, "critical"), Rule("slow_save", 1.0, "warning", 100.0), Rule("risk", 0.5, "warning", 100.0))
+RULES = (
+    AlertRule("no_good_checkpoint", 60.0, "critical"),
+    AlertRule("slow_save", 1.0, "warning", 100.0),
+    AlertRule("risk", 0.5, "warning", 100.0),
+)
 SETTINGS = Alerting(rules=RULES)
 BAD = RunSeen("s", "demo", good_step=3, unprotected_s=4000.0, active=True, risk=0.9)
 

@@ -17,7 +17,7 @@ from relight.observe.file import LINE_BYTES_MAX
 from relight.observe.metrics import GAUGE, METRICS
 from relight.store.local import LocalStore
 from relight.supervise.goodput import Account
-from relight.supervise.incidents import After, Book, Incident
+from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord
 from relight.watch import Watcher
 from relight.watch.files import EventFiles
 from relight.watch.overview import MADE_HERE, OVER_S, recoveries_of
@@ -60,7 +60,7 @@ def test_without_a_good_checkpoint_its_age_is_that_of_the_attempt(tmp_path: Path
 def test_a_second_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Records and incidents are read once each, events from where the last look ended."""
     url = make_run(tmp_path / "runs", 50)
-    book = Book(tmp_path / "book")
+    book = IncidentLog(tmp_path / "book")
     book.at(LocalStore(url), RUN)
     book.keep(Account("job", "t", 100.0, {"training": 90.0}, {}, {"killed": 2}, 10, 1))
     events = tmp_path / "events"
@@ -116,14 +116,14 @@ def test_a_run_that_said_so_or_is_silent_for_a_day_is_over(tmp_path: Path) -> No
 def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
     """A metric that is made by looking is given by a look, one that is made of an event by that event: none is only a definition."""
     url = make_run(tmp_path / "runs", 2)
-    book = Book(tmp_path / "book")
+    book = IncidentLog(tmp_path / "book")
     book.at(LocalStore(url), RUN)
     book.keep(Account("job", "t", 100.0, {"training": 90.0}, {"killed": {"again": 4.0}}, {"killed": 2}, 10, 1))
     failed = Incident(
         "0000000000001-aaaaaa", "t", "host", "job", 1, "killed", "why", 0, 1, 1, "", "restart", "reason", 0.0, {}, [], [],
     )  # fmt: skip
     book.write(failed)
-    book.write(After(failed.id, 1, 0, {}))
+    book.write(RecoveryRecord(failed.id, 1, 0, {}))
     incident = Incident("1700000000000-a", "", "h", "job", 1, "killed", "", 0, 1, 1, "", "resume", "", 0.0, {}, [], [])
     book.write(incident)
     made = []
@@ -147,7 +147,7 @@ def test_recovery_success_counts_failures_after_which_training_continued() -> No
         name = f"{number:013d}-aaaaaa"
         return Incident(
             name, "t", "host", "job", number, "killed", "why", 0, 1, 1, "", action, "reason", 0.0, {}, [], [],
-            after=After(name, 1, 0, {}) if after else None,
+            after=RecoveryRecord(name, 1, 0, {}) if after else None,
         )  # fmt: skip
 
     found = [

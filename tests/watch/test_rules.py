@@ -8,21 +8,21 @@ from typing import Any
 import pytest
 
 from relight.errors import ConfigError
-from relight.watch import RunSeen, Saving, TierSeen
+from relight.watch import RunSeen, SaveTimes, TierSeen
 from relight.watch.outcomes import Outcomes
-from relight.watch.rules import CRITICAL, FIRING, KINDS, PENDING, RESOLVED, Alert, Rule, judge, usual_rules
-from relight.watch.settings import Alerting, Target, alerting_of, read_alerting
-from relight.watch.tally import Saved
+from relight.watch.rules import CRITICAL, FIRING, KINDS, PENDING, RESOLVED, Alert, AlertRule, judge, usual_rules
+from relight.watch.settings import Alerting, AlertTarget, alerting_of, read_alerting
+from relight.watch.tally import DurableSave
 from relight.watch.telling import Ledger, Message, clean, line_of, plan_messages
 
 FINE = RunSeen(
     "runs", "demo", checkpoints=3, step=300, good_step=300, age_s=60.0, good_age_s=60.0, unprotected_s=60.0,
-    saving=Saving(0.1, 2.0, 2.0, 3, 0, (Saved(0.0, 300, "a", 2.0, 0.1, 5),)), tiers=(TierSeen("hot", "u", 3, 300, 0, 0.0, 50, 100),),
+    saving=SaveTimes(0.1, 2.0, 2.0, 3, 0, (DurableSave(0.0, 300, "a", 2.0, 0.1, 5),)), tiers=(TierSeen("hot", "u", 3, 300, 0, 0.0, 50, 100),),
 )  # fmt: skip
 BROKEN: dict[str, tuple[dict[str, Any], str]] = {
     "no_good_checkpoint": ({"unprotected_s": 4000.0, "good_age_s": 4000.0}, "step 300"),
-    "saves_failing": ({"saving": Saving(failed_in_a_row=3)}, "3 saves in a row"),
-    "slow_save": ({"saving": Saving(0.1, 2.0, 700.0, 3, 0, FINE.saving.last)}, "save of step 300 took"),
+    "saves_failing": ({"saving": SaveTimes(failed_in_a_row=3)}, "3 saves in a row"),
+    "slow_save": ({"saving": SaveTimes(0.1, 2.0, 700.0, 3, 0, FINE.saving.last)}, "save of step 300 took"),
     "tier_full": ({"tiers": (TierSeen("hot", "u", 3, 300, 0, 0.0, 95, 100),)}, "hot is 95% full"),
     "tier_behind": ({"tiers": (TierSeen("cold", "u", 1, 100, 2, 5000.0, 1, None),)}, "cold lacks 2 checkpoints"),
     "damaged": ({"damaged": 1, "bad": (("abc", "a flipped bit"),)}, "abc does not count as good: a flipped bit"),
@@ -37,7 +37,7 @@ BROKEN: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-def held(seen: RunSeen, now: float = 1000.0, rules: tuple[Rule, ...] | None = None) -> list[Alert]:
+def held(seen: RunSeen, now: float = 1000.0, rules: tuple[AlertRule, ...] | None = None) -> list[Alert]:
     """What holds for one run, without waiting."""
     rules = tuple(rule._replace(for_s=0.0) for rule in rules or usual_rules())
     return list(judge(rules, [seen], now, {}).state.values())
@@ -61,7 +61,7 @@ def test_each_kind_finds_its_own_and_nothing_else(kind: str) -> None:
 def test_each_limit_counts(kind: str) -> None:
     """Far above, the same facts are no alert."""
     change, _ = BROKEN[kind]
-    assert held(FINE._replace(**change), rules=(Rule(kind, 1e9, CRITICAL),)) == []
+    assert held(FINE._replace(**change), rules=(AlertRule(kind, 1e9, CRITICAL),)) == []
 
 
 def test_a_run_without_any_checkpoint_is_told_of() -> None:
@@ -72,7 +72,7 @@ def test_a_run_without_any_checkpoint_is_told_of() -> None:
 
 def test_a_rule_is_pending_until_it_has_held_for_long_enough() -> None:
     """Pending, firing, resolved, each once; since when is kept."""
-    rules, bad = (Rule("risk", 0.5, "warning", 60.0),), FINE._replace(risk=0.9)
+    rules, bad = (AlertRule("risk", 0.5, "warning", 60.0),), FINE._replace(risk=0.9)
     first = judge(rules, [bad], 0.0, {})
     assert [one.state for one in first.state.values()] == [PENDING] and first.changes == ()
     second = judge(rules, [bad], 60.0, first.state)
@@ -97,7 +97,7 @@ def test_what_cannot_be_read_resolves_nothing() -> None:
 
 def test_rules_are_for_the_runs_that_they_name() -> None:
     """Patterns of names."""
-    rule = Rule("risk", 0.5, "warning", 0.0, ("prod-*",))
+    rule = AlertRule("risk", 0.5, "warning", 0.0, ("prod-*",))
     assert held(FINE._replace(risk=0.9), rules=(rule,)) == []
     assert len(held(FINE._replace(risk=0.9, run="prod-7"), rules=(rule,))) == 1
 
@@ -175,7 +175,7 @@ def test_what_still_holds_is_told_again() -> None:
 
 def test_what_is_critical_and_stays_so_is_escalated_once() -> None:
     """To others, after so long, once; they hear when it is over, too. What is no more than a warning is not."""
-    settings = Alerting(group_s=0.0, escalate_after_s=100.0, escalate_to=(Target("env:X"),), repeat_s=0.0)
+    settings = Alerting(group_s=0.0, escalate_after_s=100.0, escalate_to=(AlertTarget("env:X"),), repeat_s=0.0)
     bad = alert("damaged", CRITICAL)
     _, ledger = tell([bad, alert()], 0.0, Ledger(), settings)
     messages, ledger = tell([], 100.0, ledger, settings, [bad, alert()])
@@ -220,7 +220,7 @@ def test_settings_as_the_file_has_them(tmp_path: Path) -> None:
     found = read_alerting(path)
     rules = {rule.kind: rule for rule in found.rules}
     assert (found.group_s, [one.shown for one in found.to]) == (5.0, ["env:HERE"])
-    assert rules["slow_save"] == Rule("slow_save", 12.0, "critical", 3.0, ("a*",))
+    assert rules["slow_save"] == AlertRule("slow_save", 12.0, "critical", 3.0, ("a*",))
     assert "risk" not in rules and rules["tier_full"].limit == KINDS["tier_full"].default
 
 
@@ -245,15 +245,15 @@ def test_what_is_no_setting_is_said(table: Any) -> None:
 
 def test_an_address_is_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Shown by its kind, or where it is; read from a variable or a file; its absence is told without it."""
-    assert repr(Target("slack://token/a/b")) == "<Target slack://…>"
-    assert "hunter2" not in repr(Target("hunter2"))
+    assert repr(AlertTarget("slack://token/a/b")) == "<Target slack://…>"
+    assert "hunter2" not in repr(AlertTarget("hunter2"))
     monkeypatch.setenv("WHERE_TO", "json://x")
     (tmp_path / "secret").write_text("json://y\nmore\n")
-    assert Target("env:WHERE_TO").address() == "json://x"
-    assert Target(f"file:{tmp_path}/secret").address() == "json://y"
+    assert AlertTarget("env:WHERE_TO").address() == "json://x"
+    assert AlertTarget(f"file:{tmp_path}/secret").address() == "json://y"
     for said in ("env:NOT_THERE", f"file:{tmp_path}/none", f"file:{tmp_path}"):
         with pytest.raises(ConfigError):
-            Target(said).address()
+            AlertTarget(said).address()
 
 
 def test_a_file_that_is_no_toml_is_told_without_its_text(tmp_path: Path) -> None:

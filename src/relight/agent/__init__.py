@@ -4,8 +4,23 @@ Always holds: what was sealed is committed or told to have failed, also after th
 waits without a deadline; an agent that nobody needs any more ends. May import everything from ``drain`` down.
 """
 
-from relight.agent.client import Agent, AgentDied, Done, Held
+from relight.agent.client import Agent, AgentDied, HeldPart, SaveOutcome
 from relight.agent.launch import connect, dismiss, reach
-from relight.agent.messages import Item, Join, Layout, Meet, Met, Place, Request
+from relight.agent.messages import JoinPeers, ListenForPeers, OpenRun, PeerAddress, Request, TensorLayout, TensorSpec
 
-__all__ = ["Agent", "AgentDied", "Done", "Held", "Item", "Join", "Layout", "Meet", "Met", "Place", "Request", "connect", "dismiss", "reach"]
+__all__ = [
+    "Agent",
+    "AgentDied",
+    "HeldPart",
+    "JoinPeers",
+    "ListenForPeers",
+    "OpenRun",
+    "PeerAddress",
+    "Request",
+    "SaveOutcome",
+    "TensorLayout",
+    "TensorSpec",
+    "connect",
+    "dismiss",
+    "reach",
+]

@@ -12,32 +12,32 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from relight.agent.messages import (
-    Ask,
-    Begun,
-    Bye,
-    Have,
-    Hurry,
-    Join,
-    Layout,
-    Leave,
-    Meet,
-    Met,
-    Place,
-    Report,
-    Save,
-    Slots,
-    Told,
+    AllocateSlots,
+    EndRun,
+    Flush,
+    ForwardedEvent,
+    HeldList,
+    JoinPeers,
+    LeavePeers,
+    ListenForPeers,
+    ListHeld,
+    OpenRun,
+    PeerAddress,
+    SaveResult,
+    SlotFilling,
+    SlotsAllocated,
+    SlotSealed,
+    TensorLayout,
     ToTrainer,
-    Want,
 )
-from relight.agent.wire import Gone, Wire, close_all
-from relight.arena import Memory, Slot, adopt
+from relight.agent.wire import AgentConnection, ConnectionLost, close_all
+from relight.arena import SharedMemory, Slot, adopt
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
 from relight.world import new_threads
 from relight.world.standstill import CHECK_S, Standstill
 
-A = TypeVar("A", Slots, Have, Met)
+A = TypeVar("A", SlotsAllocated, HeldList, PeerAddress)
 
 
 SEND_S = 60.0
@@ -51,20 +51,20 @@ class AgentDied(StoreUnavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class Done:
+class SaveOutcome:
     """What became of a save: ``error`` is None if it is a checkpoint now."""
 
-    report: Report
+    report: SaveResult
     error: RelightError | None
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class HeldPart:
     """A rank's part of a checkpoint whose packs are in this node's memory, each beginning at ``starts``. Close ``memory`` when done."""
 
     id: str
     rank: int
-    memory: Memory
+    memory: SharedMemory
     starts: tuple[int, ...]
 
 
@@ -77,15 +77,15 @@ class Agent:
         self.standstill = Standstill(pid)
         self._waits = 0
         """Calls of this process that wait for the agent now."""
-        self._wire: Wire[ToTrainer] = Wire(connection, ToTrainer, (Slots, Have))
+        self._wire: AgentConnection[ToTrainer] = AgentConnection(connection, ToTrainer, (SlotsAllocated, HeldList))
         self._wire.bound(SEND_S, CHECK_S, self._check)
-        self._answers: list[tuple[Slots | Have | Met, list[int]]] = []
+        self._answers: list[tuple[SlotsAllocated | HeldList | PeerAddress, list[int]]] = []
         self._late = 0
         """How many answers are still to come that nobody waits for any more."""
         self._changed = threading.Condition()
         self._lost: str | None = None
         self._running: dict[int, str] = {}
-        self.on_done: Callable[[Done], None] = lambda done: None
+        self.on_done: Callable[[SaveOutcome], None] = lambda done: None
         self._reader = threading.Thread(target=self._read, name="relight-agent-reader", daemon=True)
         if not new_threads.start(self._reader):
             self._wire.close()
@@ -97,41 +97,41 @@ class Agent:
         """Whether anybody is at the other end, as far as is known."""
         return self._lost is None
 
-    def place(self, place: Place) -> None:
+    def place(self, place: OpenRun) -> None:
         """Say whose saves these are."""
         self._send(place)
 
     def slots(self, size: int, count: int, memory: int | None, timeout: float) -> list[Slot]:
         """Up to ``count`` slots of at least ``size`` bytes, mapped. Empty, and told, if there is no room for one. Earlier ones are void."""
-        self._send(Want(size, count, memory))
-        answer, fds = self._answer(Slots, timeout)
+        self._send(AllocateSlots(size, count, memory))
+        answer, fds = self._answer(SlotsAllocated, timeout)
         if answer.why:
             emit("agent.memory", f"snapshots in memory: {answer.why}", slots=len(fds), wanted=count, bytes=size)
         return [Slot(memory) for memory in _mapped(fds, len(answer.sizes), writable=True)]
 
-    def layout(self, layout: Layout) -> None:
+    def layout(self, layout: TensorLayout) -> None:
         """Say what the tensors of the following saves are."""
         self._send(layout)
 
     def begin(self, slot: int, number: int) -> None:
         """Slot ``slot`` is being filled, and may be written meanwhile. Nothing is promised by it: ``save`` says when it counts."""
         try:
-            self._wire.send(Begun(slot, number))
-        except Gone as error:
+            self._wire.send(SlotFilling(slot, number))
+        except ConnectionLost as error:
             self._loose(str(error))
 
     def hurry(self, number: int) -> None:
         """Somebody waits for save ``number``, and those before it."""
-        with contextlib.suppress(Gone):
-            self._wire.send(Hurry(number))
+        with contextlib.suppress(ConnectionLost):
+            self._wire.send(Flush(number))
 
     def save(self, slot: int, number: int, checkpoint_id: str) -> None:
         """Slot ``slot`` is sealed: have it written. What becomes of it is told to ``on_done``."""
         with self._changed:
             self._running[number] = checkpoint_id
         try:
-            self._wire.send(Save(slot, number))
-        except Gone as error:
+            self._wire.send(SlotSealed(slot, number))
+        except ConnectionLost as error:
             self._loose(str(error))
         if self._lost is not None:
             self._give_up()  # lost before this save was known to be running: nobody else tells of it
@@ -141,32 +141,32 @@ class Agent:
         with self._changed:
             self._running.pop(number, None)
 
-    def held(self, timeout: float) -> list[Held]:
+    def held(self, timeout: float) -> list[HeldPart]:
         """What this run has in memory, newest last. The run is that of ``place``."""
-        self._send(Ask())
-        answer, fds = self._answer(Have, timeout)
+        self._send(ListHeld())
+        answer, fds = self._answer(HeldList, timeout)
         found = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
-        return [Held(one, rank, memory, tuple(starts)) for (one, rank, starts), memory in found]
+        return [HeldPart(one, rank, memory, tuple(starts)) for (one, rank, starts), memory in found]
 
-    def meet(self, asked: Meet, timeout: float) -> Met:
+    def meet(self, asked: ListenForPeers, timeout: float) -> PeerAddress:
         """Have it reached by agents of other nodes; where, it says."""
         self._send(asked)
-        answer, _ = self._answer(Met, timeout)
+        answer, _ = self._answer(PeerAddress, timeout)
         return answer
 
-    def join(self, asked: Join) -> None:
+    def join(self, asked: JoinPeers) -> None:
         """Tell it who the others are."""
         self._send(asked)
 
     def leave(self) -> None:
         """The run comes to its end, and agents of other nodes need not hold any more of it."""
-        self._send(Leave())
+        self._send(LeavePeers())
 
     def bye(self, wait_s: float = 0.0) -> None:
         """The run is over: the agent keeps nothing for it. Waits until its saves are written and old ones removed, ``wait_s`` at most."""
         try:
-            self._wire.send(Bye())
-        except Gone:
+            self._wire.send(EndRun())
+        except ConnectionLost:
             return
         if wait_s:
             with self._waiting(), self._changed:
@@ -212,7 +212,7 @@ class Agent:
         try:
             with self._waiting():
                 self._wire.send(message)
-        except Gone as error:
+        except ConnectionLost as error:
             self._loose(str(error))
             raise StoreUnavailable(f"the agent is gone: {error}") from error
 
@@ -233,9 +233,9 @@ class Agent:
         try:
             while True:
                 message, fds = self._wire.receive()
-                if isinstance(message, Report):
+                if isinstance(message, SaveResult):
                     self._finished(message)
-                elif isinstance(message, Told):
+                elif isinstance(message, ForwardedEvent):
                     emit(message.name, message.say, **message.fields)
                 else:
                     with self._changed:
@@ -245,7 +245,7 @@ class Agent:
                             continue
                         self._answers.append((message, fds))
                         self._changed.notify_all()
-        except Gone as error:
+        except ConnectionLost as error:
             self._loose(str(error))
         except MemoryError:
             self._loose("there was no memory for its messages")
@@ -253,14 +253,14 @@ class Agent:
             self._loose("its messages are not read any more")  # by whatever error: no call may wait for an answer until its deadline
             self._wire.close()
 
-    def _finished(self, report: Report) -> None:
+    def _finished(self, report: SaveResult) -> None:
         with self._changed:
             self._running.pop(report.number, None)
         error = None
         if report.error is not None:
             kind, what, where, hint, retryable, details = report.error
             error = error_of(kind)(what, where=where, hint=hint, retryable=retryable, details=details)
-        self.on_done(Done(report, error))
+        self.on_done(SaveOutcome(report, error))
 
     def _loose(self, why: str) -> None:
         with self._changed:
@@ -276,12 +276,12 @@ class Agent:
             left, self._running = self._running, {}
             tell = self.on_done  # as it is now: whoever closes this end mutes it
         for number, checkpoint_id in left.items():
-            tell(Done(Report(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
+            tell(SaveOutcome(SaveResult(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
 
 
-def _mapped(fds: list[int], count: int, *, writable: bool) -> list[Memory]:
+def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMemory]:
     """The memory that came with an answer: ``count`` pieces. ``StoreUnavailable``, and all of it is let go of, if it is not to be had."""
-    found: list[Memory] = []
+    found: list[SharedMemory] = []
     left = list(fds)
     try:
         if len(left) != count:  # the kernel drops those for which this process has no room

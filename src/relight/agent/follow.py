@@ -16,7 +16,7 @@ class Abandoned(Exception):
     """This slot is not filled any further, or no longer with this save."""
 
 
-class Follow:
+class SlotFollower:
     """Save ``number`` in ``slot``, as its filling goes on."""
 
     def __init__(self, slot: Slot, number: int, is_there: Callable[[], bool]) -> None:

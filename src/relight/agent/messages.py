@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from relight.commit.save import Seat
+from relight.commit.save import Participant
 from relight.errors import known
 from relight.layout import Box
 
@@ -15,7 +15,7 @@ PROTOCOL = 4
 MESSAGE_BYTES_MAX = 1 << 30
 
 
-class Place(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OpenRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Whose saves these are: the run, and the attempt in charge of it. The first message of every trainer."""
 
     url: str
@@ -39,7 +39,7 @@ class Place(msgspec.Struct, frozen=True, tag=True, array_like=True):
     read_bytes_per_second: float | None = None
 
 
-class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class AllocateSlots(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The trainer needs ``count`` slots of ``size`` bytes, at most ``memory`` bytes in all."""
 
     size: int
@@ -47,14 +47,14 @@ class Want(msgspec.Struct, frozen=True, tag=True, array_like=True):
     memory: int | None = None
 
 
-class Slots(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SlotsAllocated(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """These are they; their descriptors come with this message, in order. None if there is no room, and ``why``."""
 
     sizes: list[int]
     why: str = ""
 
 
-class Item(msgspec.Struct, frozen=True, array_like=True):
+class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
     """One tensor of the state, as ``layout.Item`` but for its bytes."""
 
     name: str
@@ -66,23 +66,23 @@ class Item(msgspec.Struct, frozen=True, array_like=True):
     box: Box | None = None
 
 
-class Layout(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class TensorLayout(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The tensors of all saves that follow, until another layout comes, as that rank's part has them."""
 
-    items: list[Item]
+    items: list[TensorSpec]
     rank: int = 0
     lanes: int = 1
     """How many packs at once the rank writes: see ``plan_save``."""
 
 
-class Begun(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SlotFilling(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Slot ``slot`` is being filled with save ``number``; the request is there. What is filled may be written; ``Save`` makes it count."""
 
     slot: int
     number: int
 
 
-class Save(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SlotSealed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Slot ``slot`` is sealed with save ``number``: write it."""
 
     slot: int
@@ -104,7 +104,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     exact: list[str]
     parent: str | None
     tag: str | None = None
-    seat: Seat | None = None
+    seat: Participant | None = None
     """The rank's, where several save together."""
     patient: bool = True
     """Whether it may be held back for want of room, or made smaller; False if it is urgent."""
@@ -113,7 +113,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     since: int = 0
 
 
-class Report(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SaveResult(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Save ``number`` became a checkpoint (``error`` is None), or did not."""
 
     number: int
@@ -134,7 +134,7 @@ def words_of(error: BaseException, where: str = "") -> tuple[str, str, str, str,
     return found.kind, found.what, found.where, found.hint, found.retryable, list(found.details)
 
 
-class Told(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ForwardedEvent(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """An event that happened in the agent: retention, mostly."""
 
     name: str
@@ -142,17 +142,17 @@ class Told(msgspec.Struct, frozen=True, tag=True, array_like=True):
     fields: dict[str, Any]
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ListHeld(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Which checkpoints of this run are in memory?"""
 
 
-class Have(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class HeldList(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """These: ``(id, rank, where its packs begin)``; the descriptors come with this message, in order."""
 
     held: list[tuple[str, int, list[int]]]
 
 
-class Meet(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Be there for agents of other nodes that know this token: at ``host``, if it is given; with so much memory for what is theirs.
 
     One that is there already keeps its own token, unless it is told to ``change`` it.
@@ -165,7 +165,7 @@ class Meet(msgspec.Struct, frozen=True, tag=True, array_like=True):
     bytes_per_second: float | None = None
 
 
-class Met(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class PeerAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """This agent's id, and where others reach it; no address, and ``why``, if they cannot. ``token`` and ``others``, their addresses, are
     of the roster that it has joined, if it has."""
 
@@ -176,7 +176,7 @@ class Met(msgspec.Struct, frozen=True, tag=True, array_like=True):
     others: list[str] = []
 
 
-class Join(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class JoinPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Protect, and be protected by, these agents: ``(id, host, rack, address, ranks)`` each; ``me`` is this one."""
 
     roster: list[tuple[str, str, str, str, list[int]]]
@@ -185,17 +185,17 @@ class Join(msgspec.Struct, frozen=True, tag=True, array_like=True):
     parity: int
 
 
-class Leave(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class LeavePeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The run comes to its end: protect nothing more; what is held for others stays."""
 
 
-class Hurry(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Flush(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Somebody waits for save ``number``: it, and those before it, are held back no longer."""
 
     number: int
 
 
-class Bye(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class EndRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The run ends here as it should: finish what is sealed, keep nothing."""
 
 
@@ -214,5 +214,7 @@ def from_bits(data: bytes) -> frozenset[int]:
     return frozenset(8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1)
 
 
-ToAgent = Place | Want | Layout | Begun | Save | Hurry | Ask | Meet | Join | Leave | Bye
-ToTrainer = Slots | Report | Told | Have | Met
+ToAgent = (
+    OpenRun | AllocateSlots | TensorLayout | SlotFilling | SlotSealed | Flush | ListHeld | ListenForPeers | JoinPeers | LeavePeers | EndRun
+)
+ToTrainer = SlotsAllocated | SaveResult | ForwardedEvent | HeldList | PeerAddress

@@ -7,12 +7,12 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from relight.agent.messages import Join, Meet, Met
-from relight.arena import Memory
+from relight.agent.messages import JoinPeers, ListenForPeers, PeerAddress
+from relight.arena import SharedMemory
 from relight.errors import RelightError
 
 if TYPE_CHECKING:
-    from relight.peers import Peers  # loaded when somebody asks for it: most agents have no neighbours
+    from relight.peers import PeerService  # loaded when somebody asks for it: most agents have no neighbours
 
 Tell = Callable[[str, str, dict[str, Any]], None]
 
@@ -23,31 +23,31 @@ class Offered(NamedTuple):
     id: str
     seq: int
     rank: int
-    memory: Memory
+    memory: SharedMemory
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     is_there: Callable[[], bool]
 
 
-class Neighbours:
+class AgentPeers:
     """Nothing until a trainer asks for it. Any thread."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell, self._id = tell, secrets.token_hex(8)
         self._lock = threading.Lock()
-        self._peers: Peers | None = None
+        self._peers: PeerService | None = None
         self._ranks: tuple[int, ...] = ()
         self._token = b""
         self._others: list[str] = []
 
-    def meet(self, asked: Meet) -> Met:
+    def meet(self, asked: ListenForPeers) -> PeerAddress:
         """Be there for whoever knows the token."""
-        from relight.peers import Peers
+        from relight.peers import PeerService
 
         with self._lock:
             try:
                 if self._peers is None:
-                    self._peers = Peers(
+                    self._peers = PeerService(
                         asked.host, token=asked.token, memory=asked.memory, tell=self._tell, bytes_per_second=asked.bytes_per_second
                     )
                     self._token = asked.token
@@ -55,10 +55,10 @@ class Neighbours:
                     self._peers.set_token(asked.token)
                     self._token = asked.token
             except RelightError as error:
-                return Met(self._id, "", str(error))
-            return Met(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
+                return PeerAddress(self._id, "", str(error))
+            return PeerAddress(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
 
-    def join(self, asked: Join) -> None:
+    def join(self, asked: JoinPeers) -> None:
         """Protect, and be protected by, those of the roster."""
         from relight.peers import Peer
 
@@ -84,10 +84,10 @@ class Neighbours:
         """Have it protected, if there is anybody to."""
         with self._lock:
             if self._peers is not None and one.rank in self._ranks:
-                from relight.peers import Part
+                from relight.peers import HeldPartFile
 
                 lane = self._ranks.index(one.rank)
-                self._peers.offer(Part(one.id, one.seq, one.rank, lane, one.memory, one.starts, one.sizes, one.is_there))
+                self._peers.offer(HeldPartFile(one.id, one.seq, one.rank, lane, one.memory, one.starts, one.sizes, one.is_there))
 
     @property
     def holds(self) -> bool:

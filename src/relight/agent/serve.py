@@ -28,30 +28,30 @@ from functools import partial
 from types import FrameType
 from typing import Any
 
-from relight.agent.follow import PATIENCE_S, Abandoned, Follow
+from relight.agent.follow import PATIENCE_S, Abandoned, SlotFollower
 from relight.agent.messages import (
-    Ask,
-    Begun,
-    Bye,
-    Have,
-    Hurry,
-    Join,
-    Layout,
-    Leave,
-    Meet,
-    Place,
-    Report,
-    Save,
-    Slots,
+    AllocateSlots,
+    EndRun,
+    Flush,
+    ForwardedEvent,
+    HeldList,
+    JoinPeers,
+    LeavePeers,
+    ListenForPeers,
+    ListHeld,
+    OpenRun,
+    SaveResult,
+    SlotFilling,
+    SlotsAllocated,
+    SlotSealed,
+    TensorLayout,
     ToAgent,
-    Told,
-    Want,
     words_of,
 )  # fmt: skip
-from relight.agent.neighbours import Neighbours, Offered
-from relight.agent.wire import FDS_MAX, Gone, Wire, close_all
-from relight.agent.writing import Hold, Prepared, Writer
-from relight.arena import FILLING, SEALED, Memory, Slot, allocate, freeze, is_frozen, reading
+from relight.agent.neighbours import AgentPeers, Offered
+from relight.agent.wire import FDS_MAX, AgentConnection, ConnectionLost, close_all
+from relight.agent.writing import Backpressure, PlannedLayout, SlotWriter
+from relight.arena import FILLING, SEALED, SharedMemory, Slot, allocate, freeze, is_frozen, reading
 from relight.drain import Drainer
 from relight.errors import NoSpace, RelightError
 from relight.keys.dumps import keep_out_of_core_dumps
@@ -74,28 +74,28 @@ DRAIN_S = 120.0
 
 
 @dataclass(eq=False)
-class Session:
+class TrainerSession:
     """One trainer."""
 
-    wire: Wire[ToAgent]
+    wire: AgentConnection[ToAgent]
     pid: int = 0
     """0: not to be known."""
-    writer: Writer | None = None
-    prepared: Prepared | None = None
+    writer: SlotWriter | None = None
+    prepared: PlannedLayout | None = None
     slots: list[Slot] = field(default_factory=list)
-    written: dict[int, Job] = field(default_factory=dict)
+    written: dict[int, SlotJob] = field(default_factory=dict)
     """Slot → what was last given to be written of it."""
     pending: int = 0
     polite: bool = False
     open: bool = True
     hurried: int = 0
     """The last save that somebody waits for."""
-    jobs: queue.Queue[Job] = field(default_factory=queue.Queue)
+    jobs: queue.Queue[SlotJob] = field(default_factory=queue.Queue)
     writing: threading.Thread | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Kept:
+class CommittedSlot:
     """A slot whose bytes are a committed checkpoint's, as long as it is sealed with that number."""
 
     id: str
@@ -103,18 +103,18 @@ class Kept:
     slot: Slot
     rank: int
     starts: tuple[int, ...]
-    session: Session
+    session: TrainerSession
 
 
 @dataclass(eq=False)
-class Job:
+class SlotJob:
     """One slot to be written: sealed, or being filled."""
 
-    session: Session
+    session: TrainerSession
     index: int
     number: int
     slot: Slot
-    prepared: Prepared
+    prepared: PlannedLayout
     said: threading.Event = field(default_factory=threading.Event)
     """Set when the trainer has said that it is sealed: it then waits to hear what became of it."""
     since: float = field(default_factory=time.monotonic)
@@ -128,17 +128,17 @@ class Job:
     """Whether what became of it has been told: what is left to do is to remove older ones."""
 
 
-class Server:
+class AgentServer:
     """All there is in this process."""
 
     def __init__(self, listener: socket.socket, linger_s: float, name: str = "", path: str | None = None) -> None:
         self._path = path
         self._listener, self._linger_s, self._name = listener, linger_s, name
         self._lock = threading.RLock()
-        self._sessions: set[Session] = set()
+        self._sessions: set[TrainerSession] = set()
         self._pending = 0
-        self._active: set[Job] = set()
-        self._kept: list[Kept] = []
+        self._active: set[SlotJob] = set()
+        self._kept: list[CommittedSlot] = []
         self._ranks: set[int] = set()
         """Those that this process writes for, or has."""
         self._idle_since = time.monotonic()
@@ -150,7 +150,7 @@ class Server:
         weakref.finalize(self, os.close, self._parted)
         self._ending = False
         self._drainer: Drainer | None = None
-        self._neighbours = Neighbours(self._send_all)
+        self._neighbours = AgentPeers(self._send_all)
 
     def end(self, signum: int, frame: FrameType | None) -> None:
         """Take nobody new; write what is sealed; end."""
@@ -213,7 +213,7 @@ class Server:
                 self._proving -= 1
             os.eventfd_write(self._parted, 1)
             return
-        session = Session(Wire(connection, ToAgent), pid)
+        session = TrainerSession(AgentConnection(connection, ToAgent), pid)
         with self._lock:
             self._proving -= 1
             self._sessions.add(session)
@@ -221,51 +221,53 @@ class Server:
         new_threads.start(threading.Thread(target=_watch, args=(session, pid), daemon=True, name="relight-agent-watch"))
         self._listen(session)
 
-    def _listen(self, session: Session) -> None:
+    def _listen(self, session: TrainerSession) -> None:
         try:
             while True:
                 message, _ = session.wire.receive()
-                with contextlib.suppress(Gone):  # it cannot be answered any more: what it has said all the same is heard to its end
+                with contextlib.suppress(
+                    ConnectionLost
+                ):  # it cannot be answered any more: what it has said all the same is heard to its end
                     self._receive(session, message)
                 if session.polite:
                     break
-        except Gone:
+        except ConnectionLost:
             pass
         except Exception as error:  # a message that makes no sense: this trainer is no use any more, others are
             print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         self._part(session)
 
-    def _receive(self, session: Session, message: ToAgent) -> None:
-        if isinstance(message, Place):
+    def _receive(self, session: TrainerSession, message: ToAgent) -> None:
+        if isinstance(message, OpenRun):
             lower_priority(message.nice)
             if message.guard is not None:
                 keep_out_of_core_dumps(whole=True)
             write_events(message.url, message.run, role="agent")
-            session.writer = Writer(message)
-        elif isinstance(message, Want):
+            session.writer = SlotWriter(message)
+        elif isinstance(message, AllocateSlots):
             self._give_slots(session, message)
-        elif isinstance(message, Layout):
-            session.prepared = Prepared.from_layout(message)
+        elif isinstance(message, TensorLayout):
+            session.prepared = PlannedLayout.from_layout(message)
             with self._lock:
                 self._ranks.add(session.prepared.rank)
-        elif isinstance(message, Begun):
+        elif isinstance(message, SlotFilling):
             self._enqueue(session, message.slot, message.number)
-        elif isinstance(message, Save):
+        elif isinstance(message, SlotSealed):
             self._enqueue(session, message.slot, message.number, said=True)
-        elif isinstance(message, Hurry):
+        elif isinstance(message, Flush):
             session.hurried = max(session.hurried, message.number)
-        elif isinstance(message, Ask):
+        elif isinstance(message, ListHeld):
             self._commit_kept(session)
-        elif isinstance(message, Meet):
+        elif isinstance(message, ListenForPeers):
             session.wire.send(self._neighbours.meet(message))
-        elif isinstance(message, Join):
+        elif isinstance(message, JoinPeers):
             self._neighbours.join(message)
-        elif isinstance(message, Leave):
+        elif isinstance(message, LeavePeers):
             self._neighbours.leave()
-        elif isinstance(message, Bye):
+        elif isinstance(message, EndRun):
             session.polite = True
 
-    def _give_slots(self, session: Session, want: Want) -> None:
+    def _give_slots(self, session: TrainerSession, want: AllocateSlots) -> None:
         with self._lock:
             session.slots, session.written = [], {}
             self._kept = [one for one in self._kept if one.session is not session]
@@ -282,7 +284,7 @@ class Server:
                 slot = spare.pop()
             else:
                 try:
-                    slot = Slot(Memory(allocate(want.size), want.size, writable=True))
+                    slot = Slot(SharedMemory(allocate(want.size), want.size, writable=True))
                 except (NoSpace, OSError) as error:
                     why = error.what if isinstance(error, NoSpace) else str(error)
                     break
@@ -290,9 +292,9 @@ class Server:
             slot.clear()
             session.slots.append(slot)
         sizes = [slot.memory.size for slot in session.slots]
-        session.wire.send(Slots(sizes, why), [slot.memory.fd for slot in session.slots])
+        session.wire.send(SlotsAllocated(sizes, why), [slot.memory.fd for slot in session.slots])
 
-    def _commit_kept(self, session: Session) -> None:
+    def _commit_kept(self, session: TrainerSession) -> None:
         """What the trainer before this one sealed is written first: it is the newest there is."""
         ends = time.monotonic() + DRAIN_S
         while (self._writes() or self._has_unheard()) and time.monotonic() < ends:
@@ -306,7 +308,7 @@ class Server:
                     freeze(one.slot.memory.fd)  # who asks only reads, and must not open it again for writing
                     fds.insert(0, reading(one.slot.memory.fd))
             there = there[len(there) - len(fds) :]
-            session.wire.send(Have([(one.id, one.rank, list(one.starts)) for one in there]), fds)
+            session.wire.send(HeldList([(one.id, one.rank, list(one.starts)) for one in there]), fds)
         finally:
             close_all(fds)
 
@@ -324,13 +326,13 @@ class Server:
             there = [session.pid for session in self._sessions if session.open and not session.polite]
         return any(map(_has_ended, there))
 
-    def _is_stuck(self, job: Job, now: float) -> bool:
+    def _is_stuck(self, job: SlotJob, now: float) -> bool:
         if job.waits_since is None or not job.waits_for:
             return False
         patience_s = NEAR_S if self._ranks.issuperset(job.waits_for) else PATIENT_S
         return now - job.waits_since > patience_s
 
-    def _part(self, session: Session) -> None:
+    def _part(self, session: TrainerSession) -> None:
         """The trainer is gone. What it sealed and could not say any more is written all the same; what it did not seal is nothing.
 
         One that said goodbye may be waiting for the end of the stream, which says that its saves are written, and old ones removed.
@@ -354,7 +356,7 @@ class Server:
         session.wire.close()
         os.eventfd_write(self._parted, 1)
 
-    def _take_over(self, session: Session, index: int) -> None:
+    def _take_over(self, session: TrainerSession, index: int) -> None:
         state, number = session.slots[index].state()
         if state == SEALED:
             self._enqueue(session, index, number, said=True)
@@ -363,14 +365,14 @@ class Server:
 
     # -- writing
 
-    def _enqueue(self, session: Session, index: int, number: int, *, said: bool = False) -> None:
+    def _enqueue(self, session: TrainerSession, index: int, number: int, *, said: bool = False) -> None:
         """Have a save written, once."""
         with self._lock:
             if session.prepared is None or session.writer is None or not 0 <= index < len(session.slots):
-                raise Gone("a save before its layout")
+                raise ConnectionLost("a save before its layout")
             job = session.written.get(index)
             if job is None or job.number < number:
-                job = session.written[index] = Job(session, index, number, session.slots[index], session.prepared)
+                job = session.written[index] = SlotJob(session, index, number, session.slots[index], session.prepared)
                 self._pending += 1
                 session.pending += 1
                 self._kept = [one for one in self._kept if one.slot is not job.slot]
@@ -381,7 +383,7 @@ class Server:
             if said and job.number == number:
                 job.said.set()
 
-    def _work(self, session: Session) -> None:
+    def _work(self, session: TrainerSession) -> None:
         while session.open or session.pending:
             try:
                 job = session.jobs.get(timeout=_TICK_S)
@@ -402,7 +404,7 @@ class Server:
                     self._pending -= 1
                     self._idle_since = time.monotonic()
 
-    def _abandon(self, job: Job) -> None:
+    def _abandon(self, job: SlotJob) -> None:
         """What was written of it is gone. If it comes to be sealed after all, it is written from the beginning."""
         with self._lock:
             if job.session.written.get(job.index) is job:
@@ -410,7 +412,7 @@ class Server:
                 if job.slot.state() == (SEALED, job.number):
                     self._enqueue(job.session, job.index, job.number, said=job.said.is_set())
 
-    def _waits(self, job: Job, checkpoint: str, missing: Sequence[int]) -> bool:
+    def _waits(self, job: SlotJob, checkpoint: str, missing: Sequence[int]) -> bool:
         now = time.monotonic()
         with self._lock:
             if job.waits_since is None:
@@ -425,33 +427,33 @@ class Server:
                 if job.checkpoint == checkpoint:
                     job.waits_since = time.monotonic()
 
-    def _may_hold(self, job: Job) -> bool:
+    def _may_hold(self, job: SlotJob) -> bool:
         """Whether the save may wait for room: nobody waits for it, and it is still wanted."""
         session = job.session
         goes_on = session.open and not session.polite and not self._ending
         return goes_on and job.number > session.hurried and job.slot.state()[1] == job.number
 
-    def _held(self, job: Job, told: Told) -> None:
+    def _held(self, job: SlotJob, told: ForwardedEvent) -> None:
         """It does wait: tell so, and have room made."""
         self._send(job.session, told)
         if job.session.writer is not None:
             self._drain(job.session.writer)
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: SlotJob) -> None:
         writer = job.session.writer
         assert writer is not None
-        follow = Follow(job.slot, job.number, lambda: job.session.open)
+        follow = SlotFollower(job.slot, job.number, lambda: job.session.open)
         try:
             follow.until(0)
-            hold = Hold(job.since, lambda: self._may_hold(job), lambda *said: self._held(job, Told(*said)))
+            hold = Backpressure(job.since, lambda: self._may_hold(job), lambda *said: self._held(job, ForwardedEvent(*said)))
             report = writer.save(job.slot, job.prepared, job.number, follow, partial(self._waits, job), hold, job.session.slots)
         except Abandoned:
             raise
         except Exception as error:
-            report = Report(job.number, "", error=words_of(error, "agent"))
+            report = SaveResult(job.number, "", error=words_of(error, "agent"))
         if report.error is None and not job.session.polite:
             prepared = job.prepared
-            kept = Kept(report.id, job.number, job.slot, prepared.rank, prepared.starts, job.session)
+            kept = CommittedSlot(report.id, job.number, job.slot, prepared.rank, prepared.starts, job.session)
             with self._lock:  # before the trainer hears of it: it may die the moment it does
                 self._kept.append(kept)
                 self._is_made(report.id)
@@ -467,10 +469,10 @@ class Server:
             session = job.session
             found = writer.prune(lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1)
             if found is not None:
-                self._send(job.session, Told(*found))
+                self._send(job.session, ForwardedEvent(*found))
             self._drain(writer)
 
-    def _drain(self, writer: Writer) -> None:
+    def _drain(self, writer: SlotWriter) -> None:
         """Have what was saved copied to the run's further tiers, if there are any."""
         with contextlib.suppress(RelightError):
             if not writer.has_tiers():
@@ -487,17 +489,17 @@ class Server:
         with self._lock:
             sessions = list(self._sessions)
         for session in sessions:
-            self._send(session, Told(name, say, fields))
+            self._send(session, ForwardedEvent(name, say, fields))
 
-    def _send(self, session: Session, message: Report | Told) -> None:
+    def _send(self, session: TrainerSession, message: SaveResult | ForwardedEvent) -> None:
         if session.open or session.polite:
             try:
                 session.wire.send(message)
-            except (Gone, OSError):
+            except (ConnectionLost, OSError):
                 pass
 
 
-def _watch(session: Session, pid: int) -> None:
+def _watch(session: TrainerSession, pid: int) -> None:
     """Hang up when the trainer dies: its forked children may hold the other end of the socket open for a while longer."""
     try:
         fd = os.pidfd_open(pid)
@@ -526,7 +528,7 @@ def _has_ended(pid: int) -> bool:
         os.close(fd)
 
 
-def _is_there(one: Kept) -> bool:
+def _is_there(one: CommittedSlot) -> bool:
     return one.slot.state() == (SEALED, one.number)
 
 
@@ -545,7 +547,7 @@ def main() -> int:
         print(f"relight agent: {error}", file=sys.stderr)
         return 3 if error.errno in (errno.EADDRINUSE, errno.ETIMEDOUT) else 4
     lower_priority(nice)
-    server = Server(listener.socket, linger, address, path)
+    server = AgentServer(listener.socket, linger, address, path)
     signal.signal(signal.SIGTERM, server.end)
     server.run()
     listener.close()

@@ -25,11 +25,11 @@ RECEIVE_BYTES = 64 << 10
 """Bytes that one call receives at most, and that it allocates each time."""
 
 
-class Gone(ConnectionError):
+class ConnectionLost(ConnectionError):
     """The other end is not there any more."""
 
 
-class Wire(Generic[T]):
+class AgentConnection(Generic[T]):
     """One connection. ``send`` from any thread, ``receive`` from one."""
 
     def __init__(self, connection: socket.socket, kind: Any, carriers: tuple[type, ...] = ()) -> None:
@@ -64,9 +64,9 @@ class Wire(Generic[T]):
                     self._socket.sendall(data)
         except BlockingIOError as error:  # part of the message may be sent: no other may follow it
             self.hang_up()
-            raise Gone("it reads nothing any more") from error
+            raise ConnectionLost("it reads nothing any more") from error
         except OSError as error:
-            raise Gone(str(error)) from error
+            raise ConnectionLost(str(error)) from error
 
     def receive(self) -> tuple[T, list[int]]:
         """The next message and the descriptors that came with it, which are the caller's to close. ``Gone`` at the end."""
@@ -74,7 +74,7 @@ class Wire(Generic[T]):
             if len(self._buffer) >= 4:
                 length = int.from_bytes(self._buffer[:4], "little")
                 if length > MESSAGE_BYTES_MAX:
-                    raise Gone(f"a message of {length} bytes")
+                    raise ConnectionLost(f"a message of {length} bytes")
                 if len(self._buffer) >= 4 + length:
                     body = bytes(self._buffer[4 : 4 + length])
                     del self._buffer[: 4 + length]
@@ -83,7 +83,7 @@ class Wire(Generic[T]):
                         message = self._decoder.decode(body)
                     except (msgspec.MsgspecError, UnicodeError) as error:
                         close_all(fds)
-                        raise Gone(f"not a message: {error}") from error
+                        raise ConnectionLost(f"not a message: {error}") from error
                     if fds and not isinstance(message, self._carriers):
                         close_all(fds)
                         fds = []
@@ -117,16 +117,16 @@ class Wire(Generic[T]):
             self._await()
             data, extra, _, _ = self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
         except OSError as error:
-            raise Gone(str(error)) from error
+            raise ConnectionLost(str(error)) from error
         for level, kind, payload in extra:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 found = array.array("i")
                 found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
                 self._fds += found
         if len(self._fds) > FDS_MAX:
-            raise Gone(f"{len(self._fds)} descriptors for one message")
+            raise ConnectionLost(f"{len(self._fds)} descriptors for one message")
         if not data:
-            raise Gone("closed")
+            raise ConnectionLost("closed")
         self._buffer += data
 
     def _await(self) -> None:

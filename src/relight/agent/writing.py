@@ -9,23 +9,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from relight.agent.follow import Abandoned, Follow
-from relight.agent.messages import Layout, Place, Report, Request, from_bits, words_of
+from relight.agent.follow import Abandoned, SlotFollower
+from relight.agent.messages import OpenRun, Request, SaveResult, TensorLayout, from_bits, words_of
 from relight.arena import SEALED, Slot, lay_out
 from relight.catalog.branches import tag_if_possible
 from relight.catalog.tiers import tiers_of
 from relight.commit import Attempt, PackPlan, SavePlan, SaveReport, SaveRequest, plan_save
-from relight.commit import Place as CommitPlace
-from relight.commit.earlier import Before, Vouched
-from relight.commit.pack_writer import Pace
+from relight.commit import CommitTarget as CommitPlace
+from relight.commit.earlier import PreviousSave, UnchangedTensors
+from relight.commit.pack_writer import WriteLimits
 from relight.errors import CorruptCheckpoint, Fenced, RelightError
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.layout import Item
 from relight.log import Log, fold
 from relight.observe import record_span
 from relight.policy import Compact, Keep
 from relight.policy.compact import Conditions
-from relight.reclaim import PruneReport, Room
+from relight.reclaim import PruneReport, SpaceGuard
 from relight.store import open_bytes
 from relight.store.paced import paced
 from relight.typed import from_msgpack
@@ -54,14 +54,14 @@ class _Length:
         raise AssertionError("these bytes lie in the slot")
 
 
-def plan_layout(layout: Layout) -> SavePlan:
+def plan_layout(layout: TensorLayout) -> SavePlan:
     """Where each tensor goes. The trainer and the agent both work it out, and come to the same."""
     items = [Item(one.name, one.dtype, one.shape, one.role, _Length(one.length), one.box, one.trainable) for one in layout.items]
     return plan_save(items, id=PLACEHOLDER, rank=layout.rank, lanes=layout.lanes)
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class PlannedLayout:
     """A layout, planned: the packs' headers but for the id."""
 
     plan: SavePlan
@@ -69,7 +69,7 @@ class Prepared:
     rank: int
 
     @classmethod
-    def from_layout(cls, layout: Layout) -> Prepared:
+    def from_layout(cls, layout: TensorLayout) -> PlannedLayout:
         """Plan it."""
         plan = plan_layout(layout)
         return cls(plan, tuple(bytes(pack.sources[0].view() or _NO_BYTES) for pack in plan.packs), layout.rank)
@@ -79,7 +79,7 @@ class Prepared:
         """Where the packs begin in a slot."""
         return lay_out([pack.size for pack in self.plan.packs], 0).packs
 
-    def filled(self, slot: Slot, checkpoint_id: str, follow: Follow) -> SavePlan:
+    def filled(self, slot: Slot, checkpoint_id: str, follow: SlotFollower) -> SavePlan:
         """The plan with the slot's bytes for packs, as they come; their headers are written into the slot."""
         packs = []
         for pack, header, start in zip(self.plan.packs, self.headers, self.starts, strict=True):
@@ -91,7 +91,7 @@ class Prepared:
         return replace(self.plan, packs=packs)
 
 
-class Hold(NamedTuple):
+class Backpressure(NamedTuple):
     """What holding a save back needs: since when it may have been, whether to go on with it, and whom to tell."""
 
     since: float
@@ -99,12 +99,12 @@ class Hold(NamedTuple):
     emit: Callable[[str, str, dict[str, Any]], None]
 
 
-class Writer:
+class SlotWriter:
     """Writes one attempt's saves, one at a time."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: OpenRun) -> None:
         self.place = place
-        self.guard = Guard.from_wire(place.guard) if place.guard is not None else Guard()
+        self.guard = StoreSecurity.from_wire(place.guard) if place.guard is not None else StoreSecurity()
         store = open_bytes(place.url, guard=self.guard)
         self._store = paced(store, f"{store.url}/{place.run}", place.bytes_per_second, place.read_bytes_per_second)
         self._log = Log(self._store, place.run)
@@ -113,15 +113,22 @@ class Writer:
         self._last: str | None = None
         self._failed: dict[str, str | None] = {}
         """The parent of each save that failed since the last one that was committed, by the failed save's id."""
-        self._last_in: tuple[Slot, int, Prepared] | None = None
+        self._last_in: tuple[Slot, int, PlannedLayout] | None = None
         self._hasty, self._hastened = 0, 0
         """How many read-backs are to take their share of the processor, and how many saves came upon one that did not."""
         self._keep = from_msgpack(place.keep, Keep) if place.keep else Keep()
-        self._room = Room(self._store, place.run, self._keep, self._log, place.epoch)
+        self._room = SpaceGuard(self._store, place.run, self._keep, self._log, place.epoch)
 
     def save(
-        self, slot: Slot, prepared: Prepared, number: int, follow: Follow, waits: Waits, hold: Hold, slots: Sequence[Slot] = ()
-    ) -> Report:
+        self,
+        slot: Slot,
+        prepared: PlannedLayout,
+        number: int,
+        follow: SlotFollower,
+        waits: Waits,
+        hold: Backpressure,
+        slots: Sequence[Slot] = (),
+    ) -> SaveResult:
         """Write what is filled as it is filled, and commit it once it is sealed. ``Abandoned`` if it is not to be.
 
         Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``; it is told the
@@ -149,7 +156,7 @@ class Writer:
                     parents=[parent] if (parent := self._parent_of(request)) else [],
                     id=request.id,
                     plan=prepared.filled(slot, request.id, follow),
-                    pace=Pace(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
+                    pace=WriteLimits(self.place.threads, self.place.bytes_per_second, _Counter(slot)),
                     packs_written=follow.sealed,
                     seat=request.seat,
                     waits=partial(waits, request.id),
@@ -178,7 +185,7 @@ class Writer:
             parent = self._failed[parent]
         return parent
 
-    def _before(self, slot: Slot, slots: Sequence[Slot], prepared: Prepared) -> Before | None:
+    def _before(self, slot: Slot, slots: Sequence[Slot], prepared: PlannedLayout) -> PreviousSave | None:
         """The save before, if it was laid out alike and lies in another slot. That one may be filled anew at any moment."""
         if self._last is None or self._last_in is None or self._attempt.compact is None:
             return None
@@ -186,14 +193,14 @@ class Writer:
         if other is slot or laid_out is not prepared or not any(other is one for one in slots):
             return None
         packs = [other.view[start : start + pack.size] for start, pack in zip(prepared.starts, prepared.plan.packs, strict=True)]
-        return Before(self._last, packs, lambda: other.state() == (SEALED, number))
+        return PreviousSave(self._last, packs, lambda: other.state() == (SEALED, number))
 
-    def _vouched(self, request: Request, prepared: Prepared) -> Vouched | None:
+    def _vouched(self, request: Request, prepared: PlannedLayout) -> UnchangedTensors | None:
         """What the trainer says is as it was, if the last save was made since then: it has the same."""
         if not request.same or self._last is None or self._last_in is None:
             return None
         _, number, laid_out = self._last_in
-        return Vouched(self._last, from_bits(request.same), None) if laid_out is prepared and number >= request.since else None
+        return UnchangedTensors(self._last, from_bits(request.same), None) if laid_out is prepared and number >= request.since else None
 
     def has_tiers(self) -> bool:
         """Whether what is saved is to go further."""
@@ -242,7 +249,7 @@ class Writer:
             return None
         return self._room.prune(still=still) if still() else None
 
-    def _hold_back(self, own: int, request: Request, hold: Hold) -> None:
+    def _hold_back(self, own: int, request: Request, hold: Backpressure) -> None:
         """Until there is room, or no longer than the trainer said. What goes wrong at that is for the save itself to find out."""
         if self._keep.capacity is None:
             return
@@ -264,7 +271,7 @@ class Writer:
             self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, tell)
 
 
-def _reach(follow: Follow, start: int, end: int) -> int:
+def _reach(follow: SlotFollower, start: int, end: int) -> int:
     return follow.until(start + end) - start
 
 
@@ -279,9 +286,9 @@ class _Counter:
         self._slot.set_written(self._written)
 
 
-def _done(number: int, report: SaveReport) -> Report:
-    return Report(number, report.id, report.stored_bytes, report.logical_bytes, report.timings_s, report.trainable_digest, report.seq)
+def _done(number: int, report: SaveReport) -> SaveResult:
+    return SaveResult(number, report.id, report.stored_bytes, report.logical_bytes, report.timings_s, report.trainable_digest, report.seq)
 
 
-def _failed(number: int, checkpoint_id: str, error: Exception) -> Report:
-    return Report(number, checkpoint_id, error=words_of(error))
+def _failed(number: int, checkpoint_id: str, error: Exception) -> SaveResult:
+    return SaveResult(number, checkpoint_id, error=words_of(error))

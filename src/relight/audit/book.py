@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import NamedTuple
 
-from relight.audit.facts import Facts, cut, without_secrets
+from relight.audit.facts import ActionFacts, cut, without_secrets
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format import Record
 from relight.format.records import Body, NoteBody
@@ -34,7 +34,7 @@ _telling: ContextVar[bool] = ContextVar("_telling", default=False)
 _ANCHOR = re.compile(r"([0-9]{1,12})-([0-9a-f]{64})\Z")
 
 
-class Entry(NamedTuple):
+class AuditEntry(NamedTuple):
     """Something that somebody did, or began to do. ``how``: ``ok``, ``failed``, ``refused``; empty as long as its end is not written."""
 
     seq: int
@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     """Run, checkpoint, values before and after, reason, and the arguments as ``given.NAME``: see ``Facts``."""
 
 
-class Book:
+class AuditLog:
     """The log of one audit store; made if there is none. Several processes may write to one. Thread-safe."""
 
     def __init__(self, store: ByteStore) -> None:
@@ -63,13 +63,13 @@ class Book:
         self._newest: list[Record] = []
         """The newest records, in order, as far as they were asked for."""
 
-    def begin(self, who: str, what: str, on: str, role: str = "", *, token: str = "", facts: Facts | None = None) -> int:
+    def begin(self, who: str, what: str, on: str, role: str = "", *, token: str = "", facts: ActionFacts | None = None) -> int:
         """Record what is about to be done, with all its fields; return the number to end it by. ``token`` is the token's id.
 
         Cost: one record. If the store fails, the action must not be done.
         """
         words = {"who": who, "role": role, "token": token, "what": what, "on": on}
-        facts = Facts() if facts is None else facts
+        facts = ActionFacts() if facts is None else facts
         return self._write({**{name: cut(without_secrets(value), WORDS_MAX) for name, value in words.items()}, **facts.record()})
 
     def end(self, seq: int, how: str, says: str = "") -> None:
@@ -77,7 +77,7 @@ class Book:
         self._write({"begun": seq, "how": how, "says": cut(without_secrets(says), WORDS_MAX)})
 
     @contextmanager
-    def doing(self, who: str, what: str, on: str, role: str = "", *, facts: Facts | None = None) -> Iterator[list[str]]:
+    def doing(self, who: str, what: str, on: str, role: str = "", *, facts: ActionFacts | None = None) -> Iterator[list[str]]:
         """Around what is done. What it raises is its end, and goes on. What is put into the list that it gives is recorded at the end."""
         seq = self.begin(who, what, on, role, facts=facts)
         says: list[str] = []
@@ -88,14 +88,14 @@ class Book:
             raise
         self.end(seq, "ok", ", ".join(says))
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[AuditEntry]:
         """All, oldest first; empty if nothing was ever written. Cost: every record is read, and is in memory meanwhile."""
         try:
             return entries_of(Log(self.store, RUN, whole=True).read().records)
         except CheckpointNotFound:
             return []
 
-    def newest(self, count: int) -> list[Entry]:
+    def newest(self, count: int) -> list[AuditEntry]:
         """The newest ``count`` entries, oldest first. Cost: each record is read once; memory for the records of so many entries."""
         with self._lock:
             try:
@@ -124,9 +124,9 @@ class Book:
             return written.seq
 
 
-def entries_of(records: Iterable[Record]) -> list[Entry]:
+def entries_of(records: Iterable[Record]) -> list[AuditEntry]:
     """What the records say: each beginning with its end."""
-    found: dict[int, Entry] = {}
+    found: dict[int, AuditEntry] = {}
     for record in records:
         body = record.body
         if not isinstance(body, NoteBody) or body.topic != TOPIC:
@@ -134,7 +134,7 @@ def entries_of(records: Iterable[Record]) -> list[Entry]:
         said = {name: str(value) for name, value in body.data.items()}
         begun = body.data.get("begun")
         if begun is None:
-            found[record.seq] = Entry(
+            found[record.seq] = AuditEntry(
                 record.seq, record.time, said.get("who", ""), said.get("role", ""), said.get("what", ""), said.get("on", ""),
                 token=said.get("token", ""), fields=tuple((name, text) for name, text in said.items() if name not in _ENTRY),
             )  # fmt: skip
@@ -143,7 +143,7 @@ def entries_of(records: Iterable[Record]) -> list[Entry]:
     return list(found.values())
 
 
-class Checked(NamedTuple):
+class AuditCheck(NamedTuple):
     """What a check has found: how many entries, what is wrong, and the anchor to keep elsewhere."""
 
     entries: int
@@ -151,7 +151,7 @@ class Checked(NamedTuple):
     anchor: str
 
 
-def check(store: ByteStore, anchor: str = "") -> Checked:
+def check(store: ByteStore, anchor: str = "") -> AuditCheck:
     """Read all of it again. ``anchor``, ``NUMBER-HASH`` as a check before gave it, tells a log that was cut off, or written anew."""
     read_store(store)
     view = Log(store, RUN, whole=True).read()
@@ -169,21 +169,21 @@ def check(store: ByteStore, anchor: str = "") -> Checked:
             faults.append(f"it ends at record {view.head}, and went on to {seq} once: its end was cut off")
         elif hashes.get(seq, parsed[2]) != parsed[2]:
             faults.append(f"record {seq} is not the one that was there once: the log was written anew")
-    return Checked(len(entries_of(view.records)), faults, f"{view.head}-{view.head_hash}")
+    return AuditCheck(len(entries_of(view.records)), faults, f"{view.head}-{view.head_hash}")
 
 
 def _is_ours(body: Body) -> bool:
     return isinstance(body, NoteBody) and body.topic in (TOPIC, SUMMARY_TOPIC)
 
 
-def book_from_settings() -> Book | None:
+def book_from_settings() -> AuditLog | None:
     """The one that ``RELIGHT_AUDIT`` names; None if it names none."""
     url = os.environ.get(SETTING, "")
-    return Book(open_bytes(absolute(url))) if url else None
+    return AuditLog(open_bytes(absolute(url))) if url else None
 
 
 @contextmanager
-def recorded(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
+def recorded(what: str, on: str, facts: ActionFacts | None = None) -> Iterator[list[str]]:
     """Around what a command or the library does: written down if ``RELIGHT_AUDIT`` is set; else nothing more.
 
     What a command has the library do is one entry, the command's. What is put into the list that it gives is recorded at the end.
@@ -201,7 +201,7 @@ def recorded(what: str, on: str, facts: Facts | None = None) -> Iterator[list[st
 
 
 @contextmanager
-def record_if_possible(what: str, on: str, facts: Facts | None = None) -> Iterator[list[str]]:
+def record_if_possible(what: str, on: str, facts: ActionFacts | None = None) -> Iterator[list[str]]:
     """As ``told``, around what has to be done even if the audit store cannot be written to, such as a job's own restore: a warning says so.
 
     What is put into the list that it gives stands with the end."""

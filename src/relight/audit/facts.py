@@ -18,7 +18,7 @@ _NAMES = ("run", "checkpoint", "before", "after", "why")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class ActionFacts:
     """Fields of an action. ``before`` and ``after``: what it changes, such as the checkpoint that a tag is on; empty for nothing."""
 
     run: str = ""

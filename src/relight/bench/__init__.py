@@ -6,9 +6,9 @@ Importing this room brings no torch: without it the floors and the writing of pa
 and ``advice`` are pure. May import everything below it.
 """
 
-from relight.bench.advice import Advice, Setting
+from relight.bench.advice import Advice, RecommendedSetting
 from relight.bench.figures import Figure
 from relight.bench.measure import BenchOptions, run
 from relight.bench.report import BenchReport
 
-__all__ = ["Advice", "BenchOptions", "BenchReport", "Figure", "Setting", "run"]
+__all__ = ["Advice", "BenchOptions", "BenchReport", "Figure", "RecommendedSetting", "run"]

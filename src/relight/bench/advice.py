@@ -19,7 +19,7 @@ _MINUTES = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 720
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class BenchFacts:
     """What decides. Seconds are medians, for a state of ``state_bytes``; None: not measured.
 
     ``available_bytes`` of memory were there before the bench took any. ``asked``: somebody said how large the state is. ``accelerator``:
@@ -41,7 +41,7 @@ class Facts:
     lost_s: float | None = None
 
 
-class Setting(NamedTuple):
+class RecommendedSetting(NamedTuple):
     """One setting: what it should be, and a sentence why. ``value`` is "" where there is nothing to set."""
 
     name: str
@@ -52,11 +52,11 @@ class Setting(NamedTuple):
 class Advice(NamedTuple):
     """All settings, and the line that has them."""
 
-    settings: tuple[Setting, ...]
+    settings: tuple[RecommendedSetting, ...]
     line: str
 
 
-def advise(facts: Facts) -> Advice:
+def advise(facts: BenchFacts) -> Advice:
     """What to set."""
     memory, slots = _memory(facts)
     background, cost_s = _background(facts, slots)
@@ -76,13 +76,13 @@ def slot_bytes(state_bytes: int) -> int:
     return -(-(state_bytes + state_bytes // 50 + _SLOT_SPARE) // (1 << 20)) * (1 << 20)
 
 
-def _memory(facts: Facts) -> tuple[Setting, int]:
+def _memory(facts: BenchFacts) -> tuple[RecommendedSetting, int]:
     """And how many slots there is room for. Where training is done by the cores, its own state takes of the same memory."""
     slot = slot_bytes(facts.state_bytes)
     two = f"two slots of a state of {bytes_text(facts.state_bytes)} take {bytes_text(2 * slot)} of memory"
     value = f"memory={2 * slot:_}" if facts.asked else ""
     if facts.available_bytes is None:
-        return Setting("memory", value, f"{two}; how much is available could not be told"), 2
+        return RecommendedSetting("memory", value, f"{two}; how much is available could not be told"), 2
     beside = 0 if facts.accelerator else facts.state_bytes
     left = facts.available_bytes - beside - _SPARE
     there = f"{bytes_text(facts.available_bytes)} are available"
@@ -90,20 +90,22 @@ def _memory(facts: Facts) -> tuple[Setting, int]:
     if left >= 2 * slot:
         most = left // 2 if facts.accelerator else (facts.available_bytes - _SPARE) // 3
         more = "" if facts.asked else f": enough for a state of up to {bytes_text(most)}; --size gives a bound for yours"
-        return Setting("memory", value, f"{two}; {there}{more}"), 2
+        return RecommendedSetting("memory", value, f"{two}; {there}{more}"), 2
     if left >= slot:
         reason = f"{two}; {there}: room for one, so that a save that is due while the one before is being written is put off"
-        return Setting("memory", f"memory={slot:_}", reason), 1
-    return Setting("memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {there}: no room for a snapshot"), 0
+        return RecommendedSetting("memory", f"memory={slot:_}", reason), 1
+    return RecommendedSetting("memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {there}: no room for a snapshot"), 0
 
 
-def _background(facts: Facts, slots: int) -> tuple[Setting, float | None]:
+def _background(facts: BenchFacts, slots: int) -> tuple[RecommendedSetting, float | None]:
     """And what a save then costs training, if that was measured."""
     name, waits = "background", facts.waiting_s
     if slots == 0:
-        return Setting(name, "False", "there is no memory for snapshots, so the trainer writes the saves itself, and waits"), waits
+        return RecommendedSetting(
+            name, "False", "there is no memory for snapshots, so the trainer writes the saves itself, and waits"
+        ), waits
     if waits is None or facts.blocked_s is None:
-        return Setting(name, "True", "not measured: the default"), waits
+        return RecommendedSetting(name, "True", "not measured: the default"), waits
     if facts.accelerator:
         cost_s, what = facts.blocked_s, f"step() returns after {_s(facts.blocked_s)}, and the device trains on"
     elif facts.lost_s is None:
@@ -113,27 +115,29 @@ def _background(facts: Facts, slots: int) -> tuple[Setting, float | None]:
         what = f"step() returns after {_s(facts.blocked_s)}, and training on all cores loses {_s(cost_s)} in all"
     against = f"a save that waits takes {_s(waits)}"
     if cost_s <= waits:
-        return Setting(name, "True", f"{what}; {against}, {waits / cost_s:.1f} times that"), cost_s
-    return Setting(name, "False", f"{what}; {against} only: the memory for snapshots buys nothing"), waits
+        return RecommendedSetting(name, "True", f"{what}; {against}, {waits / cost_s:.1f} times that"), cost_s
+    return RecommendedSetting(name, "False", f"{what}; {against} only: the memory for snapshots buys nothing"), waits
 
 
-def _threads(facts: Facts) -> Setting:
+def _threads(facts: BenchFacts) -> RecommendedSetting:
     count = useful({threads: 1 / pace for threads, pace in facts.pace.items()})
     measured = ", ".join(f"{threads}: {pace / 1e9:.2f} GB/s" for threads, pace in sorted(facts.pace.items()))
     more = "" if count == max(facts.pace) else "; more do not help"
-    return Setting("threads", f"threads={count}", f"hashing and writing by threads, {measured}{more}")
+    return RecommendedSetting("threads", f"threads={count}", f"hashing and writing by threads, {measured}{more}")
 
 
-def _direct(facts: Facts) -> Setting:
+def _direct(facts: BenchFacts) -> RecommendedSetting:
     size = facts.state_bytes
     through = f"{size / facts.write_buffered_s / 1e9:.2f} GB/s through the page cache"
     if not facts.direct or facts.write_direct_s is None:
-        return Setting("direct I/O", "", f"does not work on this file system: {through}, which takes memory from what else is cached")
+        return RecommendedSetting(
+            "direct I/O", "", f"does not work on this file system: {through}, which takes memory from what else is cached"
+        )
     past = f"{size / facts.write_direct_s / 1e9:.2f} GB/s past the page cache"
-    return Setting("direct I/O", "", f"works on this file system: {past}, {through}; used by itself")
+    return RecommendedSetting("direct I/O", "", f"works on this file system: {past}, {through}; used by itself")
 
 
-def _interval(facts: Facts, background: bool, cost_s: float | None) -> Setting | None:
+def _interval(facts: BenchFacts, background: bool, cost_s: float | None) -> RecommendedSetting | None:
     if cost_s is None:
         return None
     shortest_s = cost_s / LOST_MAX
@@ -142,7 +146,9 @@ def _interval(facts: Facts, background: bool, cost_s: float | None) -> Setting |
         shortest_s = facts.durable_s
         why += f", but it is durable only after {_s(shortest_s)}"
     minutes = next((one for one in _MINUTES if one * 60 >= shortest_s), _MINUTES[-1])
-    return Setting("save", f"relight.every(minutes={minutes})", f"{why}; every {_long(60 * minutes)} that is {cost_s / minutes / 60:.2%}")
+    return RecommendedSetting(
+        "save", f"relight.every(minutes={minutes})", f"{why}; every {_long(60 * minutes)} that is {cost_s / minutes / 60:.2%}"
+    )
 
 
 def _s(seconds: float) -> str:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from relight.arena import available_bytes
 from relight.bench import floors
-from relight.bench.advice import Facts, advise
+from relight.bench.advice import BenchFacts, advise
 from relight.bench.cache import drop_cache, read_through
 from relight.bench.figures import floor_figures, medians, noise, our_figures, thread_counts, useful
 from relight.bench.pace import write_image
-from relight.bench.place import Place, end_between, find_store, make_place
-from relight.bench.plan import BenchPlan, Room, plan_bench, spread
+from relight.bench.place import BenchDir, end_between, find_store, make_place
+from relight.bench.plan import BenchPlan, BenchSpace, plan_bench, spread
 from relight.bench.report import BenchReport
 from relight.errors import ConfigError
 from relight.store import LocalStore
@@ -29,7 +29,7 @@ from relight.version import VERSION
 
 if TYPE_CHECKING:
     from relight.bench.ours import Ours
-    from relight.bench.state import State
+    from relight.bench.state import BenchState
 
 T = TypeVar("T")
 Progress = Callable[[int], None]
@@ -60,10 +60,10 @@ def run(options: BenchOptions) -> BenchReport:
     store = find_store(options.store)
     torch = importlib.util.find_spec("torch") is not None
     available = available_bytes()
-    before = Room(store.free_bytes(), available, torch=torch)
+    before = BenchSpace(store.free_bytes(), available, torch=torch)
     plan_bench(before, options.size, options.rounds, where=store.url)  # refuses before anything is made
     with end_between() as end_if_asked, make_place(store) as place:
-        room = before if options.size is not None else Room(before.disk_bytes, available, _write_bps(place.folder), torch)
+        room = before if options.size is not None else BenchSpace(before.disk_bytes, available, _write_bps(place.folder), torch)
         plan = plan_bench(room, options.size, options.rounds, where=store.url)
         state = _make_state(plan, options.tensors) if torch else None
         end_if_asked()
@@ -91,7 +91,7 @@ def run(options: BenchOptions) -> BenchReport:
 class _Bench:
     """All that is measured. ``rounds`` has seconds by name; what happens in memory is done with a part, and scaled."""
 
-    def __init__(self, place: Place, plan: BenchPlan, size: int, end_if_asked: Callable[[], None]) -> None:
+    def __init__(self, place: BenchDir, plan: BenchPlan, size: int, end_if_asked: Callable[[], None]) -> None:
         self._folder, self._plan, self.size, self._end_if_asked = place.folder, plan, size, end_if_asked
         self._store = LocalStore(place.folder)
         self._source, self._target = floors.bytes_as_tensors_lie(plan.part), floors.random_bytes(plan.part)
@@ -111,7 +111,7 @@ class _Bench:
         memory = (4 + len(self.counts) + self.direct) * self._plan.part
         return self._plan.rounds * (memory + 4 * self.size + torch * (5 + LOST_TIMES) * self.size)
 
-    def measure(self, state: State | None, meter: Progress) -> None:
+    def measure(self, state: BenchState | None, meter: Progress) -> None:
         """All rounds."""
         self._choose_threads()
         self._meter = meter
@@ -216,10 +216,10 @@ class _Bench:
         return seconds
 
 
-def _make_state(plan: BenchPlan, tensors: int | None) -> State:
-    from relight.bench.state import State
+def _make_state(plan: BenchPlan, tensors: int | None) -> BenchState:
+    from relight.bench.state import BenchState
 
-    return State(spread(plan.size, tensors))
+    return BenchState(spread(plan.size, tensors))
 
 
 def _write_bps(folder: Path) -> float:
@@ -244,9 +244,9 @@ def _machine(bench: _Bench, available: int | None) -> dict[str, object]:
     }
 
 
-def _facts(options: BenchOptions, plan: BenchPlan, bench: _Bench, available: int | None) -> Facts:
+def _facts(options: BenchOptions, plan: BenchPlan, bench: _Bench, available: int | None) -> BenchFacts:
     found = medians(bench.rounds)
-    return Facts(
+    return BenchFacts(
         store=options.store,
         state_bytes=bench.size,
         asked=plan.asked,

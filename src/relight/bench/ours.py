@@ -9,7 +9,7 @@ from pathlib import Path
 from time import perf_counter
 
 from relight.bench.cache import drop_cache, read_through, resident
-from relight.bench.state import State
+from relight.bench.state import BenchState
 from relight.checkpointer import Checkpointer, Save
 from relight.errors import CorruptCheckpoint, SaveFailed
 from relight.format.names import parse_dir
@@ -25,7 +25,7 @@ DEADLINE_S = 120.0
 class Ours:
     """Two runs in ``folder``, one saved by waiting, one in the background. All times are seconds of a call as a user sees it."""
 
-    def __init__(self, folder: Path, state: State) -> None:
+    def __init__(self, folder: Path, state: BenchState) -> None:
         self.state = state
         self._folder = folder
         self._step = 0
@@ -142,7 +142,7 @@ class Ours:
 
 
 @contextmanager
-def at_work(folder: Path, state: State) -> Iterator[Ours]:
+def at_work(folder: Path, state: BenchState) -> Iterator[Ours]:
     """Runs and agent, gone at the end."""
     ours = Ours(folder, state)
     undo = subscribe(ours.on_event)

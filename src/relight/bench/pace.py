@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relight.commit import PackPlan, write_pack
-from relight.commit.pack_writer import Pace
+from relight.commit.pack_writer import WriteLimits
 from relight.layout import Extent, cut_chunks
 from relight.store import ByteStore
 
@@ -13,7 +13,7 @@ def write_image(store: ByteStore, key: str, image: memoryview, threads: int) -> 
     plan = PackPlan(key, len(image), [], cut_chunks([Extent(len(image), "param")]), image)
     writer = store.write(key, plan.size)
     try:
-        write_pack(writer, plan, pace=Pace(threads))
+        write_pack(writer, plan, pace=WriteLimits(threads))
         writer.finish()
     except BaseException:
         writer.abort()

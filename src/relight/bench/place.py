@@ -23,7 +23,7 @@ PREFIX = ".relight-bench-"
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Place(NamedTuple):
+class BenchDir(NamedTuple):
     """An empty directory on the store's file system."""
 
     store: LocalStore
@@ -44,7 +44,7 @@ def find_store(url: str) -> LocalStore:
 
 
 @contextmanager
-def make_place(store: LocalStore) -> Iterator[Place]:
+def make_place(store: LocalStore) -> Iterator[BenchDir]:
     """A new directory in ``store``. At the end it is removed, and with it what had to be made above it."""
     root = Path(store.url)
     made = [path for path in (root, *root.parents) if not path.exists()]
@@ -57,7 +57,7 @@ def make_place(store: LocalStore) -> Iterator[Place]:
         _unmake(made)
         raise translate(error, "making a directory to measure in", str(folder)) from error
     try:
-        yield Place(store, folder, left)
+        yield BenchDir(store, folder, left)
     finally:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # an impatient Ctrl-C must not leave half of it behind
         try:

@@ -23,7 +23,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class BenchSpace:
     """What there is. None: not known, or without limit. ``write_bps``: how fast the disk took a first file."""
 
     disk_bytes: int | None
@@ -42,7 +42,7 @@ class BenchPlan:
     asked: bool
 
 
-def plan_bench(room: Room, size: int | None, rounds: int, *, where: str = "") -> BenchPlan:
+def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = "") -> BenchPlan:
     """What to measure with, so that it takes under about a minute if nobody said how much. ``NoSpace`` for what does not fit."""
     if rounds < 1:
         raise ConfigError(f"rounds is a whole number from 1 on, not {rounds}")
@@ -124,11 +124,11 @@ def _seconds_a_byte(write_bps: float) -> float:
     return 10 / max(write_bps, 1e6) + 10 / _MEMORY_PASSES_BPS
 
 
-def _fits_disk(room: Room) -> int:
+def _fits_disk(room: BenchSpace) -> int:
     return 1 << 62 if room.disk_bytes is None else max(0, (room.disk_bytes - _DISK_SPARE) // 2)
 
 
-def _fits_memory(room: Room) -> int:
+def _fits_memory(room: BenchSpace) -> int:
     if room.memory_bytes is None:
         return 1 << 62
     left = room.memory_bytes - _MEMORY_SPARE

@@ -7,14 +7,14 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from relight.forecast.planned import Plan
+from relight.forecast.planned import JobPlan
 from relight.forecast.schedule import span
 
 PAPER, INK, OURS, STORE = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
 POINTS = 240
 
 
-def draw(found: Plan, path: Path) -> None:
+def draw(found: JobPlan, path: Path) -> None:
     """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
     drawing = Drawing(figsize=(9, 5), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)

@@ -14,7 +14,7 @@ from relight.format import Digest
 _WORK = 384
 
 
-class State:
+class BenchState:
     """Parameters of so many elements each, in host memory, and an optimizer that has seen a step."""
 
     def __init__(self, elements: Sequence[int]) -> None:

@@ -12,7 +12,7 @@ from relight.capture.classes import class_paths
 from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment, environment_soon
 from relight.capture.epochs_done import epochs_of
-from relight.capture.fixed import Fixed, Recall
+from relight.capture.fixed import CaptureCache, CapturedTemplate
 from relight.capture.kinds import is_component, is_large, kind_of
 from relight.capture.loaders import (
     leave_epoch,
@@ -28,17 +28,17 @@ from relight.capture.planning import RestorePlan
 from relight.capture.regions import only_needed, sinks_by_part
 from relight.capture.restorable import mismatches
 from relight.capture.restore import plan_restore
-from relight.capture.rng import Frozen
+from relight.capture.rng import RngSnapshot
 from relight.capture.rng import frozen as frozen_generators
 from relight.capture.swap import Swap
 
 __all__ = [
+    "CaptureCache",
     "Captured",
-    "Fixed",
-    "Frozen",
+    "CapturedTemplate",
     "LoadPlan",
-    "Recall",
     "RestorePlan",
+    "RngSnapshot",
     "Swap",
     "build_tree",
     "capture",

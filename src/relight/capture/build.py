@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
-from relight.capture.rebuild import Check, Mapped, Memory, Thunk, build
+from relight.capture.rebuild import Check, FreshTensors, Mapped, Thunk, build
 from relight.errors import IncompatibleState
 from relight.format import Leaf, Tensor, decode_tree
 from relight.format.tree import join_path
@@ -33,11 +33,11 @@ class LoadPlan:
         self.result = result
 
 
-class _Nothing:
+class _NotSelected:
     """Stands for what was not selected."""
 
 
-_NOTHING = _Nothing()
+_NOTHING = _NotSelected()
 _MADE_OF = frozenset((Leaf, dict, list, tuple))
 
 
@@ -61,20 +61,20 @@ def build_tree(
 
     ``tree``: encoded, or decoded. ``check``, ``mapped``: see ``Memory``.
     """
-    memory = Memory(tensors, check, mapped)
+    memory = FreshTensors(tensors, check, mapped)
     made = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
     if made is _NOTHING and only:
         raise nothing_fits(only, where)
     return LoadPlan(memory.sinks, lambda: {} if made is _NOTHING else made.make() if type(made) is Later else made)
 
 
-def thunks(node: Any, path: str, memory: Memory) -> Thunk:
+def thunks(node: Any, path: str, memory: FreshTensors) -> Thunk:
     """What makes the value of a decoded node, whole. To be called once: containers without sparse tensors and the like are made already."""
     made = whole(node, path, memory)
     return made.make if type(made) is Later else lambda: made
 
 
-def whole(node: Any, path: str, memory: Memory) -> Any:
+def whole(node: Any, path: str, memory: FreshTensors) -> Any:
     """The value of a decoded node, its tensors still to be filled, or ``Later``."""
     kind = type(node)
     if kind is Leaf:
@@ -93,7 +93,7 @@ def whole(node: Any, path: str, memory: Memory) -> Any:
     return node
 
 
-def _plan(node: Any, path: str, memory: Memory, only: Sequence[str] | None) -> Any:
+def _plan(node: Any, path: str, memory: FreshTensors, only: Sequence[str] | None) -> Any:
     if only is None or (path and selected(path, only)):
         return whole(node, path, memory)
     if type(node) is dict:

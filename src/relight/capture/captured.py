@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from relight.capture import rng as generators
-from relight.capture.fixed import Fixed, Recall, basis_of
+from relight.capture.fixed import CaptureCache, CapturedTemplate, basis_of
 from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, is_swapped, kind_of, named_parameters, own_name, unwrap, wrapped
 from relight.capture.loaders import loader_doubts, loader_notes, loader_state
 from relight.capture.objects import inner_tensors
 from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
 from relight.capture.own_loading import own_memory
-from relight.capture.sharded import Flat, Spread, local_of
+from relight.capture.sharded import Flat, ShardingOf, local_of
 from relight.capture.swap import Swap
 from relight.capture.tensors import identity, why_not
 from relight.capture.walk import Walker
@@ -30,7 +30,7 @@ from relight.layout import Item
 _USUAL = frozenset((torch.Tensor, nn.Parameter))
 
 
-class Beginning(Protocol):
+class TemplateItems(Protocol):
     """What a state's items begin with, the same object as long as that is the same."""
 
     @property
@@ -51,9 +51,9 @@ class Captured:
     notes: list[str] = field(default_factory=list)
     found: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
-    fixed: Beginning | None = None
+    fixed: TemplateItems | None = None
     """What ``items`` begins with and the tree has encoded, the same object as long as it is the same."""
-    spreads: Mapping[int, Spread] = field(default_factory=dict)
+    spreads: Mapping[int, ShardingOf] = field(default_factory=dict)
     """How those of ``items`` are spread over ranks that are not whole here, by index: their shape is the global one."""
     frozen: frozenset[int] = frozenset()
     """Which of ``fixed``'s items are parameters that need no gradient and that no optimizer has."""
@@ -69,7 +69,7 @@ def capture(
     *,
     micro_step: int | None = None,
     rng: bool = True,
-    recall: Recall | None = None,
+    recall: CaptureCache | None = None,
     behind: Sequence[Item] = (),
 ) -> Captured:
     """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's generators.
@@ -157,7 +157,7 @@ def _keep(
     nodes: dict[str, Any],
     sizes: dict[str, tuple[int, int]],
     missed: dict[str, list[str]],
-) -> Fixed | None:
+) -> CapturedTemplate | None:
     """What was just walked, for the next capture."""
     basis = basis_of(components)
     if basis is None:
@@ -171,7 +171,7 @@ def _keep(
         else:
             masters: Any = Encoded.encode(node.masters) if node.masters else {}
             encoded[name] = Moments(Encoded.encode(node.state), [Encoded.encode(names) for names in node.params], masters)
-    return Fixed(
+    return CapturedTemplate(
         basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
         dict(walker.spreads), frozenset(i for i in walker.frozen if walker.items[i].role == "param" and not walker.items[i].trainable),
     )  # fmt: skip

@@ -28,7 +28,7 @@ _SAME = ("order", "length", "shuffle", "seed", "replicas", "begins", "epoch", "a
 """What all ranks of a sampler should tell alike."""
 
 
-class Dealt(msgspec.Struct, frozen=True):
+class SamplerPosition(msgspec.Struct, frozen=True):
     """What a checkpoint knows of a loader whose sampler deals out: plain values, the same on every rank but for ``rank``."""
 
     order: str
@@ -46,7 +46,7 @@ class Dealt(msgspec.Struct, frozen=True):
     """How much of the order all ranks together have delivered; None between training epochs."""
 
 
-class Dealer(NamedTuple):
+class ShardedSampler(NamedTuple):
     """A sampler that deals out, and what the loader makes of it."""
 
     sampler: DistributedSampler[Any]
@@ -57,10 +57,10 @@ class Dealer(NamedTuple):
     """Whether a last batch that is not full is dropped."""
 
 
-class Rest(Sampler[int]):
+class RemainderSampler(Sampler[int]):
     """What is left of one training epoch's order from ``begins`` on: stands in for the sampler until that epoch is over."""
 
-    def __init__(self, dealer: Dealer, begins: int, epoch: int) -> None:
+    def __init__(self, dealer: ShardedSampler, begins: int, epoch: int) -> None:
         self.sampler, self.begins, self.epoch = dealer.sampler, begins, epoch
         self._home = dealer.home
         self._mine: list[int] | None = None
@@ -105,7 +105,7 @@ def order_of(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
     return _dealt_by(sampler, epoch, 1, 0, len(sampler.dataset))  # type: ignore[arg-type]
 
 
-def dealer_of(loader: DataLoader[Any]) -> Dealer | str:
+def dealer_of(loader: DataLoader[Any]) -> ShardedSampler | str:
     """The loader's sampler if it deals an order out to ranks, else why it cannot go on with another number of them. Cheap."""
     if isinstance(loader.dataset, IterableDataset):
         return "its data set is a stream, which no sampler deals out"
@@ -116,7 +116,7 @@ def dealer_of(loader: DataLoader[Any]) -> Dealer | str:
             return f"its {type(batches).__name__} makes batches in a way of its own"
         home, size, drops = batches.__dict__, batches.batch_size, batches.drop_last
     sampler = home.get("sampler")
-    if isinstance(sampler, Rest):
+    if isinstance(sampler, RemainderSampler):
         sampler = sampler.sampler
     if not isinstance(sampler, DistributedSampler):
         return f"its {type(sampler).__name__} is not one that deals a seeded order out to ranks"
@@ -129,7 +129,7 @@ def dealer_of(loader: DataLoader[Any]) -> Dealer | str:
     share = share_size(len(sampler.dataset), sampler.num_replicas, bool(sampler.drop_last))  # type: ignore[arg-type]
     if not len(sampler) == sampler.num_samples == share:
         return f"its {type(sampler).__name__} gives a rank {len(sampler)} samples, where an even share is {share}"
-    return Dealer(sampler, home, size, drops)
+    return ShardedSampler(sampler, home, size, drops)
 
 
 def dealt(
@@ -154,12 +154,12 @@ def dealt(
     return msgspec.to_builtins(msgspec.structs.replace(told, at=at))  # type: ignore[no-any-return]
 
 
-def rest_in(loader: DataLoader[Any], node: Any) -> Rest | None:
+def rest_in(loader: DataLoader[Any], node: Any) -> RemainderSampler | None:
     """Where a loader goes on with a rest, as a checkpoint tells it: that rest, in its place. None if it does not, or not this loader."""
     found, dealer = _read(node), dealer_of(loader)
     if isinstance(found, str) or isinstance(dealer, str) or not found.begins:
         return None
-    return Rest(dealer, found.begins, found.epoch)
+    return RemainderSampler(dealer, found.begins, found.epoch)
 
 
 def as_it_was(node: Any, loader: DataLoader[Any]) -> bool:
@@ -176,12 +176,12 @@ def belongs_to_rank(node: Any, rank: int) -> bool:
     return not isinstance(found, str) and found.rank == rank
 
 
-def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> Dealt | str:
+def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> SamplerPosition | str:
     """What all ranks that saved tell together, for this loader to go on from, as this rank's; or why it cannot.
 
     ``nodes``: what ``dealt`` gave on each of them.
     """
-    told: list[Dealt] = []
+    told: list[SamplerPosition] = []
     for rank, node in enumerate(nodes):
         found = _read(node)
         if isinstance(found, str):
@@ -199,7 +199,7 @@ def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> Dealt | st
     return _fits(told[0], loader)
 
 
-def _fits(told: Dealt, loader: DataLoader[Any]) -> Dealt | str:
+def _fits(told: SamplerPosition, loader: DataLoader[Any]) -> SamplerPosition | str:
     """``told`` as of this loader's rank, if it has the same order."""
     dealer = dealer_of(loader)
     if isinstance(dealer, str):
@@ -218,21 +218,23 @@ def _fits(told: Dealt, loader: DataLoader[Any]) -> Dealt | str:
     return msgspec.structs.replace(live, begins=at or 0, at=at)
 
 
-def _sampler_position(dealer: Dealer, begins: int, epoch: int) -> Dealt:
+def _sampler_position(dealer: ShardedSampler, begins: int, epoch: int) -> SamplerPosition:
     sampler = dealer.sampler
     replicas, rank, _ = _cut(sampler)
     length = len(sampler.dataset)  # type: ignore[arg-type]
-    return Dealt(_maker(sampler).__qualname__, length, bool(sampler.shuffle), index(sampler.seed), epoch, replicas, rank, begins, None)
+    return SamplerPosition(
+        _maker(sampler).__qualname__, length, bool(sampler.shuffle), index(sampler.seed), epoch, replicas, rank, begins, None
+    )
 
 
-def _read(node: Any) -> Dealt | str:
+def _read(node: Any) -> SamplerPosition | str:
     """A stored ``Dealt``, or why there is none."""
     if isinstance(node, str):
         return node
     if not isinstance(node, Mapping):
         return "it was saved without a word on how its samples are dealt out"
     try:
-        return from_plain(node, Dealt)
+        return from_plain(node, SamplerPosition)
     except msgspec.ValidationError:
         return "what was saved of how its samples are dealt out is not to be understood"
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
 
-class Line(NamedTuple):
+class FlatParamLine(NamedTuple):
     """What was said of a flat tensor: which parameters lie in the line, where each begins, and over which ranks the line is cut."""
 
     parameters: tuple[torch.Tensor, ...]
@@ -31,7 +31,7 @@ class Line(NamedTuple):
     """This rank's among those of the mesh."""
 
 
-class Declared(NamedTuple):
+class FlatParams(NamedTuple):
     """One flat tensor of an optimizer: what it holds, by name, and the live parameter of each."""
 
     originals: list[Original]
@@ -77,7 +77,7 @@ def flattened(
         )
     global declarations
     declarations += 1
-    _lines[flat] = Line(parameters, tuple(starts), Mesh((len(ranks),), tuple(ranks)), place)
+    _lines[flat] = FlatParamLine(parameters, tuple(starts), Mesh((len(ranks),), tuple(ranks)), place)
 
 
 def _ranks_of(group: ProcessGroup | None) -> tuple[list[int], int]:
@@ -91,7 +91,7 @@ def _ranks_of(group: ProcessGroup | None) -> tuple[list[int], int]:
     return ranks, ranks.index(dist.get_rank())
 
 
-class Run(Original):
+class ElementRange(Original):
     """A run of a parameter in a declared tensor; of one that lies in it whole, the parameter's shape."""
 
     def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
@@ -106,8 +106,8 @@ def declared_among(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return [one for one in tensors if one in _lines] if len(_lines) else []
 
 
-def _line_of(tensor: torch.Tensor) -> Line | None:
-    found: Line | None = _lines.get(tensor)  # type: ignore[no-untyped-call]
+def _line_of(tensor: torch.Tensor) -> FlatParamLine | None:
+    found: FlatParamLine | None = _lines.get(tensor)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -117,7 +117,7 @@ def contains_storage(tensor: torch.Tensor) -> list[torch.Tensor]:
     return [tensor] if line is None else list(line.parameters)
 
 
-def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> Declared | None:
+def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> FlatParams | None:
     """What it holds, if somebody has said so. ``names``: of parameters, by ``id``; one without a name is called "?"."""
     line = _line_of(tensor)
     if line is None:
@@ -128,12 +128,12 @@ def declared_of(tensor: torch.Tensor, names: Mapping[int, str]) -> Declared | No
         low, high = max(begin, first), min(begin + live.numel(), first + each)
         at, here = (low - first, high - low) if low < high else (0, 0)
         name = names.get(id(live), "?")
-        originals.append(Run(name, name, tuple(live.shape), begin, at, here, each, line.mesh))
+        originals.append(ElementRange(name, name, tuple(live.shape), begin, at, here, each, line.mesh))
         lives.append(live)
-    return Declared(originals, lives)
+    return FlatParams(originals, lives)
 
 
-def own_values(flat: torch.Tensor, declared: Declared) -> dict[str, Any]:
+def own_values(flat: torch.Tensor, declared: FlatParams) -> dict[str, Any]:
     """Of those whose values in ``flat`` are not the parameter's own, since its dtype is another: the run of each that is here, by name."""
     return {
         one.name: one.of(flat, flat)

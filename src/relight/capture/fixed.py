@@ -20,7 +20,7 @@ from relight.capture import declared
 from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
 from relight.capture.objects import flattens
 from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
-from relight.capture.sharded import Spread, local_of
+from relight.capture.sharded import ShardingOf, local_of
 from relight.layout import Item
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes)
@@ -139,7 +139,7 @@ class _Tensors(NamedTuple):
         )
 
 
-class Basis(NamedTuple):
+class CacheKey(NamedTuple):
     """What a walk depended on."""
 
     components: tuple[tuple[str, str, object], ...]
@@ -150,10 +150,10 @@ class Basis(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Fixed:
+class CapturedTemplate:
     """The part of a state that the next capture may take over: its items come first, its nodes are encoded."""
 
-    basis: Basis
+    basis: CacheKey
     nodes: dict[str, Any]
     """A module's whole node; of an optimizer, its ``Moments``."""
     items: tuple[Item, ...]
@@ -163,7 +163,7 @@ class Fixed:
     sizes: dict[str, tuple[int, int]]
     """Tensors and bytes among ``items``, by component."""
     missed: dict[str, list[str]]
-    spreads: Mapping[int, Spread]
+    spreads: Mapping[int, ShardingOf]
     """How those of ``items`` are spread that are not whole here, by index."""
     frozen: frozenset[int]
     """Which of ``items`` are parameters that need no gradient and that no optimizer has."""
@@ -184,11 +184,11 @@ class Fixed:
         )
 
 
-class Recall:
+class CaptureCache:
     """What one capture leaves to the next. Holds the tensors it knows, as the components do."""
 
     def __init__(self) -> None:
-        self.fixed: Fixed | None = None
+        self.fixed: CapturedTemplate | None = None
 
     def glance(self) -> tuple[Any, ...] | None:
         """Equal as long as no parameter, buffer or optimizer tensor is written to, and ``of`` gives the same; None if nothing is known."""
@@ -197,14 +197,14 @@ class Recall:
             return None
         return id(fixed), fixed.basis.tensors.versions(), [steps_of(one.live) for one in fixed.basis.optimizers]
 
-    def valid_template(self, components: Mapping[str, object]) -> Fixed | None:
+    def valid_template(self, components: Mapping[str, object]) -> CapturedTemplate | None:
         """What still holds; what does not is forgotten."""
         if self.fixed is not None and not self.fixed.holds(components):
             self.fixed = None
         return self.fixed
 
 
-def basis_of(components: Mapping[str, object]) -> Basis | None:
+def basis_of(components: Mapping[str, object]) -> CacheKey | None:
     """What ``Fixed.holds`` will compare; None if some of the state comes from elsewhere, and must be walked each time."""
     modules: dict[int, nn.Module] = {}
     optimizers: list[torch.optim.Optimizer] = []
@@ -234,7 +234,7 @@ def basis_of(components: Mapping[str, object]) -> Basis | None:
         return None
     kinds = [(name, kind_of(value), value) for name, value in components.items()]
     named = tuple((name, kind, value if kind in (MODULE, OPTIMIZER) else None) for name, kind, value in kinds)
-    return Basis(named, trees, noted, _Tensors.from_tensors(tensors), declared.declarations)
+    return CacheKey(named, trees, noted, _Tensors.from_tensors(tensors), declared.declarations)
 
 
 def _is_its_memory(tensor: torch.Tensor) -> bool:

@@ -17,7 +17,7 @@ from torch import nn
 
 from relight.capture.kinds import own_name, wrapped, wraps
 from relight.capture.module_state import has_own_ways
-from relight.capture.sharded import Flat, Spread
+from relight.capture.sharded import Flat, ShardingOf
 from relight.errors import IncompatibleState
 from relight.layout.roster import Mesh
 
@@ -49,7 +49,7 @@ class Original(NamedTuple):
         run = held.detach()[self.at : self.at + self.here]
         if not math.prod(self.shape):
             return run.view(self.shape)
-        return Flat(self.shape, Spread(self.mesh, (), run, (self.begin, self.each)), owner)
+        return Flat(self.shape, ShardingOf(self.mesh, (), run, (self.begin, self.each)), owner)
 
     def named(self, live: str) -> str:
         """The name of it, given the live parameter's."""

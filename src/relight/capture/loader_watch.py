@@ -12,9 +12,9 @@ from weakref import ref
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from relight.capture import rng as generators
-from relight.capture.dealt import Rest
+from relight.capture.dealt import RemainderSampler
 from relight.capture.delivered import IndexLists, Position
-from relight.capture.pace import Pace
+from relight.capture.pace import LoaderPace
 from relight.capture.units import core_of
 from relight.capture.workers import Reseed, init_worker, persistent, seed_of
 
@@ -41,7 +41,7 @@ class Lock:
         return Lock, ()
 
 
-class Standing:
+class RemainingSamples:
     """Samples that are left of an order: in the sampler's place for one pass, for loaders whose index sampler must stay what it is."""
 
     def __init__(self, home: dict[str, Any], entries: Iterable[Any]) -> None:
@@ -89,7 +89,7 @@ class Epoch:
 
 
 @dataclass
-class Watch:
+class WatchedLoader:
     """What is known of one watched loader."""
 
     original: type
@@ -101,7 +101,7 @@ class Watch:
     age: int = 0
     pending: dict[str, Any] | None = None
     resume_rng: dict[str, Any] | None = None
-    rest: Rest | None = None
+    rest: RemainderSampler | None = None
     """In the sampler's place, during an epoch that another number of ranks began."""
     waits: bool = False
     """Whether that epoch's next iterator is the first for these ranks."""
@@ -111,7 +111,7 @@ class Watch:
     """Indices that the sampler gave for batches that are not delivered yet, of the newest pass."""
     instead: Iterable[Any] | None = None
     """Index entries of the next pass, in place of the sampler's."""
-    pace: Pace = field(default_factory=Pace)
+    pace: LoaderPace = field(default_factory=LoaderPace)
     earlier: Epoch | None = None
     """The pass before, while batches of it are not used yet."""
     whole: int = 0
@@ -124,7 +124,7 @@ class Watch:
     """Whether a position that cannot be found again is an error; else the training epoch begins from its start."""
     reset: bool = False
     """Whether the script wants the position of the next restore ignored."""
-    standing: Standing | None = None
+    standing: RemainingSamples | None = None
     """The rest of an order, in the sampler's place during the pass that continues it."""
     reread: bool = False
     """Whether the position of a loader with a state of its own is found by reading again, as its data has no state."""
@@ -162,7 +162,7 @@ def tells_position(loader: DataLoader[Any]) -> bool:
     return callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None))
 
 
-def note_indices(loader: DataLoader[Any], watch: Watch) -> None:
+def note_indices(loader: DataLoader[Any], watch: WatchedLoader) -> None:
     """Have the loader's index sampler noted, by the class of the loader that makes the iterator. Not of loaders with a state of their own:
     torchdata looks at what its index sampler is."""
     core = core_of(loader)
@@ -193,7 +193,7 @@ def leave_indices(loader: DataLoader[Any]) -> None:
         CLASS.__set__(core, inherited)
 
 
-def leave_rest(watch: Watch) -> None:
+def leave_rest(watch: WatchedLoader) -> None:
     """Put the sampler back, where a rest of its order stands in its place."""
     if watch.standing is not None:
         watch.standing.leave()
@@ -203,7 +203,7 @@ def leave_rest(watch: Watch) -> None:
     watch.rest, watch.waits = None, False
 
 
-def make_iterator(loader: DataLoader[Any], watch: Watch) -> Iterator[Any]:
+def make_iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any]:
     """The loader's own iterator, for the epoch that ``watch.age`` is one before."""
     own: Callable[[DataLoader[Any]], Iterator[Any]] = watch.original.__iter__  # type: ignore[attr-defined]
     if not persistent(loader):
@@ -243,7 +243,7 @@ def samplers(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def _behind(sampler: Any) -> Any:
-    return sampler.sampler if isinstance(sampler, (Rest, Standing)) else sampler
+    return sampler.sampler if isinstance(sampler, (RemainderSampler, RemainingSamples)) else sampler
 
 
 def own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
@@ -301,7 +301,7 @@ def batches_in(loader: DataLoader[Any]) -> float:
         return float("inf")
 
 
-def place_of(watch: Watch) -> tuple[Epoch | None, int]:
+def place_of(watch: WatchedLoader) -> tuple[Epoch | None, int]:
     """Return the pass in which the training loop is, and its batches that were delivered and not used."""
     epoch = watch.epoch
     if epoch is None:

@@ -18,7 +18,7 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from relight.capture import rng as generators
-from relight.capture.dealt import Dealt, dealer_of, dealt, rest_in
+from relight.capture.dealt import SamplerPosition, dealer_of, dealt, rest_in
 from relight.capture.delivered import Position
 from relight.capture.loader_watch import (
     ATTRIBUTE,
@@ -26,7 +26,7 @@ from relight.capture.loader_watch import (
     END,
     Epoch,
     Observe,
-    Watch,
+    WatchedLoader,
     batches_in,
     epoch_number,
     epoch_start,
@@ -44,7 +44,7 @@ from relight.capture.loader_watch import (
     set_wrapper_epoch,
     tells_position,
 )
-from relight.capture.pace import Pace
+from relight.capture.pace import LoaderPace
 from relight.capture.reposition import WAYS, by_samples, drop, reposition, resumed
 from relight.capture.units import changed, core_of, reordered, units_of
 from relight.capture.workers import persistent
@@ -62,7 +62,7 @@ KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
 class _Batches:
     """An epoch's iterator that counts what it delivers. Everything else is the loader's own iterator's."""
 
-    def __init__(self, inner: Iterator[Any], watch: Watch, epoch: Epoch, own: DataLoader[Any] | None) -> None:
+    def __init__(self, inner: Iterator[Any], watch: WatchedLoader, epoch: Epoch, own: DataLoader[Any] | None) -> None:
         """``own``: the loader, if it has a state of its own."""
         self._inner, self._watch, self._epoch = inner, watch, epoch
         self._queue, self._own = watch.queue, own
@@ -140,12 +140,12 @@ def unwatch_loaders(components: Mapping[str, object]) -> None:
             del value.__dict__[ATTRIBUTE]
 
 
-def _watch(loader: DataLoader[Any]) -> Watch:
+def _watch(loader: DataLoader[Any]) -> WatchedLoader:
     known = loader.__dict__.get(ATTRIBUTE)
     if known is not None:
         return known  # type: ignore[no-any-return]
     original = type(loader)
-    watch = Watch(original)
+    watch = WatchedLoader(original)
     watch.kept = deque(maxlen=KEPT) if tells_position(loader) else None
 
     def __iter__(self: DataLoader[Any]) -> Any:
@@ -158,7 +158,7 @@ def _watch(loader: DataLoader[Any]) -> Watch:
     return watch
 
 
-def _begin(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
+def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any], Epoch]:
     """The next iterator. An interrupted epoch of which nothing is left counts as ended if the caller is at another one already."""
     pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
@@ -168,11 +168,11 @@ def _begin(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]
     return _next(loader, watch)
 
 
-def _next(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
+def _next(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any], Epoch]:
     """The next iterator: a new epoch's, or the interrupted one's, repositioned, or that of these ranks' share of what was left of it."""
     watch.unknown = False
     earlier, watch.earlier = watch.epoch, None
-    watch.pace = Pace(watch.pace)
+    watch.pace = LoaderPace(watch.pace)
     if watch.pace.owed:
         watch.earlier = earlier
     pending, watch.pending = watch.pending, None
@@ -194,7 +194,7 @@ def _next(loader: DataLoader[Any], watch: Watch) -> tuple[Iterator[Any], Epoch]:
     return (watch.original.__iter__(loader) if tells_position(loader) else make_iterator(loader, watch)), epoch  # type: ignore[attr-defined]
 
 
-def _begin_rest(loader: DataLoader[Any], watch: Watch) -> int:
+def _begin_rest(loader: DataLoader[Any], watch: WatchedLoader) -> int:
     """Where the epoch begins that is not a repositioned one: where the rest does that waits, else at 0."""
     rest, waits, watch.waits = watch.rest, watch.waits, False
     if rest is None:
@@ -277,7 +277,7 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
     return found
 
 
-def _keep_told(loader: DataLoader[Any], watch: Watch) -> None:
+def _keep_told(loader: DataLoader[Any], watch: WatchedLoader) -> None:
     started = perf_counter()
     watch.kept.append(_loader_state(loader))  # type: ignore[union-attr]
     watch.kept_s = min(watch.kept_s, perf_counter() - started)
@@ -285,7 +285,7 @@ def _keep_told(loader: DataLoader[Any], watch: Watch) -> None:
         watch.kept = None
 
 
-def _notice_short(watch: Watch, epoch: Epoch) -> None:
+def _notice_short(watch: WatchedLoader, epoch: Epoch) -> None:
     """Report a training epoch that lacks as many batches as were delivered before this process resumed."""
     whole, watch.whole = watch.whole, epoch.delivered
     if epoch.resumed or epoch.mixed or epoch.left or epoch.begins or not watch.resumed_at:
@@ -314,7 +314,7 @@ def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
         return _state(loader, watch)
 
 
-def _state(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
+def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     counted = _counted(loader, watch)
     if not tells_position(loader):
         return {"counted": counted}
@@ -343,7 +343,7 @@ def _loader_state(loader: Any) -> Any:
     return told
 
 
-def _counted(loader: DataLoader[Any], watch: Watch) -> dict[str, Any]:
+def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if watch.pending is not None:
         return watch.pending
     epoch, ahead = place_of(watch)
@@ -384,7 +384,7 @@ def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | N
     return found if found is not None else (None, None)
 
 
-def _dealt(loader: DataLoader[Any], watch: Watch, active: bool, state: Mapping[str, Any]) -> dict[str, Any] | str:
+def _dealt(loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: Mapping[str, Any]) -> dict[str, Any] | str:
     """What another number of ranks needs to go on."""
     epoch = watch.epoch
     if watch.unknown:
@@ -411,7 +411,7 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     counted = dict(state["own"] if "own" in state else state["counted"])
     reset, watch.reset = watch.reset, False
     watch.epoch, watch.epochs, watch.resume_rng, watch.unknown = None, counted["epochs"], None, False
-    watch.earlier, watch.pace, watch.resumed_at, watch.strict, watch.instead = None, Pace(), 0, strict, None
+    watch.earlier, watch.pace, watch.resumed_at, watch.strict, watch.instead = None, LoaderPace(), 0, strict, None
     watch.pace.rate = counted.get("rate")
     watch.pending = counted if counted["active"] else None
     watch.base, watch.age = counted["workers"]
@@ -458,7 +458,7 @@ def _stateless(told: Any) -> bool:
     return data is None and fetcher.get("_dataset_iter_state", fetcher.get("dataset_iter_state")) is None and fetcher is not told
 
 
-def rest_state(loader: DataLoader[Any], found: Dealt, before: Mapping[str, Any] | None) -> dict[str, Any]:
+def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[str, Any] | None) -> dict[str, Any]:
     """A state as ``loader_state`` gives one: of a loader that is to go on where ``found`` tells.
 
     ``before``: the state of a loader whose generators this one is to have.

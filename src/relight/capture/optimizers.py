@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from relight.capture.declared import Declared, contains_storage, declared_among, declared_of, own_values
+from relight.capture.declared import FlatParams, contains_storage, declared_among, declared_of, own_values
 from relight.capture.flattened import FLAT, Original, is_flattened, originals_of
 from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.own_state import INNER, OWN, has_torchs_form, left_out, own_form_of, with_names, with_numbers
@@ -106,7 +106,7 @@ def flattened_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict
     return {**found, **{key: one.originals for key, one in declared_in(optimizer, components).items()}}
 
 
-def declared_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, Declared]:
+def declared_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, FlatParams]:
     """Of its parameters, by ``id``, those of which somebody has said what is in them: that."""
     flats = declared_among(own_parameters(optimizer))
     names = parameter_names(optimizer, components) if flats else {}

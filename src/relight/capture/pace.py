@@ -20,7 +20,7 @@ RECENT = 16
 """Batches that are recognised when the loop still holds them."""
 
 
-class Pace:
+class LoaderPace:
     """Batches delivered and steps reported, of one pass over a loader.
 
     The batches per step are the usual number delivered between two reports. If more were delivered before the first report, something may
@@ -29,7 +29,7 @@ class Pace:
     each step is taken to use one.
     """
 
-    def __init__(self, earlier: Pace | None = None) -> None:
+    def __init__(self, earlier: LoaderPace | None = None) -> None:
         """``earlier``: of the pass before this one, whose last batches may not be used yet."""
         self.rate: int | None = earlier.rate if earlier is not None else None
         """Batches per step; None: unknown."""
@@ -52,7 +52,7 @@ class Pace:
         self._recent: deque[Any] = deque(maxlen=RECENT)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Pace, ()  # a copied loader has delivered nothing
+        return LoaderPace, ()  # a copied loader has delivered nothing
 
     @property
     def ahead(self) -> int:

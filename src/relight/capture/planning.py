@@ -10,7 +10,7 @@ import torch
 
 from relight.capture.build import selected
 from relight.capture.classes import class_path, is_of
-from relight.capture.rebuild import Memory, Thunk
+from relight.capture.rebuild import FreshTensors, Thunk
 from relight.capture.targets import Targets
 from relight.errors import IncompatibleState, RelightError
 from relight.format import Tensor
@@ -69,7 +69,7 @@ class Planning:
         only: Sequence[str] | None,
         strict: bool,
         rename: Callable[[str], str] | None,
-        memory: Memory,
+        memory: FreshTensors,
         where: str,
     ) -> None:
         self.components, self.tensors, self.only, self.rename, self.memory = components, tensors, only, rename, memory

@@ -13,7 +13,7 @@ from relight.capture.tensors import TORCH_DTYPES
 from relight.errors import IncompatibleState, UnsafeContent
 from relight.format import Leaf, Tensor
 from relight.layout import Sink
-from relight.layout.sources import Place
+from relight.layout.sources import HostMemorySink
 
 Thunk = Callable[[], Any]
 Check = Callable[[int], None]
@@ -27,7 +27,7 @@ _SPARSE_LAYOUTS = {
 }
 
 
-class Memory:
+class FreshTensors:
     """Fresh CPU tensors for stored ones, made when asked for, one each: leaves that share a tensor share the memory.
 
     ``check``, given the index of a pack, raises if the store does not hold what the part says of it. It is asked before the first memory
@@ -78,7 +78,7 @@ class Memory:
     def sinks(self) -> dict[int, Sink]:
         """Sinks for all that was asked for and must be read."""
         made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)
-        return {index: Place(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
+        return {index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:
@@ -89,7 +89,7 @@ def torch_dtype(stored: Tensor) -> torch.dtype:
     return dtype
 
 
-def build(leaf: Leaf, memory: Memory, path: str) -> Thunk:
+def build(leaf: Leaf, memory: FreshTensors, path: str) -> Thunk:
     """What makes ``leaf``'s value once its bytes are read. Malformed ``meta`` is ``UnsafeContent``."""
     parts = [memory.get(index) for index in leaf.tensors]
     meta = leaf.meta

@@ -13,7 +13,7 @@ from relight.errors import IncompatibleState
 from relight.format import Tensor
 from relight.layout import Box, Sink, whole
 from relight.layout.shards import boxes_of_run, intersection, placed, relative, run_of
-from relight.layout.sources import Place, address_of
+from relight.layout.sources import HostMemorySink, address_of
 
 
 class Region(NamedTuple):
@@ -28,7 +28,7 @@ class Regions:
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, regions: Sequence[Region]) -> None:
         self.shape, self.dtype, self.regions = tuple(shape), dtype, list(regions)
-        self._all = _Piece(whole(self.shape), self.dtype, self.regions, 0)
+        self._all = _BoxSlice(whole(self.shape), self.dtype, self.regions, 0)
         self.length = self._all.length
 
     def view(self) -> memoryview | None:
@@ -40,7 +40,7 @@ class Regions:
         self._all.absorb(start, data)
 
 
-class _Piece:
+class _BoxSlice:
     """A sink for a run of the bytes of a stored box, from ``skip`` on."""
 
     def __init__(self, box: Box, dtype: torch.dtype, regions: Sequence[Region], skip: int, length: int | None = None) -> None:
@@ -110,7 +110,7 @@ def sink_of_piece(sink: Sink, shape: Sequence[int], dtype: torch.dtype, box: Box
         return sink_for(part(regions[0].tensor.detach(), relative(box, regions[0].box)), dtype)
     spans = [run_of(relative(shared, box), box.size) for one in regions if (shared := intersection(one.box, box)) is not None]
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
-    return _Piece(box, dtype, regions, first * dtype.itemsize, (last - first) * dtype.itemsize)
+    return _BoxSlice(box, dtype, regions, first * dtype.itemsize, (last - first) * dtype.itemsize)
 
 
 def sinks_by_part(
@@ -147,7 +147,7 @@ def regions_of(sink: Sink, shape: Sequence[int]) -> list[Region]:
         return sink.regions
     if isinstance(sink, FanOut):
         return [region for one in sink.sinks for region in regions_of(one, shape)]
-    if isinstance(sink, Place) and isinstance(sink.owner, torch.Tensor):
+    if isinstance(sink, HostMemorySink) and isinstance(sink.owner, torch.Tensor):
         return [Region(whole(shape), sink.owner.detach().view(tuple(shape)))]
     assert isinstance(sink, TensorSink)
     return [Region(whole(shape), sink.tensor.view(tuple(shape)) if sink.tensor.is_contiguous() else sink.tensor)]

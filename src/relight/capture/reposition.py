@@ -19,8 +19,8 @@ from relight.capture.delivered import Position, Skipped, is_drawn_by, sized
 from relight.capture.loader_watch import (
     END,
     Epoch,
-    Standing,
-    Watch,
+    RemainingSamples,
+    WatchedLoader,
     epoch_number,
     leave_rest,
     make_iterator,
@@ -41,7 +41,7 @@ WAYS = (
 )
 
 
-def resumed(pending: Mapping[str, Any], watch: Watch, loader: DataLoader[Any]) -> Epoch:
+def resumed(pending: Mapping[str, Any], watch: WatchedLoader, loader: DataLoader[Any]) -> Epoch:
     """The interrupted epoch as it goes on here."""
     epoch = Epoch(pending["start"], pending["first"], pending["delivered"], 0 if watch.rest is None else watch.rest.begins)
     epoch.resumed, epoch.units, epoch.mixed = pending["delivered"], units_of(loader), bool(pending.get("mixed"))
@@ -62,7 +62,7 @@ def by_samples(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
     return bool(pending.get("mixed")) or any(stored.get(name) != live[name] for name in names)
 
 
-def reposition(loader: DataLoader[Any], watch: Watch, pending: dict[str, Any]) -> tuple[Iterator[Any], Epoch] | None:
+def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str, Any]) -> tuple[Iterator[Any], Epoch] | None:
     """The interrupted epoch's iterator; None if its position is given up. ``IncompatibleState`` if what is left out is not what was
     delivered."""
     after = watch.resume_rng or generators.host_states()
@@ -102,7 +102,7 @@ def _has_order(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
     return known and not tells_position(loader) and not units_of(loader)["stream"]
 
 
-def drop(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any], why: str) -> None:
+def drop(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], why: str) -> None:
     """Give a position up, and report it: the loader's training epoch begins from its start."""
     watch.pending = None
     watch.epochs = max(0, pending["epochs"] - 1)
@@ -113,7 +113,7 @@ def drop(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any], why:
     )  # fmt: skip
 
 
-def _by_reading(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
+def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
     """Read again what was delivered, and throw it away."""
     delivered = pending["delivered"]
     stored, live = pending.get("units"), units_of(loader)
@@ -172,7 +172,7 @@ def _by_reading(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any
     return inner, _because(pending, live, what)
 
 
-def _by_samples(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
+def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
     """Leave as many samples out of the order as were delivered, and make batches of the rest."""
     core, stored, live = core_of(loader), pending["units"], units_of(loader)
     batches, count = core.batch_sampler, int(pending["samples"])
@@ -180,7 +180,7 @@ def _by_samples(loader: DataLoader[Any], watch: Watch, pending: Mapping[str, Any
         found = _own_rest(core, watch.told, stored, pending)
         if isinstance(found, str):
             return iter(()), _because(pending, live, found)
-        watch.standing = Standing(batches.__dict__, found)
+        watch.standing = RemainingSamples(batches.__dict__, found)
         crc = 0
     else:
         rest = Skipped(_order(loader, pending, epoch), count)
@@ -248,7 +248,7 @@ def _own_rest(core: DataLoader[Any], told: Any, stored: Mapping[str, Any], pendi
     return order.sampler_iter  # type: ignore[no-any-return]
 
 
-def _iterator(loader: DataLoader[Any], watch: Watch) -> Iterator[Any]:
+def _iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any]:
     if watch.base is not None:
         watch.age -= 1  # make_iterator counts it again
         if watch.age < 0:

@@ -10,7 +10,7 @@ import torch
 from relight.capture.captured import Captured
 from relight.capture.flattened import is_flattened
 from relight.capture.kinds import LOADER, RNG, kind_of
-from relight.capture.rebuild import Memory, torch_dtype
+from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.restore import planned_mismatches
 from relight.format import Tensor, decode_tree
 from relight.format.collector import collector_paused
@@ -18,7 +18,7 @@ from relight.format.tree import encode_tree
 from relight.layout import Sink
 
 
-class _NoMemory(Memory):
+class _NoMemory(FreshTensors):
     """Meta tensors in place of memory: a plan needs shapes and dtypes only."""
 
     def get(self, index: int) -> torch.Tensor:

@@ -36,7 +36,7 @@ from relight.capture.module_state import is_plain, plain_state
 from relight.capture.objects import flattens, is_mark, unfit
 from relight.capture.own_loading import empty_buffer, is_beside, is_lazy, makes_room, materialise, not_taken
 from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
-from relight.capture.rebuild import Check, Memory, Thunk, torch_dtype
+from relight.capture.rebuild import Check, FreshTensors, Thunk, torch_dtype
 from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
 from relight.capture.sharded import Flat
@@ -71,7 +71,9 @@ def plan_restore(
     ``tree``: encoded, or decoded. ``elsewhere``: what is in the checkpoint and not here may be on other ranks, so that the caller has to
     ``refuse`` what is on none. ``check``: see ``Memory``. ``classes``: of the stored components, as ``recorded_classes`` returns them.
     """
-    planner = _Planner(components, tensors, only, strict, _renamer(rename) if rename is not None else None, Memory(tensors, check), where)
+    planner = _Planner(
+        components, tensors, only, strict, _renamer(rename) if rename is not None else None, FreshTensors(tensors, check), where
+    )
     if classes:
         planner.classes = renamed_classes(classes, planner.rename) if planner.rename is not None else classes
     try:
@@ -93,7 +95,9 @@ def plan_restore(
     return planner.close()
 
 
-def planned_mismatches(components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: Memory) -> list[str]:
+def planned_mismatches(
+    components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: FreshTensors
+) -> list[str]:
     """Return what a strict restore of ``tree`` into ``components`` would be refused for. Nothing is changed."""
     planner = _Planner(components, tensors, None, True, None, memory, "")
     planner.classes = class_paths(components)

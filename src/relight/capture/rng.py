@@ -22,7 +22,7 @@ def host_states() -> dict[str, Any]:
     }
 
 
-class Frozen(NamedTuple):
+class RngSnapshot(NamedTuple):
     """All generators as they were, kept raw."""
 
     python: tuple[Any, ...]
@@ -42,7 +42,7 @@ class Frozen(NamedTuple):
         """The others."""
         return {"torch": self.torch, **self.devices}
 
-    def same_host_only(self, other: Frozen) -> bool:
+    def same_host_only(self, other: RngSnapshot) -> bool:
         """Whether nobody has drawn from the seldom ones between the two."""
         return self.python == other.python and _same_numpy(self.numpy, other.numpy)
 
@@ -54,11 +54,11 @@ def _same_numpy(one: dict[str, Any] | None, other: dict[str, Any] | None) -> boo
     return plain and bool((one["state"]["key"] == other["state"]["key"]).all())
 
 
-def frozen() -> Frozen:
+def frozen() -> RngSnapshot:
     """All generators as they are now: cheap enough for every step."""
     numpy = sys.modules.get("numpy")
     legacy = numpy.random.get_state(legacy=False) if numpy is not None else None
-    return Frozen(random.getstate(), legacy, torch.get_rng_state(), device_states())
+    return RngSnapshot(random.getstate(), legacy, torch.get_rng_state(), device_states())
 
 
 def restore_host(state: dict[str, Any]) -> None:

@@ -11,11 +11,11 @@ import torch
 
 from relight.format import dtype_named
 from relight.layout import Box, Item
-from relight.layout.roster import REPLICATED, Entry, Mesh, Table, pieces_of
-from relight.layout.shards import Piece
+from relight.layout.roster import REPLICATED, Mesh, Table, TableEntry, pieces_of
+from relight.layout.shards import LocalBox
 
 
-class Spread(NamedTuple):
+class ShardingOf(NamedTuple):
     """How a tensor is spread: over which ranks, by which placements; and what of it is here. ``flat``: see ``Entry``; ``local`` has one
     dimension then.
     """
@@ -25,9 +25,9 @@ class Spread(NamedTuple):
     local: torch.Tensor
     flat: tuple[int, int] | None = None
 
-    def pieces(self, shape: Sequence[int], rank: int) -> list[Piece]:
+    def pieces(self, shape: Sequence[int], rank: int) -> list[LocalBox]:
         """The boxes of ``local``, of a tensor of that global shape."""
-        entry = Entry("", "", 1, tuple(shape), "", 0, self.placements, self.flat)
+        entry = TableEntry("", "", 1, tuple(shape), "", 0, self.placements, self.flat)
         return pieces_of(entry, (self.mesh,), rank)
 
     @property
@@ -35,7 +35,7 @@ class Spread(NamedTuple):
         """All of it but the memory."""
         return self.mesh, self.placements, self.flat
 
-    def held(self, piece: Piece) -> torch.Tensor:
+    def held(self, piece: LocalBox) -> torch.Tensor:
         """A view of one of the pieces, in the shape of its box."""
         if self.flat is None:
             return part(self.local, Box(piece.at, piece.box.size))
@@ -45,7 +45,7 @@ class Spread(NamedTuple):
 class Flat:
     """Stands for a tensor of ``shape`` of which a run of elements is here, ``spread.local``: a piece of ``owner``."""
 
-    def __init__(self, shape: Sequence[int], spread: Spread, owner: torch.Tensor) -> None:
+    def __init__(self, shape: Sequence[int], spread: ShardingOf, owner: torch.Tensor) -> None:
         self.shape, self.spread, self.owner = torch.Size(shape), spread, owner
         self.dtype = spread.local.dtype
         self.requires_grad = owner.requires_grad
@@ -85,7 +85,7 @@ def local_of(tensor: torch.Tensor | Flat) -> torch.Tensor:
     return tensor._local_tensor if is_spread(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
 
 
-def spread_of(tensor: Any) -> Spread | str:
+def spread_of(tensor: Any) -> ShardingOf | str:
     """How a DTensor or ``Flat`` is spread, or why it cannot be saved."""
     if type(tensor) is Flat:
         return tensor.spread
@@ -109,7 +109,7 @@ def spread_of(tensor: Any) -> Spread | str:
     if type(local).__name__ == "AsyncCollectiveTensor":
         local = local.wait()
     grid = spec.mesh.mesh
-    return Spread(Mesh(tuple(grid.shape), tuple(grid.flatten().tolist())), tuple(placements), local)
+    return ShardingOf(Mesh(tuple(grid.shape), tuple(grid.flatten().tolist())), tuple(placements), local)
 
 
 def _usual_order(spec: Any) -> bool:
@@ -118,7 +118,7 @@ def _usual_order(spec: Any) -> bool:
     return not order or all(list(one.mesh_dims) == sorted(one.mesh_dims) for one in order)
 
 
-def table_of(items: Sequence[Item], spreads: Mapping[int, Spread]) -> Table:
+def table_of(items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> Table:
     """The table of a rank that captured ``items``, of which those in ``spreads``, by index, are spread. An entry for each, in their
     order.
     """
@@ -128,10 +128,10 @@ def table_of(items: Sequence[Item], spreads: Mapping[int, Spread]) -> Table:
         spread = spreads.get(index)
         shape = tuple(item.shape)
         if spread is None:
-            entries.append(Entry(item.name, item.dtype, _weight(item), shape, item.role))
+            entries.append(TableEntry(item.name, item.dtype, _weight(item), shape, item.role))
         else:
             mesh = meshes.setdefault(spread.mesh, len(meshes))
-            entries.append(Entry(item.name, item.dtype, _weight(item), shape, item.role, mesh, spread.placements, spread.flat))
+            entries.append(TableEntry(item.name, item.dtype, _weight(item), shape, item.role, mesh, spread.placements, spread.flat))
     return Table(tuple(meshes), tuple(entries))
 
 

@@ -11,14 +11,14 @@ import torch
 
 from relight.capture.memory_of_targets import read_only, why_no_bytes
 from relight.capture.objects import FORM, flattens, is_mark, parts_of, unfit_parts
-from relight.capture.rebuild import Memory, torch_dtype
+from relight.capture.rebuild import FreshTensors, torch_dtype
 from relight.capture.regions import regions_for
 from relight.capture.sharded import Flat, is_spread, local_of
 from relight.capture.tensors import TORCH_DTYPES, FanOut, identity, sink_for, touch_all, without_repeats
 from relight.format import Leaf, Tensor
 from relight.format.tree import join_path
 from relight.layout import Sink
-from relight.layout.sources import Place
+from relight.layout.sources import HostMemorySink
 
 BEFORE = "load it before it is converted"
 _USUAL = frozenset((torch.Tensor, torch.nn.Parameter))
@@ -58,7 +58,7 @@ class Targets:
         if not address or address in self._first or index in self._sinks:
             return False
         self._first[address] = live, index
-        self._sinks[index] = Place(address, live.nbytes, live)
+        self._sinks[index] = HostMemorySink(address, live.nbytes, live)
         self._live.append(live)
         return True
 
@@ -82,7 +82,7 @@ class Targets:
         ):
             return False
         addresses = list(map(torch.Tensor.data_ptr, tensors))
-        sinks = dict(zip(indices, map(Place, addresses, map(_nbytes, tensors), tensors), strict=True))
+        sinks = dict(zip(indices, map(HostMemorySink, addresses, map(_nbytes, tensors), tensors), strict=True))
         first = dict(zip(addresses, zip(tensors, indices, strict=True), strict=True))
         if len(sinks) < len(taken) or len(first) < len(taken) or 0 in first:
             return False
@@ -177,7 +177,7 @@ class Targets:
             self._several.pop(index, None)
             self._wrong.append(f"{stored.name}: the live tensor lies in read-only memory, as of a mapped file: clone() it first")
 
-    def sinks(self, memory: Memory) -> dict[int, Sink]:
+    def sinks(self, memory: FreshTensors) -> dict[int, Sink]:
         """Sinks for all that was taken, and for what ``memory`` was asked for."""
         sinks = memory.sinks
         for index, sink in self._sinks.items():

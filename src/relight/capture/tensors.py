@@ -11,7 +11,7 @@ import torch
 from relight.errors import IncompatibleState
 from relight.format import DTYPES
 from relight.layout import Sink
-from relight.layout.sources import Place
+from relight.layout.sources import HostMemorySink
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES if hasattr(torch, name)}
@@ -134,7 +134,7 @@ class TensorSource:
 def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:
     """Where bytes of ``dtype`` (None: its own) go to become the elements of ``tensor``. The version counter is the caller's to move."""
     if tensor.device.type == "cpu" and tensor.is_contiguous() and (dtype is None or dtype == tensor.dtype):
-        return Place(tensor.data_ptr(), tensor.nbytes, tensor)
+        return HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor)
     return TensorSink(tensor, dtype)
 
 

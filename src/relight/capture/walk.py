@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relight.capture.objects import CLASS, FORM, PERMUTED, flattens, form_of, is_simple, name_of, order_of, parts_of, typed_parts
-from relight.capture.sharded import Flat, Spread, is_spread, spread_of
+from relight.capture.sharded import Flat, ShardingOf, is_spread, spread_of
 from relight.capture.tensors import TensorSource, dtype_name, identity, resolved, why_not, without_repeats
 from relight.capture.typed_values import plain
 from relight.errors import IncompatibleState
@@ -20,7 +20,7 @@ from relight.format.tree import DIGITS_MAX, LEVELS_MAX, join_path
 from relight.layout import Bytes, Item
 
 if TYPE_CHECKING:
-    from relight.capture.fixed import Fixed
+    from relight.capture.fixed import CapturedTemplate
 
 _SPARSE = {
     torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),
@@ -42,9 +42,9 @@ class Walker:
     ``fixed`` is what need not be walked again: its items are there from the beginning. ``before`` are items that another tree has.
     """
 
-    def __init__(self, fixed: Fixed | None = None, before: Sequence[Item] = ()) -> None:
+    def __init__(self, fixed: CapturedTemplate | None = None, before: Sequence[Item] = ()) -> None:
         self.items: list[Item] = [*before, *(fixed.items if fixed is not None else ())]
-        self.spreads: dict[int, Spread] = dict(fixed.spreads) if fixed is not None else {}
+        self.spreads: dict[int, ShardingOf] = dict(fixed.spreads) if fixed is not None else {}
         self.frozen: set[int] = set(fixed.frozen) if fixed is not None else set()
         self.refused: list[str] = []
         self.components: Mapping[str, object] = {}

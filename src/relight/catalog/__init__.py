@@ -8,12 +8,12 @@ from relight.catalog.find import candidates, resolve
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.catalog.read import check_pack, read_tensors
 from relight.catalog.run import Run, list_runs, open_run
-from relight.catalog.verify import Finding, verify_checkpoint, verify_log
+from relight.catalog.verify import VerifyFinding, verify_checkpoint, verify_log
 
 __all__ = [
-    "Finding",
     "Opened",
     "Run",
+    "VerifyFinding",
     "candidates",
     "check_pack",
     "list_runs",

@@ -15,7 +15,7 @@ from relight.catalog.run import Run
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format import Record
 from relight.format.records import Body, NoteBody
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.pulse import ASKED_FOR
 from relight.store import ByteStore
 
@@ -89,7 +89,7 @@ def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: 
     body = NoteBody(topic=HEARD_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], **why_not})
     own: list[bool] = []
 
-    def decide(view: View) -> NoteBody | None:
+    def decide(view: LogView) -> NoteBody | None:
         counts = any(record.seq == asked.seq for record in view.records)
         known = _acknowledgement(fold(view), asked.seq)
         own[:] = [known is not None and known.body == body]
@@ -157,8 +157,8 @@ def _acknowledgement(history: History, seq: int) -> Record | None:
     return None
 
 
-def _note(store: ByteStore, run: str, decide: Callable[[View], NoteBody | None]) -> Record | None:
-    def with_epoch(view: View) -> tuple[Body, int] | None:
+def _note(store: ByteStore, run: str, decide: Callable[[LogView], NoteBody | None]) -> Record | None:
+    def with_epoch(view: LogView) -> tuple[Body, int] | None:
         body = decide(view)
         return None if body is None else (body, fold(view).epoch)
 

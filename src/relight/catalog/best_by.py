@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relight.format.records import Body, NoteBody
-from relight.log import Log, View, fold
+from relight.log import Log, LogView, fold
 from relight.log.history import BEST_BY
 
 
@@ -16,7 +16,7 @@ def record_best_by(log: Log, best_by: tuple[str, str] | None, epoch: int | None 
         return
     metric, mode = best_by
 
-    def decide(view: View) -> tuple[Body, int] | None:
+    def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
         if history.best_by == best_by or (history.best_by is not None and not over) or (epoch is not None and history.epoch > epoch):
             return None

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import BRANCH_TAGS, STAGES, check_tag_name
 from relight.format.records import WORDS_MAX, Body, TagBody
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.observe import emit
 from relight.store import ByteStore
 
@@ -43,7 +43,7 @@ def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: s
     if max(len(by), len(why)) > WORDS_MAX:
         raise ConfigError(f"what is said of a tag is at most {WORDS_MAX} characters long")
 
-    def decide(view: View) -> tuple[Body, int]:
+    def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)
         if checkpoint_id is not None and history.find(checkpoint_id) is None:
             raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=log.run)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from relight.errors import RelightError
 from relight.format.records import Body, NoteBody
 from relight.format.signed import apart
-from relight.log import History, Log, View, fold
+from relight.log import History, Log, LogView, fold
 from relight.log.listing import Folders
 from relight.store import ByteStore
 from relight.store.around import guard_of
@@ -27,7 +27,7 @@ WHAT_MAX = 500
 _RECORD_BYTES_MAX = 1 << 20
 
 
-class Checked(NamedTuple):
+class VerificationResult(NamedTuple):
     """The newest finding about one checkpoint. ``damage``: the first thing that was wrong; empty if every byte was as committed."""
 
     damage: str
@@ -39,22 +39,24 @@ class Checked(NamedTuple):
         return {"what": self.damage, "by": self.by, "at": self.at} if self.damage else {"by": self.by, "at": self.at}
 
 
-def checked(history: History) -> dict[str, Checked]:
+def checked(history: History) -> dict[str, VerificationResult]:
     """The newest finding about each checkpoint, by id; one that is in it nowhere was not read, as far as the log knows."""
-    found: dict[str, Checked] = {}
+    found: dict[str, VerificationResult] = {}
     for record in history.notes:
         body = record.body
         if not isinstance(body, NoteBody) or body.topic != TOPIC:
             continue
         by = str(body.data.get("by") or "")[:100]
         for one in str(body.data.get("whole") or "").split():
-            found[one] = Checked("", by, record.time)
+            found[one] = VerificationResult("", by, record.time)
         if damaged := body.data.get("damaged"):
-            found[str(damaged)] = Checked(str(body.data.get("what") or "its bytes are not what was committed")[:WHAT_MAX], by, record.time)
+            found[str(damaged)] = VerificationResult(
+                str(body.data.get("what") or "its bytes are not what was committed")[:WHAT_MAX], by, record.time
+            )
     return found
 
 
-def damage(history: History) -> dict[str, Checked]:
+def damage(history: History) -> dict[str, VerificationResult]:
     """Of ``checked``, the live checkpoints that are known to be damaged."""
     return {one: found for one, found in checked(history).items() if found.damage and history.find(one) is not None}
 
@@ -85,13 +87,13 @@ def record_checked(store: ByteStore, run: str, found: Mapping[str, str], by: str
 
 
 def _append(log: Log, data: dict[str, str]) -> None:
-    def decide(view: View) -> tuple[Body, int]:
+    def decide(view: LogView) -> tuple[Body, int]:
         return NoteBody(topic=TOPIC, data={**data}), fold(view).epoch
 
     log.append(decide)
 
 
-def _is_signed(store: ByteStore, view: View) -> bool:
+def _is_signed(store: ByteStore, view: LogView) -> bool:
     """Whether the newest record is signed: an unsigned one after it would count for nothing where signers are trusted."""
     file = Folders(store, view.run).key(view.head)
 

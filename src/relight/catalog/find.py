@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError
 from relight.format.records import Metric
-from relight.log import Checkpoint, History, View
+from relight.log import Checkpoint, History, LogView
 from relight.observe import emit
 from relight.policy.best_by import BEST, MODES, BestBy, best_by, is_best, no_metric
 
@@ -130,12 +130,12 @@ def _best(history: History, text: str) -> Chosen:
     raise no_metric(by.metric, names)
 
 
-def nothing_there(view: View, run: str, where: str) -> RelightError:
+def nothing_there(view: LogView, run: str, where: str) -> RelightError:
     """Of a run without a live checkpoint: that there is none yet, or that what may be some counts for nothing, which is another thing."""
     return nothing_counts(view, where) if view.faults else CheckpointNotFound(f"run {run!r} has no checkpoint yet", where=where)
 
 
-def nothing_counts(view: View, where: str) -> CorruptCheckpoint:
+def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:
     """Of a run of which there is nothing but records that are damaged, or signed by somebody who is not trusted here."""
     return CorruptCheckpoint(
         f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",

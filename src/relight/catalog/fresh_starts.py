@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relight.format.records import Body, NoteBody
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.history import FRESH_START
 
 
@@ -17,7 +17,7 @@ def record_fresh_start(log: Log, job: str, epoch: int | None = None) -> None:
     """Append the NOTE of a fresh start. ``epoch``: that of the attempt; None: the epoch that holds. Cost: one record."""
     note = NoteBody(topic=FRESH_START, data={"job": job})
 
-    def decide(view: View) -> tuple[Body, int]:
+    def decide(view: LogView) -> tuple[Body, int]:
         return note, fold(view).epoch if epoch is None else epoch
 
     log.append(decide)

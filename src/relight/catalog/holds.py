@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.records import Body, NoteBody
-from relight.log import History, Log, View, fold
+from relight.log import History, Log, LogView, fold
 from relight.store import ByteStore
 
 HOLD_TOPIC, RELEASE_TOPIC = "hold", "release"
@@ -37,7 +37,7 @@ def release(store: ByteStore, run: str, checkpoint_id: str, why: str = "") -> No
 
 
 def _note(store: ByteStore, run: str, checkpoint_id: str, data: dict[str, str], topic: str) -> None:
-    def decide(view: View) -> tuple[Body, int]:
+    def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)
         if topic == HOLD_TOPIC and history.find(checkpoint_id) is None:
             raise CheckpointNotFound(f"no checkpoint {checkpoint_id}", where=run)

@@ -25,10 +25,10 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import msgspec
 
-from relight.arena import PAGE, Memory, adopt, allocate, freeze, reading
+from relight.arena import PAGE, SharedMemory, adopt, allocate, freeze, reading
 from relight.catalog.dealing import LentRun, PackKey, deal, decode_needs, encode_needs
 from relight.catalog.opened import Opened
-from relight.catalog.read import INLINE_BYTES, Run, Want, Wants, hand_on, read_runs, runs_of
+from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, hand_on, read_runs, runs_of
 from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
 from relight.world import new_threads
@@ -54,7 +54,7 @@ def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted
     the same for ranks of one node. The error of a rank that found damage is raised on those whom it lends to, too.
     """
     packs = {(part, pack): wants for part, found in wanted.items() for pack, wants in found.items()}
-    with contextlib.closing(_Door()) as door:
+    with contextlib.closing(_Listener()) as door:
         needs = [
             [*key, encode_needs((want.chunk for want in wants), len(opened.parts[key[0]].packs[key[1]].chunks))]
             for key, wants in packs.items()
@@ -62,11 +62,11 @@ def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted
         word = msgspec.msgpack.encode([node, door.address, door.token, needs])
         words = [msgspec.msgpack.decode(told) for told in gather(word, "telling what each rank reads")]
         mates = {number: told for number, told in enumerate(words) if told[0] == node}
-        table = _Table(rank, opened, packs, _dealt(opened, {number: told[3] for number, told in mates.items()}))
+        table = _ReadTable(rank, opened, packs, _dealt(opened, {number: told[3] for number, told in mates.items()}))
         if not table.mine:
             return table.read(table.rest)
         doors = {number: (str(told[1]), bytes(told[2])) for number, told in mates.items()}
-        with contextlib.closing(_Lending(rank, table, door, doors, stall_s)) as lending:
+        with contextlib.closing(_SharedRead(rank, table, door, doors, stall_s)) as lending:
             return lending.read()
 
 
@@ -85,33 +85,33 @@ def _dealt(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]
     return runs if sum(run.length for run in runs) >= INLINE_BYTES else []
 
 
-class _Table:
+class _ReadTable:
     """What this rank wants: of which runs, and the rest, which nobody lends."""
 
-    def __init__(self, rank: int, opened: Opened, packs: Mapping[PackKey, Sequence[Want]], runs: Sequence[LentRun]) -> None:
+    def __init__(self, rank: int, opened: Opened, packs: Mapping[PackKey, Sequence[WantedChunk]], runs: Sequence[LentRun]) -> None:
         self._opened = opened
         self.runs = runs
         """All that is lent on this node; their numbers are what the ranks call them."""
         self.mine = [number for number, run in enumerate(runs) if rank in run.takers]
         """Those that this rank needs."""
         lent = {(*runs[number].pack, chunk): number for number in self.mine for chunk in range(runs[number].first, runs[number].last)}
-        self._wants: dict[int, list[Want]] = {number: [] for number in self.mine}
-        rest: dict[PackKey, list[Want]] = {}
+        self._wants: dict[int, list[WantedChunk]] = {number: [] for number in self.mine}
+        rest: dict[PackKey, list[WantedChunk]] = {}
         for key, wants in packs.items():
             for want in wants:
                 number = lent.get((*key, want.chunk))
                 (self._wants[number] if number is not None else rest.setdefault(key, [])).append(want)
         self.rest = {key: runs_of(wants) for key, wants in rest.items()}
 
-    def runs_of(self, numbers: Iterable[int]) -> dict[PackKey, list[Run]]:
+    def runs_of(self, numbers: Iterable[int]) -> dict[PackKey, list[ChunkRange]]:
         """Those runs, as they are read."""
-        found: dict[PackKey, list[Run]] = {}
+        found: dict[PackKey, list[ChunkRange]] = {}
         for number in numbers:
             run = self.runs[number]
-            found.setdefault(run.pack, []).append(Run(run.offset, run.length, self._wants[number]))
+            found.setdefault(run.pack, []).append(ChunkRange(run.offset, run.length, self._wants[number]))
         return found
 
-    def read(self, runs: Mapping[PackKey, list[Run]], lend: Callable[[PackKey, Run, memoryview], None] | None = None) -> int:
+    def read(self, runs: Mapping[PackKey, list[ChunkRange]], lend: Callable[[PackKey, ChunkRange, memoryview], None] | None = None) -> int:
         """Read from the store; how many bytes."""
         total = 0
         for key in sorted(runs):
@@ -131,7 +131,7 @@ class _NothingToLend(Exception):
     """It has no memory for it."""
 
 
-class _Door:
+class _Listener:
     """Where other ranks of the node reach this rank: a socket in this user's private directory, and a token that both ends prove."""
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class _Door:
             self._listener = directory.listen(self.address, 1024)
             self.socket = self._listener.socket
 
-    def accept(self, stall_s: float) -> tuple[socket.socket, int, Memory]:
+    def accept(self, stall_s: float) -> tuple[socket.socket, int, SharedMemory]:
         """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes; ``_NothingToLend``."""
         ends = time.monotonic() + stall_s
         while True:
@@ -185,10 +185,10 @@ def _own_user(connection: socket.socket) -> None:
         raise ConnectionError("another user's")
 
 
-class _Link:
+class _Borrower:
     """The way to a rank that takes from this one."""
 
-    def __init__(self, address: str, token: bytes, rank: int, memory: Memory | None, stall_s: float) -> None:
+    def __init__(self, address: str, token: bytes, rank: int, memory: SharedMemory | None, stall_s: float) -> None:
         self.held: set[int] = set()
         """Places that it has been told of and has not given back."""
         self.gone = False
@@ -234,10 +234,10 @@ class _Link:
             self.socket.shutdown(socket.SHUT_RDWR)
 
 
-class _Lending:
+class _SharedRead:
     """One rank's side: its own memory and who borrows from it, and what it borrows."""
 
-    def __init__(self, rank: int, table: _Table, door: _Door, doors: Mapping[int, tuple[str, bytes]], stall_s: float) -> None:
+    def __init__(self, rank: int, table: _ReadTable, door: _Listener, doors: Mapping[int, tuple[str, bytes]], stall_s: float) -> None:
         self._rank, self._table, self._door, self._stall_s = rank, table, door, stall_s
         self._own = [number for number in table.mine if table.runs[number].owner == rank]
         self._numbers = {(table.runs[number].pack, table.runs[number].offset): number for number in self._own}
@@ -246,8 +246,8 @@ class _Lending:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
-        self._links: dict[int, _Link] = {}
-        self._memory: Memory | None = None
+        self._links: dict[int, _Borrower] = {}
+        self._memory: SharedMemory | None = None
         self._size = max((table.runs[number].length for number in self._own), default=0)
         self._places: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lent: dict[int, int] = {}
@@ -304,14 +304,14 @@ class _Lending:
         """Memory to lend, and the ways to those who take from it. Without memory nothing is lent, which they are told."""
         size = -(-places * self._size // PAGE) * PAGE
         with contextlib.suppress(NoSpace, OSError):
-            self._memory = Memory(allocate(size, "relight-lent"), size, writable=True)
+            self._memory = SharedMemory(allocate(size, "relight-lent"), size, writable=True)
             self._memory.populate()
             freeze(self._memory.fd)
         for place in range(places):
             self._places.put(place)
         for taker in sorted({one for number in self._own for one in self._table.runs[number].takers} - {self._rank}):
             with contextlib.suppress(OSError):  # it reads by itself, then
-                self._links[taker] = _Link(*doors[taker], self._rank, self._memory, self._stall_s)
+                self._links[taker] = _Borrower(*doors[taker], self._rank, self._memory, self._stall_s)
 
     def _fail(self, error: BaseException) -> None:
         """Remember the first error, and tell those who wait for this rank."""
@@ -327,7 +327,7 @@ class _Lending:
 
     # -- lending
 
-    def _lend(self, key: PackKey, run: Run, data: memoryview) -> None:
+    def _lend(self, key: PackKey, run: ChunkRange, data: memoryview) -> None:
         """Copy a run that was checked to where its takers find it, and tell them."""
         if self._error is not None:
             raise self._error
@@ -358,7 +358,7 @@ class _Lending:
                     if link.held:
                         self._drop(link)
 
-    def _drop(self, link: _Link) -> None:
+    def _drop(self, link: _Borrower) -> None:
         """Do not wait for it any more. First its socket is shut: it cannot say from now on that it took something from a place in time."""
         link.shut()
         with self._lock:
@@ -373,7 +373,7 @@ class _Lending:
         if free:
             self._places.put(place)
 
-    def _taken_back(self, rank: int, link: _Link) -> None:
+    def _taken_back(self, rank: int, link: _Borrower) -> None:
         """Hear what a taker gives back, until it has all or is gone."""
         left = sum(rank in self._table.runs[number].takers for number in self._own)
         with contextlib.suppress(OSError):
@@ -412,7 +412,7 @@ class _Lending:
             connection.close()
             memory.close()
 
-    def _take_from(self, connection: socket.socket, owner: int, memory: Memory) -> None:
+    def _take_from(self, connection: socket.socket, owner: int, memory: SharedMemory) -> None:
         left = {number for number in self._table.mine if self._table.runs[number].owner == owner}
         heard = True
         while left and self._error is None:

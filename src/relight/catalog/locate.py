@@ -21,7 +21,7 @@ _LOOK_AT_MAX = 200
 """Names of one directory that are looked at for a hint."""
 
 
-class Place(NamedTuple):
+class Location(NamedTuple):
     """Where a path leads. ``run`` is None for a whole store; ``which`` is set if a checkpoint was given."""
 
     store: ByteStore
@@ -29,7 +29,7 @@ class Place(NamedTuple):
     which: str | None = None
 
 
-def locate(url: str) -> Place:
+def locate(url: str) -> Location:
     """The store, run or checkpoint at ``url``; ``CheckpointNotFound`` says what is there instead.
 
     A checkpoint is ``RUN@WHICH``, its directory, or a file in it. A store that lost its ``relight.json`` is known by its runs.
@@ -48,7 +48,7 @@ def locate(url: str) -> Place:
     return found
 
 
-def locate_destination(url: str, run: str) -> Place:
+def locate_destination(url: str, run: str) -> Location:
     """Where something new is to go: ``store/run``, made if need be.
 
     In a store, which is one that exists or any path that ends in ``/``, it is called ``run``. ``ConfigError`` for what is there
@@ -57,7 +57,7 @@ def locate_destination(url: str, run: str) -> Place:
     path = absolute(url)
     store = open_bytes(path)
     if url.endswith("/") or _is_store(store):
-        return Place(store, check_run_name(run))
+        return Location(store, check_run_name(run))
     parent, name = split_run(path)
     above = open_bytes(parent)
     name = check_run_name(name)
@@ -70,14 +70,14 @@ def locate_destination(url: str, run: str) -> Place:
             where=url,
             hint=f"{url}/{run} would make a store of it, with the run {run}",
         )
-    return Place(above, name)
+    return Location(above, name)
 
 
-def _parse_location(url: str) -> Place | None:
+def _parse_location(url: str) -> Location | None:
     path = absolute(url)
     store = open_bytes(path)
     if _is_store(store):
-        return Place(store, None)
+        return Location(store, None)
     try:
         parent, name = split_run(path)
     except ConfigError:
@@ -93,8 +93,8 @@ def _parse_location(url: str) -> Place | None:
         return _parse_location(parent)
     above_bytes = open_bytes(parent)
     if is_run_name(name) and _is_run(above_bytes, name):
-        return Place(above_bytes, name)
-    return Place(store, None) if any(True for _ in _runs(store)) else None
+        return Location(above_bytes, name)
+    return Location(store, None) if any(True for _ in _runs(store)) else None
 
 
 def _is_store(store: ByteStore) -> bool:
@@ -186,7 +186,7 @@ def _entries(path: str) -> Iterator[str]:
         yield from (entry.name for entry in open_bytes(path).list(""))
 
 
-def _parse_quietly(path: str) -> Place | None:
+def _parse_quietly(path: str) -> Location | None:
     try:
         return _parse_location(path)
     except RelightError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from mmap import mmap
 
 from relight.catalog.opened import Opened
-from relight.catalog.whole import Whole
+from relight.catalog.whole import MergedCheckpoint
 from relight.errors import ConfigError
 from relight.format import DTYPES, Tensor
 from relight.layout import whole
@@ -14,7 +14,7 @@ from relight.layout import whole
 class Mapped:
     """Gives the bytes of each tensor of a checkpoint that is stored raw, in one piece, in a file of a local store."""
 
-    def __init__(self, opened: Opened, joined: Whole | None = None) -> None:
+    def __init__(self, opened: Opened, joined: MergedCheckpoint | None = None) -> None:
         """``joined``: the checkpoint as one, if several ranks made it; then tensors are asked for by its numbers."""
         self._opened, self._joined = opened, joined
         self._files: dict[str, mmap] = {}

@@ -16,7 +16,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest
 from relight.format.manifest import Pack
 from relight.format.names import stored_file
-from relight.format.stored import OWN, Piece
+from relight.format.stored import OWN, ChunkLocation
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import report_reread
 from relight.store.base import invalidate_cache
@@ -64,7 +64,7 @@ class StoredReader:
         self.size = pack.size
         self._store = store
         self._where = f"{prefix}/{pack.file}"
-        self._pieces: Sequence[Piece] = pack.stored.pieces
+        self._pieces: Sequence[ChunkLocation] = pack.stored.pieces
         self._ends = list(accumulate(length for length, _ in pack.chunks))
         self._keys = files_of(prefix, pack)
         if not pack.stored.size:
@@ -130,7 +130,7 @@ class StoredReader:
             if reader is not None:
                 reader.close()
 
-    def _chunk(self, piece: Piece, into: memoryview) -> None:
+    def _chunk(self, piece: ChunkLocation, into: memoryview) -> None:
         """From the far end of the chain: each difference is added to what is there already. What is not coded, whoever asked checks."""
         for one in reversed(list(piece.links())):
             if one is piece and not one.coded:
@@ -191,7 +191,7 @@ class StoredReader:
         piece = self._pieces[min(bisect_right(self._ends, offset), len(self._pieces) - 1)]
         return f"bytes {piece.offset}–{piece.offset + piece.length} of {self._keys[piece.home]}"
 
-    def _sound(self, one: Piece) -> memoryview:
+    def _sound(self, one: ChunkLocation) -> memoryview:
         """What is stored; read once more if it is not what was committed: it may have been damaged on its way."""
         data, key = self._stored(one), self._keys[one.home]
         if Digest(data).digest() == one.hash:
@@ -209,7 +209,7 @@ class StoredReader:
                 return again
         raise CorruptCheckpoint(f"bytes {one.offset}–{one.offset + one.length} of {key} are not what was committed", where=self._where)
 
-    def _stored(self, one: Piece) -> memoryview:
+    def _stored(self, one: ChunkLocation) -> memoryview:
         room: memoryview | None = getattr(self._rooms, "room", None)
         if room is None or len(room) < one.length + 2 * PAGE:
             room = self._rooms.room = page_buffer(-(-one.length // PAGE) * PAGE + 2 * PAGE)
@@ -220,7 +220,7 @@ class StoredReader:
             reader.read_into(one.offset, data)
         return data
 
-    def _reader(self, one: Piece) -> Reader:
+    def _reader(self, one: ChunkLocation) -> Reader:
         reader = self._readers[one.home]
         assert reader is not None
         return reader

@@ -25,7 +25,7 @@ from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
 from relight.format.strict import shown
 from relight.layout import Sink
-from relight.layout.sources import Place, address_of, copy_bytes, move, move_all
+from relight.layout.sources import HostMemorySink, address_of, copy_bytes, move, move_all
 from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
 from relight.store.again import report_reread
@@ -43,10 +43,10 @@ INLINE_BYTES = 1 << 20
 """Below this, threads cost more than they save."""
 
 Progress = Callable[[int], None]
-Lend = Callable[["Run", memoryview], None]
+Lend = Callable[["ChunkRange", memoryview], None]
 
 
-class Want(NamedTuple):
+class WantedChunk(NamedTuple):
     """One chunk to be read, and the tensors in it that are wanted: ``(tensor, sink)``."""
 
     chunk: int
@@ -56,19 +56,19 @@ class Want(NamedTuple):
     takers: list[tuple[Tensor, Sink]]
 
 
-Wants = dict[int, list[Want]]
+Wants = dict[int, list[WantedChunk]]
 """Of a part: for each pack that is to be read, its chunks in order."""
 
 
-class Run(NamedTuple):
+class ChunkRange(NamedTuple):
     """Chunks that follow one another in a pack, read in one go."""
 
     offset: int
     length: int
-    wants: list[Want]
+    wants: list[WantedChunk]
 
 
-class _File(NamedTuple):
+class _OpenPack(NamedTuple):
     pack: Pack
     prefix: str
     reader: Reader
@@ -92,7 +92,7 @@ class _File(NamedTuple):
             emit("restore.mended", what, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
 
-_Job = tuple[_File, Run]
+_Job = tuple[_OpenPack, ChunkRange]
 
 
 def read_tensors(
@@ -122,7 +122,7 @@ def read_tensors(
 def read_runs(
     opened: Opened,
     part: Part,
-    runs: Mapping[int, list[Run]],
+    runs: Mapping[int, list[ChunkRange]],
     *,
     readers: int | None = None,
     hashers: int = HASHERS,
@@ -150,7 +150,7 @@ def read_runs(
     return total
 
 
-def _in_turn(opened: Opened, part: Part, packs: Sequence[tuple[int, list[Run]]], files: contextlib.ExitStack) -> list[_Job]:
+def _in_turn(opened: Opened, part: Part, packs: Sequence[tuple[int, list[ChunkRange]]], files: contextlib.ExitStack) -> list[_Job]:
     """The runs of packs that lie on drives of their own, by turns, so that each drive has something to do; of one pack, in order."""
     rows: list[list[_Job]] = []
     for index, runs in packs:
@@ -219,7 +219,7 @@ class _Work:
                 self._failed = True
                 raise
 
-    def _read(self, file: _File, run: Run) -> None:
+    def _read(self, file: _OpenPack, run: ChunkRange) -> None:
         room = self._rooms.get() or page_buffer(self._room_bytes)
         try:
             data = file.reader.fetch(run.offset, run.length, room)
@@ -236,17 +236,17 @@ class _Work:
         else:
             self._rooms.put(room)
 
-    def _read_from_memory(self, file: _File, run: Run, room: memoryview) -> None:
+    def _read_from_memory(self, file: _OpenPack, run: ChunkRange, room: memoryview) -> None:
         """Chunk by chunk, each straight to where it belongs if that is one place: whoever copied it has it in the processor's cache. Those
         who are lent the bytes want them in one piece."""
-        pieces = [run] if self._lend else [Run(want.offset, want.length, [want]) for want in run.wants]
+        pieces = [run] if self._lend else [ChunkRange(want.offset, want.length, [want]) for want in run.wants]
         for piece in pieces:
             target = _target(piece)
             data = room[: piece.length] if target is None else target
             _read_or_blank(file, piece, data)
             self._check(file, piece, data, data is not target)
 
-    def _verify_and_deliver(self, file: _File, run: Run, data: memoryview, on_its_way: bool, room: memoryview) -> None:
+    def _verify_and_deliver(self, file: _OpenPack, run: ChunkRange, data: memoryview, on_its_way: bool, room: memoryview) -> None:
         """Check what was read, and hand it on if it isn't where it belongs."""
         try:
             if not self._failed:
@@ -257,7 +257,7 @@ class _Work:
         finally:
             self._rooms.put(room)
 
-    def _check(self, file: _File, run: Run, data: memoryview, on_its_way: bool) -> None:
+    def _check(self, file: _OpenPack, run: ChunkRange, data: memoryview, on_its_way: bool) -> None:
         for want in run.wants:
             held = data[want.offset - run.offset :][: want.length]
             if Digest(held).digest() != want.hash:
@@ -354,37 +354,37 @@ def plan_wants(part: Part, sinks: Mapping[int, Sink]) -> Wants:
     return {index: _wants(part.packs[index], takers) for index, takers in enumerate(wanted) if takers}
 
 
-def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[Want]:
+def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[WantedChunk]:
     order = sorted(range(len(takers)), key=[tensor.offset for tensor, _ in takers].__getitem__)
     takers = [takers[index] for index in order]
     offsets = [tensor.offset for tensor, _ in takers]
-    wants: list[Want] = []
+    wants: list[WantedChunk] = []
     start = first = 0
     for chunk, (length, value) in enumerate(pack.chunks):
         end = start + length
         behind = bisect_left(offsets, end, first)
         if behind > first:
-            wants.append(Want(chunk, start, length, value, takers[first:behind]))
+            wants.append(WantedChunk(chunk, start, length, value, takers[first:behind]))
             tensor = takers[behind - 1][0]
             first = behind - 1 if tensor.offset + tensor.length > end else behind  # tensors do not overlap: only the last may go on
         start = end
     return wants
 
 
-def runs_of(wants: list[Want], most: int = READ_BYTES // 2) -> list[Run]:
+def runs_of(wants: list[WantedChunk], most: int = READ_BYTES // 2) -> list[ChunkRange]:
     """Chunks, in order, as what is read in one go, ``most`` bytes if they are several."""
-    runs: list[Run] = []
+    runs: list[ChunkRange] = []
     for want in wants:
         last = runs[-1] if runs else None
         if last and last.offset + last.length == want.offset and last.length + want.length <= most:
             last.wants.append(want)
             runs[-1] = last._replace(length=last.length + want.length)
         else:
-            runs.append(Run(want.offset, want.length, [want]))
+            runs.append(ChunkRange(want.offset, want.length, [want]))
     return runs
 
 
-def _open_pack(opened: Opened, part: Part, index: int) -> _File:
+def _open_pack(opened: Opened, part: Part, index: int) -> _OpenPack:
     """That pack, open, in the nearest place that has it. ``CorruptCheckpoint`` if it is missing in all, or not as long as was committed."""
     pack = part.packs[index]
     places = [(opened.store, opened.prefix), *opened.spares]
@@ -399,7 +399,7 @@ def _open_pack(opened: Opened, part: Part, index: int) -> _File:
             problem = problem or error
         else:
             if reader.size == pack.size:
-                file = _File(pack, prefix, reader, store, [*places[:number], *places[number + 1 :]], [])
+                file = _OpenPack(pack, prefix, reader, store, [*places[:number], *places[number + 1 :]], [])
                 if number:
                     file._replace(prefix=places[0][1]).report_other_source(prefix, store)
                 return file
@@ -409,7 +409,7 @@ def _open_pack(opened: Opened, part: Part, index: int) -> _File:
     raise problem
 
 
-def _read_or_blank(file: _File, run: Run, into: memoryview) -> None:
+def _read_or_blank(file: _OpenPack, run: ChunkRange, into: memoryview) -> None:
     """Fill ``into``. Bytes that cannot be made out here may be elsewhere: where they are looked for, is known by their hashes."""
     try:
         file.reader.read_into(run.offset, into)
@@ -419,7 +419,7 @@ def _read_or_blank(file: _File, run: Run, into: memoryview) -> None:
         into[:] = bytes(len(into))
 
 
-def _target(run: Run) -> memoryview | None:
+def _target(run: ChunkRange) -> memoryview | None:
     """Where the run may be read to at once: a single chunk that is all one tensor's."""
     if len(run.wants) != 1 or len(run.wants[0].takers) != 1:
         return None
@@ -431,18 +431,18 @@ def _target(run: Run) -> memoryview | None:
     return view[start : start + run.length]
 
 
-def hand_on(held: memoryview, want: Want) -> None:
+def hand_on(held: memoryview, want: WantedChunk) -> None:
     """Give a chunk's bytes, which were checked, to the sinks that want some of them."""
     start, stop, source = want.offset, want.offset + want.length, address_of(held)
     takers = want.takers
-    if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {Place}:
+    if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {HostMemorySink}:
         inner = takers[1:-1]  # all of these lie within: only the first and the last may go on beyond
-        places = [sink.address for _, sink in inner if isinstance(sink, Place)]
+        places = [sink.address for _, sink in inner if isinstance(sink, HostMemorySink)]
         move_all(places, [source - start + tensor.offset for tensor, _ in inner], [tensor.length for tensor, _ in inner])
         takers = [takers[0], takers[-1]]
     for tensor, sink in takers:
         offset, length = tensor.offset, tensor.length
-        if isinstance(sink, Place) and source and start <= offset and offset + length <= stop:
+        if isinstance(sink, HostMemorySink) and source and start <= offset and offset + length <= stop:
             move(sink.address, source + offset - start, length)
             continue
         begin, end = max(start, offset), min(stop, offset + length)
@@ -454,7 +454,7 @@ def hand_on(held: memoryview, want: Want) -> None:
             sink.absorb(begin - offset, data)
 
 
-def _once_more(file: _File, held: memoryview, want: Want) -> None:
+def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
     """Read a chunk that is not what was committed once more: it may have been damaged on its way; then from where else it lies.
     ``CorruptCheckpoint`` if it is nowhere what was committed."""
     for store, prefix in ((file.store, file.prefix), *file.others):
@@ -491,7 +491,7 @@ def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key:
     return True
 
 
-def check_chunk(data: memoryview, want: Want, key: str, besides: str = "") -> None:
+def check_chunk(data: memoryview, want: WantedChunk, key: str, besides: str = "") -> None:
     """``CorruptCheckpoint``, which names the tensors, if a chunk is not what was committed."""
     if Digest(data).digest() != want.hash:
         names = [shown(tensor.name) for tensor, _ in want.takers[:3]]

@@ -6,7 +6,7 @@ from relight.catalog.branches import check_free, set_tag
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.errors import StoreUnavailable, UnsafeContent
 from relight.format.names import check_run_name, is_run_name
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import ENTRIES_MAX, checkpoint_dirs
 from relight.log.truncated import refuse_truncated
 from relight.store import ByteStore
@@ -22,11 +22,11 @@ class Run:
         """Its directory, which of most names is the name."""
         self._log = Log(store, self.name)
 
-    def view(self) -> View:
+    def view(self) -> LogView:
         """The log as it is now."""
         return self._log.read()
 
-    def require_whole_log(self) -> View:
+    def require_whole_log(self) -> LogView:
         """Return the log as it is now. ``CorruptCheckpoint`` if its newest records were lost: what is the latest is then not known.
 
         Cost: one listing of the run's directory more than ``view``.

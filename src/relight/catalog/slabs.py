@@ -12,7 +12,7 @@ import numpy as np
 
 from relight.catalog.opened import Opened
 from relight.catalog.read import Progress, read_tensors
-from relight.catalog.whole import Whole
+from relight.catalog.whole import MergedCheckpoint
 from relight.format import DTYPES
 from relight.layout import Box, Sink
 from relight.layout.chunks import CHUNK_BYTES
@@ -39,7 +39,7 @@ def straight_run(box: Box, shape: Sequence[int]) -> int | None:
     return first if last - first == math.prod(box.size) else None
 
 
-def is_straight(joined: Whole, tensor: int) -> bool:
+def is_straight(joined: MergedCheckpoint, tensor: int) -> bool:
     """Whether each piece of a tensor is a run of its elements."""
     shape = joined.tensors[tensor].shape
     return all(straight_run(piece.box, shape) is not None for piece in joined.pieces[tensor])
@@ -70,7 +70,7 @@ def batches(slabs: Iterator[Slab], weight_of: Sequence[int], at_most: int) -> It
         yield batch
 
 
-class Window:
+class SlabWindow:
     """A sink for a run of a piece, from its byte ``skip`` on: memory."""
 
     def __init__(self, memory: memoryview, skip: int) -> None:
@@ -111,7 +111,7 @@ class Across:
 class SlabReader:
     """Slabs of one checkpoint, batch after batch. What it has read is valid until the batch after the next one is read."""
 
-    def __init__(self, opened: Opened, joined: Whole, *, batch_bytes: int = SLAB_BYTES) -> None:
+    def __init__(self, opened: Opened, joined: MergedCheckpoint, *, batch_bytes: int = SLAB_BYTES) -> None:
         self._opened, self._joined, self._bytes = opened, joined, batch_bytes
         self._rooms: list[memoryview] = []
         self._held: list[memoryview] = []
@@ -166,7 +166,7 @@ def _of_run(memory: memoryview, slab: Slab, box: Box, shape: tuple[int, ...], si
     first, last = max(begin, slab.first), min(begin + box.elements, slab.first + slab.length)
     if first >= last:
         return None
-    return Window(memory[(first - slab.first) * size : (last - slab.first) * size], (first - begin) * size)
+    return SlabWindow(memory[(first - slab.first) * size : (last - slab.first) * size], (first - begin) * size)
 
 
 def _of_rows(memory: memoryview, slab: Slab, box: Box, shape: tuple[int, ...], size: int) -> Sink | None:

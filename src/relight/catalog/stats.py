@@ -25,7 +25,7 @@ _FLOAT8 = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _RunningStats:
     """What one run of elements amounts to; of the finite ones all but the counts."""
 
     start: int
@@ -44,7 +44,7 @@ class StatsSink:
     def __init__(self, dtype: str, length: int) -> None:
         _numpy()
         self.dtype, self.length = dtype, length
-        self._runs: list[_Run] = []
+        self._runs: list[_RunningStats] = []
         self._lock = threading.Lock()
 
     def view(self) -> memoryview | None:
@@ -59,7 +59,7 @@ class StatsSink:
                 self._runs.append(run)
 
     @property
-    def runs(self) -> list[_Run]:
+    def runs(self) -> list[_RunningStats]:
         """What came, in order of place: the same numbers whatever the order of arrival."""
         return sorted(self._runs, key=lambda run: run.start)
 
@@ -86,7 +86,7 @@ def stats(sinks: Iterable[StatsSink]) -> dict[str, Any]:
     return {"min": least, "max": most, "mean": math.fsum(run.total / count for run in finite), **norm, **counts}
 
 
-def _run(dtype: str, start: int, data: memoryview) -> _Run | None:
+def _run(dtype: str, start: int, data: memoryview) -> _RunningStats | None:
     np = _numpy()
     values = values_of(dtype, data)
     if values is None or not values.size:
@@ -94,13 +94,13 @@ def _run(dtype: str, start: int, data: memoryview) -> _Run | None:
     with np.errstate(invalid="ignore"):  # a signalling NaN is counted, not complained about
         wide = values.astype("f8")
     if values.dtype.kind in "iub":
-        return _Run(start, int(values.min()), int(values.max()), float(wide.sum()), _norm(wide), wide.size, 0, 0)
+        return _RunningStats(start, int(values.min()), int(values.max()), float(wide.sum()), _norm(wide), wide.size, 0, 0)
     nan, inf = int(np.isnan(wide).sum()), int(np.isinf(wide).sum())
     if nan or inf:
         wide = wide[np.isfinite(wide)]
     if not wide.size:
-        return _Run(start, 0, 0, 0, 0, 0, nan, inf)
-    return _Run(start, float(wide.min()), float(wide.max()), float(wide.sum()), _norm(wide), wide.size, nan, inf)
+        return _RunningStats(start, 0, 0, 0, 0, 0, nan, inf)
+    return _RunningStats(start, float(wide.min()), float(wide.max()), float(wide.sum()), _norm(wide), wide.size, nan, inf)
 
 
 def _norm(wide: Any) -> float:

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from relight.catalog.opened import Opened
 from relight.format.manifest import contents, tensors_in
-from relight.format.stored import OWN, Piece
+from relight.format.stored import OWN, ChunkLocation
 from relight.policy.compact import lossy_in
 
 LOSSY = "relight.lossy"
@@ -87,7 +87,7 @@ def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
     return {name: (", ".join(sorted(said)), stored[name] / whole[name]) for name, said in ways.items() if whole[name]}
 
 
-def _way(piece: Piece) -> str:
+def _way(piece: ChunkLocation) -> str:
     """How one chunk is stored, in a word; empty: as it is."""
     if piece.derived or piece.lossy:
         return "derived" if piece.derived else "lossy"

@@ -11,11 +11,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog.checked import Checked, damage
+from relight.catalog.checked import VerificationResult, damage
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody
-from relight.keys import Guard
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.keys import StoreSecurity
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.related import are_unrelated
 from relight.log.superseded import superseded
@@ -27,8 +27,8 @@ from relight.policy.tiers import (
     NOW,
     PACE_TOPIC,
     Group,
-    Pace,
     Tier,
+    TierPace,
     decode_tiers,
     encode_tiers,
     groups_of,
@@ -47,7 +47,7 @@ class Reach(NamedTuple):
     name: str
     store: ByteStore
     run: str
-    view: View | None = None
+    view: LogView | None = None
     error: RelightError | None = None
 
     @property
@@ -56,7 +56,7 @@ class Reach(NamedTuple):
         return fold(self.view) if self.view is not None else History()
 
 
-class Copy(NamedTuple):
+class TierCopy(NamedTuple):
     """One of a checkpoint's copies: in which tier, what that tier's log says of it, and whether there is another further out."""
 
     place: int
@@ -68,8 +68,8 @@ class Merged(NamedTuple):
     """All tiers as one history, and where each of its checkpoints lies, nearest first."""
 
     history: History
-    copies: dict[str, list[Copy]]
-    damaged: Mapping[tuple[int, str], Checked] = {}
+    copies: dict[str, list[TierCopy]]
+    damaged: Mapping[tuple[int, str], VerificationResult] = {}
     """Copies that are known to be damaged, by their tier's place and the checkpoint's id."""
 
 
@@ -77,7 +77,7 @@ def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
     """Have the nearest one's log say which tiers there are, nearest first: whoever reads it knows them then."""
     note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers)})
 
-    def decide(view: View) -> tuple[Body, int]:
+    def decide(view: LogView) -> tuple[Body, int]:
         if (history := fold(view)).epoch > epoch:
             raise superseded(history, epoch, log.run)
         return note, epoch
@@ -121,16 +121,16 @@ def drained_bytes(history: History, tier: str) -> dict[str, int]:
     return {str(one): size for one, size in said if isinstance(size, int) and size >= 0}
 
 
-def pace_of(history: History, tier: str, ids: set[str]) -> Pace:
+def pace_of(history: History, tier: str, ids: set[str]) -> TierPace:
     """How soon behind the newest of ``ids``, which it has, a tier gets the next: as the attempt in charge says. Another's word is over."""
     bodies = [one.body for one in history.notes if history.fences and one.epoch == history.fences[-1].epoch]
     told = [body.data for body in bodies if isinstance(body, NoteBody) and body.topic == PACE_TOPIC]
     least_s = told[-1].get(tier) if told and not any(NOW in one for one in told) else None
     if not isinstance(least_s, (int, float)) or not 0 < least_s < float("inf"):
-        return Pace()
+        return TierPace()
     known = {**history.retired, **history.by_id}
     last = max((known[one] for one in ids if one in known), key=lambda one: one.seq, default=None)
-    return Pace(float(least_s), seconds_since_epoch(last.time) if last is not None else None)
+    return TierPace(float(least_s), seconds_since_epoch(last.time) if last is not None else None)
 
 
 def attempt_name(history: History, epoch: int) -> str:
@@ -150,7 +150,7 @@ def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
     return [Candidate(one.id, one.seq, one.step) for one in found if one is not None]
 
 
-def open_tier(tier: Tier, guard: Guard) -> tuple[ByteStore, str]:
+def open_tier(tier: Tier, guard: StoreSecurity) -> tuple[ByteStore, str]:
     """The store and the run's name; the store guarded as the nearest one is."""
     url, run = split_run(tier.url)
     return open_bytes(url, guard=guard), run
@@ -172,7 +172,7 @@ def merge(histories: Sequence[History]) -> Merged:
     before what a later attempt saved.
     """
     order: list[str] = []
-    copies: dict[str, list[Copy]] = {}
+    copies: dict[str, list[TierCopy]] = {}
     for place, history in enumerate(histories):
         at = 0
         for one in history.live:
@@ -184,7 +184,7 @@ def merge(histories: Sequence[History]) -> Merged:
                     at += 1
                 order.insert(at, key)
                 at += 1
-            copies.setdefault(key, []).append(Copy(place, one))
+            copies.setdefault(key, []).append(TierCopy(place, one))
     copies = {key: [one._replace(has_next=one is not found[-1]) for one in found] for key, found in copies.items()}
     merged = History()
     for seq, key in enumerate(order):
@@ -246,7 +246,7 @@ def _named(one: Checkpoint, key: str) -> CommitBody:
     return one.body if one.id == key else msgspec.structs.replace(one.body, id=key)
 
 
-def _nearest(copies: list[Copy], histories: Sequence[History]) -> tuple[Checkpoint, History]:
+def _nearest(copies: list[TierCopy], histories: Sequence[History]) -> tuple[Checkpoint, History]:
     return copies[0].checkpoint, histories[copies[0].place]
 
 

@@ -14,7 +14,7 @@ from relight.format.collector import collector_paused
 from relight.format.manifest import Pack, header_names
 from relight.format.names import LOG_DIR
 from relight.format.pack import HEADER_BYTES_MAX, header_metadata, parse_header
-from relight.log import Checkpoint, Log, View, read_store
+from relight.log import Checkpoint, Log, LogView, read_store
 from relight.log.truncated import refuse_truncated
 from relight.store import ByteStore
 from relight.store.base import without_cache
@@ -24,7 +24,7 @@ ENTRY_BYTES_MIN = 40
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class VerifyFinding:
     """One thing that is wrong. ``kind`` is an error's kind."""
 
     kind: str
@@ -42,30 +42,30 @@ class Finding:
         return asdict(self)
 
 
-def verify_log(store: ByteStore, view: View, *, whole: bool = False) -> list[Finding]:
+def verify_log(store: ByteStore, view: LogView, *, whole: bool = False) -> list[VerifyFinding]:
     """What is wrong with the store's own record and the run's log. ``whole``: also with records that a summary stands for."""
     if whole and view.summary is not None:
         view = Log(store, view.run, whole=True).read()
-    findings = [Finding("corrupt", fault.file, "", fault.reason) for fault in view.faults]
+    findings = [VerifyFinding("corrupt", fault.file, "", fault.reason) for fault in view.faults]
     try:
         read_store(store)
     except RelightError as error:
-        findings.append(Finding(error.kind, "relight.json", "", error.what))
+        findings.append(VerifyFinding(error.kind, "relight.json", "", error.what))
     try:
         refuse_truncated(store, Log(store, view.run), view)
     except CorruptCheckpoint as error:
-        findings.append(Finding("corrupt", f"{view.run}/{LOG_DIR}", "", f"{error.what}; {error.hint}"))
+        findings.append(VerifyFinding("corrupt", f"{view.run}/{LOG_DIR}", "", f"{error.what}; {error.hint}"))
     return findings
 
 
 def verify_checkpoint(
     store: ByteStore,
-    view: View,
+    view: LogView,
     checkpoint: Checkpoint,
     *,
     data: bool = True,
     progress: Callable[[int], None] | None = None,
-) -> list[Finding]:
+) -> list[VerifyFinding]:
     """Everything wrong with ``checkpoint``; empty means every byte is what was committed. ``data=False`` leaves out the packs' bytes.
 
     Read where it lies, whatever copies there are nearby. Cost: one read of it; memory for a few chunks.
@@ -75,32 +75,34 @@ def verify_checkpoint(
         with collector_paused():
             opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
     except RelightError as error:
-        return [Finding(error.kind, error.where, "", error.what)]
-    findings: list[Finding] = []
+        return [VerifyFinding(error.kind, error.where, "", error.what)]
+    findings: list[VerifyFinding] = []
     for ref, part in zip(opened.root.parts, opened.parts, strict=True):
         where = f"{opened.prefix}/{ref.file}"
         try:
             with collector_paused():
                 decode_tree(part.tree, len(part.tensors), where)
         except RelightError as error:
-            findings.append(Finding(error.kind, where, "", error.what))
+            findings.append(VerifyFinding(error.kind, where, "", error.what))
         for index, pack in enumerate(part.packs):
             findings += _verify_pack(opened, part, index, pack, data, progress)
     return findings
 
 
-def _verify_pack(opened: Opened, part: Part, index: int, pack: Pack, data: bool, progress: Callable[[int], None] | None) -> list[Finding]:
+def _verify_pack(
+    opened: Opened, part: Part, index: int, pack: Pack, data: bool, progress: Callable[[int], None] | None
+) -> list[VerifyFinding]:
     key = f"{opened.prefix}/{pack.file}"
     try:
         reader = open_pack(opened.store, opened.prefix, pack)
     except CheckpointNotFound:
-        return [Finding("corrupt", key, "", "the file is missing")]
+        return [VerifyFinding("corrupt", key, "", "the file is missing")]
     except RelightError as error:
-        return [Finding(error.kind, key, "", error.what)]
-    findings: list[Finding] = []
+        return [VerifyFinding(error.kind, key, "", error.what)]
+    findings: list[VerifyFinding] = []
     try:
         if reader.size != pack.size:
-            findings.append(Finding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
+            findings.append(VerifyFinding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
         if not data:
             return findings
         for number, at, piece in each_chunk(reader, pack, key, opened.store.parallel_reads):
@@ -113,7 +115,7 @@ def _verify_pack(opened: Opened, part: Part, index: int, pack: Pack, data: bool,
                         _check_header(bytes(piece), part, index, key)
             except RelightError as error:
                 held = _held(part, index, at, at + length)
-                findings.append(Finding(error.kind, key, held, f"chunk {number}, bytes {at}–{at + length}: {error.what}"))
+                findings.append(VerifyFinding(error.kind, key, held, f"chunk {number}, bytes {at}–{at + length}: {error.what}"))
             if progress:
                 progress(length)
     finally:

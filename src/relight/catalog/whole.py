@@ -15,7 +15,7 @@ from relight.format import DTYPES, Leaf, Tensor, decode_tree
 from relight.layout import Box, whole
 
 
-class Stored(NamedTuple):
+class StoredPiece(NamedTuple):
     """Where a piece of a tensor is: which part, which of its tensors, which box of the global shape."""
 
     part: int
@@ -24,13 +24,13 @@ class Stored(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
+class MergedCheckpoint:
     """``tensors`` with global shapes; ``pieces[i]`` is where tensor ``i`` lies. Its ``pack`` means nothing but "asked for by this
     number".
     """
 
     tensors: tuple[Tensor, ...]
-    pieces: tuple[tuple[Stored, ...], ...]
+    pieces: tuple[tuple[StoredPiece, ...], ...]
     tree: dict[Any, Any]
     """What all ranks have in common."""
     own: tuple[dict[Any, Any], ...]
@@ -41,11 +41,11 @@ class Whole:
         return {**self.tree, **self.own[rank % len(self.own)]}
 
 
-def whole_of(opened: Opened) -> Whole:
+def whole_of(opened: Opened) -> MergedCheckpoint:
     """Put the parts together. Their tensors tile already: that was checked when they were opened."""
     numbers: dict[str, int] = {}
     tensors: list[Tensor] = []
-    pieces: list[list[Stored]] = []
+    pieces: list[list[StoredPiece]] = []
     tree: dict[Any, Any] = {}
     own: list[dict[Any, Any]] = []
     for number, part in enumerate(opened.parts):
@@ -58,7 +58,7 @@ def whole_of(opened: Opened) -> Whole:
                 pieces.append([])
             box = tensor.box if tensor.box is not None else whole(tensor.shape)
             if tensor.length and (tensor.shape or not pieces[home]):
-                pieces[home].append(Stored(number, index, box))
+                pieces[home].append(StoredPiece(number, index, box))
             mapping.append(home)
         where = f"{opened.prefix}/{opened.root.parts[number].file}"
         decoded = renumber_leaves(decode_tree(part.tree, len(part.tensors), where), mapping)
@@ -70,10 +70,10 @@ def whole_of(opened: Opened) -> Whole:
         own.append(mine)
         merge(tree, decoded)
     shared, each = apart(opened.root, tree, opened.prefix) if len(opened.parts) == 1 else (tree, tuple(own))
-    return Whole(tuple(tensors), tuple(map(tuple, pieces)), shared, each)
+    return MergedCheckpoint(tuple(tensors), tuple(map(tuple, pieces)), shared, each)
 
 
-def check_pieces(opened: Opened, joined: Whole, index: int, check: Callable[[int, int], None] | None = None) -> None:
+def check_pieces(opened: Opened, joined: MergedCheckpoint, index: int, check: Callable[[int, int], None] | None = None) -> None:
     """``CorruptCheckpoint`` if a pack that holds a piece of tensor ``index`` is missing, or not as long as was committed; or what ``check``
     says of it, which is given the part's number and the pack's."""
     for number, pack in {(one.part, opened.parts[one.part].tensors[one.tensor].pack) for one in joined.pieces[index]}:

@@ -9,12 +9,12 @@ import msgspec
 
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt
-from relight.commit.save import Place
+from relight.commit.save import CommitTarget
 from relight.errors import error_of, known
 from relight.log import History, Log
 from relight.store import ByteStore
 from relight.store.again import first_contact
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 _PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
 """Kinds of errors with which a restore goes on to the next checkpoint."""
@@ -30,7 +30,7 @@ def raise_on_all_ranks(ranks: Ranks | None, doing: str) -> Iterator[None]:
     kind = ""
     try:
         yield
-    except LateRanks:  # they have lost each other
+    except RankTimeout:  # they have lost each other
         raise
     except Exception as found:  # whatever it is, also of the user's own code: the others wait to hear of it
         if ranks is None:
@@ -60,4 +60,4 @@ def begin_attempt_on_all(ranks: Ranks, store: ByteStore, run: str, reason: str, 
         return msgspec.json.encode([place.store_id, place.run_id, place.epoch])
 
     store_id, run_id, epoch = msgspec.json.decode(ranks.run_on_rank0(begin, "beginning an attempt"))
-    return mine[0] if mine else Attempt(Place(store, Log(store, run), store_id, run_id, epoch))
+    return mine[0] if mine else Attempt(CommitTarget(store, Log(store, run), store_id, run_id, epoch))

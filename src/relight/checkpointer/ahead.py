@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from relight.pulse import Will
+from relight.pulse import RankStateWriter
 
 ALIKE = 3
 """It counts if it has been the same at the end of so many steps, and never another."""
@@ -18,11 +18,11 @@ OFTEN = 5
 """Given up if none of the last so many was quicker: one alone says more of the machine than of what there is to leave."""
 
 
-class Ahead:
+class PreUpdateState:
     """What this rank left in front of its update, held against what it had at the step's end."""
 
     def __init__(self) -> None:
-        self.will: Will | None = None
+        self.will: RankStateWriter | None = None
         """None: it cannot be left, is not worth it, or was another once."""
         self.parts: list[Any] | None = None
         """Of the step that is under way; None: its update has not begun."""

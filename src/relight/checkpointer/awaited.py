@@ -16,7 +16,7 @@ from relight.log import History
 from relight.observe import emit
 from relight.policy import Keep, Trigger
 from relight.policy.best_by import listed, meant, only_metric
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 WARN_STEPS = 10
 """Steps without the metric until a warning, where only ``best(…)`` saves."""
@@ -32,7 +32,7 @@ SEEN_MAX = 256
 """Names of metrics that are remembered."""
 
 
-class Awaited:
+class MultiRankWait:
     """The metrics that have not come yet, of one Checkpointer. It costs nothing once all have come.
 
     Only a job that saves nothing without them is ended: a rule of retention whose metric is missing keeps every checkpoint. With several
@@ -133,7 +133,7 @@ class Awaited:
         word = "came" if self._came else "" if mine is None else json.dumps([mine.what, mine.hint])
         try:
             words = [one.decode() for one in ranks.world.gather(word.encode(), "comparing which metrics came")]
-        except LateRanks:  # the next save reports it
+        except RankTimeout:  # the next save reports it
             return None
         if "came" in words:
             self._alone = False  # the same on every rank: no further exchange

@@ -17,20 +17,20 @@ from typing import Any
 import msgspec
 import torch
 
-from relight.agent import Agent, AgentDied, Done, Layout, Request, connect
-from relight.agent import Item as AgentItem
-from relight.agent import Place as AgentPlace
+from relight.agent import Agent, AgentDied, Request, SaveOutcome, TensorLayout, connect
+from relight.agent import OpenRun as AgentPlace
+from relight.agent import TensorSpec as AgentItem
 from relight.agent.launch import START_S
 from relight.agent.messages import to_bits
 from relight.agent.writing import plan_layout
 from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
-from relight.capture.captured import Beginning
-from relight.checkpointer.copies import Copies, in_order, register, unregister
-from relight.checkpointer.trusted import Trusted
-from relight.commit import Attempt, Place, SavePlan
+from relight.capture.captured import TemplateItems
+from relight.checkpointer.copies import SlotCopyPlan, in_order, register, unregister
+from relight.checkpointer.trusted import FrozenParams
+from relight.commit import Attempt, CommitTarget, SavePlan
 from relight.commit.lanes import lanes_of_rank
-from relight.commit.save import Seat, new_id
+from relight.commit.save import Participant, new_id
 from relight.commit.together import abort_part
 from relight.errors import RelightError, StoreUnavailable, known
 from relight.format import encode_tree
@@ -40,7 +40,18 @@ from relight.observe import emit
 from relight.policy import Keep, Limits
 from relight.policy.overlap import Overlap
 from relight.pulse import heartbeat
-from relight.snapshot import Copier, DeviceSnapshot, Frozen, Look, Snapshot, StepHook, Streams, Watched, can_overlap, pin_slot
+from relight.snapshot import (
+    Copier,
+    DeviceSnapshot,
+    FrozenTensors,
+    GuardedTensors,
+    Snapshot,
+    StepHook,
+    Streams,
+    TensorMarks,
+    can_overlap,
+    pin_slot,
+)
 from relight.store.around import guard_of
 from relight.world import new_threads
 from relight.world.new_threads import ThreadPool
@@ -63,11 +74,11 @@ class _Shape:
     layout: SlotLayout
     slots: list[Slot]
     busy: dict[int, int]
-    fixed: Beginning | None = None
+    fixed: TemplateItems | None = None
     rest: tuple[Any, ...] = ()
-    copies: dict[tuple[bool, frozenset[int]], Copies] = field(default_factory=dict)
+    copies: dict[tuple[bool, frozenset[int]], SlotCopyPlan] = field(default_factory=dict)
     """Of what is fixed, by whether some of it is copied while training goes on, and what is left out."""
-    filled: dict[int, tuple[int, Frozen, Look]] = field(default_factory=dict)
+    filled: dict[int, tuple[int, FrozenTensors, TensorMarks]] = field(default_factory=dict)
     """By slot: the save that it was filled with, and how what is frozen looked then."""
     pinned: frozenset[str] = frozenset()
     """Kinds of accelerators that write to the slots by themselves."""
@@ -82,11 +93,11 @@ class _Shape:
         """How that accelerator copies while training goes on; None if it cannot."""
         return torch.cuda if device.type in self.pinned else None  # type: ignore[return-value]
 
-    def copies_of(self, state: Captured, overlap: bool, same: frozenset[int]) -> list[Copies]:
+    def copies_of(self, state: Captured, overlap: bool, same: frozenset[int]) -> list[SlotCopyPlan]:
         """How the state gets into a slot; for the fixed part, worked out once. ``same``: what is there already."""
         places, packs, streams_of = self.plan.tensors, self.layout.packs, self.streams_of
         if state.fixed is None:
-            return [Copies(state.items, places, packs, overlap, streams_of)]
+            return [SlotCopyPlan(state.items, places, packs, overlap, streams_of)]
         count = len(state.fixed.items)
         if self.fixed is not state.fixed:
             self.fixed, self.rest, self.copies = state.fixed, _key(state.items[count:]), {}
@@ -95,14 +106,14 @@ class _Shape:
                 self.copies.clear()
             kept = [number for number in range(count) if number not in same]
             items, there = [state.items[number] for number in kept], [places[number] for number in kept]
-            self.copies[overlap, same] = Copies(items, there, packs, overlap, streams_of)
-        return [self.copies[overlap, same], Copies(state.items[count:], places[count:], packs, overlap, streams_of)]
+            self.copies[overlap, same] = SlotCopyPlan(items, there, packs, overlap, streams_of)
+        return [self.copies[overlap, same], SlotCopyPlan(state.items[count:], places[count:], packs, overlap, streams_of)]
 
     def address(self, index: int) -> int:
         """Where a slot begins."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
 
-    def same_there(self, index: int, frozen: Frozen, now: Look, wrong: Callable[[str], None]) -> frozenset[int]:
+    def same_there(self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]) -> frozenset[int]:
         """What is frozen and lies in a slot as it is, of the save that it was filled with last. ``wrong`` is told of what only seems so."""
         number, before, then = self.filled.get(index, (0, None, None))
         if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
@@ -124,13 +135,13 @@ class Background:
         components: Mapping[str, object],
         keep: Keep,
         limits: Limits,
-        on_done: Callable[[Done], None],
+        on_done: Callable[[SaveOutcome], None],
         on_sealed: Callable[[int, float], None],
         rank: int = 0,
         world: int = 1,
-        trusted: Trusted | None = None,
+        trusted: FrozenParams | None = None,
     ) -> None:
-        self._trusted = trusted or Trusted(None)
+        self._trusted = trusted or FrozenParams(None)
         self._attempt, self._components, self._limits = attempt, components, limits
         self._keep = msgspec.msgpack.encode(keep)
         self._rank, self._lanes = rank, lanes_of_rank(attempt.place.store, world)
@@ -144,7 +155,7 @@ class Background:
         self._copier = Copier(1)
         self._hook = StepHook(self.barrier)
         self._number = 0
-        self._seats: dict[int, tuple[int, Seat]] = {}
+        self._seats: dict[int, tuple[int, Participant]] = {}
         """Of the saves that are under way, where several ranks make them: step and seat."""
         self._changed = threading.Condition()
         self.bound: Callable[[float], float] = lambda seconds: seconds
@@ -252,7 +263,7 @@ class Background:
             self._agent.hurry(self._number)
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CommitTarget:
         """Where it saves."""
         return self._attempt.place
 
@@ -313,10 +324,10 @@ class Background:
             self._give_up_part(number, checkpoint_id, error)
             if not isinstance(error, RelightError):
                 raise
-            self._on_done(Done(_report(number, checkpoint_id), error))  # what is elsewhere did not come
+            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # what is elsewhere did not come
             return number
         later = [one.later for one in copies if one.later.slices]
-        watched = later[0] if len(later) == 1 else Watched(in_order(placed for one in later for placed in one.placed))
+        watched = later[0] if len(later) == 1 else GuardedTensors(in_order(placed for one in later for placed in one.placed))
         started = time.perf_counter()
 
         def complete(touched: list[str]) -> None:
@@ -339,7 +350,7 @@ class Background:
                     hint="the next saves copy before step() returns; call ckpt.barrier() before changing weights outside an optimizer",
                 )
                 self._give_up_part(number, checkpoint_id, error)
-                self._on_done(Done(_report(number, checkpoint_id), error))
+                self._on_done(SaveOutcome(_report(number, checkpoint_id), error))
                 return
             slot.seal(number, shape.layout.request, len(body))
             if frozen is not None and look is not None:
@@ -419,7 +430,7 @@ class Background:
             if not self._changed_wait(lambda: not shape.busy):
                 return None
         key = _key(state.items)
-        layout = Layout([AgentItem(*one) for one in key], self._rank, self._lanes)
+        layout = TensorLayout([AgentItem(*one) for one in key], self._rank, self._lanes)
         plan = plan_layout(layout)
         laid_out = lay_out([pack.size for pack in plan.packs], 2 * tree_bytes + REQUEST_ROOM)
         if self._refused == f"{laid_out.size}":
@@ -454,7 +465,7 @@ class Background:
             agent.standstill.patience = lambda: bound(_UNHURRIED_S) / _UNHURRIED_S
             finished = weakref.WeakMethod(self._finished)
 
-            def on_done(done: Done) -> None:
+            def on_done(done: SaveOutcome) -> None:
                 tell = finished()
                 if tell is not None:
                     tell(done)
@@ -485,14 +496,14 @@ class Background:
             self._lost_reason = f"{found.kind}: {found.what}"
             emit("agent.lost", f"saves are made by the trainer, which waits for them, until there is an agent: {error}", kind=found.kind)
 
-    def _finished(self, done: Done) -> None:
+    def _finished(self, done: SaveOutcome) -> None:
         self._free(done.report.number)
         step, seat = self._seats.pop(done.report.number, (0, None))
         error = done.error
         if isinstance(error, AgentDied):
             dead = self._agent is not None and not self._agent.alive  # else it is only this end that was closed
             if self._committed(done.report.id):
-                done = Done(done.report, None)
+                done = SaveOutcome(done.report, None)
             elif seat is not None and dead:  # another rank may wait for this part, and this rank's training for that one
                 abort_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
@@ -576,6 +587,6 @@ def _give_back(shape: _Shape) -> None:
 
 
 def _report(number: int, checkpoint_id: str) -> Any:
-    from relight.agent.messages import Report
+    from relight.agent.messages import SaveResult
 
-    return Report(number, checkpoint_id)
+    return SaveResult(number, checkpoint_id)

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relight.checkpointer.observer import observers
-from relight.checkpointer.pauses import Pauses
+from relight.checkpointer.pauses import StepPauses
 from relight.errors import Diverged, ReplicasDiffer
 from relight.observe import Event, subscribe
 from relight.policy.going_back import SPIKES
 from relight.policy.spikes import spikes_of
-from relight.pulse import Teller, heartbeat
+from relight.pulse import HeartbeatWriter, heartbeat
 from relight.pulse.teller import last_words
 from relight.store.urls import absolute
 
@@ -28,13 +28,13 @@ AWAY_EVERY = 10
 """So often a loss that lies on an accelerator is read, a step later: it is there by then, so that nothing waits for it."""
 
 
-class Beats:
+class HeartbeatObserver:
     """An ``Observer`` that hears of saves as well. A few microseconds a step. ``Diverged`` if the loss is no number, or jumped."""
 
-    def __init__(self, teller: Teller) -> None:
+    def __init__(self, teller: HeartbeatWriter) -> None:
         self._teller = teller
         self._spikes = spikes_of(os.environ.get(SPIKES, ""))
-        self._pauses = Pauses()
+        self._pauses = StepPauses()
         self._away: tuple[int, torch.Tensor] | None = None
         self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
         subscribe(self._on_risk)
@@ -103,5 +103,5 @@ class Beats:
 
 def attach_heartbeat() -> None:
     """Tell whoever watches over this process, if somebody does; once."""
-    if heartbeat().has_reader and not any(isinstance(one, Beats) for one in observers):
-        observers.append(Beats(heartbeat()))
+    if heartbeat().has_reader and not any(isinstance(one, HeartbeatObserver) for one in observers):
+        observers.append(HeartbeatObserver(heartbeat()))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from relight.catalog.best_by import record_best_by
 from relight.catalog.find import best, metric_value
-from relight.checkpointer.awaited import Awaited
+from relight.checkpointer.awaited import MultiRankWait
 from relight.commit import Attempt
 from relight.errors import ConfigError, StoreUnavailable
 from relight.log import History
@@ -25,7 +25,7 @@ class BestSoFar:
         rules = [one for one in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if one is not None]
         self._own = own_metric(trigger, rules)
         self.values: dict[str, float] = {}
-        self.awaited = Awaited(trigger, rules, self._leads)
+        self.awaited = MultiRankWait(trigger, rules, self._leads)
 
     def begin(self, attempt: Attempt, history: History) -> None:
         """Learn from the run's checkpoints; on the rank that leads, record the run's own metric. Cost: one record, if it is new."""

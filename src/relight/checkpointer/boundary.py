@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from relight.capture import Captured, Frozen, Recall, capture, capture_generators, fingerprint, frozen_generators, is_large
+from relight.capture import CaptureCache, Captured, RngSnapshot, capture, capture_generators, fingerprint, frozen_generators, is_large
 from relight.capture.kinds import VALUE, kind_of, memory_in
 from relight.capture.sharded import local_of
 from relight.format import Leaf
@@ -26,13 +26,13 @@ AGAIN = 64
 """So many steps later it is tried once more: something else may have held it up."""
 
 
-Leave = Callable[[int, Captured, Frozen], None]
+Leave = Callable[[int, Captured, RngSnapshot], None]
 
 
 class Boundary:
     """What the state was when the last step ended: the large part by fingerprint, the small part by value."""
 
-    def __init__(self, components: Mapping[str, object], recall: Recall, leave: Leave | None = None) -> None:
+    def __init__(self, components: Mapping[str, object], recall: CaptureCache, leave: Leave | None = None) -> None:
         """``recall`` is of captures of all ``components``, as no rank's among others are, which are of what ranks have in common. ``leave``
         is told of each boundary, with the small state and the generators."""
         self._components, self._recall, self._leave = components, recall, leave
@@ -44,7 +44,7 @@ class Boundary:
         self._find_small()
         self.step: int | None = None
         self._captured: Captured | None = None
-        self._generators: Frozen | None = None
+        self._generators: RngSnapshot | None = None
         self._fingerprint: tuple[Any, ...] = ()
         self._marks: tuple[Any, ...] | None = ()
         self._cost_s = 0.0

@@ -7,14 +7,14 @@ from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader
 
-from relight.capture.dealt import Dealt, as_it_was, belongs_to_rank, common_position
+from relight.capture.dealt import SamplerPosition, as_it_was, belongs_to_rank, common_position
 from relight.capture.loaders import dealt_in, own_generators, rest_state
 from relight.capture.rng import seed_generator
 from relight.checkpointer.seeded_alike import reseed, reseed_plan, sources, taken_from
 from relight.format import Digest
 
 
-class Carried(NamedTuple):
+class RemappedState(NamedTuple):
     """``root`` and ``components`` without what cannot be carried over; sentences about that."""
 
     root: Mapping[Any, Any]
@@ -47,7 +47,7 @@ def remap_rank_state(
     key: str,
     own: Sequence[Mapping[Any, Any]],
     alike: Sequence[Mapping[str, str]] = (),
-) -> Carried:
+) -> RemappedState:
     """Nothing is left out if ``world`` ranks go on with what as many ``saved``, and their loaders deal out to as many.
 
     Else a loader goes on with its share of what is left of its training epoch, if its samples were dealt out in an order that follows
@@ -57,7 +57,7 @@ def remap_rank_state(
     where its generators are; empty if ``world`` is ``saved``. Every rank comes to the same by itself.
     """
     if not isinstance(root, dict):
-        return Carried(root, components, [], [], ())
+        return RemappedState(root, components, [], [], ())
     out: set[str] = set()
     told: dict[Any, Any] = {}
     seeded: list[tuple[object, int]] = []
@@ -75,11 +75,11 @@ def remap_rank_state(
             seeded += found.seeded
             notes += found.notes
     if world == saved and not out and not told:
-        return Carried(root, components, [], [], ())
+        return RemappedState(root, components, [], [], ())
     if world != saved:
         notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} {'goes' if world == 1 else 'go'} on")
     source = sources(alike, saved)[rank] if alike else {}
-    return Carried(
+    return RemappedState(
         {name: node for name, node in {**taken_from(root, own, source), **told}.items() if name not in out},
         {name: value for name, value in components.items() if name not in out},
         notes, seeded, alike,
@@ -108,7 +108,7 @@ def _carry_loader(name: str, loader: DataLoader[Any], states: Sequence[Any], ran
     return _Loader(rest_state(loader, found, alike[0] if alike else None), seeded, _warnings(name, loader, found))
 
 
-def _warnings(name: str, loader: DataLoader[Any], found: Dealt) -> list[str]:
+def _warnings(name: str, loader: DataLoader[Any], found: SamplerPosition) -> list[str]:
     if found.at is None:
         return []
     said = [f"{name} goes on behind {found.at} of its epoch's {found.length} samples, dealt out to {_ranks(found.replicas)} now"]

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from relight.errors import ConfigError, Fenced
 
 
-class Ended(NamedTuple):
+class RunEnd(NamedTuple):
     """How a run ended on this rank: after which step, and which checkpoints further tiers lack, as ids by tier. Rank 0 knows of tiers.
 
     ``unsaved``: no checkpoint has the last step, although it was due at the end: each save of it failed."""

@@ -12,7 +12,7 @@ import torch
 from relight.format import Tensor
 from relight.layout import Item, Source
 from relight.layout.sources import copy_from
-from relight.snapshot import DeviceCopies, Gathered, Placed, Streams, Watched, segments
+from relight.snapshot import DeviceCopies, GuardedTensors, Placed, SmallCopies, Streams, segments
 
 OVERLAP_FROM = 16 << 10
 """Smaller tensors in host memory are copied at once: guarding them costs more than copying them."""
@@ -20,7 +20,7 @@ OVERLAP_FROM = 16 << 10
 StreamsOf = Callable[[torch.device], Streams | None]
 
 
-class Copies:
+class SlotCopyPlan:
     """The way of some items: what goes where, and when. Made once for a layout."""
 
     def __init__(self, items: Sequence[Item], places: Sequence[Tensor], packs: Sequence[int], overlap: bool, streams_of: StreamsOf) -> None:
@@ -44,7 +44,7 @@ class Copies:
                 small.append((tensor.data_ptr(), place.length, at))
             else:
                 self._now.append((item.source, at))
-        self.later, self._small = Watched(in_order(later)), Gathered(small)
+        self.later, self._small = GuardedTensors(in_order(later)), SmallCopies(small)
         self.devices = [
             DeviceCopies(now, then, device, streams, pinned)
             for device, (now, then) in devices.items()

@@ -12,7 +12,7 @@ EVERY_S, TELL_S = 1.0, 10.0
 METRICS_MAX, NAME_MAX = 12, 80
 
 
-class Curve:
+class MetricFeed:
     """Of one rank. Cost of a step that is not told: a look at the clock."""
 
     def __init__(self, tells: bool) -> None:

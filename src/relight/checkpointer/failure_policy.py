@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown
 from relight.observe import emit
 from relight.policy.units import whole_of
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
 _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
@@ -56,7 +56,7 @@ class FailurePolicy:
 def ends_a_save(error: Exception) -> bool:
     """Whether an error while the state is captured ends that save alone: other ranks are late, or the system refused memory, a
     descriptor, a thread. Anything else is a fault in the caller's components, and raised."""
-    if isinstance(error, (LateRanks, MemoryError)):
+    if isinstance(error, (RankTimeout, MemoryError)):
         return True
     if isinstance(error, OSError):
         return error.errno in _REFUSALS

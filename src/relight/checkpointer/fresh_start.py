@@ -10,7 +10,7 @@ import msgspec
 
 from relight.catalog.fresh_starts import fresh_starts, record_fresh_start
 from relight.catalog.tiers import Further
-from relight.checkpointer.launcher_job import Job, job_of, with_agents
+from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
 from relight.checkpointer.ranks import Ranks
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreUnavailable
@@ -28,7 +28,7 @@ class FreshStart:
         self.wanted = wanted
         self.used = False
         """Whether this attempt begins from scratch because of it."""
-        self._job = job_of(os.environ) if wanted else Job(frozenset())
+        self._job = job_of(os.environ) if wanted else LauncherJob(frozenset())
         self._recorded = False
 
     def applies(self, store: ByteStore, run: str, further: Sequence[Further], ranks: Ranks | None) -> bool:
@@ -107,7 +107,7 @@ class FreshStart:
         return False
 
 
-def _continues(history: History, job: Job) -> bool:
+def _continues(history: History, job: LauncherJob) -> bool:
     begun = [seq for seq, text in fresh_starts(history) if job.began(text)]
     return bool(begun) and any(one.seq > begun[-1] for one in history.live)
 

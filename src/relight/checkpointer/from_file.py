@@ -25,7 +25,7 @@ class NotGiven(Enum):
 NOT_GIVEN = NotGiven.NOT_GIVEN
 
 
-class Given(NamedTuple):
+class CheckpointerOptions(NamedTuple):
     """The options that the file may have, as they were given. Left out: ``NOT_GIVEN`` for ``save`` and ``keep``, None for the others.
 
     ``save=None`` and ``keep=None`` are answers of the caller's, which the file does not change: a job that is to keep everything must
@@ -45,7 +45,7 @@ _LEFT_OUT = {"save": NOT_GIVEN, "keep": NOT_GIVEN}
 """What marks an option that was left out; None for the others."""
 
 
-class Completed(NamedTuple):
+class CompletedOptions(NamedTuple):
     """The same options, each with what holds: the caller's, else the file's, else the default."""
 
     save: Trigger | None
@@ -58,7 +58,9 @@ class Completed(NamedTuple):
     tiers: Tiers | None = None
 
 
-def with_file_defaults(given: Given, writer: str, tiers: Tiers | bool | None, place: tuple[str, str] | None = None) -> Completed:
+def with_file_defaults(
+    given: CheckpointerOptions, writer: str, tiers: Tiers | bool | None, place: tuple[str, str] | None = None
+) -> CompletedOptions:
     """With what the file says of those that were not given. Where tiers say what each keeps, the file does not; nor are there peers where
     one rank writes, or where saves are not made in the background. Without ``save`` anywhere it is ``adaptive()``: a run that was
     not set up saves, too. ``tiers`` are the caller's. Without them the file's count for the store and run in ``place``; None if an observer
@@ -83,4 +85,4 @@ def with_file_defaults(given: Given, writer: str, tiers: Tiers | bool | None, pl
     found = {**given._asdict(), **taken, "tiers": own if not isinstance(tiers, Tiers) else tiers}
     found["save"] = adaptive() if found["save"] is NOT_GIVEN else found["save"]
     found["keep"] = None if found["keep"] is NOT_GIVEN else found["keep"]
-    return Completed(**found)
+    return CompletedOptions(**found)

@@ -16,15 +16,15 @@ from typing import NamedTuple
 import msgspec
 import torch
 
-from relight.capture.sharded import Spread, part
+from relight.capture.sharded import ShardingOf, part
 from relight.capture.tensors import memory_of
 from relight.checkpointer.part_items import source_of
 from relight.layout import Box, Item, Source, whole
 from relight.layout.roster import Work
 from relight.layout.routes import Route
-from relight.layout.shards import Piece, boxes_of_run, intersection, relative
+from relight.layout.shards import LocalBox, boxes_of_run, intersection, relative
 from relight.layout.sources import copy_from
-from relight.world import LateRanks, World
+from relight.world import Communicator, RankTimeout
 
 PIECE_BYTES = 4 << 20
 """The most that is asked for, and sent, at once."""
@@ -42,7 +42,7 @@ WEIGHTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: t
 _END, _ASK = b".", b"?"
 
 
-class Order(NamedTuple):
+class PieceRequest(NamedTuple):
     """``box`` of the global shape, from piece ``piece`` of a rank's entry ``entry``; ``into`` is where it goes."""
 
     rank: int
@@ -57,23 +57,23 @@ class Order(NamedTuple):
         return self.into.nbytes
 
 
-class Offers:
+class HeldPieces:
     """What a rank can give: its items, and the pieces of each that it holds."""
 
-    def __init__(self, items: Sequence[Item], spreads: Mapping[int, Spread], pieces: Sequence[Sequence[Piece]]) -> None:
+    def __init__(self, items: Sequence[Item], spreads: Mapping[int, ShardingOf], pieces: Sequence[Sequence[LocalBox]]) -> None:
         """``pieces`` of the first items; those behind them it has whole."""
         self._items, self._spreads = items, spreads
-        self._pieces = [*pieces, *([Piece(whole(item.shape), (0,) * len(item.shape))] for item in items[len(pieces) :])]
+        self._pieces = [*pieces, *([LocalBox(whole(item.shape), (0,) * len(item.shape))] for item in items[len(pieces) :])]
 
     def source(self, entry: int, piece: int, box: Box) -> Source:
         """The bytes of that box."""
         return source_of(self._items[entry], self._spreads.get(entry), self._pieces[entry], Work(entry, box, piece))
 
 
-class Gathered:
+class GatheredSource:
     """A source for all bytes of a tensor of ``shape`` that is on several ranks. To be read before the gathering is over."""
 
-    def __init__(self, desk: Desk, shape: Sequence[int], weight: int, routes: Sequence[Route]) -> None:
+    def __init__(self, desk: Rank0Exchange, shape: Sequence[int], weight: int, routes: Sequence[Route]) -> None:
         self._desk, self.shape, self.weight, self.routes = desk, tuple(shape), weight, routes
         self.length = prod(self.shape) * weight
 
@@ -85,7 +85,7 @@ class Gathered:
         """Get them. One at a time; ``LateRanks`` if somebody does not answer."""
         self._desk.fill(self, start, into)
 
-    def orders(self, start: int, into: memoryview) -> Iterator[Order]:
+    def orders(self, start: int, into: memoryview) -> Iterator[PieceRequest]:
         """What to ask for bytes from ``start`` on: boxes of ``PIECE_BYTES`` at most."""
         flat = torch.frombuffer(into, dtype=WEIGHTS[self.weight])
         begin, end = start // self.weight, start // self.weight + len(flat)
@@ -98,18 +98,18 @@ class Gathered:
                 for route in self.routes:
                     shared = intersection(box, route.box)
                     if shared is not None:
-                        yield Order(route.rank, route.entry, route.piece, shared, part(target, relative(shared, box)))
+                        yield PieceRequest(route.rank, route.entry, route.piece, shared, part(target, relative(shared, box)))
 
 
-class Desk:
+class Rank0Exchange:
     """One rank's end of the gathering. What rank 0 does is done by one thread at a time."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Communicator) -> None:
         self.world = world
         self._lock = threading.Lock()
         self._room: memoryview | None = None
-        self._offers: Offers | None = None
-        self._small: list[Gathered] = []
+        self._offers: HeldPieces | None = None
+        self._small: list[GatheredSource] = []
         self._place: dict[int, int] = {}
         self._held: dict[int, bytearray] = {}
         self._held_bytes = 0
@@ -118,13 +118,13 @@ class Desk:
 
     # -- rank 0
 
-    def begin(self, offers: Offers, sources: Iterable[Gathered]) -> None:
+    def begin(self, offers: HeldPieces, sources: Iterable[GatheredSource]) -> None:
         """What rank 0 has itself, and what will be read, in the likely order."""
         self._offers, self._held, self._held_bytes = offers, {}, 0
         self._small = [one for one in sources if one.length <= SMALL_BYTES]
         self._place = {id(one): at for at, one in enumerate(self._small)}
 
-    def fill(self, source: Gathered, start: int, into: memoryview) -> None:
+    def fill(self, source: GatheredSource, start: int, into: memoryview) -> None:
         """See ``Gathered.fill``."""
         with self._lock:
             if id(source) not in self._place:
@@ -148,7 +148,7 @@ class Desk:
 
     def _pull_small(self, at: int) -> None:
         """That one, and those behind it that will be asked for soon."""
-        orders: list[Order] = []
+        orders: list[PieceRequest] = []
         taken = 0
         for number in range(at, len(self._small)):
             length = self._small[number].length
@@ -161,8 +161,8 @@ class Desk:
                 orders += self._small[number].orders(0, memoryview(self._held[number]))
         self._pull(orders)
 
-    def _pull(self, orders: Iterable[Order]) -> None:
-        under_way: deque[tuple[int, list[Order]]] = deque()
+    def _pull(self, orders: Iterable[PieceRequest]) -> None:
+        under_way: deque[tuple[int, list[PieceRequest]]] = deque()
         for rank, batch in _batches(orders):
             if rank == self.world.rank:
                 self._take_own(batch)
@@ -174,7 +174,7 @@ class Desk:
         while under_way:
             self._take(*under_way.popleft())
 
-    def _take(self, rank: int, batch: list[Order]) -> None:
+    def _take(self, rank: int, batch: list[PieceRequest]) -> None:
         memory = memory_of(batch[0].into) if len(batch) == 1 else None
         if memory is not None and not len(memory) % _ALIGN:
             self.receive(memory, rank)
@@ -186,7 +186,7 @@ class Desk:
             _put(room[at : at + one.length], one.into)
             at += _padded(one.length)
 
-    def _take_own(self, batch: list[Order]) -> None:
+    def _take_own(self, batch: list[PieceRequest]) -> None:
         assert self._offers is not None
         for one in batch:
             source, memory = self._offers.source(one.entry, one.piece, one.box), memory_of(one.into)
@@ -197,7 +197,7 @@ class Desk:
 
     # -- the others
 
-    def answer_requests(self, offers: Offers) -> bytes:
+    def answer_requests(self, offers: HeldPieces) -> bytes:
         """Give what rank 0 asks for, until it is over: what came of it. ``LateRanks`` if rank 0 says nothing any more."""
         try:
             while True:
@@ -249,7 +249,7 @@ class Desk:
     def _watched(self, action: Callable[[], None]) -> None:
         try:
             action()
-        except LateRanks:
+        except RankTimeout:
             self.lost = True
             raise
 
@@ -257,9 +257,9 @@ class Desk:
 DOING = "handing the state over"
 
 
-def _batches(orders: Iterable[Order]) -> Iterator[tuple[int, list[Order]]]:
+def _batches(orders: Iterable[PieceRequest]) -> Iterator[tuple[int, list[PieceRequest]]]:
     """By rank, as many as go into one answer."""
-    open_: dict[int, tuple[int, list[Order]]] = {}
+    open_: dict[int, tuple[int, list[PieceRequest]]] = {}
     for one in orders:
         size, batch = open_.get(one.rank, (0, []))
         if batch and size + _padded(one.length) > PIECE_BYTES:

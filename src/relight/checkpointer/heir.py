@@ -22,13 +22,13 @@ from typing import Any
 
 import msgspec
 
-from relight.capture import Captured, Frozen, capture, capture_generators, frozen_generators, is_large
-from relight.checkpointer.ahead import ALIKE, Ahead
+from relight.capture import Captured, RngSnapshot, capture, capture_generators, frozen_generators, is_large
+from relight.checkpointer.ahead import ALIKE, PreUpdateState
 from relight.checkpointer.boundary import Boundary, Leave, selected, shifted
 from relight.checkpointer.part_items import owned
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
-from relight.commit import Place, SaveRequest
+from relight.commit import CommitTarget, SaveRequest
 from relight.commit.together import save_multi_rank, void_checkpoint
 from relight.format import encode_tree, hexdigest
 from relight.format.tree import decode_tree
@@ -36,9 +36,9 @@ from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.log import Log
 from relight.observe import emit
-from relight.pulse import HANDING_OVER, Will, heartbeat, lost_of, read_beat, read_will, will_of
+from relight.pulse import HANDING_OVER, RankStateWriter, heartbeat, lost_of, rank_state_path, read_beat, read_rank_state
 from relight.snapshot.hooks import StepHook
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 WAIT_S = 0.3
 """How long a survivor waits for what other ranks leave at the end of the same step."""
@@ -49,7 +49,7 @@ SLACK_S = 0.5
 Ask = Callable[[Captured, int, str, Mapping[str, float], int | None], SaveRequest]
 
 
-class Heirs:
+class Handover:
     """This rank's side of it."""
 
     def __init__(self, ranks: Ranks | None, components: Mapping[str, object], run: str) -> None:
@@ -57,15 +57,15 @@ class Heirs:
         self._ranks, self._page = ranks, heartbeat().path
         self._run = hexdigest(run.encode())[:16]
         self._own: frozenset[str] = frozenset()
-        self._will: Will | None = None
-        self._seldom: tuple[Frozen, list[Any]] | None = None
+        self._will: RankStateWriter | None = None
+        self._seldom: tuple[RngSnapshot, list[Any]] | None = None
         """Generators as they were, and packed."""
         self._components = components
         self._left: int | None = None
         """The step at whose end this rank left its will; None: it did not."""
         self._before: int | None = None
         """The step of the will before that."""
-        self._ahead = Ahead()
+        self._ahead = PreUpdateState()
         if not self._page or type(ranks) is not Ranks or os.environ.get("LOCAL_WORLD_SIZE") != str(ranks.world.size):
             return
         own = ranks.split(components)[1]
@@ -73,8 +73,8 @@ class Heirs:
             return
         self._own = frozenset(own)
         with contextlib.suppress(OSError):
-            self._will = Will(will_of(self._page, ranks.world.rank))
-            self._ahead.will = Will(will_of(self._page, ranks.world.rank, ahead=True))
+            self._will = RankStateWriter(rank_state_path(self._page, ranks.world.rank))
+            self._ahead.will = RankStateWriter(rank_state_path(self._page, ranks.world.rank, ahead=True))
             StepHook(self._update_begins)
 
     @property
@@ -82,7 +82,7 @@ class Heirs:
         """What a boundary is to tell of itself, if anybody could ever make use of it."""
         return None if self._will is None else self.leave
 
-    def leave(self, step: int, small: Captured, generators: Frozen) -> None:
+    def leave(self, step: int, small: Captured, generators: RngSnapshot) -> None:
         """At the end of ``step``: what is this rank's own. 100 µs. ``LateRanks`` if another rank has failed."""
         self._before, self._left = self._left, None
         if self._will is None or self._ranks is None or not self._ranks.is_fully_replicated or not self._own <= small.tree.keys():
@@ -94,7 +94,7 @@ class Heirs:
             self._left = step
             heartbeat().is_heir()
         if lost_of(self._page).exists():
-            raise LateRanks("another rank has failed", hint="the first rank that failed says why")
+            raise RankTimeout("another rank has failed", hint="the first rank that failed says why")
 
     def _update_begins(self) -> None:
         """In front of an optimizer's step, for the first time since a step's end: what is this rank's own by now."""
@@ -110,12 +110,12 @@ class Heirs:
         heartbeat().updates()
         self._ahead.took(time.thread_time() - began)
 
-    def _parts(self, own: Captured, generators: Frozen) -> list[Any]:
+    def _parts(self, own: Captured, generators: RngSnapshot) -> list[Any]:
         if self._seldom is None or not generators.same_host_only(self._seldom[0]):
             self._seldom = generators, _packed(capture_generators(generators.host_only()))
         return [self._key(), _packed(own), self._seldom[1], _packed(capture_generators(generators.device()))]
 
-    def hand_over(self, error: Exception, boundary: Boundary, place: Place, request: Ask, begun: Iterable[Save]) -> bool:
+    def hand_over(self, error: Exception, boundary: Boundary, place: CommitTarget, request: Ask, begun: Iterable[Save]) -> bool:
         """Save the end of the last step as all ranks of the job held it. False if it is not to be had, needed, or worth it.
 
         ``begun`` are called off before it is committed: they are older, and must not come behind it.
@@ -174,12 +174,12 @@ class Heirs:
         return (whole, missing) if len(whole) == len(found) else None
 
     def _will_of(self, rank: int, step: int) -> list[Any] | None:
-        left = read_will(will_of(self._page, rank))
+        left = read_rank_state(rank_state_path(self._page, rank))
         return self._mine(msgspec.msgpack.decode(left.data)) if left is not None and left.step == step else None
 
     def _ahead_of(self, rank: int) -> list[Any] | None:
         """What it left in front of the update of the step that this rank has ended, if that is to be believed."""
-        left = read_will(will_of(self._page, rank, ahead=True))
+        left = read_rank_state(rank_state_path(self._page, rank, ahead=True))
         if left is None or left.step != self._before or not self._ahead.was_alike:
             return None
         alike, *parts = msgspec.msgpack.decode(left.data)
@@ -214,7 +214,7 @@ class Heirs:
         return [self._run, sorted(self._own)]
 
     def _save(
-        self, whole: SaveRequest, common: Captured, found: tuple[Sequence[list[Any]], Sequence[int]], place: Place,
+        self, whole: SaveRequest, common: Captured, found: tuple[Sequence[list[Any]], Sequence[int]], place: CommitTarget,
         under_way: Sequence[tuple[int, str]],
     ) -> None:  # fmt: skip
         assert self._ranks is not None and self._ranks.seat is not None
@@ -253,7 +253,7 @@ def is_worth_it(steps: int, step_s: float, save_s: float) -> bool:
     return save_s <= 2 * steps * step_s + SLACK_S
 
 
-def _abort(place: Place, under_way: Sequence[tuple[int, str]]) -> None:
+def _abort(place: CommitTarget, under_way: Sequence[tuple[int, str]]) -> None:
     for step, id_ in under_way:
         void_checkpoint(place, step, id_, "a later step is saved in its place, as a rank has failed")
 

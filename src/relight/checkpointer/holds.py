@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from relight.capture import capture
 from relight.catalog.tiers import Further
-from relight.checkpointer.closed import Ended
+from relight.checkpointer.closed import RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
-from relight.checkpointer.outwards import Outwards
+from relight.checkpointer.outwards import TierReplicator
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.requested import user_of
 from relight.checkpointer.resume import Resumed
-from relight.checkpointer.scheduled import Scheduled
+from relight.checkpointer.scheduled import AdaptiveSchedule
 from relight.checkpointer.under_way import At
 from relight.errors import ConfigError
 from relight.format.step_number import step_of
@@ -42,8 +42,8 @@ class Holds:
     _parent: str | None
     """The checkpoint that the next one follows."""
     _closed: Closed | None
-    _outwards: Outwards
-    _schedule: Scheduled
+    _outwards: TierReplicator
+    _schedule: AdaptiveSchedule
     _attempt: Attempt | None
     _background: Background | BackgroundElsewhere | None
     _last_saved: At | None
@@ -57,9 +57,9 @@ class Holds:
     _environment: Callable[[], dict[str, Any]] | None
 
     @property
-    def ended(self) -> Ended:
+    def ended(self) -> RunEnd:
         """How the run ended here, once ``close()`` or the ``with`` block is over."""
-        return Ended(self._last_step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and self._unsaved)
+        return RunEnd(self._last_step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and self._unsaved)
 
     @property
     def _unsaved(self) -> bool:

@@ -14,16 +14,16 @@ from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import ENDS
 from relight.errors import StoreUnavailable
 from relight.observe import emit
-from relight.policy.grace import GRACE, Hurry, fits, grace_of
+from relight.policy.grace import GRACE, GraceState, fits, grace_of
 from relight.typed import from_json_bytes
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 _REMEMBERED = 4
 _OUTLIVED_S = 10.0
 """Seconds past the announced end after which a process that still runs plans without it."""
 
 
-class LastMoments:
+class GracePeriod:
     """Of one Checkpointer. Where nobody says how long there is (``RELIGHT_GRACE_S``), there is all the time that is needed."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
@@ -76,12 +76,12 @@ class LastMoments:
         """Whether to save the step that the job ends behind: the same on all ranks, who each ask at this point. Tells if not."""
         self.begin()
         before = sum(1.0 - save.progress.written for save in begun if not save.done and save.error is None)
-        mine = Hurry(self.left_s, max(self._took, default=0.0), before)
+        mine = GraceState(self.left_s, max(self._took, default=0.0), before)
         try:
             told = ranks.world.gather(msgspec.json.encode(mine), "ending") if ranks is not None else []
-        except LateRanks:  # which the save will say
+        except RankTimeout:  # which the save will say
             return True
-        fit = fits([from_json_bytes(one, Hurry) for one in told] or [mine])
+        fit = fits([from_json_bytes(one, GraceState) for one in told] or [mine])
         if not fit.fits:
             emit("save.late", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
         return fit.fits

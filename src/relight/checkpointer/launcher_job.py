@@ -24,7 +24,7 @@ _POD = re.compile(r"/pods/([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})/containe
 """Where the kubelet mounts a container's termination log from: the pod's uid, and a name that is new for each start of a container."""
 
 
-class Job(NamedTuple):
+class LauncherJob(NamedTuple):
     """``names``: ``KIND=NAME`` of all launchers at work. ``elastic`` and ``slurm``: how often each has started the job again."""
 
     names: frozenset[str]
@@ -55,7 +55,7 @@ class Job(NamedTuple):
             or (POD in shared and CONTAINER not in shared)
         )
 
-    def restarts(self, other: Job) -> bool:
+    def restarts(self, other: LauncherJob) -> bool:
         """Return whether this is a later start of ``other``, a job whose process still exists: a launcher has counted on since."""
         shared = self._shared(other.names)
         by_agent = AGENT in shared or (ELASTIC in shared and not self._knows_agents(other.names))
@@ -65,10 +65,10 @@ class Job(NamedTuple):
         return {_kind(one) for one in self.names & names}
 
     def _knows_agents(self, names: frozenset[str]) -> bool:
-        return self.has_agent and Job(names).has_agent
+        return self.has_agent and LauncherJob(names).has_agent
 
 
-def job_of(variables: Mapping[str, str]) -> Job:
+def job_of(variables: Mapping[str, str]) -> LauncherJob:
     """Return the job of a process with these environment variables."""
     names = {_name(kind, variables[kind]) for kind in (ELASTIC, SLURM) if variables.get(kind)} - {_name(ELASTIC, _ANY_RUN)}
     logs, attempt, _ = variables.get(_ERROR_FILE, "").rpartition("/attempt_")
@@ -76,10 +76,10 @@ def job_of(variables: Mapping[str, str]) -> Job:
         names.add(_name(AGENT, hexdigest(f"{socket.gethostname()}:{logs}".encode())[:16]))
     if variables.get("KUBERNETES_SERVICE_HOST"):
         names |= _pod()
-    return Job(frozenset(names), count_of(variables, ELASTIC_RESTARTS), count_of(variables, SLURM_RESTARTS))
+    return LauncherJob(frozenset(names), count_of(variables, ELASTIC_RESTARTS), count_of(variables, SLURM_RESTARTS))
 
 
-def with_agents(job: Job, names: Iterable[str]) -> Job:
+def with_agents(job: LauncherJob, names: Iterable[str]) -> LauncherJob:
     """Return ``job`` with the agents of all its nodes: rank 0 may be on another node after a restart."""
     return job._replace(names=job.names | {one for one in names if _kind(one) == AGENT})
 

@@ -12,8 +12,8 @@ from time import monotonic, perf_counter
 from types import TracebackType
 from typing import Any
 
-from relight.agent import Done, Request, dismiss
-from relight.capture import Captured, Recall, capture, environment_soon, warm_up_vector_math
+from relight.agent import Request, SaveOutcome, dismiss
+from relight.capture import CaptureCache, Captured, capture, environment_soon, warm_up_vector_math
 from relight.checkpointer import options
 from relight.checkpointer.agree import raise_on_all_ranks
 from relight.checkpointer.background import Background
@@ -21,21 +21,21 @@ from relight.checkpointer.begun_again import begin_again
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.boundary import Boundary
 from relight.checkpointer.calls import Calls
-from relight.checkpointer.closed import Closed, Ended
+from relight.checkpointer.closed import Closed, RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
-from relight.checkpointer.curve import Curve
+from relight.checkpointer.curve import MetricFeed
 from relight.checkpointer.failure_policy import FailurePolicy, check_failures, ends_a_save
 from relight.checkpointer.fresh_start import FreshStart
-from relight.checkpointer.from_file import NOT_GIVEN, Given, NotGiven, with_file_defaults
-from relight.checkpointer.heir import Heirs
+from relight.checkpointer.from_file import NOT_GIVEN, CheckpointerOptions, NotGiven, with_file_defaults
+from relight.checkpointer.heir import Handover
 from relight.checkpointer.holds import Holds
 from relight.checkpointer.inline_writer import after_inline, write_inline
-from relight.checkpointer.last_moments import LastMoments, never_in_time
+from relight.checkpointer.last_moments import GracePeriod, never_in_time
 from relight.checkpointer.leaving import leave
 from relight.checkpointer.metric_values import as_they_are, numbers_of
-from relight.checkpointer.neighbours import Neighbours
+from relight.checkpointer.neighbours import PeerDiscovery
 from relight.checkpointer.observer import observers
-from relight.checkpointer.outwards import Outwards
+from relight.checkpointer.outwards import TierReplicator
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.preflight import try_store
 from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
@@ -45,24 +45,24 @@ from relight.checkpointer.resume import Resumed, begun_history, report_restored
 from relight.checkpointer.resume_from_one import resume_any
 from relight.checkpointer.rolled_back import scale_learning_rates
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.scheduled import Scheduled
-from relight.checkpointer.signals import ENDS, URGENT, Signals, add_requester
-from relight.checkpointer.stale import Stale
+from relight.checkpointer.scheduled import AdaptiveSchedule
+from relight.checkpointer.signals import ENDS, URGENT, SignalHandlers, add_requester
+from relight.checkpointer.stale import StaleModelCheck
 from relight.checkpointer.takeover import Takeover
-from relight.checkpointer.trusted import Trusted
-from relight.checkpointer.under_way import Begun, UnderWay
+from relight.checkpointer.trusted import FrozenParams
+from relight.checkpointer.under_way import InflightSave, InflightSaves
 from relight.checkpointer.upkeep import record_damage, sweep
 from relight.commit import Attempt, SaveReport, SaveRequest
-from relight.commit.pack_writer import Pace
+from relight.commit.pack_writer import WriteLimits
 from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.format.names import check_run_name
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.log import FRESH
 from relight.observe import demote_info_logs, emit, write_events
-from relight.policy import Compact, Facts, Keep, Limits, Peers, Tiers, Trigger
+from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, TriggerInput
 from relight.policy.when import check_trigger
 from relight.pulse import LATE_AFTER, assert_past_standby, heartbeat
-from relight.world import LateRanks, find_world
+from relight.world import RankTimeout, find_world
 
 
 class Checkpointer(Holds):
@@ -122,7 +122,7 @@ class Checkpointer(Holds):
         assert_past_standby("a Checkpointer")
         warm_up_vector_math()
         url, name, tiers, own = options.where_to(path, run)
-        given = Given(save, keep, limits, compact, peers, options.check_background(background), takeover)
+        given = CheckpointerOptions(save, keep, limits, compact, peers, options.check_background(background), takeover)
         place = (url, name) if own else None
         save, keep, limits, compact, peers, background, takeover, tiers = with_file_defaults(given, writer, tiers, place)
         self._run, self._fresh = check_run_name(name), FreshStart(fresh)
@@ -130,35 +130,35 @@ class Checkpointer(Holds):
         self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
         self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
         self._metadata, self._compact = options.check_metadata(metadata), options.check_compact(compact)
-        wanted, guard = options.wants_background(background), Guard.from_settings(encrypt, sign, trust, anchor)
+        wanted, guard = options.wants_background(background), StoreSecurity.from_settings(encrypt, sign, trust, anchor)
         settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals), "fresh": fresh}
         self._components = options.check_components(state, components, signature(Checkpointer).parameters)
         per_rank = options.check_per_rank(per_rank, self._components)
         self._world = find_world(self._limits.deadline_s)
         self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
         self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard, self._limits, self._run)
-        self._outwards = Outwards(tiers if self._world.rank == 0 else None)
-        self._neighbours = Neighbours(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
-        self._under_way = UnderWay()
+        self._outwards = TierReplicator(tiers if self._world.rank == 0 else None)
+        self._neighbours = PeerDiscovery(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
+        self._under_way = InflightSaves()
         self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
-        self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, Recall(), Trusted(self._compact), Calls(self._run)
+        self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, CaptureCache(), FrozenParams(self._compact), Calls(self._run)
         if self._ranks is not None:
             self._ranks.split(self._components)
             if self._world.rank:
                 demote_info_logs()
-        self._heirs = Heirs(self._ranks, self._components, f"{self._store.url}/{self._run}")
-        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.published_state)
-        self._last_moments = LastMoments()
-        self._signals = Signals(self._last_moments.on_signal, self._ranks is not None) if signals else None
+        self._heirs = Handover(self._ranks, self._components, f"{self._store.url}/{self._run}")
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else CaptureCache(), self._heirs.published_state)
+        self._last_moments = GracePeriod()
+        self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks is not None) if signals else None
         self._watch = ComponentWatch(self._components, self._world.rank == 0)
-        self._resumed, self._stale, self._verified = Resumed(), Stale(self._components, self._watch), dict[str, bool]()
+        self._resumed, self._stale, self._verified = Resumed(), StaleModelCheck(self._components, self._watch), dict[str, bool]()
         self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank)
         self._attempt = self._background = self._environment = self._due = self._closed = None
         self._parent = self._last_saved = self._last_step = self._last_micro_step = None
         self._last_metrics: Mapping[str, Any] = {}
         self._last_save_s, self._returned_s = monotonic(), perf_counter()
-        self._curve = Curve(self._world.rank == 0)
-        self._schedule = Scheduled(self._trigger, self._world.rank, self._world.size, tiers=tiers)
+        self._curve = MetricFeed(self._world.rank == 0)
+        self._schedule = AdaptiveSchedule(self._trigger, self._world.rank, self._world.size, tiers=tiers)
         for observer in observers:
             observer.on_start(self)
 
@@ -208,7 +208,7 @@ class Checkpointer(Holds):
             self._last_step, self._last_micro_step = self._last_saved or (None, None)
             report_restored(found, start, self._environment_info())
         scale_learning_rates(self._components, found.cut, only if found.checkpoint is not None else None)
-        self._boundary = Boundary(self._components, self._recall if self._ranks is None else Recall(), self._heirs.published_state)
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else CaptureCache(), self._heirs.published_state)
         self._last_save_s = monotonic()
         for observer in observers:
             observer.on_restore(self, start, self._parent)
@@ -294,7 +294,7 @@ class Checkpointer(Holds):
         if self._background is not None:
             self._background.barrier()
 
-    def close(self, *, save: bool = True) -> Ended:
+    def close(self, *, save: bool = True) -> RunEnd:
         """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine.
 
         Waits ``Limits(deadline_s=)`` for copies on further tiers. ``Ended`` names the missing ones; so does ``ended`` after a ``with``."""
@@ -400,11 +400,11 @@ class Checkpointer(Holds):
             return self._signals.pending
         return None if micro_step is not None else self._due or (self._trigger.due(self._facts(step, metrics)) if self._trigger else None)
 
-    def _facts(self, step: int, metrics: Mapping[str, Any]) -> Facts:
+    def _facts(self, step: int, metrics: Mapping[str, Any]) -> TriggerInput:
         values = options.numbers_for(self._trigger, metrics)
         pace_s = self._schedule.interval(step, values, bool(self._under_way))
         done, last = self._watch.epochs.count(self._trigger, metrics), (self._last_saved_step, self._last_save_s)
-        return Facts(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
+        return TriggerInput(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
 
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
@@ -449,7 +449,7 @@ class Checkpointer(Holds):
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
-            with contextlib.suppress(LateRanks, MemoryError, OSError):  # the first save reports it
+            with contextlib.suppress(RankTimeout, MemoryError, OSError):  # the first save reports it
                 background.warm_up(self._capture(None))
 
     def _in_background(self) -> Background | BackgroundElsewhere | None:
@@ -479,7 +479,7 @@ class Checkpointer(Holds):
 
         def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
             save.id = checkpoint_id
-            self._under_way.add(number, Begun(save, numbers, (step, micro_step), self._last_saved, tag))
+            self._under_way.add(number, InflightSave(save, numbers, (step, micro_step), self._last_saved, tag))
             return Request(
                 number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment_info(),
                 state.kinds, state.notes, parent, tag, seat, self._under_way.patient(reason),
@@ -527,7 +527,7 @@ class Checkpointer(Holds):
         self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), words)
         self._poll_completed(quiet=quiet)
 
-    def _on_durable(self, begun: Begun, done: Done) -> None:
+    def _on_durable(self, begun: InflightSave, done: SaveOutcome) -> None:
         self._failed_in_a_row = 0
         self._last_moments.learn(begun.save.timings)
         self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._under_way))
@@ -566,7 +566,7 @@ class Checkpointer(Holds):
         return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
 
     def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
-        pace = Pace(self._limits.threads, self._limits.bytes_per_second)
+        pace = WriteLimits(self._limits.threads, self._limits.bytes_per_second)
         return request_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent, pace)
 
     def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:

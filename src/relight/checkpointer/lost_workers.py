@@ -18,7 +18,7 @@ from relight.observe import emit
 
 if TYPE_CHECKING:
     from relight.checkpointer.loop import Checkpointer
-    from relight.checkpointer.signals import Signals
+    from relight.checkpointer.signals import SignalHandlers
 
 WAIT_S = 1.0
 """Seconds to wait for the trainer's own signal after a worker was ended by one."""
@@ -27,7 +27,7 @@ _LOST = re.compile(r"DataLoader worker \(pid.*(killed by signal|exited unexpecte
 _CHAIN_MAX = 20
 
 
-def ends_by(signals: Signals | None, error: BaseException | None) -> bool:
+def ends_by(signals: SignalHandlers | None, error: BaseException | None) -> bool:
     """Return whether ``error`` is only that the signal which ends this job has ended a worker of a data loader, too."""
     if signals is None or not isinstance(error, Exception):
         return False
@@ -39,7 +39,7 @@ def ends_by(signals: Signals | None, error: BaseException | None) -> bool:
     return signals.ending and (_matches(error, _LOST) or any(_is_broken_pipe(one) for one in _chain(error)))
 
 
-def reason_of(signals: Signals | None, error: Exception, step: int | None) -> str:
+def reason_of(signals: SignalHandlers | None, error: Exception, step: int | None) -> str:
     """Return the reason of the save before ``error`` ends the process; report an error that is part of the job's ending."""
     if signals is None or not ends_by(signals, error):
         return f"exception: {type(error).__name__}"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from relight.agent import Agent, Held, reach
+from relight.agent import Agent, HeldPart, reach
 from relight.catalog import check_pack
 from relight.catalog.opened import Opened
 from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable, known
@@ -28,13 +28,13 @@ MEMORY, PEERS = "memory", "peers"
 """Where bytes may be found that are nearer than any store."""
 
 
-class Near:
+class MemorySources:
     """What the run's agent, if there is one, has in memory, and what ``remote`` gives: its peers'. Waits until the agent has written what
     the trainer before this one left."""
 
     def __init__(self, store: ByteStore, run: str, remote: Callable[[], Remote | None] = lambda: None) -> None:
         self._remote = remote
-        self._held: dict[tuple[str, int], Held] = {}
+        self._held: dict[tuple[str, int], HeldPart] = {}
         self._agent: Agent | None = None
         try:
             self._agent = reach(store.url, run, ASK_S)
@@ -52,7 +52,7 @@ class Near:
         if remote is not None and part.packs and remote.has(opened.checkpoint.id, part.rank) is not None:
             keys = [f"{opened.prefix}/{pack.file}" for pack in part.packs]
             openers = {key: partial(_at_peers, remote, opened.checkpoint.id, part.rank, index, key) for index, key in enumerate(keys)}
-            yield PEERS, replace(opened, store=_Nearer(opened.store, openers, PEERS_AT_ONCE), spares=())
+            yield PEERS, replace(opened, store=_OverlayStore(opened.store, openers, PEERS_AT_ONCE), spares=())
 
     def check(self, opened: Opened) -> Callable[[int, int], None]:
         """Tells of a part's pack, by their numbers, whether it is there, nearer or in the store: raises ``CorruptCheckpoint`` if not.
@@ -74,8 +74,8 @@ class Near:
         if held is None or len(part.packs) != len(held.starts):
             return None
         places = zip(part.packs, held.starts, strict=True)
-        openers = {f"{opened.prefix}/{pack.file}": partial(_Reader, held, start, pack.size) for pack, start in places}
-        return replace(opened, store=_Nearer(opened.store, openers, opened.store.parallel_reads), spares=())
+        openers = {f"{opened.prefix}/{pack.file}": partial(_OverlayReader, held, start, pack.size) for pack, start in places}
+        return replace(opened, store=_OverlayStore(opened.store, openers, opened.store.parallel_reads), spares=())
 
     def close(self) -> None:
         """Let go of agent and memory."""
@@ -86,7 +86,7 @@ class Near:
         self._held = {}
 
 
-class _Nearer:
+class _OverlayStore:
     """A store of which some files are opened nearer by, each as ``openers`` say."""
 
     def __init__(self, store: ByteStore, openers: Mapping[str, Callable[[], Reader]], parallel_reads: int) -> None:
@@ -108,8 +108,8 @@ def _at_peers(remote: Remote, checkpoint_id: str, rank: int, index: int, key: st
     return found
 
 
-class _Reader:
-    def __init__(self, held: Held, start: int, size: int) -> None:
+class _OverlayReader:
+    def __init__(self, held: HeldPart, start: int, size: int) -> None:
         if start + size > held.memory.size:
             raise CorruptCheckpoint("the memory is shorter than the checkpoint", where="shared memory")
         self._fd, self._start, self.size = held.memory.fd, start, size

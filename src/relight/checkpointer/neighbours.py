@@ -11,7 +11,7 @@ from collections import Counter
 
 import msgspec
 
-from relight.agent import Agent, Join, Meet, Met, connect
+from relight.agent import Agent, JoinPeers, ListenForPeers, PeerAddress, connect
 from relight.checkpointer.options import check_peers
 from relight.checkpointer.ranks import Ranks
 from relight.errors import RelightError
@@ -26,7 +26,7 @@ ASK_S = 20.0
 """How long a peer may take to answer."""
 
 
-class Neighbours:
+class PeerDiscovery:
     """The ranks' agents, made known to each other. All ranks make the same calls. Without ``wanted``, or with one rank, it does nothing."""
 
     def __init__(
@@ -68,11 +68,11 @@ class Neighbours:
         self._addresses = [*here, *sorted(others - {*here})]
         with contextlib.suppress(RelightError):  # an agent that is gone is told of by whoever needs it next
             if self._agent is not None:
-                self._agent.meet(Meet(self._token, change=True), MEET_S)
+                self._agent.meet(ListenForPeers(self._token, change=True), MEET_S)
         ranks.world.gather(b"", "meeting the peers")  # none is told of others before those know the token
         with contextlib.suppress(RelightError):
             if self._agent is not None:
-                self._agent.join(Join(roster, met.id, wanted.data, wanted.parity))
+                self._agent.join(JoinPeers(roster, met.id, wanted.data, wanted.parity))
         if ranks.world.rank == 0:
             found = rings([RosterPeer(one[0], one[1], one[2], one[3], tuple(one[4])) for one in roster], wanted.data, wanted.parity)
             short = [found.short] if found.short else []
@@ -109,16 +109,16 @@ class Neighbours:
             self._agent.close()
             self._agent = None
 
-    def _reach(self, wanted: Peers, candidate: bytes) -> Met:
+    def _reach(self, wanted: Peers, candidate: bytes) -> PeerAddress:
         """This node's agent; without id and address, and told, if there is none to be had."""
         try:
             self._agent = connect(self._url, self._run, nice=self._limits.nice)
             host = os.environ.get("RELIGHT_PEERS_HOST", "")
-            meet = Meet(candidate, host=host, memory=wanted.memory, bytes_per_second=wanted.bytes_per_second)
+            meet = ListenForPeers(candidate, host=host, memory=wanted.memory, bytes_per_second=wanted.bytes_per_second)
             met = self._agent.meet(meet, MEET_S)
             if met.address:
                 return met
             emit("peers.failed", f"this node is not protected by others: {met.why}", why=met.why)
         except RelightError as error:
             emit("peers.failed", f"this node is not protected by others: {error}", why=str(error))
-        return Met("", "")
+        return PeerAddress("", "")

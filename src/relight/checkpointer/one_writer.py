@@ -15,14 +15,14 @@ import msgspec
 from relight.capture import Captured, capture
 from relight.catalog.one_writer import OWN, RANKS
 from relight.catalog.whole import merge, renumber_leaves
-from relight.checkpointer.gather import Desk, Gathered, Offers
+from relight.checkpointer.gather import GatheredSource, HeldPieces, Rank0Exchange
 from relight.checkpointer.part_items import owned
-from relight.checkpointer.ranks import Ranks, Shared
+from relight.checkpointer.ranks import Ranks, TablePlan
 from relight.format import decode_tree, dtype_named, encode_tree
 from relight.layout import Bytes, Item, whole
 from relight.layout.routes import Gathering, Route, gatherings
 from relight.typed import from_msgpack
-from relight.world import LateRanks, World
+from relight.world import Communicator, RankTimeout
 
 Given = TypeVar("Given")
 
@@ -49,11 +49,11 @@ class _Word(msgspec.Struct, frozen=True, array_like=True):
 class OneWriter(Ranks):
     """A rank among others, of which rank 0 writes for all. Every rank makes the same calls."""
 
-    def __init__(self, world: World, per_rank: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, world: Communicator, per_rank: Sequence[str], timeout_s: float) -> None:
         super().__init__(world, per_rank, timeout_s)
-        self.desk = Desk(world)
-        self._offers: Offers | None = None
-        self._routes: tuple[Shared, list[Gathering]] | None = None
+        self.desk = Rank0Exchange(world)
+        self._offers: HeldPieces | None = None
+        self._routes: tuple[TablePlan, list[Gathering]] | None = None
 
     @property
     def leads(self) -> bool:
@@ -75,7 +75,7 @@ class OneWriter(Ranks):
         """What ``action`` gives; if somebody did not answer, nothing more is said by this job."""
         try:
             return action()
-        except LateRanks:
+        except RankTimeout:
             self._lost = True
             raise
 
@@ -91,12 +91,12 @@ class OneWriter(Ranks):
 
     # -- inside
 
-    def _part(self, common: Captured, plan: Shared, mine: Mapping[str, object]) -> Captured:
+    def _part(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
         self.seat = None
         if self.leads:
             return self.add_requester(lambda: self._all(common, plan, mine))
         own = capture(mine)
-        self._offers = Offers([*common.items, *own.items], common.spreads, plan.pieces)
+        self._offers = HeldPieces([*common.items, *own.items], common.spreads, plan.pieces)
         metas = [_Meta(item.name, item.dtype, tuple(item.shape), item.role, item.trainable) for item in own.items]
         word = _Word(encode_tree(own.tree), metas)
         if plan.leads and plan.digests[self.world.rank] != plan.digests[0]:
@@ -104,7 +104,7 @@ class OneWriter(Ranks):
         self.add_requester(lambda: self.desk.send_message(msgspec.msgpack.encode(word), [0]))
         return Captured({}, [], {**common.kinds, **own.kinds}, [*common.notes, *own.notes])
 
-    def _all(self, common: Captured, plan: Shared, mine: Mapping[str, object]) -> Captured:
+    def _all(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
         """The whole state, as one process would have it; what others hold of it is gathered when it is read."""
         if self._routes is None or self._routes[0] is not plan:
             self._routes = plan, gatherings(plan.roster)
@@ -120,8 +120,8 @@ class OneWriter(Ranks):
             node = decode_tree(word.own, len(word.own_items), f"rank {rank}'s own state")
             others.append(renumber_leaves(node, list(range(len(items), len(items) + len(word.own_items)))))
             items = [*items, *(self._own_item(rank, entries + number, meta) for number, meta in enumerate(word.own_items))]
-        offers = Offers([*common.items, *own.items[len(found) :]], common.spreads, plan.pieces)
-        self.desk.begin(offers, (item.source for item in items if isinstance(item.source, Gathered)))
+        offers = HeldPieces([*common.items, *own.items[len(found) :]], common.spreads, plan.pieces)
+        self.desk.begin(offers, (item.source for item in items if isinstance(item.source, GatheredSource)))
         return Captured(
             {**tree, **own.tree, OWN: others}, items, {**common.kinds, **own.kinds}, [*common.notes, *own.notes],
             [*common.found, *own.found], [*common.missed, *own.missed],
@@ -133,19 +133,19 @@ class OneWriter(Ranks):
         here = index < len(common.items)
         if here and all(route.rank == 0 and route.box == whole(entry.shape) for route in routes):
             return common.items[index]
-        source = Gathered(self.desk, entry.shape, entry.weight, routes) if prod(entry.shape) else Bytes(b"")
+        source = GatheredSource(self.desk, entry.shape, entry.weight, routes) if prod(entry.shape) else Bytes(b"")
         trains = common.items[index].trainable if here else trainable.get(entry.name, False)
         return Item(entry.name, entry.dtype, entry.shape, entry.role, source, None, trains)
 
     def _own_item(self, rank: int, entry: int, meta: _Meta) -> Item:
         weight = dtype_named(meta.dtype).itemsize
         box = whole(meta.shape)
-        source = Gathered(self.desk, meta.shape, weight, [Route(rank, entry, 0, box)]) if prod(meta.shape) else Bytes(b"")
+        source = GatheredSource(self.desk, meta.shape, weight, [Route(rank, entry, 0, box)]) if prod(meta.shape) else Bytes(b"")
         return owned(Item(meta.name, meta.dtype, meta.shape, meta.role, source, None, meta.trainable), rank)
 
 
 def _common_tree(
-    common: Captured, plan: Shared, found: Sequence[Gathering], words: Mapping[int, _Word]
+    common: Captured, plan: TablePlan, found: Sequence[Gathering], words: Mapping[int, _Word]
 ) -> tuple[dict[str, Any], dict[str, bool]]:
     """Rank 0's tree, with what ranks that hold other tensors have besides; and which of those are trained."""
     told = {rank: word for rank, word in words.items() if word.common}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from relight.forecast import Costs, Decision, Level, Nested, onwards
+from relight.forecast import Costs, Level, Nested, ScheduleDecision, onwards
 from relight.forecast.levels import least_between
 from relight.forecast.planned import share_behind
 from relight.forecast.schedule import STILL, span
@@ -31,7 +31,7 @@ class Copied(NamedTuple):
     took_s: float
 
 
-class Onwards:
+class TierPacer:
     """Of the rank that leads, in the loop's thread but for ``_hear``. Without further tiers it does nothing."""
 
     def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float]) -> None:
@@ -50,7 +50,9 @@ class Onwards:
         if self._groups:
             self._steps.append((at, seconds))
 
-    def decide(self, decision: Decision | None, overhead: float, at_most_s: float | None = math.inf) -> dict[str, str | float] | None:
+    def decide(
+        self, decision: ScheduleDecision | None, overhead: float, at_most_s: float | None = math.inf
+    ) -> dict[str, str | float] | None:
         """What a note is to say, if that is another than before: the least seconds between two copies to each tier, and why."""
         new = bool(self._heard)
         while self._heard:
@@ -87,7 +89,7 @@ class Onwards:
             extra_s = more_s * len(within) if more_s > NOTICED * median(beside) else 0.0
             self._stalls.setdefault(one.tier, deque(maxlen=REMEMBERED)).append(extra_s)
 
-    def _level(self, name: str, number: int, decision: Decision) -> Level:
+    def _level(self, name: str, number: int, decision: ScheduleDecision) -> Level:
         """A group's slowest member counts."""
         members = next(group.members for group in self._groups if group.name == name)
         took_s = max(median(self._took[one]) for one in members)

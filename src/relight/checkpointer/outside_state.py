@@ -26,7 +26,7 @@ _TORCHS = frozenset(vars(nn.Module())) | {
 _PLAIN = (bool, int, float, complex, str, type(None))
 
 
-class _At(NamedTuple):
+class _StatePath(NamedTuple):
     component: str
     path: str
     """Of the object within the component; empty for the component itself."""
@@ -78,7 +78,7 @@ def _sentence(name: str, component: object, names: list[str]) -> str:
     return f"{name}: the {what} {shown} changed in training and {are} in no checkpoint; if a resume needs {them}: {way}"
 
 
-def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_At, Any, object]]:
+def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, Any, object]]:
     """Each attribute that may be state: where it is, its value, and the object that has it."""
     for name, component in components.items():
         kind = kind_of(component)
@@ -90,11 +90,11 @@ def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_At, Any, ob
                 if not _is_skipped(module) and type(module).get_extra_state is nn.Module.get_extra_state:
                     for attribute, value in vars(module).items():
                         if attribute not in _TORCHS and _is_looked_at(value):
-                            yield _At(name, path, attribute), value, module
+                            yield _StatePath(name, path, attribute), value, module
         elif kind in (OPTIMIZER, SCHEDULER, STATEFUL) and not _is_skipped(component):
             for attribute, value in getattr(component, "__dict__", {}).items():
                 if attribute not in _TORCHS and _is_looked_at(value):
-                    yield _At(name, "", attribute), value, component
+                    yield _StatePath(name, "", attribute), value, component
 
 
 def _is_skipped(value: object) -> bool:

@@ -29,7 +29,7 @@ from relight.commit.attempt import take_over
 from relight.drain import Drainer
 from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.format.records import NoteBody
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
@@ -47,7 +47,7 @@ REMEMBERED = 100
 """Saves whose handles hear of it when they are drained."""
 
 
-def open_further(tiers: Tiers | None, guard: Guard) -> Sequence[Further]:
+def open_further(tiers: Tiers | None, guard: StoreSecurity) -> Sequence[Further]:
     """Name, store and run of each further tier; ``ConfigError`` for what is no store, before anything begins."""
     return [(tier.name, *open_tier(tier, guard)) for tier in (tiers.further if tiers is not None else ())]
 
@@ -89,7 +89,7 @@ def _emit(name: str, say: str, fields: dict[str, Any]) -> None:
     emit(name, say, **fields)
 
 
-class Outwards:
+class TierReplicator:
     """For one attempt, of the rank that leads. Without further tiers it does nothing."""
 
     def __init__(self, tiers: Tiers | None) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from relight.capture.sharded import Spread, part
+from relight.capture.sharded import ShardingOf, part
 from relight.capture.tensors import TensorSource
 from relight.layout import Box, Bytes, Item, whole
 from relight.layout.roster import Work
-from relight.layout.shards import Piece, relative, run_of
+from relight.layout.shards import LocalBox, relative, run_of
 from relight.layout.sources import Source
 
 _EMPTY = Bytes(b"")
@@ -23,8 +23,8 @@ def owned(item: Item, rank: int) -> Item:
 
 def part_items(
     items: Sequence[Item],
-    spreads: Mapping[int, Spread],
-    pieces: Sequence[Sequence[Piece]],
+    spreads: Mapping[int, ShardingOf],
+    pieces: Sequence[Sequence[LocalBox]],
     works: Sequence[Work],
     leads: bool,
 ) -> list[Item]:
@@ -43,7 +43,7 @@ def part_items(
     return [*first, *(one for index in sorted(by_entry) for one in by_entry[index][1:])]
 
 
-def source_of(item: Item, spread: Spread | None, pieces: Sequence[Piece], work: Work) -> Source:
+def source_of(item: Item, spread: ShardingOf | None, pieces: Sequence[LocalBox], work: Work) -> Source:
     """The bytes of ``work.box``, of what this rank holds of an item in ``pieces``."""
     if not item.shape:
         return item.source

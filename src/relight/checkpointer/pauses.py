@@ -11,7 +11,7 @@ PAUSE_MAX_S = 5.0
 """Seconds that one pause lasts at most, so that a signal is not left waiting for long."""
 
 
-class Pauses:
+class StepPauses:
     """Of one process. ``clock`` and ``sleep`` can be replaced by tests."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
-from relight.agent import Done, Request
-from relight.agent.messages import Report, words_of
+from relight.agent import Request, SaveOutcome
+from relight.agent.messages import SaveResult, words_of
 from relight.capture import Captured
 from relight.catalog.tiers import Further
 from relight.checkpointer.agree import begin_attempt_on_all
@@ -28,10 +28,10 @@ from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
 from relight.checkpointer.outwards import open_further
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.trusted import Trusted
-from relight.commit import Attempt, Place, SaveReport, SaveRequest
+from relight.checkpointer.trusted import FrozenParams
+from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
 from relight.errors import ConfigError
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
@@ -39,7 +39,7 @@ from relight.store.again import first_contact
 from relight.store.around import guard_of
 from relight.store.paced import paced
 from relight.typed import from_msgpack
-from relight.world import LateRanks, World, late, new_threads
+from relight.world import Communicator, RankTimeout, late, new_threads
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
 """How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""
@@ -50,7 +50,7 @@ GRACE_S = 5.0
 """How long rank 0 waits, at its end, until the others have read the last outcome."""
 
 
-def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]) -> Ranks | None:
+def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]) -> Ranks | None:
     """This process among the others; None where there are none.
 
     ``ConfigError`` if they were not given the same ``writer``, or ``settings`` that say who exchanges what when.
@@ -71,7 +71,7 @@ def ranks_of(world: World, per_rank: Sequence[str], timeout_s: float, writer: st
 
 
 def open_for(
-    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, guard: Guard, limits: Limits, run: str
+    ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, guard: StoreSecurity, limits: Limits, run: str
 ) -> tuple[ByteStore, Sequence[Further], bool]:
     """The store, the tiers behind it, and whether saves are made in the background: only a local store's can be. ``limits`` bound what
     is written to the store and read from all of them."""
@@ -118,9 +118,9 @@ def background_of(
     components: Mapping[str, object],
     keep: Keep,
     limits: Limits,
-    on_done: Callable[[Done], None],
+    on_done: Callable[[SaveOutcome], None],
     on_sealed: Callable[[int, float], None],
-    trusted: Trusted,
+    trusted: FrozenParams,
 ) -> Background | BackgroundElsewhere:
     """The way through the agent."""
     if not isinstance(ranks, OneWriter):
@@ -147,7 +147,7 @@ class Elsewhere:
 class AttemptForAll(Attempt):
     """Rank 0's: the others wait for what comes of a save."""
 
-    def __init__(self, ranks: OneWriter, place: Place) -> None:
+    def __init__(self, ranks: OneWriter, place: CommitTarget) -> None:
         super().__init__(place)
         self._ranks = ranks
 
@@ -156,10 +156,10 @@ class AttemptForAll(Attempt):
         try:
             report = super().save(request)
         except BaseException as error:
-            with contextlib.suppress(LateRanks):
+            with contextlib.suppress(RankTimeout):
                 self._ranks.end(FAILED + encode_error(error))
             raise
-        with contextlib.suppress(LateRanks):  # it is made, all the same
+        with contextlib.suppress(RankTimeout):  # it is made, all the same
             self._ranks.end(MADE + msgspec.msgpack.encode(report))
         return report
 
@@ -167,7 +167,7 @@ class AttemptForAll(Attempt):
 class AttemptElsewhere(Attempt):
     """Another rank's."""
 
-    def __init__(self, ranks: OneWriter, place: Place) -> None:
+    def __init__(self, ranks: OneWriter, place: CommitTarget) -> None:
         super().__init__(place)
         self._ranks = ranks
 
@@ -193,7 +193,7 @@ class BackgroundForAll(Background):
         components: Mapping[str, object],
         keep: Keep,
         limits: Limits,
-        on_done: Callable[[Done], None],
+        on_done: Callable[[SaveOutcome], None],
         on_sealed: Callable[[int, float], None],
     ) -> None:
         super().__init__(attempt, components, keep, limits, self._and_all, on_sealed)
@@ -205,11 +205,11 @@ class BackgroundForAll(Background):
         try:
             number = super().save(state, request, checkpoint_id)
         except BaseException as error:
-            with contextlib.suppress(LateRanks):
+            with contextlib.suppress(RankTimeout):
                 self._ranks.end(FAILED + encode_error(error))
             raise
         if number is not None:
-            with contextlib.suppress(LateRanks):  # it is on its way, all the same
+            with contextlib.suppress(RankTimeout):  # it is on its way, all the same
                 self._ranks.end(BACKGROUND)
             return number
         self._ranks.interrupt(FOREGROUND)
@@ -221,13 +221,13 @@ class BackgroundForAll(Background):
         ends = time.monotonic() + self.bound(GRACE_S)
         names = [f"{self._told[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._told else []
         self._told.clear()
-        with contextlib.suppress(LateRanks):
+        with contextlib.suppress(RankTimeout):
             while time.monotonic() < ends and any(self._ranks.world.lookup(name) is None for name in names):
                 time.sleep(POLL_S)
 
-    def _and_all(self, done: Done) -> None:
+    def _and_all(self, done: SaveOutcome) -> None:
         report = msgspec.structs.replace(done.report, error=None if done.error is None else words_of(done.error))
-        with contextlib.suppress(LateRanks):
+        with contextlib.suppress(RankTimeout):
             self._ranks.world.publish(report.id, msgspec.msgpack.encode(report))
             self._told.append(report.id)
             if len(self._told) > KEPT:
@@ -248,12 +248,14 @@ class BackgroundElsewhere:
     free_slots: int | None = None
     """It needs none."""
 
-    def __init__(self, ranks: OneWriter, place: Place, on_done: Callable[[Done], None], on_sealed: Callable[[int, float], None]) -> None:
+    def __init__(
+        self, ranks: OneWriter, place: CommitTarget, on_done: Callable[[SaveOutcome], None], on_sealed: Callable[[int, float], None]
+    ) -> None:
         self.place = place
         self.bound: Callable[[float], float] = lambda seconds: seconds
         self._ranks, self._on_done, self._on_sealed = ranks, on_done, on_sealed
         self._number = 0
-        self._waiting: deque[tuple[Report, float]] = deque()
+        self._waiting: deque[tuple[SaveResult, float]] = deque()
         """And since when."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
@@ -263,12 +265,12 @@ class BackgroundElsewhere:
         """See ``Background``."""
         self._number += 1
         request(self._number, checkpoint_id, b"")
-        report = Report(self._number, checkpoint_id)
+        report = SaveResult(self._number, checkpoint_id)
         started = time.perf_counter()
         try:
             word = self._ranks.serve()
-        except LateRanks as error:
-            self._on_done(Done(report, error))
+        except RankTimeout as error:
+            self._on_done(SaveOutcome(report, error))
             return self._number
         if word[:1] == FOREGROUND:
             return None
@@ -327,15 +329,15 @@ class BackgroundElsewhere:
                 report, since = self._waiting[0]
             self._poll_once(report, since)
 
-    def _poll_once(self, report: Report, since: float) -> None:
+    def _poll_once(self, report: SaveResult, since: float) -> None:
         """Report the outcome of the first save that waits, if it is known or late; else pause."""
         try:
             found = self._ranks.world.lookup(report.id)
             if found is not None:
                 self._ranks.world.publish(f"{report.id}/{self._ranks.world.rank}", b"read")
-        except LateRanks as error:
+        except RankTimeout as error:
             self._waiting.popleft()
-            self._on_done(Done(report, error))
+            self._on_done(SaveOutcome(report, error))
             return
         waited = time.monotonic() - since
         if found is None and waited <= self._ranks.timeout_s:
@@ -343,7 +345,7 @@ class BackgroundElsewhere:
             return
         self._waiting.popleft()
         if found is None:
-            self._on_done(Done(report, late([0], "telling what came of a save", waited)))
+            self._on_done(SaveOutcome(report, late([0], "telling what came of a save", waited)))
             return
-        told = msgspec.structs.replace(from_msgpack(found, Report), number=report.number)
-        self._on_done(Done(told, None if told.error is None else error_from(*told.error)))
+        told = msgspec.structs.replace(from_msgpack(found, SaveResult), number=report.number)
+        self._on_done(SaveOutcome(told, None if told.error is None else error_from(*told.error)))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relight.capture import Captured, Recall, capture, kind_of
+from relight.capture import CaptureCache, Captured, capture, kind_of
 from relight.capture.kinds import LOADER, RNG
 from relight.capture.sharded import table_of
 from relight.checkpointer.error_words import decode_error, encode_error
@@ -16,17 +16,17 @@ from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.restorable import Restorable
-from relight.checkpointer.signals import Signals
-from relight.commit.save import SUSPECT, Place, Seat
+from relight.checkpointer.signals import SignalHandlers
+from relight.commit.save import SUSPECT, CommitTarget, Participant
 from relight.errors import ConfigError, IncompatibleState
 from relight.format import Digest, encode_tree
 from relight.layout import Item
-from relight.layout.roster import Roster, Table, Work
-from relight.layout.shards import Piece
+from relight.layout.roster import Table, TensorOwnership, Work
+from relight.layout.shards import LocalBox
 from relight.observe import emit
-from relight.policy import Facts, Trigger
+from relight.policy import Trigger, TriggerInput
 from relight.typed import from_msgpack
-from relight.world import LateRanks, World
+from relight.world import Communicator, RankTimeout
 
 _DIGITS = string.digits + string.ascii_lowercase
 _NOTHING = b"\0" * 8
@@ -34,12 +34,12 @@ _ASKED = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM")
 """What ranks may ask for, the weightier the later: nothing, what a trigger says, what signals say."""
 
 
-class Shared(NamedTuple):
+class TablePlan(NamedTuple):
     """What follows from tables as they were, for this rank."""
 
     digests: tuple[bytes, ...]
-    roster: Roster
-    pieces: list[list[Piece]]
+    roster: TensorOwnership
+    pieces: list[list[LocalBox]]
     works: list[Work]
     leads: bool
     replicas: Replicas
@@ -57,9 +57,9 @@ class Written(NamedTuple):
 class Ranks:
     """A rank among others. Every rank makes the same calls."""
 
-    def __init__(self, world: World, per_rank: Sequence[str], timeout_s: float) -> None:
+    def __init__(self, world: Communicator, per_rank: Sequence[str], timeout_s: float) -> None:
         self.world, self._per_rank, self.timeout_s = world, tuple(per_rank), timeout_s
-        self._shared: Shared | None = None
+        self._shared: TablePlan | None = None
         self._written: Written | None = None
         self._tables: dict[bytes, Table] = {}
         self._table: tuple[object, bytes, Table] | None = None
@@ -72,7 +72,7 @@ class Ranks:
         self._were_equal = False
         self._lost = False
         self._put_off: str | None = None
-        self.seat: Seat | None = None
+        self.seat: Participant | None = None
         """Of the last capture."""
 
     def split(self, components: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
@@ -83,21 +83,23 @@ class Ranks:
         own = {name: value for name, value in components.items() if name in self._per_rank or kind_of(value) in (LOADER, RNG)}
         return {name: value for name, value in components.items() if name not in own}, own
 
-    def capture(self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: Recall | None) -> Captured:
+    def capture(
+        self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: CaptureCache | None
+    ) -> Captured:
         """Read this rank's state, as its part of the checkpoint will have it, and agree with the others on who writes what. They exchange
         16 bytes and one for each component, unless somebody's tensors have changed. ``LateRanks`` if some do not come;
         ``IncompatibleState`` if they disagree about a tensor, or if a rank's state could not be restored, on all ranks."""
         if micro_step is not None:
             self.refuse_micro_step()
         if self._lost:
-            raise LateRanks("the ranks have lost each other", hint="nothing more can be saved by this job: start it again")
+            raise RankTimeout("the ranks have lost each other", hint="nothing more can be saved by this job: start it again")
         self._count += 1
         shared, mine = self.split(components)
         common = capture(shared, rng=False, recall=recall)
         values = {name: Digest(encode_tree(node)).digest()[:8] for name, node in common.tree.items()}
         try:
             plan = self._agree(common, values, plans.error(shared, common))
-        except LateRanks:  # what is exchanged from now on would not be answered, or answered by what was meant for this
+        except RankTimeout:  # what is exchanged from now on would not be answered, or answered by what was meant for this
             self._lost = True
             raise
         return self._part(common, plan, mine)
@@ -129,7 +131,7 @@ class Ranks:
         """What the root's ``user`` says of the last capture."""
         return {SUSPECT: self.suspect} if self.suspect else {}
 
-    def id_of(self, place: Place, more: str = "") -> str:
+    def id_of(self, place: CommitTarget, more: str = "") -> str:
         """The id of what was captured last, as a checkpoint of that attempt: the same on every rank, and never again. ``more``: of
         something else that was saved behind that."""
         text = f"{place.store_id}/{place.run_id}/{place.epoch}/{self._count}{more}"
@@ -141,7 +143,13 @@ class Ranks:
         return "".join(digits)
 
     def agree_on_save(
-        self, facts: Facts, trigger: Trigger | None, signals: Signals | None, busy: bool, nearly_busy: bool = False, due: str | None = None
+        self,
+        facts: TriggerInput,
+        trigger: Trigger | None,
+        signals: SignalHandlers | None,
+        busy: bool,
+        nearly_busy: bool = False,
+        due: str | None = None,
     ) -> str | None:
         """The reason for all ranks to save now, or None: the step's number tells each of them, or one of them asked at the step before.
 
@@ -178,7 +186,7 @@ class Ranks:
             elif trigger is not None:
                 wish = int(trigger.soon(facts))
             self.world.propose([wish, int(busy or (nearly_busy and reason is not None))])
-        except LateRanks as error:
+        except RankTimeout as error:
             self._lost = True
             emit("ranks.late", f"no more saves are made: {error}", ranks=list(error.ranks))
             return None
@@ -209,7 +217,7 @@ class Ranks:
 
     # -- inside
 
-    def _part(self, common: Captured, plan: Shared, mine: Mapping[str, object]) -> Captured:
+    def _part(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
         """What this rank writes: its share of what is common, and its own."""
         written = self._write(common, plan)
         own = capture(mine, behind=written.items)
@@ -220,10 +228,10 @@ class Ranks:
             [*common.missed, *own.missed], written,
         )  # fmt: skip
         digest = Digest(b"".join(plan.digests)).digest()[:8].hex()
-        self.seat = Seat(self.world.rank, self.world.size, digest, self.timeout_s)
+        self.seat = Participant(self.world.rank, self.world.size, digest, self.timeout_s)
         return state
 
-    def _agree(self, common: Captured, values: Mapping[str, bytes], error: IncompatibleState | None) -> Shared:
+    def _agree(self, common: Captured, values: Mapping[str, bytes], error: IncompatibleState | None) -> TablePlan:
         digest, table = self._own_table(common)
         word = msgspec.msgpack.encode([digest, list(values.items()), "" if error is None else str(error)])
         words = [msgspec.msgpack.decode(one) for one in self.world.gather(word, "comparing what the ranks hold")]
@@ -235,10 +243,10 @@ class Ranks:
         if self._shared is None or self._shared.digests != digests:
             self._learn(digests, digest, table)
             known = {one: number for number, one in enumerate(dict.fromkeys(digests))}
-            roster = Roster([self._tables[one] for one in known], [known[one] for one in digests])
+            roster = TensorOwnership([self._tables[one] for one in known], [known[one] for one in digests])
             rank = self.world.rank
             whole = len(known) == 1 and not common.spreads
-            self._shared = Shared(
+            self._shared = TablePlan(
                 digests, roster, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank), whole
             )
             self._written = None
@@ -265,7 +273,7 @@ class Ranks:
             return shown
         return ""
 
-    def _write(self, common: Captured, plan: Shared) -> Written:
+    def _write(self, common: Captured, plan: TablePlan) -> Written:
         fixed = _all_fixed(common)
         if fixed is None or self._written is None or self._written.fixed is not fixed:
             items = part_items(common.items, common.spreads, plan.pieces, plan.works, plan.leads)

@@ -9,7 +9,7 @@ from relight.catalog import read_tensors
 from relight.catalog.lending import read_together
 from relight.catalog.opened import Opened
 from relight.catalog.read import plan_wants
-from relight.checkpointer.near import MEMORY, PEERS, Near
+from relight.checkpointer.near import MEMORY, PEERS, MemorySources
 from relight.checkpointer.ranks import Ranks
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.layout import Sink
@@ -17,10 +17,10 @@ from relight.observe import emit
 from relight.world import this_node
 
 
-class Reading:
+class RestoreReader:
     """What is to be read of a checkpoint: sinks for each of its parts."""
 
-    def __init__(self, opened: Opened, sinks: Sequence[Mapping[int, Sink]], near: Near) -> None:
+    def __init__(self, opened: Opened, sinks: Sequence[Mapping[int, Sink]], near: MemorySources) -> None:
         self._opened, self._near = opened, near
         self._sinks = {number: held for number, held in enumerate(sinks) if held or len(sinks) == 1}
         self.bytes_read = 0

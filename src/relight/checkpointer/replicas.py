@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 import torch
 
-from relight.capture.sharded import Spread
+from relight.capture.sharded import ShardingOf
 from relight.capture.tensors import TensorSource
 from relight.format import Digest
 from relight.layout import Item
-from relight.layout.roster import Roster
-from relight.layout.shards import Piece
+from relight.layout.roster import TensorOwnership
+from relight.layout.shards import LocalBox
 from relight.layout.sources import Source, copy_from
 
 CHECKED_BYTES = 32 << 20
@@ -26,23 +26,23 @@ _MASK = (1 << 64) - 1
 _SLAB_BYTES = 16 << 20
 
 
-class Copy(NamedTuple):
+class ReplicatedPiece(NamedTuple):
     """A piece that other ranks hold as well: of which item, and its bytes."""
 
     item: int
-    piece: Piece
+    piece: LocalBox
     length: int
 
 
-class Stretch(NamedTuple):
+class CopyRange(NamedTuple):
     """Bytes ``start`` to ``end`` of a copy."""
 
-    copy: Copy
+    copy: ReplicatedPiece
     start: int
     end: int
 
 
-class Difference(NamedTuple):
+class ReplicaDifference(NamedTuple):
     """A tensor that is not the same on all ranks that should hold the same. ``odd``: those that differ from most; all, if there is no
     most.
     """
@@ -61,18 +61,18 @@ class Difference(NamedTuple):
 class Replicas:
     """What one rank shares with others, set by set of ranks. Sets go by a key of 8 bytes that all of their ranks come to."""
 
-    def __init__(self, roster: Roster, rank: int) -> None:
-        self._lines: dict[bytes, list[Copy]] = defaultdict(list)
+    def __init__(self, roster: TensorOwnership, rank: int) -> None:
+        self._lines: dict[bytes, list[ReplicatedPiece]] = defaultdict(list)
         entries = roster.tables[roster.table_of[rank]].entries
         keys: dict[tuple[int, ...], bytes] = {}
         for index, piece, holders in roster.shared(rank):
             if holders not in keys:
                 keys[holders] = Digest(repr(holders).encode()).digest()[:8]
-            self._lines[keys[holders]].append(Copy(index, piece, piece.box.elements * entries[index].weight))
+            self._lines[keys[holders]].append(ReplicatedPiece(index, piece, piece.box.elements * entries[index].weight))
         self._next: dict[bytes, int] = dict.fromkeys(self._lines, 0)
         self._whole = True
 
-    def choose(self) -> dict[bytes, list[Stretch]]:
+    def choose(self) -> dict[bytes, list[CopyRange]]:
         """What to compare at this save: everything at first, then a stretch of each line, on from the last one's end."""
         chosen = {}
         for key, line in self._lines.items():
@@ -86,17 +86,17 @@ class Replicas:
         return chosen
 
 
-def _between(line: Sequence[Copy], begin: int, end: int) -> list[Stretch]:
+def _between(line: Sequence[ReplicatedPiece], begin: int, end: int) -> list[CopyRange]:
     found, at = [], 0
     for copy in line:
         first, last = max(begin - at, 0) // 16 * 16, min(end - at, copy.length)
         if first < last:
-            found.append(Stretch(copy, first, last))
+            found.append(CopyRange(copy, first, last))
         at += copy.length
     return found
 
 
-def sums(stretches: Sequence[Stretch], items: Sequence[Item], spreads: Mapping[int, Spread]) -> list[int]:
+def sums(stretches: Sequence[CopyRange], items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> list[int]:
     """The sum of each stretch: 64-bit words, added up, the last one filled up with zeros. In the memory's own device where it lies in order
     there, else by way of a slab.
     """
@@ -117,7 +117,7 @@ def _sum(source: Source, start: int, end: int) -> int:
     return total & _MASK
 
 
-def _source(copy: Copy, items: Sequence[Item], spreads: Mapping[int, Spread]) -> Source:
+def _source(copy: ReplicatedPiece, items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> Source:
     spread = spreads.get(copy.item)
     return items[copy.item].source if spread is None else TensorSource(spread.held(copy.piece).detach())
 
@@ -145,7 +145,7 @@ def differing(words: Sequence[Mapping[bytes, bytes]]) -> list[bytes]:
     return sorted(odd)
 
 
-def differences(told: Mapping[int, Sequence[tuple[str, int]]]) -> list[Difference]:
+def differences(told: Mapping[int, Sequence[tuple[str, int]]]) -> list[ReplicaDifference]:
     """Which tensors differ and where, given by rank the names and sums of one set's stretches, in the same order."""
     found = []
     ranks = tuple(sorted(told))
@@ -156,5 +156,5 @@ def differences(told: Mapping[int, Sequence[tuple[str, int]]]) -> list[Differenc
         (most, times), *others = counts.most_common()
         clear = not others or others[0][1] < times
         odd = tuple(rank for rank, (_, value) in zip(ranks, place, strict=True) if value != most) if clear else ranks
-        found.append(Difference(place[0][0], odd, ranks))
+        found.append(ReplicaDifference(place[0][0], odd, ranks))
     return found

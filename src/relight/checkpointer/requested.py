@@ -8,7 +8,7 @@ from typing import Any
 from relight.capture import Captured, class_paths
 from relight.checkpointer.signals import is_urgent
 from relight.commit import SaveRequest
-from relight.commit.pack_writer import Pace
+from relight.commit.pack_writer import WriteLimits
 from relight.format import encode_tree
 from relight.format.class_names import CLASSES
 
@@ -29,7 +29,7 @@ def request_of(
     user: dict[str, Any],
     environment: dict[str, Any],
     parent: str | None,
-    pace: Pace | None = None,
+    pace: WriteLimits | None = None,
 ) -> SaveRequest:
     """A captured state as a save of ``step``, behind ``parent``."""
     return SaveRequest(

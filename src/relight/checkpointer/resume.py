@@ -15,14 +15,14 @@ from relight.capture import differences, only_needed, plan_restore, sinks_by_par
 from relight.catalog import candidates, open_checkpoint
 from relight.catalog.find import choose_all, nothing_counts, report
 from relight.catalog.one_writer import apart, saved_by, with_own
-from relight.catalog.tiers import Copy, Further, Reach, merge
+from relight.catalog.tiers import Further, Reach, TierCopy, merge
 from relight.catalog.whole import check_pieces, whole_of
 from relight.checkpointer.agree import raise_on_all_ranks
 from relight.checkpointer.carried import remap_rank_state
-from relight.checkpointer.near import Near
+from relight.checkpointer.near import MemorySources
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.reading import Reading
+from relight.checkpointer.reading import RestoreReader
 from relight.checkpointer.seeded_alike import gather_rng_positions
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
@@ -30,7 +30,7 @@ from relight.format import decode_tree
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.layout import Sink
-from relight.log import Checkpoint, History, View, fold
+from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import RESTORED_ELSEWHERE, whole_log
 from relight.observe import emit
 from relight.peers import Remote
@@ -98,7 +98,7 @@ def resume(
     Of each checkpoint the nearest copy that verifies is taken; ``further`` are the tiers behind the store. Several ranks all take the same,
     which is one that verifies for each of them. ``remote``: what other nodes have in memory.
     """
-    near = Near(store, run, remote)
+    near = MemorySources(store, run, remote)
     try:
         return _walk(store, run, components, which, near, further, only=only, strict=strict, rename=rename, ranks=ranks)
     finally:
@@ -110,7 +110,7 @@ def _walk(
     run: str,
     components: Mapping[str, object],
     which: str | int,
-    near: Near,
+    near: MemorySources,
     further: Sequence[Further],
     *,
     only: Sequence[str] | None,
@@ -120,7 +120,7 @@ def _walk(
 ) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=True)
-    view: View | None = None
+    view: LogView | None = None
     behind: list[Reach] = []
     for leads in (True, False) if ranks is not None else (True,):
         with raise_on_all_ranks(ranks, "reading the log"):
@@ -145,7 +145,7 @@ def _walk(
 
     silent: set[int] = set()
 
-    def attempt(copy: Copy) -> None:
+    def attempt(copy: TierCopy) -> None:
         place = places[copy.place]
         assert place.view is not None  # a rank that has not read the log takes none of it
         spares = [one for one in (merged.copies[copy.checkpoint.original_id] if merged is not None else ()) if one.place not in silent]
@@ -164,7 +164,7 @@ def _walk(
             result.source = place.name
 
     found = reported(history, which) if ranks is None else _agreed(ranks, history, which)
-    copies = (copy for one in found for copy in (merged.copies[one.id] if merged is not None else [Copy(0, one)]))
+    copies = (copy for one in found for copy in (merged.copies[one.id] if merged is not None else [TierCopy(0, one)]))
     if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
     return result
@@ -181,7 +181,7 @@ def begun_history(attempt: Attempt, parent: str | None, rank: int) -> History:
     return history
 
 
-def refuse_nothing(view: View | None, further: Sequence[Reach], which: str | int, where: str) -> None:
+def refuse_nothing(view: LogView | None, further: Sequence[Reach], which: str | int, where: str) -> None:
     """``CorruptCheckpoint`` for the latest of a run of which there is nothing but records that count for nothing: damaged, or signed by
     somebody who is not trusted here. It is not to be taken for a fresh one, and begun anew."""
     if which != "latest" or view is None or not view.faults or fold(view).live or any(one.history.live for one in further):
@@ -189,7 +189,9 @@ def refuse_nothing(view: View | None, further: Sequence[Reach], which: str | int
     raise nothing_counts(view, where)
 
 
-def first_good(found: Iterable[Copy], attempt: Callable[[Copy], None], which: str | int, result: Resumed, *, run: str, where: str) -> bool:
+def first_good(
+    found: Iterable[TierCopy], attempt: Callable[[TierCopy], None], which: str | int, result: Resumed, *, run: str, where: str
+) -> bool:
     """``attempt`` one after the other until one is restored; what cannot be is told, and passed over if the latest is wanted, or if
     another copy of it comes next.
 
@@ -267,11 +269,11 @@ def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkp
 
 def _restore(
     store: ByteStore,
-    view: View,
+    view: LogView,
     checkpoint: Checkpoint,
     components: Mapping[str, object],
     result: Resumed,
-    near: Near,
+    near: MemorySources,
     spares: Sequence[tuple[ByteStore, str]],
     *,
     only: Sequence[str] | None,
@@ -314,7 +316,7 @@ def _restore(
             by_part = [*sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))]
     if ranks is not None:
         plan.refuse(ranks.unused_on_all(plan.unused))
-    reading = Reading(opened, by_part, near)
+    reading = RestoreReader(opened, by_part, near)
     with raise_on_all_ranks(ranks, f"restoring checkpoint {checkpoint.id} from memory"):
         reading.from_memory()
     reading.from_store(ranks)

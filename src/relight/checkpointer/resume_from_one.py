@@ -16,7 +16,7 @@ import msgspec
 import torch
 
 from relight.audit import record_if_possible
-from relight.audit.facts import Facts
+from relight.audit.facts import ActionFacts
 from relight.capture import RestorePlan, plan_restore
 from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
@@ -24,17 +24,17 @@ from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.catalog import open_checkpoint
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
-from relight.catalog.tiers import Copy, Further, Merged, Reach, merge
-from relight.catalog.whole import Whole, whole_of
+from relight.catalog.tiers import Further, Merged, Reach, TierCopy, merge
+from relight.catalog.whole import MergedCheckpoint, whole_of
 from relight.checkpointer.agree import raise_on_all_ranks
-from relight.checkpointer.carried import Carried, remap_rank_state
+from relight.checkpointer.carried import RemappedState, remap_rank_state
 from relight.checkpointer.error_words import decode_error, encode_error
-from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Desk
-from relight.checkpointer.near import Near
+from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
+from relight.checkpointer.near import MemorySources
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.reading import Reading
+from relight.checkpointer.reading import RestoreReader
 from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, report_suspect, reported, resume
 from relight.checkpointer.rolled_back import apply_requested_rollback
 from relight.checkpointer.seeded_alike import gather_rng_positions
@@ -46,14 +46,14 @@ from relight.format.records import CommitBody
 from relight.layout import Box, Sink
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
-from relight.log import Checkpoint, History, View, fold
+from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
 from relight.peers import Remote
 from relight.pulse import heartbeat
 from relight.store import ByteStore
 from relight.typed import from_msgpack
-from relight.world import LateRanks
+from relight.world import RankTimeout
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
 _DATA, _END, _FAILED = b":", b".", b"-"
@@ -109,7 +109,7 @@ def resume_any(
     asked = _Asked(components, only, strict, rename)
     if ranks is not None and ranks.world.rank:
         return _resumed(store, run, asked, which, ranks, further, remote)
-    with record_if_possible("restore", f"{store.url}/{run}@{which}", Facts(run, given={"which": which, "only": only})) as says:
+    with record_if_possible("restore", f"{store.url}/{run}@{which}", ActionFacts(run, given={"which": which, "only": only})) as says:
         found = _resumed(store, run, asked, which, ranks, further, remote)
         says.append(f"step {found.checkpoint.step}, {found.checkpoint.id}" if found.checkpoint is not None else "there was none yet")
         return found
@@ -129,7 +129,7 @@ def _resumed(
             store, run, asked.components, which, only=asked.only, strict=asked.strict, rename=asked.rename, ranks=ranks, further=further,
             remote=remote,
         )  # fmt: skip
-    near = Near(store, run) if ranks.leads else None
+    near = MemorySources(store, run) if ranks.leads else None
     try:
         return ranks.add_requester(lambda: _walk(store, run, asked, which, near, further, ranks))
     finally:
@@ -138,13 +138,13 @@ def _resumed(
 
 
 def _walk(
-    store: ByteStore, run: str, asked: _Asked, which: str | int, near: Near | None, further: Sequence[Further], ranks: OneWriter
+    store: ByteStore, run: str, asked: _Asked, which: str | int, near: MemorySources | None, further: Sequence[Further], ranks: OneWriter
 ) -> Resumed:
     started = perf_counter()
     result = Resumed(looked=ranks.leads)
     shelves, names, copies = _listed(store, run, which, further, result, ranks)
 
-    def attempt(copy: Copy) -> None:
+    def attempt(copy: TierCopy) -> None:
         shelf = shelves.take(copy) if shelves is not None else None
         try:
             _restore(shelf, copy.checkpoint, asked, result, near, ranks)
@@ -164,7 +164,7 @@ class _Shelf(NamedTuple):
     """Where rank 0 finds a checkpoint: its tier, and where else it lies."""
 
     store: ByteStore
-    view: View
+    view: LogView
     spares: tuple[tuple[ByteStore, str], ...]
 
 
@@ -172,10 +172,10 @@ class _Shelves(NamedTuple):
     """All tiers, as rank 0 sees them; ``silent`` are those that did not answer."""
 
     places: Sequence[Reach]
-    copies: Mapping[str, Sequence[Copy]]
+    copies: Mapping[str, Sequence[TierCopy]]
     silent: set[int]
 
-    def take(self, copy: Copy) -> _Shelf:
+    def take(self, copy: TierCopy) -> _Shelf:
         place = self.places[copy.place]
         assert place.view is not None  # it has listed the checkpoint
         others = [one for one in self.copies.get(copy.checkpoint.original_id, ()) if one != copy and one.place not in self.silent]
@@ -194,20 +194,22 @@ class _Listing(msgspec.Struct, frozen=True, array_like=True):
 
 def _listed(
     store: ByteStore, run: str, which: str | int, further: Sequence[Further], result: Resumed, ranks: OneWriter
-) -> tuple[_Shelves | None, list[str], list[Copy]]:
+) -> tuple[_Shelves | None, list[str], list[TierCopy]]:
     """What to try, in rank 0's order: nothing for the latest of a fresh run."""
     shelves: _Shelves | None = None
     listing = _Listing([], [])
     with raise_on_all_ranks(ranks, "reading the log"):
         if ranks.leads:
-            view: View | None = None
+            view: LogView | None = None
             with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                 view = whole_log(store, run)
             near = _looked(view, result) if view is not None else History()
             behind = read_further(further, near)
             refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
             places = [Reach("store", store, run, view), *behind]
-            merged = merge([place.history for place in places]) if further else Merged(near, {one.id: [Copy(0, one)] for one in near.live})
+            merged = (
+                merge([place.history for place in places]) if further else Merged(near, {one.id: [TierCopy(0, one)] for one in near.live})
+            )
             report_suspect(merged.history, which)
             shelves = _Shelves(places, merged.copies, set())
             found = [copy for one in reported(merged.history, which) for copy in merged.copies[one.id]]
@@ -217,11 +219,11 @@ def _listed(
     word = ranks.world.broadcast(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
     listing = from_msgpack(word, _Listing)
     result.skips, result.cuts = listing.skips, listing.cuts
-    copies = [Copy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
+    copies = [TierCopy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
     return shelves, listing.tiers, copies
 
 
-def _looked(view: View, result: Resumed) -> History:
+def _looked(view: LogView, result: Resumed) -> History:
     for fault in view.faults:
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
     history = fold(view)
@@ -230,9 +232,11 @@ def _looked(view: View, result: Resumed) -> History:
     return history
 
 
-def _restore(shelf: _Shelf | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: Near | None, ranks: OneWriter) -> None:
+def _restore(
+    shelf: _Shelf | None, checkpoint: Checkpoint, asked: _Asked, result: Resumed, near: MemorySources | None, ranks: OneWriter
+) -> None:
     opened: Opened | None = None
-    joined: Whole | None = None
+    joined: MergedCheckpoint | None = None
     word = b""
     doing = f"restoring checkpoint {checkpoint.id}"
     with raise_on_all_ranks(ranks, doing), collector_paused():
@@ -277,7 +281,7 @@ def _restore(shelf: _Shelf | None, checkpoint: Checkpoint, asked: _Asked, result
     result.micro_step = micro if isinstance(micro, int) else None
 
 
-def _manifest(opened: Opened, joined: Whole) -> bytes:
+def _manifest(opened: Opened, joined: MergedCheckpoint) -> bytes:
     root, own = opened.root, [b"" if one is joined.tree else encode_tree(one) for one in joined.own]
     told = _Manifest(
         list(joined.tensors), encode_tree(joined.tree), own, saved_by(root), opened.prefix, root.environment, list(root.exact), root.user
@@ -287,7 +291,7 @@ def _manifest(opened: Opened, joined: Whole) -> bytes:
 
 def _planned(
     asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneWriter, alike: Sequence[Mapping[str, str]]
-) -> tuple[RestorePlan, Carried]:
+) -> tuple[RestorePlan, RemappedState]:
     rank, world = ranks.world.rank, ranks.world.size
     tree, own = told.trees()
     root = with_own(tree, own, rank)
@@ -311,7 +315,7 @@ def _boxes(sink: Sink, tensor: Tensor) -> list[Box]:
 class _Dealer:
     """Deals out what is read: to this rank at once, to others in letters of some MiB. Called by any thread."""
 
-    def __init__(self, desk: Desk, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
+    def __init__(self, desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
         self._desk, self._sinks, self._tensors = desk, sinks, tensors
         self._lock = threading.Lock()
         self._letters: dict[tuple[int, ...], _Letter] = {}
@@ -380,7 +384,13 @@ class _Dealt:
 
 
 def _give(
-    opened: Opened, joined: Whole, sinks: Mapping[int, Sink], needs: Mapping[int, list[Box]], near: Near, ranks: OneWriter, result: Resumed
+    opened: Opened,
+    joined: MergedCheckpoint,
+    sinks: Mapping[int, Sink],
+    needs: Mapping[int, list[Box]],
+    near: MemorySources,
+    ranks: OneWriter,
+    result: Resumed,
 ) -> RelightError | None:
     """Read what all ranks need, and send it; why it could not be read."""
     desk, world = ranks.desk, ranks.world.size
@@ -396,11 +406,11 @@ def _give(
             sink = _sink(dealer, index, joined.tensors[index], one.box, owners, sinks)
             if sink is not None:
                 by_part[one.part][one.tensor] = sink
-    reading = Reading(opened, by_part, near)
+    reading = RestoreReader(opened, by_part, near)
     try:
         reading.from_memory()
         reading.from_store(None)
-    except LateRanks:
+    except RankTimeout:
         raise
     except RelightError as error:
         dealer.end(_FAILED + encode_error(error))
@@ -431,7 +441,7 @@ def _sink(
 # -- the others
 
 
-def _take(desk: Desk, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
+def _take(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
     """Put what comes where it belongs, until all of it came; why not all of it did."""
     while True:
         word = desk.receive_message(0)

@@ -12,7 +12,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.errors import ConfigError
 from relight.format.records import Body, NoteBody
 from relight.format.tree import join_path
-from relight.log import Log, View, fold
+from relight.log import Log, LogView, fold
 from relight.log.history import ROLLED_BACK
 from relight.observe import emit
 from relight.policy.going_back import BEFORE, CUT, SKIP
@@ -36,7 +36,7 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) ->
         log = Log(store, run)
         log.start()
 
-        def decide(view: View) -> tuple[Body, int]:
+        def decide(view: LogView) -> tuple[Body, int]:
             return NoteBody(topic=ROLLED_BACK, data=data), fold(view).epoch
 
         log.append(decide)

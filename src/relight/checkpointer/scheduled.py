@@ -16,11 +16,11 @@ from time import monotonic
 
 import msgspec
 
-from relight.checkpointer.onwards import Onwards
+from relight.checkpointer.onwards import TierPacer
 from relight.checkpointer.resource_use import ResourceUse
 from relight.commit import Attempt
 from relight.errors import ConfigError, RelightError, shown
-from relight.forecast import Belief, Bounds, Decision, Seen, decide, prior
+from relight.forecast import Belief, IntervalBounds, ScheduleDecision, ScheduleInput, decide, prior
 from relight.forecast.schedule import STILL, costly, span
 from relight.forecast.told import TOPIC, decode, encode
 from relight.format.records import NoteBody
@@ -29,7 +29,7 @@ from relight.log.identity import seconds_since_epoch
 from relight.observe import emit
 from relight.policy import Adaptive, Tiers, Trigger
 from relight.policy.tiers import PACE_TOPIC
-from relight.pulse import Warned, heartbeat, read_risk
+from relight.pulse import RiskWarning, heartbeat, read_risk
 from relight.world import new_threads
 
 REMEMBERED = 32
@@ -45,7 +45,7 @@ _INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
 """What ``relight run`` has written down, of which the last so many are read."""
 
 
-class Scheduled:
+class AdaptiveSchedule:
     """Of one Checkpointer. Without ``relight.adaptive()`` it does nothing.
 
     Rank 0 has the interval. Another has none, unless something is foreseen of its node: then it has one of its own as long as that lasts.
@@ -57,9 +57,9 @@ class Scheduled:
         found = trigger.adapts if trigger is not None else None
         self._rules: Adaptive | None = found
         self._leads = rank == 0
-        self._onwards = Onwards(tiers.tiers if tiers is not None and found is not None and self._leads else (), clock)
+        self._onwards = TierPacer(tiers.tiers if tiers is not None and found is not None and self._leads else (), clock)
         self._devices, self._clock, self._began = devices, clock, clock()
-        self._bounds = Bounds(found.at_least_s, found.at_most_s, found.overhead) if found is not None else Bounds()
+        self._bounds = IntervalBounds(found.at_least_s, found.at_most_s, found.overhead) if found is not None else IntervalBounds()
         self._stalls, self._durables, self._waited = (deque[float](maxlen=REMEMBERED) for _ in range(3))
         self._quiet, self._losses = deque[float](maxlen=REMEMBERED), deque[float](maxlen=LOSSES)
         self._restarts: tuple[float, ...] = ()
@@ -68,9 +68,9 @@ class Scheduled:
         self._last_s, self._step, self._extra_s = 0.0, 0, 0.0
         self._due, self._unsteady = True, 1.0
         self._bound_told = False
-        self._warned: Warned | None = None
+        self._warned: RiskWarning | None = None
         self._likely, self._look_again_s = 0.0, 0.0
-        self.decision: Decision | None = None
+        self.decision: ScheduleDecision | None = None
         self._attempt: Attempt | None = None
         self._unwritten: deque[NoteBody] = deque(maxlen=REMEMBERED)
         self._writer: threading.Thread | None = None
@@ -144,7 +144,7 @@ class Scheduled:
 
     # -- inside
 
-    def _scaled(self, rules: Adaptive, decision: Decision, writing: bool) -> float:
+    def _scaled(self, rules: Adaptive, decision: ScheduleDecision, writing: bool) -> float:
         """The decision's interval in this phase, and with what else the machine does. A change is an event."""
         if not rules.phases and not rules.busy:
             return decision.interval_s
@@ -214,11 +214,11 @@ class Scheduled:
             writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
             self._writer = writer if new_threads.start(writer) else None  # without it the next decision writes both
 
-    def _seen(self, now: float, rules: Adaptive) -> Seen:
+    def _seen(self, now: float, rules: Adaptive) -> ScheduleInput:
         belief = prior(self._devices)
         if rules.mtbf_s is not None:
             belief = Belief(belief.shape, belief.shape * rules.mtbf_s)
-        return Seen(
+        return ScheduleInput(
             now_s=now - self._began, step=self._step, total_steps=rules.total_steps,
             step_s=median(self._quiet) if self._quiet else 0.0, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
             restarts_s=self._restarts, devices=self._devices, failures=self._failures, watched_s=self._watched_s + now - self._began,
@@ -241,7 +241,7 @@ class Scheduled:
                 self._unwritten.popleft()
 
 
-def _shown(decision: Decision) -> tuple[float, float]:
+def _shown(decision: ScheduleDecision) -> tuple[float, float]:
     """What must change for a decision to be told: the interval, or that something is measured now which was a guess."""
     return decision.interval_s, decision.numbers.get("guesses", 0.0)
 

@@ -15,14 +15,14 @@ import msgspec
 from relight.capture.kinds import RNG, kind_of
 from relight.capture.rng import draw_seed, fingerprint, generator_state, host_states, reseed_host, seed_generator
 from relight.typed import from_json_bytes
-from relight.world import World
+from relight.world import Communicator
 
 WITH_TORCH = ("torch", "cuda", "xpu", "mps")
 """Accelerators' generators go where torch's of the host goes."""
 _HANDED = "handed over: "
 
 
-def gather_rng_positions(world: World, components: Mapping[str, object]) -> list[dict[str, str]]:
+def gather_rng_positions(world: Communicator, components: Mapping[str, object]) -> list[dict[str, str]]:
     """Of each rank where its generators are now. Every rank of ``world`` comes here."""
     told = world.gather(msgspec.json.encode(_seeded(components)), "comparing how generators are seeded")
     return [from_json_bytes(one, dict[str, str]) for one in told]

@@ -36,7 +36,7 @@ def add_requester(reason: str) -> str:
     return (take_request(heartbeat().path) if reason in _SAVES else "") or reason
 
 
-class Signals:
+class SignalHandlers:
     """Signal handlers that only take note; ``pending`` is asked at the end of each step.
 
     - A signal that was ignored when they were installed (``nohup``, ``&`` in a script) stays ignored.
@@ -54,7 +54,7 @@ class Signals:
         self._on_signal, self._several = on_signal, several_ranks
         self._owner = os.getpid()
         self._previous: dict[int, Any] = {}
-        self._handler: _Handler | None = None
+        self._handler: _SignalHandler | None = None
         self._installed = False
         self._ending: int | None = None
         self._interrupts = 0
@@ -84,7 +84,7 @@ class Signals:
             self._report(0, f"SIGTERM, SIGINT, SIGHUP and SIGUSR1 make no save: {why}")
             return
         self._previous.clear()
-        self._handler = _Handler(weakref.ref(self), self._previous)
+        self._handler = _SignalHandler(weakref.ref(self), self._previous)
         for number in (*ENDING, *SAVING):
             former = signal.getsignal(number)
             if _live(former, number) is not signal.SIG_IGN:
@@ -216,13 +216,13 @@ class Signals:
     def _outer(self, number: int) -> Callable[..., Any] | None:
         """The script's handler that was installed after these, and is the one that the system calls."""
         now: Any = signal.getsignal(number)
-        while isinstance(now, _Handler) and now is not self._handler:
+        while isinstance(now, _SignalHandler) and now is not self._handler:
             now = now.previous.get(number)
         return now if self._installed and now is not self._handler and _is_scripts(now, number) else None
 
     def _replaced(self, number: int) -> None:
         now, name = signal.getsignal(number), signal.Signals(number).name
-        if isinstance(now, _Handler) or number in self._reported:
+        if isinstance(now, _SignalHandler) or number in self._reported:
             return
         main = threading.current_thread() is threading.main_thread()
         if now is signal.default_int_handler and "ipykernel" in sys.modules and main:  # which puts it in place for each cell
@@ -237,10 +237,10 @@ class Signals:
             emit("signal.unhandled", say, signal=signal.Signals(number).name if number else "")
 
 
-class _Handler:
+class _SignalHandler:
     """A handler that neither keeps a forgotten Checkpointer alive nor swallows signals in its name: then the former handler is called."""
 
-    def __init__(self, signals: weakref.ref[Signals], previous: dict[int, Any]) -> None:
+    def __init__(self, signals: weakref.ref[SignalHandlers], previous: dict[int, Any]) -> None:
         self._signals, self.previous = signals, previous
 
     @property
@@ -265,14 +265,14 @@ class _Handler:
 
 def _is_scripts(handler: object, number: int) -> bool:
     """Whether a handler is the script's own: not the system's or Python's default, nor that of a Checkpointer without such a one."""
-    while isinstance(handler, _Handler):
+    while isinstance(handler, _SignalHandler):
         handler = handler.previous.get(number)
     return callable(handler) and handler is not signal.default_int_handler
 
 
 def _live(handler: Any, number: int) -> Any:
     """Return ``handler``, or the one before it if it belongs to a Checkpointer that is closed, gone, or the parent process's."""
-    while isinstance(handler, _Handler) and not handler.is_live:
+    while isinstance(handler, _SignalHandler) and not handler.is_live:
         handler = handler.previous.get(number, signal.SIG_DFL)
     return handler
 

@@ -10,7 +10,7 @@ from relight.checkpointer.save_handle import Save
 from relight.observe import emit
 
 
-class Stale:
+class StaleModelCheck:
     """Compares each save's trainable tensors with those of the one before, by a hash of them."""
 
     def __init__(self, components: Mapping[str, object], watch: ComponentWatch | None = None) -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.closed import Closed, age_text
-from relight.checkpointer.launcher_job import Job, job_of, with_agents
+from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
 from relight.checkpointer.out_of_sight import may_live
 from relight.checkpointer.rank_0 import begin
 from relight.checkpointer.signals import ENDS
@@ -119,7 +119,7 @@ def restarts(sign: Sign) -> bool:
     return bool(mine.slurm or (mine.elastic and heartbeat().has_reader)) or _replaces_pod(sign.host)
 
 
-def _job_of_process(pid: int) -> Job | None:
+def _job_of_process(pid: int) -> LauncherJob | None:
     """Return the launcher's job of another process of this host; None if its environment cannot be read."""
     try:
         words = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace").split("\0")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from relight.capture import Captured
-from relight.capture.captured import Beginning
+from relight.capture.captured import TemplateItems
 from relight.checkpointer.copies import OVERLAP_FROM
-from relight.commit.earlier import Vouched
+from relight.commit.earlier import UnchangedTensors
 from relight.observe import emit
 from relight.policy import Compact
-from relight.snapshot import Frozen, Look
+from relight.snapshot import FrozenTensors, TensorMarks
 
 
-class Trusted:
+class FrozenParams:
     """What is frozen of the state that was captured last, and how it looked when it was saved last by this process.
 
     Small ones are left to be copied: looking at them would cost as much.
@@ -19,12 +19,12 @@ class Trusted:
 
     def __init__(self, rules: Compact | None) -> None:
         self._asked = rules is not None and rules.trust_versions
-        self._of: Beginning | None = None
-        self._frozen: Frozen | None = None
-        self._now: Look | None = None
-        self._then: tuple[str, Look] | None = None
+        self._of: TemplateItems | None = None
+        self._frozen: FrozenTensors | None = None
+        self._now: TensorMarks | None = None
+        self._then: tuple[str, TensorMarks] | None = None
 
-    def frozen(self, state: Captured) -> Frozen | None:
+    def frozen(self, state: Captured) -> FrozenTensors | None:
         """The same object as long as they are the same tensors in the same memory; None if there are none, or none is to be trusted."""
         if not self._asked or state.fixed is None:
             return None
@@ -36,10 +36,10 @@ class Trusted:
                 tensor = getattr(source, "device_tensor", None) if tensor is None else tensor
                 if tensor is not None and source.length >= OVERLAP_FROM and not tensor.is_inference():
                     found.append((number, tensor))
-            self._of, self._frozen, self._then = state.fixed, Frozen(found) if found else None, None
+            self._of, self._frozen, self._then = state.fixed, FrozenTensors(found) if found else None, None
         return self._frozen
 
-    def vouched(self, state: Captured) -> Vouched | None:
+    def vouched(self, state: Captured) -> UnchangedTensors | None:
         """What this process's last save has of them as they are; to be asked at a save's call."""
         frozen, self._now = self.frozen(state), None
         if frozen is None:
@@ -48,7 +48,7 @@ class Trusted:
         if self._then is None:
             return None
         checkpoint_id, then = self._then
-        return Vouched(checkpoint_id, frozen.same(then, self._now), self.wrong)
+        return UnchangedTensors(checkpoint_id, frozen.same(then, self._now), self.wrong)
 
     def committed(self, checkpoint_id: str) -> None:
         """The save for which ``vouched`` was asked last is that checkpoint now."""

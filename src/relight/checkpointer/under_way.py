@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from time import monotonic
 from typing import NamedTuple
 
-from relight.agent import Done
+from relight.agent import SaveOutcome
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import is_urgent
 from relight.errors import RelightError, SaveFailed
@@ -21,7 +21,7 @@ At = tuple[int, int | None]
 """A step, and the micro-batch that ended last of it; None if the step is over."""
 
 
-class Begun(NamedTuple):
+class InflightSave(NamedTuple):
     """A save that the agent has: what is to be known when it is done."""
 
     save: Save
@@ -34,12 +34,12 @@ class Begun(NamedTuple):
     priority: int = 1
 
 
-class UnderWay:
+class InflightSaves:
     """Those of one Checkpointer, by their numbers. True as long as there are any of which the loop has not heard."""
 
     def __init__(self) -> None:
-        self._begun: dict[int, Begun] = {}
-        self._outcomes: deque[Done] = deque()
+        self._begun: dict[int, InflightSave] = {}
+        self._outcomes: deque[SaveOutcome] = deque()
         self._decided: set[int] = set()
         """Saves whose outcome is known, and not collected yet. Two threads may bring one: by the agent's answer, and by its end."""
         self._deciding = threading.Lock()
@@ -97,7 +97,7 @@ class UnderWay:
         """The id of the newest save that the agent has: the parent of the next one."""
         return next((save.id for save in reversed(self.saves) if save.id and save.error is None), None)
 
-    def add(self, number: int, begun: Begun) -> None:
+    def add(self, number: int, begun: InflightSave) -> None:
         """The agent is about to have it."""
         self._begun[number] = begun._replace(priority=self._rank(begun.save.reason))
 
@@ -111,7 +111,7 @@ class UnderWay:
         if begun is not None:
             begun.save.mark_sealed(seconds)
 
-    def on_done(self, done: Done) -> None:
+    def on_done(self, done: SaveOutcome) -> None:
         """In another thread: tell the handle; the loop hears of it at its next call."""
         with self._deciding:
             begun = self._begun.get(done.report.number)
@@ -127,7 +127,7 @@ class UnderWay:
         else:
             save._notify(error=done.error)
 
-    def over(self) -> Iterator[tuple[Begun, Done]]:
+    def over(self) -> Iterator[tuple[InflightSave, SaveOutcome]]:
         """What has become of saves since the last call, one after the other: whoever stops in between hears of the rest the next time."""
         while self._outcomes:
             done = self._outcomes.popleft()

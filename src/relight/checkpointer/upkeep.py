@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from relight.catalog.checked import record_checked
 from relight.catalog.tiers import Further
 from relight.checkpointer.resume import Resumed
-from relight.commit import Place
+from relight.commit import CommitTarget
 from relight.errors import Fenced, RelightError
 from relight.observe import emit
 from relight.policy import Keep
@@ -15,7 +15,7 @@ from relight.reclaim import execute_sweep, plan_sweep, prune_a_share
 from relight.store import ByteStore
 
 
-def retire(place: Place, keep: Keep, verified: dict[str, bool]) -> None:
+def retire(place: CommitTarget, keep: Keep, verified: dict[str, bool]) -> None:
     """Remove what ``keep`` no longer keeps. ``Fenced`` is the caller's; other failures are told, and tried again after the next save."""
     if keep.is_everything:
         return

@@ -41,7 +41,7 @@ _COMM = "pt_data_worker"
 _LIVE, _ASKED, _NEXT, _WANTED, _FIELDS = 0, 1, 2, 8, 72
 
 
-class Page:
+class WorkerPage:
     """Memory that a trainer shares with its workers. Written by the trainer only."""
 
     def __init__(self, owner: int, fd: int, memory: mmap.mmap) -> None:
@@ -49,14 +49,14 @@ class Page:
         self._fields = memoryview(memory).cast("q")
 
     @classmethod
-    def made(cls) -> Page:
+    def made(cls) -> WorkerPage:
         """Return a new page of this process. ``OSError`` if no descriptor or memory is left."""
         fd = os.memfd_create("relight-workers", os.MFD_CLOEXEC)
         os.ftruncate(fd, mmap.PAGESIZE)
         return cls(os.getpid(), fd, mmap.mmap(fd, mmap.PAGESIZE))
 
     @classmethod
-    def from_descriptor(cls, owner: int, fd: int) -> Page:
+    def from_descriptor(cls, owner: int, fd: int) -> WorkerPage:
         """Return the page of process ``owner``, for a worker that was not forked. ``OSError`` if the owner has ended."""
         with open(f"/proc/{owner}/fd/{fd}", "r+b") as file:
             return cls(owner, -1, mmap.mmap(file.fileno(), mmap.PAGESIZE))
@@ -124,7 +124,7 @@ def _loop_of(module: str, name: str, owner: int, fd: int) -> Callable[..., Any]:
     loop = found if isinstance(found, Loop) else Loop(found, module, name)
     if owner and _page is None:
         with contextlib.suppress(OSError):
-            _page = Page.from_descriptor(owner, fd)
+            _page = WorkerPage.from_descriptor(owner, fd)
     return loop
 
 
@@ -133,7 +133,7 @@ def protect() -> None:
     global _page
     if _page is None or _page.owner != os.getpid():
         with contextlib.suppress(OSError):
-            _page = Page.made()
+            _page = WorkerPage.made()
     for module, name in LOOPS:
         found = getattr(sys.modules.get(module), name, None)
         if found is not None and not isinstance(found, Loop):
@@ -178,11 +178,11 @@ def in_forked_child(number: int) -> None:
 # -- inside
 
 
-def _own() -> Page | None:
+def _own() -> WorkerPage | None:
     return _page if _page is not None and _page.owner == os.getpid() else None
 
 
-def _count_down(page: Page) -> None:
+def _count_down(page: WorkerPage) -> None:
     if page.owner == os.getpid():
         page.count(-1)
 
@@ -209,7 +209,7 @@ def _on_worker(number: int, frame: FrameType | None) -> None:
         _end(number)
 
 
-def _hold(page: Page, number: int) -> None:
+def _hold(page: WorkerPage, number: int) -> None:
     """Wait until the parent has ended, or is known not to end; then end this process."""
     global _holding
     began = time.monotonic()
@@ -259,7 +259,7 @@ def _is_worker(pid: int | None) -> bool:
     return False
 
 
-_page: Page | None = None
+_page: WorkerPage | None = None
 """The page of this process, or of the parent in a child."""
 _holding = ""
 """In a forked child: ``held`` while it waits for its parent's end, ``over`` after that."""

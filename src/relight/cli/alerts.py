@@ -11,7 +11,7 @@ from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, plural, table
 from relight.errors import ConfigError
 from relight.watch import Watcher
-from relight.watch.rules import FIRING, KINDS, Alert, Rule, as_dict, judge, spell
+from relight.watch.rules import FIRING, KINDS, Alert, AlertRule, as_dict, judge, spell
 from relight.watch.settings import Alerting, read_alerting
 from relight.watch.telling import clean, trial_message
 
@@ -123,7 +123,7 @@ def _severity(name: str) -> Styled:
     return Styled(name, {"critical": "red", "warning": "yellow"}.get(name, ""))
 
 
-def _limit(rule: Rule) -> str:
+def _limit(rule: AlertRule) -> str:
     name = KINDS[rule.kind].limit
     return f"{name} = {rule.limit:g}" if name else ""
 

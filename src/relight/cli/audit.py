@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from relight.audit import Book, Entry, check
+from relight.audit import AuditEntry, AuditLog, check
 from relight.audit.book import SETTING
 from relight.cli.common import json_option
 from relight.cli.output import Styled, age, emit_json, escape, paint, plural, table
@@ -41,7 +41,7 @@ def command() -> None:
 @json_option
 def show(path: str | None, newest: int | None, as_json: bool) -> None:
     """List what was done, newest last."""
-    book = Book(_store(path))
+    book = AuditLog(_store(path))
     rows = book.entries() if newest is None else book.newest(newest)
     if as_json:
         emit_json([_row(one) for one in rows])
@@ -95,7 +95,7 @@ def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
 )
 def export(path: str | None, out: Path | None, kind: str) -> None:
     """Write all entries out. Cells that a spreadsheet would take for a formula are given a quote in front."""
-    rows = Book(_store(path)).entries()
+    rows = AuditLog(_store(path)).entries()
     if kind == "json":
         import json
 
@@ -103,7 +103,7 @@ def export(path: str | None, out: Path | None, kind: str) -> None:
     else:
         into = io.StringIO()
         writer = csv.writer(into, lineterminator="\n")
-        writer.writerow(Entry._fields)
+        writer.writerow(AuditEntry._fields)
         writer.writerows([[_cell(value) for value in one[:-1]] + [_cell(_words(one))] for one in rows])
         text = into.getvalue()
     if out is None:
@@ -113,12 +113,12 @@ def export(path: str | None, out: Path | None, kind: str) -> None:
     click.echo(f"{len(rows)} {'entry' if len(rows) == 1 else 'entries'} in {escape(out)}", err=True)
 
 
-def _row(one: Entry) -> dict[str, object]:
+def _row(one: AuditEntry) -> dict[str, object]:
     """An entry for programs."""
     return {**one._asdict(), "fields": dict(one.fields)}
 
 
-def _words(one: Entry) -> str:
+def _words(one: AuditEntry) -> str:
     """An entry's fields in one line; those that are empty are left out."""
     return "; ".join(f"{name}={value}" for name, value in one.fields if value)
 
@@ -127,7 +127,7 @@ def _cell(value: object) -> object:
     return f"'{value}" if isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t", "\r") else value
 
 
-def _how(one: Entry) -> Styled:
+def _how(one: AuditEntry) -> Styled:
     return Styled(one.how or "not ended", {"ok": "green", "": "yellow"}.get(one.how, "red"))
 
 

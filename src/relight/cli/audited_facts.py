@@ -6,13 +6,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from relight.audit.facts import Facts
+from relight.audit.facts import ActionFacts
 from relight.catalog.find import choose
 from relight.catalog.holds import holds_of
 from relight.catalog.locate import locate
 from relight.catalog.run import Run, list_runs
 from relight.errors import RelightError
-from relight.log import Checkpoint, History, View, fold
+from relight.log import Checkpoint, History, LogView, fold
 from relight.versions.stages import earlier_in, next_stage
 
 Given = Mapping[str, Any]
@@ -21,9 +21,11 @@ _ONE = ("tag", "branch", "note", "hold", "promote", "cp", "export")
 """Commands that mean one checkpoint."""
 
 
-def facts_of(name: str, given: Given) -> Facts:
+def facts_of(name: str, given: Given) -> ActionFacts:
     """Return the fields of command ``name`` with its arguments. If its run cannot be read, the arguments alone; the command reports why."""
-    plain = Facts(why=str(given.get("why") or given.get("text") or ""), given={key: one for key, one in given.items() if one is not None})
+    plain = ActionFacts(
+        why=str(given.get("why") or given.get("text") or ""), given={key: one for key, one in given.items() if one is not None}
+    )
     path = next((str(given[key]) for key in _PATHS if given.get(key)), "")
     if not path or name in ("import", "migrate", "pull", "keys", "rekey"):  # these name no run that is read
         return replace(plain, run=path)
@@ -43,11 +45,11 @@ def facts_of(name: str, given: Given) -> Facts:
     return replace(plain, run=runs[0], checkpoint=one.id if one is not None else "", before=found[0], after=found[1])
 
 
-def _tag(given: Given, history: History, view: View, one: Checkpoint | None) -> tuple[str, str]:
+def _tag(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
     return history.tags.get(str(given.get("name")), ""), "" if given.get("delete") or one is None else one.id
 
 
-def _promote(given: Given, history: History, view: View, one: Checkpoint | None) -> tuple[str, str]:
+def _promote(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
     stage = str(given["stage"]) if given.get("stage") else next_stage(history, one.id) if one is not None else ""
     if given.get("back"):
         after = earlier_in(view, stage)
@@ -56,24 +58,24 @@ def _promote(given: Given, history: History, view: View, one: Checkpoint | None)
     return f"{stage}: {history.tags.get(stage, '')}", f"{stage}: {after}"
 
 
-def _hold(given: Given, history: History, view: View, one: Checkpoint | None) -> tuple[str, str]:
+def _hold(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
     held = holds_of(history).get(one.id) if one is not None else None
     return "" if held is None else f"held: {held}", "" if given.get("let_go") else f"held: {given.get('why') or ''}"
 
 
-def _branch(given: Given, history: History, view: View, one: Checkpoint | None) -> tuple[str, str]:
+def _branch(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
     name = str(given.get("name") or "")
     return (name, "") if given.get("dropped") else ("", name)
 
 
-def _live(given: Given, history: History, view: View, one: Checkpoint | None) -> tuple[str, str]:
+def _live(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
     return ", ".join(live.id for live in history.live), ""
 
 
-def _recall(given: Given, history: History, view: View, one: Checkpoint | None) -> tuple[str, str]:
+def _recall(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
     return ", ".join(history.recallable), ""
 
 
-_VALUES: dict[str, Callable[[Given, History, View, Checkpoint | None], tuple[str, str]]] = {
+_VALUES: dict[str, Callable[[Given, History, LogView, Checkpoint | None], tuple[str, str]]] = {
     "tag": _tag, "promote": _promote, "hold": _hold, "branch": _branch, "prune": _live, "recall": _recall,
 }  # fmt: skip

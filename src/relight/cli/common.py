@@ -8,11 +8,11 @@ from typing import NamedTuple
 import click
 
 from relight.catalog.find import choose
-from relight.catalog.locate import Place, locate
+from relight.catalog.locate import Location, locate
 from relight.catalog.run import Run, list_runs
 from relight.cli.output import escape, warn
 from relight.errors import ConfigError, CorruptCheckpoint
-from relight.log import Checkpoint, History, View, fold
+from relight.log import Checkpoint, History, LogView, fold
 from relight.observe import write_events
 
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON on standard output.")
@@ -28,7 +28,7 @@ class OpenedRun(NamedTuple):
     """A run and what its log says now. ``which`` is the checkpoint that the path itself named, if it did."""
 
     run: Run
-    view: View
+    view: LogView
     history: History
     which: str | None
 
@@ -53,7 +53,7 @@ def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:
     return read_run(place._replace(run=name), name, warnings=warnings)
 
 
-def read_run(place: Place, name: str, *, warnings: bool = True) -> OpenedRun:
+def read_run(place: Location, name: str, *, warnings: bool = True) -> OpenedRun:
     """The run ``name`` of a store. What is wrong with its log is said on stderr, once a record."""
     run = Run(place.store, name)
     view = run.view()

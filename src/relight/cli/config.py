@@ -13,7 +13,7 @@ from relight.cli.output import Styled, emit_json, escape, paint, plural, table
 from relight.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relight.config import Mistake, Shown
+    from relight.config import Mistake, ShownSetting
     from relight.config.show import Said
 
 _WIDTH = 84
@@ -54,7 +54,7 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
     if as_json:
         emit_json({"file": str(path or ""), "mistakes": len(wrong), "settings": [_as_dict(one) for one in shown]})
         return 0
-    groups: dict[str, list[Shown]] = {}
+    groups: dict[str, list[ShownSetting]] = {}
     for one in shown:
         if everything or one.is_set:
             groups.setdefault(one.setting.name.rpartition(".")[0], []).append(one)
@@ -126,7 +126,7 @@ def _mistakes(path: Path | None) -> list[Mistake]:
     return [*wrong, *check_variables(told)]
 
 
-def _rows(group: list[Shown], everything: bool) -> list[list[object]]:
+def _rows(group: list[ShownSetting], everything: bool) -> list[list[object]]:
     """Of one table of the file. Values are cut where a line would be too long; JSON has all of them."""
     keys = [one.setting.name.rpartition(".")[2] for one in group]
     beaten = [[said for said in one.beaten if said.source != "default"] if everything else [] for one in group]
@@ -144,7 +144,7 @@ def _value(said: Said, room: int) -> str:
     return text if len(text) <= room else f"{text[: room - 1]}…"
 
 
-def _as_dict(one: Shown) -> dict[str, Any]:
+def _as_dict(one: ShownSetting) -> dict[str, Any]:
     setting = one.setting
     return {
         "name": setting.name, "value": one.counts.value if one.is_set else None, "from": one.counts.source, "line": one.counts.line or None,

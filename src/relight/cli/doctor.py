@@ -15,7 +15,20 @@ import click
 from relight.catalog.locate import locate
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, paint, plural, table
-from relight.doctor import Coverage, Explained, Facts, Finding, FixPlan, FixReport, collect, coverage, execute_fix, explain, judge, plan_fix
+from relight.doctor import (
+    Coverage,
+    DoctorFacts,
+    Explained,
+    Finding,
+    FixPlan,
+    FixReport,
+    collect,
+    coverage,
+    execute_fix,
+    explain,
+    judge,
+    plan_fix,
+)
 from relight.doctor.bounded import QUICK
 from relight.doctor.coverage import by_reason
 from relight.doctor.explain import read_log
@@ -24,7 +37,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreU
 from relight.store import ByteStore
 
 if TYPE_CHECKING:
-    from relight.supervise.meeting import Seat
+    from relight.supervise.meeting import NodeAddress
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _WIDTH = 84
@@ -89,7 +102,7 @@ def command(
     return 1 if any(one.severity != "note" for one in findings) else 0
 
 
-def _seat(meet: str, node: str) -> Seat:
+def _seat(meet: str, node: str) -> NodeAddress:
     """Where nodes meet, before anything is looked at."""
     try:
         from relight.supervise.meeting import seat_of
@@ -98,9 +111,9 @@ def _seat(meet: str, node: str) -> Seat:
     return seat_of(meet, node)
 
 
-def _with_nodes(facts: Facts, seat: Seat, within_s: float, say: Callable[[str], None]) -> Facts:
+def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, say: Callable[[str], None]) -> DoctorFacts:
     """And what other nodes say of themselves. What hangs all the same is left behind."""
-    from relight.doctor.bounded import Looking
+    from relight.doctor.bounded import BoundedProbe
     from relight.doctor.facts_nodes import STEP_S, collect_nodes
     from relight.supervise.meeting import Meeting
 
@@ -113,7 +126,7 @@ def _with_nodes(facts: Facts, seat: Seat, within_s: float, say: Callable[[str], 
             failed.append(error)
             return ()
 
-    looking = Looking(2 * within_s + 6 * STEP_S)
+    looking = BoundedProbe(2 * within_s + 6 * STEP_S)
     nobody: tuple[NodeFacts, ...] = ()
     found = looking.at("nodes", meet, nobody)
     if failed:
@@ -135,7 +148,7 @@ def status() -> Iterator[Callable[[str], None]]:
         yield lambda what: shown.update(f"looking: {escape(what)}")
 
 
-def _show(path: str, facts: Facts, findings: list[Finding], fix: bool) -> None:
+def _show(path: str, facts: DoctorFacts, findings: list[Finding], fix: bool) -> None:
     for one in findings:
         name = paint(one.severity.ljust(7), _COLOURS[one.severity])
         click.echo(f"{name}  {paint(escape(one.what), 'bold')}  ({one.name})")
@@ -202,7 +215,7 @@ def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> Fi
     return report
 
 
-def _to_dict(path: str, facts: Facts, findings: list[Finding], plan: FixPlan | None, report: FixReport | None) -> dict[str, Any]:
+def _to_dict(path: str, facts: DoctorFacts, findings: list[Finding], plan: FixPlan | None, report: FixReport | None) -> dict[str, Any]:
     told: dict[str, Any] = {
         "path": path, "ok": all(one.severity == "note" for one in findings), "findings": [one.to_dict() for one in findings],
         **coverage(facts).to_dict(), "unseen": facts.unseen,

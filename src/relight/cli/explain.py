@@ -10,7 +10,7 @@ from relight.cli.common import json_option, open_run_at
 from relight.cli.output import age, emit_json, escape, facts_list, plural, table
 from relight.errors import CheckpointNotFound
 from relight.forecast.schedule import span
-from relight.forecast.told import TOPIC, Told, decode
+from relight.forecast.told import TOPIC, ScheduleNote, decode
 from relight.format.records import NoteBody, Record
 from relight.log import History
 from relight.policy.tiers import NOW, PACE_TOPIC
@@ -60,7 +60,7 @@ def schedule(path: str, last: int, as_json: bool) -> int:
     return 0
 
 
-def decisions(history: History) -> list[tuple[Record, Told]]:
+def decisions(history: History) -> list[tuple[Record, ScheduleNote]]:
     """Those that the log has, oldest first."""
     found = []
     for record in history.notes:
@@ -69,12 +69,12 @@ def decisions(history: History) -> list[tuple[Record, Told]]:
     return found
 
 
-def _row(record: Record, told: Told) -> list[object]:
+def _row(record: Record, told: ScheduleNote) -> list[object]:
     foreseen = told.numbers.get("foreseen", 0.0)
     return [age(record.time), record.epoch, told.step, span(told.interval_s), f"{foreseen:.0%}" if foreseen else "–"]
 
 
-def _print_decision(told: Told, history: History) -> None:
+def _print_decision(told: ScheduleNote, history: History) -> None:
     """The newest decision, part by part."""
     head, _, numbers = told.reason.partition("; ")
     every, _, why = head.partition(": ")
@@ -107,7 +107,7 @@ def _print_paces(history: History) -> None:
         click.echo("\nfrom then on every save, as somebody waited for one on all tiers")
 
 
-def _for_programs(record: Record, told: Told) -> dict[str, Any]:
+def _for_programs(record: Record, told: ScheduleNote) -> dict[str, Any]:
     return {
         "time": record.time, "epoch": record.epoch, "step": told.step, "interval_s": told.interval_s, "reason": told.reason,
         "numbers": dict(told.numbers),

@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
-from relight.catalog.checked import Checked, checked
-from relight.catalog.locate import Place, locate
+from relight.catalog.checked import VerificationResult, checked
+from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
 from relight.cli.common import json_option, open_run_at, read_run
 from relight.cli.output import Styled, age, emit_json, escape, metrics_text, plural, size, table, warn
@@ -55,7 +55,7 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
         click.echo("no checkpoint yet")
 
 
-def entry(history: History, one: Checkpoint, known: Checked | None = None) -> dict[str, Any]:
+def entry(history: History, one: Checkpoint, known: VerificationResult | None = None) -> dict[str, Any]:
     """One checkpoint as ``--json`` shows it; ``known``: what reading it has shown."""
     body = one.body
     return {
@@ -119,7 +119,7 @@ def _damage(rows: list[dict[str, Any]]) -> None:
             warn(f"checkpoint {row['id']} is damaged: {escape(found['what'])} (found by {escape(found['by'])}, {age(found['at'])})")
 
 
-def _tiers(place: Place, newest: int | None, as_json: bool) -> None:
+def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
     """One history of all tiers, with a column for each."""
     assert place.run is not None
     names, merged, errors = residency(place.store, place.run)
@@ -156,7 +156,7 @@ def _there(name: str, row: dict[str, Any], silent: set[str]) -> str:
 _FIELDS = ("checkpoints", "latest_step", "latest_created", "stored_bytes", "attempts")
 
 
-def _runs(place: Place, as_json: bool) -> None:
+def _runs(place: Location, as_json: bool) -> None:
     rows: list[dict[str, Any]] = []
     unread: list[dict[str, Any]] = []
     names = list_runs(place.store)

@@ -15,7 +15,7 @@ from relight.watch import RunSeen, Watcher
 from relight.watch.settings import read_alerting
 
 if TYPE_CHECKING:
-    from relight.watch.loop import Looking
+    from relight.watch.loop import AlertLoop
 
 
 @click.command("metrics")
@@ -83,16 +83,16 @@ def _generate(grafana: Path | None, rules: Path | None, settings: Path | None) -
         click.echo(f"the rules are in {escape(write_rules(rules, read_alerting(settings)))}", err=True)
 
 
-def _alarmed(watcher: Watcher, settings: Path | None) -> Looking:
+def _alarmed(watcher: Watcher, settings: Path | None) -> AlertLoop:
     """A thread that looks and tells; addresses that cannot work are found now."""
-    from relight.watch.loop import Looking
+    from relight.watch.loop import AlertLoop
     from relight.watch.notify import Alarms, check_targets
 
     found = read_alerting(settings)
     if not found.to:
         raise ConfigError("there is nobody to tell", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
     check_targets([*found.to, *found.escalate_to])
-    return Looking(watcher, Alarms(found))
+    return AlertLoop(watcher, Alarms(found))
 
 
 def as_value(seen: RunSeen) -> dict[str, object]:

@@ -15,7 +15,7 @@ from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, paint, size, table
 from relight.errors import ConfigError
 from relight.forecast import PUBLISHED, Belief, prior
-from relight.forecast.planned import Known, Layout, Measured, Plan, Question, fit, plan
+from relight.forecast.planned import JobPlan, KnownNumber, MeasuredTime, ParallelLayout, Question, fit, plan
 from relight.forecast.schedule import costly, span
 from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, from_count, size_of
 from relight.policy.units import bytes_of, seconds_of
@@ -119,7 +119,7 @@ def plan_for(
     at_most: str | None = None,
     stall: str | None = None,
     durable: str | None = None,
-) -> tuple[Plan, str]:
+) -> tuple[JobPlan, str]:
     """The plan, and what it was made for in words."""
     of, said = model_size(model, precision, optimizer)
     belief = prior(gpus, source=rates)
@@ -128,11 +128,11 @@ def plan_for(
         belief, source = Belief(belief.shape, belief.shape * seconds_of(mtbf, "--mtbf")), "given"
     given = {"copy": copy_, "link": link, "store_write": store_write, "store_read": store_read}
     given_times = {
-        name: Measured(seconds_of(text, f"--{name}"), 0.0, "given")
+        name: MeasuredTime(seconds_of(text, f"--{name}"), 0.0, "given")
         for name, text in (("stall", stall), ("durable", durable)) if text is not None
     }  # fmt: skip
     question = Question(
-        size=of, layout=Layout(gpus, per_node, tp, pp, zero), belief=belief, rate_source=source,
+        size=of, layout=ParallelLayout(gpus, per_node, tp, pp, zero), belief=belief, rate_source=source,
         paces={name: float(bytes_of(text, f"--{name.replace('_', '-')}")) for name, text in given.items() if text is not None},
         measured=read_measured(measured) | given_times, start_s=None if restart is None else seconds_of(restart, "--restart"),
         levels=tuple(one.strip() for one in levels.split(",")), window_s=seconds_of(window, "--window"), kept=keep,
@@ -176,17 +176,17 @@ def _of_run(text: str) -> tuple[Size, str]:
     return Size(parts, "as the checkpoint has it"), f"checkpoint {opened.root.id}, step {opened.root.step} of {found.run.name}"
 
 
-def stored_share(text: str) -> Known:
+def stored_share(text: str) -> KnownNumber:
     """Return the bytes that a run's live checkpoints store over the bytes of their states, from the records in its log."""
     found = open_run_at(text, warnings=False)
     bodies = [one.body for one in found.history.live if one.body.logical_bytes > 0]
     if not bodies:
         raise ConfigError("no checkpoint states its bytes", where=text, hint="save the run once, then name it again")
     share = sum(one.new_bytes for one in bodies) / sum(one.logical_bytes for one in bodies)
-    return Known(share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {found.run.name}")
+    return KnownNumber(share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {found.run.name}")
 
 
-def read_measured(paths: Sequence[Path]) -> dict[str, Measured]:
+def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
     """Lines through what files of ``relight bench --json`` say."""
     points: dict[str, list[tuple[float, float]]] = {}
     for path in paths:
@@ -202,7 +202,7 @@ def read_measured(paths: Sequence[Path]) -> dict[str, Measured]:
     return {name: fit(one, source) for name, one in points.items()}
 
 
-def show(found: Plan, said: str) -> None:
+def show(found: JobPlan, said: str) -> None:
     """For people."""
     question = found.question
     layout, of = question.layout, question.size
@@ -245,7 +245,7 @@ def _value(name: str, value: float) -> str:
     return span(value) if name in ("start", "mtbf", "stall_s", "durable_s", "load_s") else size(round(value))
 
 
-def _facts(found: Plan) -> list[tuple[str, object]]:
+def _facts(found: JobPlan) -> list[tuple[str, object]]:
     question = found.question
     window, of = question.window_s, question.size.bytes
     stall = found.levels[0].costs.stall_s
@@ -262,7 +262,7 @@ def _facts(found: Plan) -> list[tuple[str, object]]:
     ]  # fmt: skip
 
 
-def _bounded(found: Plan) -> list[tuple[str, object]]:
+def _bounded(found: JobPlan) -> list[tuple[str, object]]:
     """What the bounds cost that were asked for."""
     question = found.question
     bounds = [f"at_least={span(question.at_least_s)}"] if question.at_least_s else []
@@ -270,7 +270,7 @@ def _bounded(found: Plan) -> list[tuple[str, object]]:
     return [("bound", costly(", ".join(bounds), found.bound_cost, found.free.levels[0].interval_s))] if bounds else []
 
 
-def to_dict(found: Plan, said: str) -> dict[str, Any]:
+def to_dict(found: JobPlan, said: str) -> dict[str, Any]:
     """For programs."""
     question, layout = found.question, found.question.layout
     return {

@@ -15,7 +15,7 @@ from relight.cli.output import emit_json, escape, table
 from relight.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relight.foresee.score import Costs, Result
+    from relight.foresee.score import AlarmCosts, Result
 
 _AGE = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -70,14 +70,14 @@ def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: s
     Example:
       relight predict train nodes.model --recordings incidents --if-older 24h
     """
-    from relight.foresee.learn import Plan, train
+    from relight.foresee.learn import LearningPlan, train
     from relight.foresee.model import age_s
 
     if if_older is not None and age_s(model) <= _seconds(if_older):
         emit_json({"model": str(model), "trained": False}) if as_json else click.echo("nothing to do: the model is young enough")
         return
     names = tuple(one.strip() for one in detectors.split(",") if one.strip())
-    plan = Plan(runs, recordings, seed, precision, names, _costs(**costs), epochs)
+    plan = LearningPlan(runs, recordings, seed, precision, names, _costs(**costs), epochs)
     made, results = train(plan, lambda text: click.echo(text, err=True))
     made.write(model)
     if as_json:
@@ -128,7 +128,7 @@ def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings:
         click.echo(f"the picture is in {escape(plot)}", err=True)
 
 
-def _print(results: list[Result], costs: Costs) -> None:
+def _print(results: list[Result], costs: AlarmCosts) -> None:
     rows = [
         [one.detector, _number(one.threshold, ".2f"), _number(one.precision, ".2f"), f"{one.found}/{one.failures}",
          _number(one.lead_s, ".0f"), _number(one.false_per_day, ".2f"), _number(one.net_s_per_day, "+.0f"),
@@ -154,10 +154,10 @@ def _share(counts: tuple[int, int] | None) -> str:
     return "-" if counts is None else f"{counts[0]}/{counts[1]}"
 
 
-def _costs(save_seconds: float, every_seconds: float, failures_per_day: float) -> Costs:
-    from relight.foresee.score import Costs
+def _costs(save_seconds: float, every_seconds: float, failures_per_day: float) -> AlarmCosts:
+    from relight.foresee.score import AlarmCosts
 
-    return Costs(save_seconds, every_seconds, failures_per_day)
+    return AlarmCosts(save_seconds, every_seconds, failures_per_day)
 
 
 def _seconds(text: str) -> float:

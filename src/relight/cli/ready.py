@@ -13,7 +13,7 @@ from relight.cli.common import json_option
 from relight.cli.doctor import status
 from relight.cli.output import emit_json, escape, paint, plural, progress
 from relight.doctor import Readiness, collect, grade, judge
-from relight.doctor.bounded import Looking
+from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import Drilled
 from relight.doctor.ready import PARTS
 from relight.log.identity import seconds_since_epoch
@@ -82,7 +82,7 @@ def _bytes_to_read(path: str) -> int:
     """How long the bar is; none if that cannot be told, which the looking itself will say."""
     from relight.cli.common import open_run_at
 
-    return Looking().at("size", lambda: sum(one.body.stored_bytes for one in open_run_at(path, warnings=False).history.live[-1:]), 0)
+    return BoundedProbe().at("size", lambda: sum(one.body.stored_bytes for one in open_run_at(path, warnings=False).history.live[-1:]), 0)
 
 
 def _show(path: str, found: Readiness, everything: bool) -> None:

@@ -89,13 +89,13 @@ def command(
         )
     if proxy_header and not proxy_from:
         raise ConfigError("a proxy's word needs both: --proxy-header and --proxy-from")
-    from relight.serve.app import Settings, create_app
-    from relight.serve.doors import Rules
+    from relight.serve.app import ServerSettings, create_app
+    from relight.serve.doors import AccessRules
     from relight.serve.proxies import check_proxies, public_origin
 
     check_proxies(proxy_from)
 
-    rules = Rules(
+    rules = AccessRules(
         hosts=tuple(name.lower() for name in hosts),
         anonymous_read=anonymous_read,
         secure=bool(tls_cert),
@@ -104,7 +104,7 @@ def command(
         proxy_from=proxy_from,
         proxy_role=proxy_role,
     )
-    app = create_app(Settings(stores, state, audit, rules, alerts=settings))
+    app = create_app(ServerSettings(stores, state, audit, rules, alerts=settings))
     if not (app.state.store.tokens() or anonymous_read or proxy_header):
         click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
     shown = f"[{host}]" if ":" in host else host

@@ -10,13 +10,13 @@ import click
 import msgspec
 
 from relight.audit import recorded
-from relight.audit.facts import Facts
+from relight.audit.facts import ActionFacts
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, table
 from relight.policy.units import seconds_of
 
 if TYPE_CHECKING:
-    from relight.serve.state import State
+    from relight.serve.state import TokenFile
 
 ROLES = ("viewer", "operator", "admin")
 state_option = click.option(
@@ -28,10 +28,10 @@ state_option = click.option(
 )
 
 
-def _state(path: Path | None) -> State:
-    from relight.serve.state import State
+def _state(path: Path | None) -> TokenFile:
+    from relight.serve.state import TokenFile
 
-    return State(path)
+    return TokenFile(path)
 
 
 @click.group("token")
@@ -59,7 +59,7 @@ def command() -> None:
 def new(name: str, role: str, scope: str, expires: str | None, path: Path | None, as_json: bool) -> None:
     """Make a token for NAME, and show it, this once."""
     lasts_s = seconds_of(expires, "--expires") if expires is not None else None
-    facts = Facts(given={"name": name, "role": role, "scope": scope, "expires": expires or ""})
+    facts = ActionFacts(given={"name": name, "role": role, "scope": scope, "expires": expires or ""})
     with recorded("token new", f"{name} {role} {scope}".strip(), facts) as says:
         token_id, token = _state(path).new_token(name, role, scope, lasts_s)
         says.append(f"token {token_id}")
@@ -98,7 +98,7 @@ def revoke(token_id: str, path: Path | None, as_json: bool) -> None:
     token_id = token_id.removeprefix("rl_").partition(".")[0]  # a whole token may have been pasted: its secret goes nowhere
     state = _state(path)
     before = next((one.state for one in state.tokens() if one.id == token_id), "")
-    with recorded("token revoke", token_id, Facts(before=before, after="revoked", given={"id": token_id})):
+    with recorded("token revoke", token_id, ActionFacts(before=before, after="revoked", given={"id": token_id})):
         found = state.revoke(token_id)
     if as_json:
         emit_json({"id": found.id, "name": found.name, "state": "revoked"})

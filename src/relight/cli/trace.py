@@ -15,7 +15,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.observe.spans import PARTS
 from relight.watch.files import EventFiles, Heard
 from relight.watch.rules import spell
-from relight.watch.trace import GAP_S, Span, Trace, as_value, saves_in, trace_of
+from relight.watch.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 
 LANE = 56
 MARKS = {"blocked": "b", "snapshot": "s", "held": "h", "write": "w", "wait": ".", "parts": "p", "commit": "c", "drain": "d"}
@@ -107,7 +107,7 @@ def _listed(saves: dict[str, list[Heard]]) -> str:
     return ", ".join(steps[-3:]) + (f" and {len(steps) - 3} before" if len(steps) > 3 else "")
 
 
-def _show(trace: Trace) -> None:
+def _show(trace: SaveTrace) -> None:
     ranks = sorted({span.rank for span in trace.spans})
     head = [("save", f"{trace.id}, step {trace.step}"), ("ended", "committed" if trace.committed else "not committed")]
     head.append(("took", f"{spell(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
@@ -126,10 +126,10 @@ def _show(trace: Trace) -> None:
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 
-def _lanes(trace: Trace) -> None:
+def _lanes(trace: SaveTrace) -> None:
     end = max(span.end for span in trace.spans)
     whole = (end - trace.start) or 1.0
-    lanes: dict[tuple[int, str], list[Span]] = {}
+    lanes: dict[tuple[int, str], list[TraceSpan]] = {}
     for span in trace.spans:
         lanes.setdefault((span.rank, span.role), []).append(span)
     shown = sorted(lanes, key=lambda lane: (lane[1] == "drain", trace.slack.get(lane[0], 0.0), lane[0], lane[1] != "trainer"))

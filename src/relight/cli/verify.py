@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from relight.catalog import Finding, verify_checkpoint, verify_log
+from relight.catalog import VerifyFinding, verify_checkpoint, verify_log
 from relight.catalog.checked import record_checked
 from relight.catalog.locate import locate
 from relight.catalog.proofs import VERIFIED, Proof, Verified, remember_proof
@@ -38,7 +38,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
     """
     place = locate(path)
     whole = place.run is None and place.which is None and not which
-    log_findings: list[Finding] = []
+    log_findings: list[VerifyFinding] = []
     runs: list[OpenedRun] = []
     if whole:
         for name in list_runs(place.store):
@@ -47,11 +47,11 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
             except WrongKey:  # it says nothing of what is there
                 raise
             except RelightError as error:
-                log_findings.append(Finding(error.kind, error.where or name, "", error.what))
+                log_findings.append(VerifyFinding(error.kind, error.where or name, "", error.what))
         try:
             read_store(place.store)
         except RelightError as error:
-            log_findings.append(Finding(error.kind, "relight.json", "", error.what))
+            log_findings.append(VerifyFinding(error.kind, "relight.json", "", error.what))
     else:
         runs.append(open_run_at(path, warnings=False))
     wanted = [(found, one) for found in runs for one in _chosen(found, which)]
@@ -59,7 +59,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         of_log = verify_log(found.run.store, found.view, whole=not quick and not which)
         log_findings += [finding for finding in of_log if finding not in log_findings]
     width = max((len(_label(found, one, runs)) for found, one in wanted), default=0)
-    results: list[tuple[OpenedRun, Checkpoint, list[Finding]]] = []
+    results: list[tuple[OpenedRun, Checkpoint, list[VerifyFinding]]] = []
     with progress("verifying", 0 if quick else sum(one.body.stored_bytes for _, one in wanted)) as meter:
         for found, one in wanted:
             findings = verify_checkpoint(found.run.store, found.view, one, data=not quick, progress=meter)
@@ -88,7 +88,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
     return 0 if ok else 1
 
 
-def _emit_findings(found: OpenedRun, one: Checkpoint, findings: list[Finding], partly: bool) -> None:
+def _emit_findings(found: OpenedRun, one: Checkpoint, findings: list[VerifyFinding], partly: bool) -> None:
     """Whoever watches the run hears of it."""
     keep_events(found.run.store.url, found.run.name)
     if findings:
@@ -99,7 +99,7 @@ def _emit_findings(found: OpenedRun, one: Checkpoint, findings: list[Finding], p
         emit("verify.done", f"checkpoint {one.id} (step {one.step}) is as committed, to the byte", id=one.id, step=one.step)
 
 
-def _remember(found: OpenedRun, results: list[tuple[Checkpoint, list[Finding]]]) -> None:
+def _remember(found: OpenedRun, results: list[tuple[Checkpoint, list[VerifyFinding]]]) -> None:
     """With the run, where it may be written: what did not answer was neither read nor found damaged. What was shown is shown either way."""
     read = [(one, findings) for one, findings in results if not any(finding.is_silence for finding in findings)]
     record_checked(found.run.store, found.run.name, {one.id: _first(bad) for one, bad in read}, "relight verify")
@@ -111,7 +111,7 @@ def _remember(found: OpenedRun, results: list[tuple[Checkpoint, list[Finding]]])
             remember_proof(found.run.store, found.run.name, Proof(VERIFIED, not wrong, say, checkpoints=rows))
 
 
-def _first(findings: list[Finding]) -> str:
+def _first(findings: list[VerifyFinding]) -> str:
     return f"{findings[0].file}: {findings[0].detail}" if findings else ""
 
 
@@ -125,7 +125,7 @@ def _label(found: OpenedRun, one: Checkpoint, runs: list[OpenedRun]) -> str:
     return f"{found.run.name}/{one.id}  step {one.step}" if len(runs) > 1 else f"{one.id}  step {one.step}"
 
 
-def _print_findings(say: Callable[[str], None], label: str, one: Checkpoint, findings: list[Finding]) -> None:
+def _print_findings(say: Callable[[str], None], label: str, one: Checkpoint, findings: list[VerifyFinding]) -> None:
     state = paint("DAMAGED", "red") if findings else paint("ok", "green")
     say(f"{label}  {size(one.body.stored_bytes):>9}  {state}")
     for finding in findings:
@@ -134,6 +134,6 @@ def _print_findings(say: Callable[[str], None], label: str, one: Checkpoint, fin
         say(hanging(f"{escape(finding.detail)}{held}", 6))
 
 
-def _to_dict(found: OpenedRun, one: Checkpoint, findings: list[Finding]) -> dict[str, Any]:
+def _to_dict(found: OpenedRun, one: Checkpoint, findings: list[VerifyFinding]) -> dict[str, Any]:
     errors = [finding.to_dict() for finding in findings]
     return {"id": one.id, "ok": not findings, "errors": errors, "step": one.step, "run": found.run.name}

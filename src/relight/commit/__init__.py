@@ -7,6 +7,6 @@ fails leaves nothing behind but what is swept later. May import: ``log`` and eve
 from relight.commit.attempt import Attempt
 from relight.commit.pack_writer import write_pack
 from relight.commit.plan import PackPlan, SavePlan, plan_save
-from relight.commit.save import Place, SaveReport, SaveRequest, delete_directory
+from relight.commit.save import CommitTarget, SaveReport, SaveRequest, delete_directory
 
-__all__ = ["Attempt", "PackPlan", "Place", "SavePlan", "SaveReport", "SaveRequest", "delete_directory", "plan_save", "write_pack"]
+__all__ = ["Attempt", "CommitTarget", "PackPlan", "SavePlan", "SaveReport", "SaveRequest", "delete_directory", "plan_save", "write_pack"]

@@ -6,12 +6,12 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from relight.commit.earlier import Smaller
-from relight.commit.save import Place, SaveReport, SaveRequest, save
+from relight.commit.earlier import IncrementalState
+from relight.commit.save import CommitTarget, SaveReport, SaveRequest, save
 from relight.commit.together import save_multi_rank
 from relight.errors import Fenced
 from relight.format.records import Body, FenceBody, NoteBody
-from relight.log import History, Log, View, fold
+from relight.log import History, Log, LogView, fold
 from relight.log.identity import now_text
 from relight.log.truncated import refuse_truncated
 from relight.policy.compact import Compact, Experience
@@ -27,7 +27,7 @@ def take_over(log: Log, attempt: str, earlier: Collection[str] | None = None) ->
     log.start()
     epochs: list[int] = []
 
-    def decide(view: View) -> tuple[Body, int] | None:
+    def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
         names = history.attempts
         if names and names[-1] == attempt:
@@ -46,7 +46,7 @@ def take_over(log: Log, attempt: str, earlier: Collection[str] | None = None) ->
     return epochs[-1]
 
 
-def _next_epoch(view: View) -> int:
+def _next_epoch(view: LogView) -> int:
     # A record behind the last FENCE that cannot be read may have been another: leave room, or two attempts could share an epoch.
     history = fold(view)
     newest = history.fences[-1].seq if history.fences else -1
@@ -59,9 +59,9 @@ def _next_epoch(view: View) -> int:
 class Attempt:
     """In charge of ``run`` from ``begin`` on: every earlier attempt's later commits are void, and it is told so at its next save."""
 
-    def __init__(self, place: Place, compact: Compact | None = None) -> None:
+    def __init__(self, place: CommitTarget, compact: Compact | None = None) -> None:
         self._place = place
-        self._smaller: Smaller | None = None
+        self._smaller: IncrementalState | None = None
         self.make_smaller(compact)
 
     @classmethod
@@ -81,18 +81,18 @@ class Attempt:
         log = Log(store, run, now=now)
         refuse_truncated(store, log, log.start())
 
-        def decide(view: View) -> tuple[Body, int]:
+        def decide(view: LogView) -> tuple[Body, int]:
             if check is not None:
                 check(fold(view))
             return FenceBody(attempt=secrets.token_hex(8), reason=reason), _next_epoch(view)
 
         record = log.append(decide)
         assert record is not None
-        return cls(Place(store, log, record.store, record.run, record.epoch))
+        return cls(CommitTarget(store, log, record.store, record.run, record.epoch))
 
     def make_smaller(self, rules: Compact | None, seen: Experience | None = None) -> None:
         """Store later saves by these rules; as if it had been ``seen`` already what they go by."""
-        self._smaller = Smaller(rules, seen or Experience()) if rules is not None else None
+        self._smaller = IncrementalState(rules, seen or Experience()) if rules is not None else None
 
     def distrust(self, verified: Mapping[str, bool]) -> None:
         """``verified``: which checkpoints were found to verify, or not. Later saves make no use of what is damaged."""
@@ -100,7 +100,7 @@ class Attempt:
             self._smaller.distrust(verified)
 
     @property
-    def smaller(self) -> Smaller | None:
+    def smaller(self) -> IncrementalState | None:
         """What earlier saves have shown, if later ones are to be smaller."""
         return self._smaller
 
@@ -115,7 +115,7 @@ class Attempt:
         return self._place.epoch
 
     @property
-    def place(self) -> Place:
+    def place(self) -> CommitTarget:
         """All that another process needs to save for this attempt."""
         return self._place
 
@@ -129,7 +129,7 @@ class Attempt:
         """The run's name."""
         return self._place.log.run
 
-    def view(self) -> View:
+    def view(self) -> LogView:
         """The log as it is now."""
         return self._place.log.read()
 

@@ -12,19 +12,19 @@ from relight.format import Part
 from relight.format.manifest import Pack
 from relight.format.names import CheckpointDir, parse_home, stored_file
 from relight.format.records import CommitBody
-from relight.format.stored import CHAIN_MAX, OWN, Piece
+from relight.format.stored import CHAIN_MAX, OWN, ChunkLocation
 from relight.policy.compact import DRAG, EQUAL_MIN, LONGER_MAX, RECOVERS, Choice, Compact, Conditions, Experience, choose
 
 if TYPE_CHECKING:
     from relight.commit.on_gpu import OnGpu
-    from relight.commit.pack_writer import Spent
+    from relight.commit.pack_writer import WriteStats
     from relight.format.entropy import Compress
 
 
-class Where(NamedTuple):
+class IndexedChunk(NamedTuple):
     """A chunk's stored bytes, and the files that ``home`` of it and of what it differs from means, as ``(directory, file)``."""
 
-    piece: Piece
+    piece: ChunkLocation
     homes: tuple[tuple[str, str], ...]
     """One for each link of the chain."""
 
@@ -40,13 +40,13 @@ MOST = 0.5
 """Of a save so much must have been stored, rather than lain with an earlier one, to tell how long coding and storing take together."""
 DONORS_MAX = 60
 """A rank of several says by a bit of a number whose bytes it needs; and a reader has all of them open."""
-Chunks = dict[tuple[bytes, int], Where]
+Chunks = dict[tuple[bytes, int], IndexedChunk]
 """By hash and length."""
-Rows = list[list[Where]]
+Rows = list[list[IndexedChunk]]
 """By pack, and number in it."""
 
 
-class Before(NamedTuple):
+class PreviousSave(NamedTuple):
     """The bytes of a save that was committed, still in memory: its id, its packs, and whether they are still what they were."""
 
     id: str
@@ -54,7 +54,7 @@ class Before(NamedTuple):
     still: Callable[[], bool]
 
 
-class Vouched(NamedTuple):
+class UnchangedTensors(NamedTuple):
     """Whoever saves vouches for some tensors, by their numbers: they are what they were in the checkpoint ``id``."""
 
     id: str
@@ -63,18 +63,18 @@ class Vouched(NamedTuple):
     """To be told the name of one that is not; then it vouches for none. None: what is read now is not what it goes by."""
 
 
-class Known(NamedTuple):
+class KnownChunks(NamedTuple):
     """What a save may make use of: chunks that are there, and those of the save before to code differences from."""
 
     chunks: Chunks
     rows: Rows
-    before: Before | None
+    before: PreviousSave | None
     hashes: Sequence[Sequence[tuple[int, bytes]]] = ()
     """Length and hash of the chunks of the save before, by pack and number."""
     same: frozenset[int] = frozenset()
     """Tensors that are in that one as they are in this."""
 
-    def there(self, pack: int, number: int, length: int) -> tuple[bytes, Where] | None:
+    def there(self, pack: int, number: int, length: int) -> tuple[bytes, IndexedChunk] | None:
         """Hash of the chunk in that place of the save before, and where it is stored; None if there is no such, or it is of no use."""
         if pack >= len(self.hashes) or number >= len(self.hashes[pack]):
             return None
@@ -82,7 +82,7 @@ class Known(NamedTuple):
         where = self.chunks.get((value, length)) if then == length else None
         return None if where is None else (value, where)
 
-    def base(self, pack: int, number: int, at: int, length: int) -> tuple[memoryview, Where] | None:
+    def base(self, pack: int, number: int, at: int, length: int) -> tuple[memoryview, IndexedChunk] | None:
         """The chunk in that place of the save before, and where it is stored."""
         if self.before is None or pack >= len(self.rows) or number >= len(self.rows[pack]) or pack >= len(self.before.packs):
             return None
@@ -91,11 +91,11 @@ class Known(NamedTuple):
         return (data, where) if fits else None
 
 
-NOTHING = Known({}, [], None)
+NOTHING = KnownChunks({}, [], None)
 
 
 @dataclass(slots=True)
-class Smaller:
+class IncrementalState:
     """How an attempt's saves are stored; learns from each."""
 
     rules: Compact = field(default_factory=Compact)
@@ -107,7 +107,7 @@ class Smaller:
     hashes: Sequence[Sequence[tuple[int, bytes]]] = ()
     audited: int = 0
     """How many chunks were compared that are said to be unchanged."""
-    older: dict[tuple[bytes, int], tuple[int, Where]] = field(default_factory=dict)
+    older: dict[tuple[bytes, int], tuple[int, IndexedChunk]] = field(default_factory=dict)
     """Chunks of earlier saves that the last one does not have, by hash and length: in which save they were last, and where they are."""
     marks: dict[tuple[int, int], bytes] = field(default_factory=dict)
     """Samples of each chunk of the last save, by pack and number: what has none in common with them is no chunk of that save."""
@@ -163,7 +163,7 @@ class Smaller:
             self.forget()
         self.older = {key: one for key, one in self.older.items() if all(_id_of(directory) in live for directory, _ in one[1].homes)}
 
-    def known(self, before: Before | None, vouched: Vouched | None = None, *, older: bool = False) -> Known:
+    def known(self, before: PreviousSave | None, vouched: UnchangedTensors | None = None, *, older: bool = False) -> KnownChunks:
         """What the save that was chosen for may make use of. ``older``: chunks of saves before the last one as well. Several ranks name
         the checkpoints that they need by their places in a list of the last save's, so they leave ``older`` out."""
         if self.chosen is None or len(self.donors) > DONORS_MAX:
@@ -173,9 +173,9 @@ class Smaller:
         chunks = self.chunks if self.chosen.reuse else {}
         if older and chunks and self.older:
             chunks = {**{key: where for key, (_, where) in self.older.items()}, **chunks}
-        return Known(chunks, self.rows, before if fits else None, self.hashes, same)
+        return KnownChunks(chunks, self.rows, before if fits else None, self.hashes, same)
 
-    def record_cost(self, spent: Spent, under: Conditions, lanes: int, whole: int, took_s: float) -> None:
+    def record_cost(self, spent: WriteStats, under: Conditions, lanes: int, whole: int, took_s: float) -> None:
         """What the store took that wrote ``lanes`` files at a time, hashing, coding, and all of a save of ``whole`` bytes. Of a few bytes
         that says nothing."""
         seen, then = self.seen, self.seen.lane_s_per_byte
@@ -292,8 +292,8 @@ def rows_of(directory: str, packs: Iterable[Pack]) -> Rows:
         homes = [own, *((f"{run}/{one}" if run and "/" not in one else one, file) for one, file in others)]
         row = []
         for number, (length, value) in enumerate(pack.chunks):
-            piece = Piece(OWN, at, length, False, value) if pack.stored is None else pack.stored.pieces[number]
-            row.append(Where(piece, tuple(homes[link.home] for link in piece.links())))
+            piece = ChunkLocation(OWN, at, length, False, value) if pack.stored is None else pack.stored.pieces[number]
+            row.append(IndexedChunk(piece, tuple(homes[link.home] for link in piece.links())))
             at += length
         found.append(row)
     return found
@@ -309,10 +309,10 @@ def chunks_of(packs: Iterable[Pack], rows: Rows) -> Chunks:
     }
 
 
-def placed(where: Where, homes: dict[tuple[str, str], int]) -> Piece:
+def placed(where: IndexedChunk, homes: dict[tuple[str, str], int]) -> ChunkLocation:
     """The piece, as this pack says it."""
     links = list(where.piece.links())
-    piece: Piece | None = None
+    piece: ChunkLocation | None = None
     for link, home in zip(reversed(links), reversed(where.homes), strict=True):
         piece = msgspec.structs.replace(link, home=homes.setdefault(home, len(homes) + 1), base=piece)
     assert piece is not None

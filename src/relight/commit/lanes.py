@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import wait
 from dataclasses import replace
 
-from relight.commit.pack_writer import Pace, write_pack
+from relight.commit.pack_writer import WriteLimits, write_pack
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import SaveFailed
 from relight.format.manifest import Pack
@@ -22,7 +22,7 @@ def lanes_of_rank(store: ByteStore, world: int) -> int:
     return -(-lanes_of(store) // world)
 
 
-def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: Pace | None) -> tuple[list[Pack], float]:
+def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: WriteLimits | None) -> tuple[list[Pack], float]:
     """Write all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing took, in seconds.
 
     At once, where there are lanes: threads, bytes a second and memory (two slabs each, unless they lie in memory already) are those of
@@ -55,7 +55,9 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: Pace | None
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written) / lanes
 
 
-def _write(store: ByteStore, prefix: str, pack: PackPlan, pace: Pace | None, failed: threading.Event | None = None) -> tuple[Pack, float]:
+def _write(
+    store: ByteStore, prefix: str, pack: PackPlan, pace: WriteLimits | None, failed: threading.Event | None = None
+) -> tuple[Pack, float]:
     _go_on(failed, pack.file)
     writer = store.write(f"{prefix}/{pack.file}", pack.size)
     if pace is not None:
@@ -93,9 +95,9 @@ def _go_on(failed: threading.Event | None, name: str) -> None:
         raise SaveFailed("another pack of this checkpoint could not be written", where=name)
 
 
-def _shared_by(lanes: int, pace: Pace | None) -> Pace:
+def _shared_by(lanes: int, pace: WriteLimits | None) -> WriteLimits:
     """The pace of each of several packs that are written at once."""
-    pace = pace or Pace()
+    pace = pace or WriteLimits()
     progress = pace.progress
     return replace(
         pace,

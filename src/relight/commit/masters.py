@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from relight.commit.plan import PackPlan
 from relight.format import Tensor
-from relight.format.derived import KINDS, RUNS_MAX, Run, encode_derived, is_rounded, rounded
+from relight.format.derived import KINDS, RUNS_MAX, SourceRange, encode_derived, is_rounded, rounded
 from relight.format.manifest import tensors_in
 
 HEAD = 32
@@ -64,13 +64,13 @@ class Masters:
         kind, parts = self._chunks.get(number, (0, ()))
         if not parts or len(parts) > RUNS_MAX or self._image is None:
             return None
-        runs, at = list[Run](), 0
+        runs, at = list[SourceRange](), 0
         for length, tensor, begin in parts:
             piece = data[at : at + length]
             offset = self._master(kind, tensor, begin, piece)
             if offset is None:
                 return None
-            runs.append(Run(offset, length))
+            runs.append(SourceRange(offset, length))
             at += length
         found = encode_derived(kind, runs)
         return found if len(found) < len(data) else None

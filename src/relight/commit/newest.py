@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 
-from relight.commit.earlier import Smaller
+from relight.commit.earlier import IncrementalState
 from relight.commit.plan import SavePlan
 from relight.errors import RelightError
 from relight.format import decode_part, decode_root
@@ -16,7 +16,7 @@ from relight.log import History, Log, fold
 from relight.store import ByteStore
 
 
-def seed_from_newest(store: ByteStore, log: Log, smaller: Smaller, plan: SavePlan, rank: int) -> None:
+def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan: SavePlan, rank: int) -> None:
     """Once an attempt. Of a run that went on, or branched off, what nothing trains is there already.
 
     What goes wrong at that is no reason not to save: everything is stored then. Cost: reading a root and a part.

@@ -34,7 +34,7 @@ _AHEAD = 16
 """Chunks that may be hashed ahead of what is written: enough to keep the threads busy, few enough to stop soon."""
 
 
-class Spent:
+class WriteStats:
     """How long a store had something to do, for how much; what it does at the same time is counted once. Any thread.
 
     How long hashing took, all threads together, and for how long of that they had a processor. And what only the thread that writes the
@@ -83,7 +83,7 @@ class Spent:
 
 
 class _Timed:
-    def __init__(self, inner: Writer, spent: Spent) -> None:
+    def __init__(self, inner: Writer, spent: WriteStats) -> None:
         self._inner, self._spent, self.align = inner, spent, inner.align
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -99,7 +99,7 @@ class _Timed:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class WriteLimits:
     """How hard a pack may be written: hashing threads, and bytes a second (None: as fast as possible)."""
 
     threads: int = THREADS
@@ -107,11 +107,11 @@ class Pace:
     """The bound that the store keeps, see ``PacedStore``: by it a save knows whether coding pays."""
     progress: Callable[[int], None] | None = None
     """Told the bytes of a pack that have been written, now and then."""
-    spent: Spent = field(default_factory=Spent)
+    spent: WriteStats = field(default_factory=WriteStats)
     """Told what the store took for it."""
 
 
-class _Piece(NamedTuple):
+class _SlabPiece(NamedTuple):
     """A run of one chunk that lies in one slab: filled and hashed by one thread."""
 
     chunk: int
@@ -122,14 +122,14 @@ class _Piece(NamedTuple):
 
 
 def write_pack(
-    writer: Writer, plan: PackPlan, *, slab_bytes: int = SLAB_BYTES, threads: int = THREADS, pace: Pace | None = None
+    writer: Writer, plan: PackPlan, *, slab_bytes: int = SLAB_BYTES, threads: int = THREADS, pace: WriteLimits | None = None
 ) -> list[bytes]:
     """Write all of ``plan`` and give the hash of each of its chunks. The caller finishes or aborts ``writer``.
 
     Memory: two slabs. Copies: one. Small packs use neither threads nor a second slab. A pack that lies in memory as its file will be is
     written from there: no slab, no copy; nobody may change it meanwhile.
     """
-    pace = pace or Pace(threads)
+    pace = pace or WriteLimits(threads)
     threads = pace.threads
     if plan.image is not None:
         return _write_image(writer, plan, plan.image, slab_bytes, pace)
@@ -164,12 +164,12 @@ def write_pack(
     return _checked(hashes, plan)
 
 
-def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_Piece]]]:
+def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_SlabPiece]]]:
     """The file as ``(offset of the slab, its pieces)`` in order."""
     sources = iter(plan.sources)
     source: Source | None = None
     used = 0
-    offset, room, pieces = 0, slab_bytes, list[_Piece]()
+    offset, room, pieces = 0, slab_bytes, list[_SlabPiece]()
     for chunk, length in enumerate(plan.chunks):
         while length:
             take = min(length, room)
@@ -182,7 +182,7 @@ def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_Piece]]
                 spans.append((source, used, step))
                 used += step
                 need -= step
-            pieces.append(_Piece(chunk, slab_bytes - room, spans))
+            pieces.append(_SlabPiece(chunk, slab_bytes - room, spans))
             length -= take
             room -= take
             if not room:
@@ -193,7 +193,7 @@ def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_Piece]]
 
 
 def _fill(
-    buffer: memoryview, piece: _Piece, plan: PackPlan, hashers: dict[int, tuple[Digest, int]], hashes: list[bytes], spent: Spent
+    buffer: memoryview, piece: _SlabPiece, plan: PackPlan, hashers: dict[int, tuple[Digest, int]], hashes: list[bytes], spent: WriteStats
 ) -> None:
     at = piece.start
     for source, start, length in piece.spans:
@@ -210,7 +210,7 @@ def _fill(
         hashers[piece.chunk] = (hasher, count)
 
 
-def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: Pace) -> list[bytes]:
+def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: int, pace: WriteLimits) -> list[bytes]:
     hashes: list[bytes] = []
     with (
         ThreadPool(pace.threads, "relight-hash", initializer=lower_after, initargs=(HASHERS_BEHIND,)) as hashers,
@@ -251,7 +251,7 @@ def _write_image(writer: Writer, plan: PackPlan, image: memoryview, slab_bytes: 
     return _checked(hashes, plan)
 
 
-def _hash(data: memoryview, spent: Spent) -> bytes:
+def _hash(data: memoryview, spent: WriteStats) -> bytes:
     with spent.hashing():
         return Digest(data).digest()
 

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relight.commit.earlier import Before, Smaller, Vouched
+from relight.commit.earlier import IncrementalState, PreviousSave, UnchangedTensors
 from relight.commit.lanes import write_packs
 from relight.commit.newest import chunks_for, seed_from_newest, with_lenders
-from relight.commit.pack_writer import Pace, Spent
+from relight.commit.pack_writer import WriteLimits, WriteStats
 from relight.commit.plan import SavePlan, plan_save
 from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
@@ -25,7 +25,7 @@ from relight.format.names import READY_DIR, ROOT_FILE, STEP_MAX, CheckpointDir, 
 from relight.format.records import CommitBody, Metric
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.layout import Item
-from relight.log import Log, View, fold
+from relight.log import Log, LogView, fold
 from relight.log.identity import now_text
 from relight.log.superseded import superseded
 from relight.observe import record_span
@@ -69,14 +69,14 @@ class SaveRequest:
     parents: Sequence[str] = ()
     id: str = ""
     plan: SavePlan | None = None
-    pace: Pace | None = None
+    pace: WriteLimits | None = None
     packs_written: Callable[[], None] | None = None
-    seat: Seat | None = None
+    seat: Participant | None = None
     waits: Callable[[Sequence[int]], bool] | None = None
-    smaller: Smaller | None = None
+    smaller: IncrementalState | None = None
     urgent: bool = False
-    before: Before | None = None
-    vouched: Vouched | None = None
+    before: PreviousSave | None = None
+    vouched: UnchangedTensors | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class DonorRetired(SaveFailed):
     """A checkpoint whose chunks this one was to use left the history before it was committed."""
 
 
-class Seat(NamedTuple):
+class Participant(NamedTuple):
     """One rank of several that save together."""
 
     rank: int
@@ -108,7 +108,7 @@ class Seat(NamedTuple):
     """How long it waits for the others once its own part is durable."""
 
 
-class Place(NamedTuple):
+class CommitTarget(NamedTuple):
     """Where a save goes: which store, run and attempt."""
 
     store: ByteStore
@@ -123,7 +123,7 @@ def new_id() -> str:
     return "".join(secrets.choice(_ALPHABET) for _ in range(10))
 
 
-def save(place: Place, request: SaveRequest) -> SaveReport:
+def save(place: CommitTarget, request: SaveRequest) -> SaveReport:
     """Write a checkpoint and commit it. On any error before the commit, what was written is removed again.
 
     Costs one read of the state, one write, and per save: fsyncs of each pack, the part, the root, three directories and the record.
@@ -159,7 +159,7 @@ def save(place: Place, request: SaveRequest) -> SaveReport:
 
 
 def _write(
-    place: Place, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
+    place: CommitTarget, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
 ) -> tuple[Root, Part, bytes]:
     part, data = write_part(place, request, plan, directory, prefix, timings)
     mark = time.perf_counter()
@@ -177,7 +177,7 @@ def _write(
 
 
 def write_part(
-    place: Place, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
+    place: CommitTarget, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
 ) -> tuple[Part, bytes]:
     """Packs and part of one rank, durable but for their names."""
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
@@ -252,15 +252,15 @@ def _inexact(request: SaveRequest) -> list[str]:
     return [f"{pattern} is stored {how}" for pattern, how in ways.items()]
 
 
-def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
+def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
     """As they are, or smaller; and what that showed is remembered."""
     smaller = request.smaller
     if smaller is None or request.urgent:
         return write_packs(place.store, prefix, plan, request.pace)
     from relight.commit.smaller import alike, audited, write_smaller_packs  # with numpy, which takes a tenth of a second to import
 
-    spent = Spent()
-    pace = replace(request.pace or Pace(), spent=spent)
+    spent = WriteStats()
+    pace = replace(request.pace or WriteLimits(), spent=spent)
     seed_from_newest(place.store, place.log, smaller, plan, request.seat.rank if request.seat is not None else 0)
     if smaller.donors:
         smaller.check_there(chunks_for(fold(place.log.read())))
@@ -282,7 +282,7 @@ def _write_packs(place: Place, request: SaveRequest, plan: SavePlan, prefix: str
     return packs, fsync_s
 
 
-def read_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
+def read_back(smaller: IncrementalState, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
     """What a save has shown, for the next one."""
     smaller.update(directory, part, seq, requires)
     if smaller.rules.reuse or smaller.rules.full_every is not None:
@@ -298,7 +298,7 @@ def read_back(smaller: Smaller, plan: SavePlan, directory: CheckpointDir, part: 
 
 
 def root_of(
-    place: Place, request: SaveRequest, directory: CheckpointDir, parts: list[PartRef], logical_bytes: int, stored_bytes: int
+    place: CommitTarget, request: SaveRequest, directory: CheckpointDir, parts: list[PartRef], logical_bytes: int, stored_bytes: int
 ) -> Root:
     """The root of a checkpoint with these parts."""
     return Root(
@@ -324,13 +324,13 @@ def root_of(
 
 
 def _commit(
-    place: Place, root: Root, prefix: str, directory: str, timings: dict[str, float], known: Mapping[str, tuple[Part, bytes]]
+    place: CommitTarget, root: Root, prefix: str, directory: str, timings: dict[str, float], known: Mapping[str, tuple[Part, bytes]]
 ) -> int:
     mark = time.perf_counter()
     root_hash, root_bytes = check_written(place.store, prefix, root, known)
     body = commit_body(root, directory, root_hash, root_bytes)
 
-    def decide(view: View) -> tuple[CommitBody, int]:
+    def decide(view: LogView) -> tuple[CommitBody, int]:
         refuse_if_fenced(view, place.epoch)
         refuse_without_donors(view, body)
         return body, place.epoch
@@ -369,14 +369,14 @@ def _lossy(root: Root) -> float:
     return max((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=0.0)
 
 
-def refuse_if_fenced(view: View, epoch: int) -> None:
+def refuse_if_fenced(view: LogView, epoch: int) -> None:
     """``Fenced`` if a newer attempt has taken charge of the run."""
     history = fold(view)
     if history.epoch > epoch:
         raise superseded(history, epoch, view.run)
 
 
-def refuse_without_donors(view: View, body: CommitBody) -> None:
+def refuse_without_donors(view: LogView, body: CommitBody) -> None:
     """``DonorRetired`` if a checkpoint whose bytes this one needs is not there any more: nothing keeps those."""
     if not body.requires:
         return

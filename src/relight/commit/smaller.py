@@ -16,21 +16,21 @@ from concurrent.futures import Future
 from itertools import accumulate
 from typing import NamedTuple
 
-from relight.commit.earlier import MARK_BYTES, MARKS, Known, Smaller, Where, placed
+from relight.commit.earlier import MARK_BYTES, MARKS, IncrementalState, IndexedChunk, KnownChunks, placed
 from relight.commit.masters import Masters
-from relight.commit.pack_writer import Pace, Spent
+from relight.commit.pack_writer import WriteLimits, WriteStats
 from relight.commit.plan import PackPlan, SavePlan
 from relight.errors import NoSpace
 from relight.format import Digest, Tensor, dtype_named
-from relight.format.codecs import Kind, choose, difference, encode, kind_of, unchanged
+from relight.format.codecs import ElementKind, choose, difference, encode, kind_of, unchanged
 from relight.format.entropy import Compress, compress, trial_of
-from relight.format.lossy import RUNS_MAX, Stretch, encode_lossy
+from relight.format.lossy import RUNS_MAX, LossyRange, encode_lossy
 from relight.format.manifest import Pack, contents, tensors_in
 from relight.format.names import stored_file
 from relight.format.planes import Rooms
-from relight.format.stored import DERIVED, LOSSY, OWN, Piece, Stored
+from relight.format.stored import DERIVED, LOSSY, OWN, ChunkLocation, PackChunks
 from relight.layout.sources import copy_from
-from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, Compact, Sample, bound_for, lossy_ways
+from relight.policy.compact import AUDIT_BYTES, EQUAL_MIN, Choice, CodecSample, Compact, bound_for, lossy_ways
 from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
 from relight.world.new_threads import ThreadPool
@@ -55,12 +55,12 @@ class _Chunk(NamedTuple):
     """What a thread made of one."""
 
     hash: bytes
-    where: Where | None
+    where: IndexedChunk | None
     """Where it lies already."""
     body: memoryview | bytes
     """What is to be stored, if it does not."""
     coded: bool | int
-    base: Where | None = None
+    base: IndexedChunk | None = None
     """Where the chunk lies that it was coded as differences from."""
     took_s: float = 0.0
     """That it took to code it, or to see that this gains nothing."""
@@ -70,18 +70,18 @@ class _Coder(NamedTuple):
     """Makes what is to be stored of chunks of the ``place``-th pack. ``elements``: of a chunk, and ``kinds``: its dtype and role, by its
     number. Any thread."""
 
-    elements: Sequence[Kind]
+    elements: Sequence[ElementKind]
     kinds: Sequence[str]
-    known: Known
+    known: KnownChunks
     place: int
     coded: Collection[int]
     """The numbers of those that are coded, if that makes them smaller."""
-    spent: Spent
+    spent: WriteStats
     """Told how long hashing took."""
     masters: Masters | None = None
-    lossy: Mapping[int, list[Stretch]] = {}
+    lossy: Mapping[int, list[LossyRange]] = {}
     """How chunks are stored that need not be exact, by their numbers."""
-    same: Mapping[int, tuple[bytes, Where]] = {}
+    same: Mapping[int, tuple[bytes, IndexedChunk]] = {}
     """Of chunks that are what they were, by their numbers: the hash, and where they are. They are not read."""
     by: Compress = compress
 
@@ -130,7 +130,7 @@ class _Coder(NamedTuple):
             return None
         return _Chunk(value, None, body, True, where)
 
-    def _may_stand(self, where: Where | None, stored: int, length: int) -> bool:
+    def _may_stand(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
         """Whether differences from there are read for little enough, and what they differ from did not change while they were made."""
         before = self.known.before
         return where is not None and stored + where.piece.reach <= READ_MAX * length and before is not None and before.still()
@@ -145,7 +145,14 @@ def _rooms() -> Rooms:
 
 
 def write_smaller_packs(
-    store: ByteStore, prefix: str, plan: SavePlan, known: Known, choice: Choice, pace: Pace, rules: Compact, by: Compress = compress
+    store: ByteStore,
+    prefix: str,
+    plan: SavePlan,
+    known: KnownChunks,
+    choice: Choice,
+    pace: WriteLimits,
+    rules: Compact,
+    by: Compress = compress,
 ) -> tuple[list[Pack], float]:
     """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
     took, in seconds. ``known``: what need not be written, or not all of it; ``choice``: what is coded of what is written, where that makes
@@ -157,13 +164,13 @@ def write_smaller_packs(
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written)
 
 
-def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, pace: Pace) -> tuple[Pack, float]:
+def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, pace: WriteLimits) -> tuple[Pack, float]:
     """Write what is new of ``plan``; what the part says of the pack, and how long finishing took, in seconds.
 
     Memory: ``AHEAD`` chunks, twice where they are coded, and ``HELD_BYTES``.
     """
     homes: dict[tuple[str, str], int] = {}
-    pieces: list[Piece] = []
+    pieces: list[ChunkLocation] = []
     hashes: list[bytes] = []
     out = _Out(store, f"{prefix}/{stored_file(plan.file)}", plan.size, pace.spent)
     try:
@@ -175,7 +182,7 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
             else:
                 value = Digest(chunk.body).digest() if chunk.coded else chunk.hash
                 base = None if chunk.base is None else placed(chunk.base, homes)
-                pieces.append(Piece(OWN, out.size, len(chunk.body), chunk.coded, value, base))
+                pieces.append(ChunkLocation(OWN, out.size, len(chunk.body), chunk.coded, value, base))
                 out.put(memoryview(chunk.body), length)
             if chunk.took_s:
                 pace.spent.add_coded(coder.kinds[number], length, chunk.took_s)
@@ -187,11 +194,13 @@ def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, 
     except BaseException:
         out.abort()
         raise
-    stored = Stored(out.size, list(homes), pieces)
+    stored = PackChunks(out.size, list(homes), pieces)
     return Pack(plan.file, plan.size, list(zip(plan.chunks, hashes, strict=True)), stored), fsync_s
 
 
-def _coder_of(plan: PackPlan, tensors: list[Tensor], index: int, known: Known, choice: Choice, rules: Compact, spent: Spent) -> _Coder:
+def _coder_of(
+    plan: PackPlan, tensors: list[Tensor], index: int, known: KnownChunks, choice: Choice, rules: Compact, spent: WriteStats
+) -> _Coder:
     def exact(tensor: Tensor) -> bool:
         return not lossy_ways(rules, tensor.name, tensor.dtype)
 
@@ -208,11 +217,11 @@ def _kind_name(of: tuple[str, str]) -> str:
     return " ".join(of)
 
 
-def same_chunks(plan: PackPlan, tensors: list[Tensor], index: int, known: Known) -> dict[int, tuple[bytes, Where]]:
+def same_chunks(plan: PackPlan, tensors: list[Tensor], index: int, known: KnownChunks) -> dict[int, tuple[bytes, IndexedChunk]]:
     """Chunks of pack ``index`` that hold nothing but what is as it was, by their numbers: hash, and where they are."""
     if not known.same:
         return {}
-    same, found = {id(tensors[number]) for number in known.same}, dict[int, tuple[bytes, Where]]()
+    same, found = {id(tensors[number]) for number in known.same}, dict[int, tuple[bytes, IndexedChunk]]()
     for number, (_, held) in enumerate(tensors_in(plan.chunks, tensors, index)):
         there = known.there(index, number, plan.chunks[number])
         if there is not None and held and all(id(tensor) in same for tensor, _, _ in held):
@@ -220,7 +229,7 @@ def same_chunks(plan: PackPlan, tensors: list[Tensor], index: int, known: Known)
     return found
 
 
-def audited(smaller: Smaller, plan: SavePlan, known: Known, wrong: Callable[[str], None]) -> Known:
+def audited(smaller: IncrementalState, plan: SavePlan, known: KnownChunks, wrong: Callable[[str], None]) -> KnownChunks:
     """``known``, once some of the chunks that are said to be as they were, others each time, have been read and hashed: if one is not, none
     is believed, and the name of a tensor in it is told. Cost: hashing ``AUDIT_BYTES``."""
     chunks = [
@@ -243,11 +252,11 @@ def audited(smaller: Smaller, plan: SavePlan, known: Known, wrong: Callable[[str
     return known
 
 
-def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) -> dict[int, list[Stretch]]:
+def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) -> dict[int, list[LossyRange]]:
     """Of each chunk of pack ``index`` some of which may be stored inexactly: its runs, a tensor each, or a piece of one."""
     if not rules.inexact:
         return {}
-    found = dict[int, list[Stretch]]()
+    found = dict[int, list[LossyRange]]()
     for number, (_, held) in enumerate(tensors_in(plan.chunks, tensors, index)):
         runs = [_stretch(rules, tensor, end - begin) for tensor, begin, end in held]
         if any(run.ways for run in runs) and len(runs) <= RUNS_MAX:
@@ -255,11 +264,11 @@ def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) 
     return found
 
 
-def _stretch(rules: Compact, tensor: Tensor, length: int) -> Stretch:
+def _stretch(rules: Compact, tensor: Tensor, length: int) -> LossyRange:
     """How ``length`` bytes of a tensor may be stored."""
     bound = bound_for(rules, tensor.name, tensor.dtype)
     ways = lossy_ways(rules, tensor.name, tensor.dtype)
-    return Stretch(length, ways) if bound is None else Stretch(length, ways, bound.most, bound.relative)
+    return LossyRange(length, ways) if bound is None else LossyRange(length, ways, bound.most, bound.relative)
 
 
 class _Class(NamedTuple):
@@ -274,7 +283,7 @@ class _Class(NamedTuple):
         return sum(length for _, _, length in self.chunks)
 
 
-def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> list[Sample]:
+def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> list[CodecSample]:
     """What coding a save like this gains, by kind, and takes: of a sample of one chunk of each of the largest kinds. ``packs``: how it was
     stored; what lay there already, or is stored inexactly, need not be coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
     classes = _classes(plan, packs)
@@ -291,7 +300,7 @@ def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> l
         body = None if way is None else encode(data, way, rooms=rooms, by=by)
         rate = (chosen - began) / length + (clock() - chosen) / len(data)
         share = (1.0 if body is None else len(body) / len(data)) * (1 - held.derived / held.bytes)
-        found.append(Sample(_kind_name(of), held.bytes / whole, share, rate))
+        found.append(CodecSample(_kind_name(of), held.bytes / whole, share, rate))
     return found
 
 
@@ -312,7 +321,7 @@ def marks_of(plan: SavePlan) -> dict[tuple[int, int], bytes]:
     return {place: mark for place, _, mark in _marks(plan)}
 
 
-def alike(plan: SavePlan, smaller: Smaller) -> float:
+def alike(plan: SavePlan, smaller: IncrementalState) -> float:
     """Return the share of the save that may be as in an earlier one, by samples; at least ``EQUAL_MIN`` is not counted to its end.
 
     What the samples miss is stored once more: a chunk that kept most of its bytes and none of those that were sampled.
@@ -366,7 +375,7 @@ def _range(plan: PackPlan, at: int, length: int) -> memoryview:
     return into
 
 
-def _made(plan: PackPlan, coder: _Coder, pace: Pace) -> Iterator[_Chunk]:
+def _made(plan: PackPlan, coder: _Coder, pace: WriteLimits) -> Iterator[_Chunk]:
     """The chunks in order, each hashed, and coded if it is new. Small packs use no threads."""
     chunks = enumerate(_chunks(plan, coder.same, pace.spent))
     if plan.size <= INLINE_BYTES:
@@ -385,7 +394,7 @@ def _made(plan: PackPlan, coder: _Coder, pace: Pace) -> Iterator[_Chunk]:
             pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
 
 
-def _chunks(plan: PackPlan, without: Collection[int], spent: Spent) -> Iterator[tuple[int, memoryview]]:
+def _chunks(plan: PackPlan, without: Collection[int], spent: WriteStats) -> Iterator[tuple[int, memoryview]]:
     """Where each chunk begins, and its bytes, as they come; none of those ``without``, which are not read. ``spent``: is told how long
     they were waited for."""
     if plan.image is not None:
@@ -417,7 +426,7 @@ def _chunks(plan: PackPlan, without: Collection[int], spent: Spent) -> Iterator[
 class _Out:
     """The file of what is new: nothing, if there is nothing; of its very size, if that is little; else no longer than announced."""
 
-    def __init__(self, store: ByteStore, key: str, at_most: int, spent: Spent) -> None:
+    def __init__(self, store: ByteStore, key: str, at_most: int, spent: WriteStats) -> None:
         self._store, self._key, self._at_most, self._spent = store, key, at_most, spent
         self._writer: Writer | None = None
         self._buffer = page_buffer(min(HELD_BYTES, -(-at_most // PAGE) * PAGE))

@@ -22,11 +22,11 @@ from relight.commit.lanes import lanes_of_rank
 from relight.commit.newest import with_lenders
 from relight.commit.plan import SavePlan, plan_save
 from relight.commit.save import (
+    CommitTarget,
     DonorRetired,
-    Place,
+    Participant,
     SaveReport,
     SaveRequest,
-    Seat,
     check_part_written,
     commit_body,
     read_back,
@@ -54,12 +54,12 @@ from relight.format.names import (
 )
 from relight.format.records import CommitBody
 from relight.format.strict import ROOT_BYTES_MAX, from_json, to_json
-from relight.log import History, View, fold
+from relight.log import History, LogView, fold
 from relight.observe import record_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 from relight.typed import from_plain
-from relight.world import LateRanks, late
+from relight.world import RankTimeout, late
 
 WORDS = ("created", "reason", "parents", "metrics", "user", "environment", "components", "exact")
 """What the draft of a root holds: the rest is known to every rank, or comes from their parts."""
@@ -83,7 +83,7 @@ class OthersFailed(SaveFailed):
 
 
 def save_multi_rank(
-    place: Place, request: SaveRequest, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    place: CommitTarget, request: SaveRequest, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> SaveReport:
     """Write this rank's part, wait for the others', and see the checkpoint committed. The same id and step on all of them.
 
@@ -131,7 +131,9 @@ def save_multi_rank(
     return SaveReport(request.id, request.step, str(directory), seq, committed.logical_bytes, committed.stored_bytes, timings, digest)
 
 
-def _proven(place: Place, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan) -> Ready:
+def _proven(
+    place: CommitTarget, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan
+) -> Ready:
     """What there is to be said of the part, once it is durable and reads back as it was written."""
     seat = request.seat
     assert seat is not None
@@ -153,10 +155,10 @@ def _proven(place: Place, request: SaveRequest, directory: CheckpointDir, prefix
 
 
 def _await(
-    place: Place,
+    place: CommitTarget,
     directory: CheckpointDir,
     prefix: str,
-    seat: Seat,
+    seat: Participant,
     clock: Callable[[], float],
     sleep: Callable[[float], None],
     waits: Callable[[Sequence[int]], bool] | None,
@@ -199,7 +201,7 @@ def _await(
         pause = min(pause * 1.6, _POLL_MAX_S)
 
 
-def _complete(place: Place, directory: CheckpointDir, prefix: str, seat: Seat) -> tuple[list[int], Root | None]:
+def _complete(place: CommitTarget, directory: CheckpointDir, prefix: str, seat: Participant) -> tuple[list[int], Root | None]:
     """Make ``root.json`` if all are ready: those who are not, and the root if this rank has made it."""
     store = place.store
     names = [entry.name for entry in store.list(f"{prefix}/{READY_DIR}")]
@@ -229,7 +231,7 @@ def _words(draft: Root) -> bytes:
     return to_json({name: said[name] for name in WORDS if said[name]})
 
 
-def _joined(place: Place, directory: CheckpointDir, words: Mapping[str, Any], ready: list[Ready]) -> Root:
+def _joined(place: CommitTarget, directory: CheckpointDir, words: Mapping[str, Any], ready: list[Ready]) -> Root:
     known = {"store": place.store_id, "run": place.run_id, "id": directory.id, "step": directory.step, "epoch": directory.epoch}
     draft = from_plain({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
     refs = [PartRef(rank=one.rank, file=part_file(one.rank), size=one.size, hash=one.hash) for one in ready]
@@ -238,7 +240,7 @@ def _joined(place: Place, directory: CheckpointDir, words: Mapping[str, Any], re
     return _with_parts(draft, refs, sum(one.logical for one in ready), sum(one.stored for one in ready), new, requires, stored)
 
 
-def _donors(place: Place, ready: list[Ready]) -> tuple[list[str], list[str]]:
+def _donors(place: CommitTarget, ready: list[Ready]) -> tuple[list[str], list[str]]:
     """Whose bytes the ranks need, and what the root is to say of how packs are stored. ``DonorRetired`` if the log does not show the
     checkpoint that a rank goes by."""
     found: set[str] = set()
@@ -280,7 +282,7 @@ def _is_made(store: ByteStore, prefix: str) -> bool:
     return True
 
 
-def _committed(place: Place, directory: CheckpointDir) -> tuple[CommitBody, int] | None:
+def _committed(place: CommitTarget, directory: CheckpointDir) -> tuple[CommitBody, int] | None:
     """What COMMIT says, and its number, if it is there; made durable, as whoever appended it may not have come to that."""
     history = fold(place.log.read())
     found = history.find(directory.id) or history.retired.get(directory.id)
@@ -290,7 +292,7 @@ def _committed(place: Place, directory: CheckpointDir) -> tuple[CommitBody, int]
     return found.body, found.seq
 
 
-def _root(place: Place, directory: CheckpointDir, prefix: str) -> Root:
+def _root(place: CommitTarget, directory: CheckpointDir, prefix: str) -> Root:
     data = place.store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX)
     root = decode_root(data, hexdigest(data), f"{prefix}/{ROOT_FILE}")
     if (root.store, root.run, root.id, root.epoch) != (place.store_id, place.run_id, directory.id, place.epoch):
@@ -298,13 +300,13 @@ def _root(place: Place, directory: CheckpointDir, prefix: str) -> Root:
     return root
 
 
-def _append(place: Place, directory: CheckpointDir, root: Root) -> int:
+def _append(place: CommitTarget, directory: CheckpointDir, root: Root) -> int:
     """COMMIT, unless it is there; its number."""
     data = encode_root(root)
     body = commit_body(root, str(directory), hexdigest(data), len(data))
     there: list[int] = []
 
-    def decide(view: View) -> tuple[CommitBody, int] | None:
+    def decide(view: LogView) -> tuple[CommitBody, int] | None:
         found = fold(view).find(root.id)
         if found is not None:
             there.append(found.seq)
@@ -326,7 +328,7 @@ def _void(store: ByteStore, prefix: str, why: str) -> bool:
     return (_get(store, f"{prefix}/{ROOT_FILE}") or b"").startswith(VOID)
 
 
-def void_checkpoint(place: Place, step: int, id_: str, why: str) -> None:
+def void_checkpoint(place: CommitTarget, step: int, id_: str, why: str) -> None:
     """Have a save of this attempt that is under way come to nothing; one that all ranks have made already is committed."""
     directory = CheckpointDir(step, id_, place.epoch)
     prefix = f"{place.log.run}/{directory}"
@@ -336,7 +338,7 @@ def void_checkpoint(place: Place, step: int, id_: str, why: str) -> None:
         _append(place, directory, root)
 
 
-def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, said: bool) -> None:
+def _give_up(store: ByteStore, prefix: str, seat: Participant, error: BaseException, said: bool) -> None:
     """Tell the others, call the checkpoint off, and take back what this rank wrote; nothing of it if it is complete, or may be.
 
     Without this rank's having ``said`` that it is ready there is no checkpoint: then it takes its files back first. On a full disk that
@@ -345,7 +347,7 @@ def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, sa
     if not said:
         with contextlib.suppress(RelightError):
             _remove_own_files(store, prefix, seat)
-    if not isinstance(error, (OthersFailed, LateRanks)):
+    if not isinstance(error, (OthersFailed, RankTimeout)):
         kind = known(error).kind
         with contextlib.suppress(RelightError):
             put(store, f"{prefix}/{READY_DIR}/{failed_file(seat.rank, kind)}", b"")
@@ -356,12 +358,12 @@ def _give_up(store: ByteStore, prefix: str, seat: Seat, error: BaseException, sa
         _remove_own_files(store, prefix, seat)
 
 
-def abort_part(place: Place, step: int, checkpoint_id: str, seat: Seat, error: RelightError) -> None:
+def abort_part(place: CommitTarget, step: int, checkpoint_id: str, seat: Participant, error: RelightError) -> None:
     """For a rank whose part another process was to write that is no more: none need wait for it. Nothing, if the checkpoint is complete."""
     _give_up(place.store, f"{place.log.run}/{CheckpointDir(step, checkpoint_id, place.epoch)}", seat, error, True)
 
 
-def _remove_own_files(store: ByteStore, prefix: str, seat: Seat) -> None:
+def _remove_own_files(store: ByteStore, prefix: str, seat: Participant) -> None:
     """Delete what this rank wrote, first of all that it is ready."""
     for entry in list(store.list(f"{prefix}/{READY_DIR}")):
         ready = parse_ready(entry.name)

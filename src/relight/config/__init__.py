@@ -4,6 +4,6 @@ Always holds: what is secret is never told; a value is judged by the code that u
 """
 
 from relight.config.check import Mistake, check_file, check_variables
-from relight.config.show import Shown, effective_settings
+from relight.config.show import ShownSetting, effective_settings
 
-__all__ = ["Mistake", "Shown", "check_file", "check_variables", "effective_settings"]
+__all__ = ["Mistake", "ShownSetting", "check_file", "check_variables", "effective_settings"]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.policy.compact import Compact, lossy_of, with_asked
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
@@ -137,11 +137,11 @@ def _judge(variable: str, text: str) -> None:
     elif name == "lossy":
         with_asked(Compact(), lossy_of(text))
     elif name == "key":
-        Guard.from_settings(encrypt=text, sign="", trust=(), anchor="")
+        StoreSecurity.from_settings(encrypt=text, sign="", trust=(), anchor="")
     elif name == "sign":
-        Guard.from_settings(encrypt=(), sign=text, trust=(), anchor="")
+        StoreSecurity.from_settings(encrypt=(), sign=text, trust=(), anchor="")
     elif name == "trust":
-        Guard.from_settings(encrypt=(), sign="", trust=text.split(), anchor="")
+        StoreSecurity.from_settings(encrypt=(), sign="", trust=text.split(), anchor="")
 
 
 def _seconds(name: str, text: str) -> None:

@@ -25,7 +25,7 @@ class Said(NamedTuple):
     line: int = 0
 
 
-class Shown(NamedTuple):
+class ShownSetting(NamedTuple):
     """A setting: what counts, and what it beats."""
 
     setting: Setting
@@ -38,7 +38,7 @@ class Shown(NamedTuple):
         return self.counts.source != "default"
 
 
-def effective_settings(path: Path | None) -> list[Shown]:
+def effective_settings(path: Path | None) -> list[ShownSetting]:
     """All settings, with the file at ``path`` (None: there is none). ``ConfigError`` if that is no TOML."""
     text = read_text(path) if path is not None else ""
     told = parse(text, path) if path is not None else {}
@@ -46,9 +46,9 @@ def effective_settings(path: Path | None) -> list[Shown]:
     return [_shown(one, path, told, known) for one in SETTINGS.values()]
 
 
-def _shown(setting: Setting, path: Path | None, told: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> Shown:
+def _shown(setting: Setting, path: Path | None, told: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> ShownSetting:
     said = [*_by_variable(setting), *_by_file(setting, path, told, known), Said(setting.default, "default")]
-    return Shown(setting, said[0], tuple(said[1:]))
+    return ShownSetting(setting, said[0], tuple(said[1:]))
 
 
 def _by_variable(setting: Setting) -> Iterator[Said]:

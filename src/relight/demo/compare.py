@@ -16,7 +16,7 @@ class Finished:
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class DemoDifference:
     """The first step at which the runs differ, and how. ``step`` is None if it is only parameters or optimizer at the end."""
 
     step: int | None
@@ -31,7 +31,7 @@ class Difference:
 
 def compare(
     steps: int, straight: Sequence[Finished], killed: Sequence[Finished], digests: tuple[str | None, str | None]
-) -> Difference | None:
+) -> DemoDifference | None:
     """The first difference, or None. A step that was done more than once must have come out the same each time."""
     expected = {entry.step: entry for entry in straight}
     done: dict[int, list[Finished]] = {}
@@ -40,14 +40,14 @@ def compare(
     for step in range(steps):
         want, got = expected.get(step), done.get(step, [])
         if want is None or not got:
-            return Difference(step, "steps done", "done" if want else "never done", "done" if got else "never done")
+            return DemoDifference(step, "steps done", "done" if want else "never done", "done" if got else "never done")
         for entry in got:
             if entry.samples != want.samples:
-                return Difference(step, "samples", want.samples, entry.samples)
+                return DemoDifference(step, "samples", want.samples, entry.samples)
             if entry.loss != want.loss:
-                return Difference(step, "losses", _show(want.loss), _show(entry.loss))
+                return DemoDifference(step, "losses", _show(want.loss), _show(entry.loss))
     if digests[0] is None or digests[0] != digests[1]:
-        return Difference(None, "parameters or optimizer", str(digests[0])[:16], str(digests[1])[:16])
+        return DemoDifference(None, "parameters or optimizer", str(digests[0])[:16], str(digests[1])[:16])
     return None
 
 

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from relight.demo.compare import compare
 from relight.demo.kills import Aim, plan_kills
-from relight.demo.lane import Lane
+from relight.demo.lane import DemoRun
 from relight.demo.report import DemoReport, Kill, curve_digest
-from relight.demo.shape import FULL, SHAPES, Shape
+from relight.demo.shape import FULL, SHAPES, DemoSize
 from relight.errors import ConfigError, NoSpace
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from relight.demo.view import View
+    from relight.demo.view import DemoView
 
 KILLS_MIN, KILLS_SAVING_MIN = 5, 2
 ROOM_BYTES = {"full": 1_200_000_000, "quick": 100_000_000}
@@ -55,7 +55,7 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
 
     Errors: ``ConfigError`` if something it needs is missing, ``NoSpace``, and ``RelightError`` if training itself fails.
     """
-    from relight.demo.view import View  # not for every command's start
+    from relight.demo.view import DemoView  # not for every command's start
 
     options = options or DemoOptions()
     _check_installed()
@@ -63,11 +63,11 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
     name = "quick" if options.quick else "full"
     shape = SHAPES[name]
     with _end_only_here() as end_if_asked, _folder(options.keep, ROOM_BYTES[name]) as folder:
-        straight = Lane("straight", folder, name, shape, options.seed)
-        killed = Lane("killed", folder, name, shape, options.seed)
+        straight = DemoRun("straight", folder, name, shape, options.seed)
+        killed = DemoRun("killed", folder, name, shape, options.seed)
         aim = Aim(plan_kills(options.seed, shape), shape.save_every)
         try:
-            with View(shape, enabled=options.progress, console=console) as view:
+            with DemoView(shape, enabled=options.progress, console=console) as view:
                 kills = _run_both(straight, killed, aim, view, end_if_asked)
         finally:
             straight.stop()
@@ -83,7 +83,7 @@ def run(options: DemoOptions | None = None, *, console: Console | None = None) -
     return report
 
 
-def _run_both(straight: Lane, killed: Lane, aim: Aim, view: View, end_if_asked: Callable[[], None]) -> list[Kill]:
+def _run_both(straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_if_asked: Callable[[], None]) -> list[Kill]:
     kills: list[Kill] = []
 
     def on_killed_entry(entry: dict[str, Any]) -> None:
@@ -120,13 +120,13 @@ def _run_both(straight: Lane, killed: Lane, aim: Aim, view: View, end_if_asked: 
         time.sleep(LOOK_CLOSELY_S if closely else LOOK_S)
 
 
-def _kill(lane: Lane, number: int) -> Kill:
+def _kill(lane: DemoRun, number: int) -> Kill:
     at, saving = lane.kill()
     assert lane.last is not None
     return Kill(number=number, step=lane.last, saving=saving, time=at)
 
 
-def _report(options: DemoOptions, shape: Shape, straight: Lane, killed: Lane, kills: list[Kill]) -> DemoReport:
+def _report(options: DemoOptions, shape: DemoSize, straight: DemoRun, killed: DemoRun, kills: list[Kill]) -> DemoReport:
     inside = sum(kill.inside_save for kill in kills)
     problem = None
     if len(kills) < KILLS_MIN or inside < KILLS_SAVING_MIN:

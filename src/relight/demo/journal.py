@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Journal:
+class DemoJournal:
     """The writing side."""
 
     def __init__(self, path: Path) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from relight.demo.shape import Shape
+from relight.demo.shape import DemoSize
 
 TRIES = 3
 """How often a kill that is to fall inside a save is tried again, at the next save, when it came too late."""
@@ -24,7 +24,7 @@ class PlannedKill:
     tries: int = TRIES
 
 
-def plan_kills(seed: int, shape: Shape) -> list[PlannedKill]:
+def plan_kills(seed: int, shape: DemoSize) -> list[PlannedKill]:
     """One kill somewhere in each of as many equal stretches of the run as there are kills; the same for the same seed."""
     draw = random.Random(f"relight demo {seed}")
     inside = [index < shape.kills_saving for index in range(shape.kills)]
@@ -45,7 +45,7 @@ def next_save(step: int, save_every: int) -> int:
     return step + -(step + 1) % save_every
 
 
-class Target(Protocol):
+class KillTarget(Protocol):
     """The run to be killed, as far as the aim looks at it."""
 
     @property
@@ -72,12 +72,12 @@ class Aim:
         self._save_every = save_every
         self._fire_at: float | None = None
 
-    def watching_a_save(self, target: Target) -> bool:
+    def watching_a_save(self, target: KillTarget) -> bool:
         """Whether a save that is to be hit is near, so that no time must be lost between two looks."""
         last = target.last
         return bool(self._plan) and last is not None and self._plan[0].inside_save and last >= self._plan[0].step - 1
 
-    def due(self, target: Target, now: float) -> bool:
+    def due(self, target: KillTarget, now: float) -> bool:
         """Whether to kill now."""
         last = target.last
         if not self._plan or last is None or last < self._plan[0].step:

@@ -15,7 +15,7 @@ from typing import Any
 from relight.demo import witness
 from relight.demo.compare import Finished
 from relight.demo.journal import Tail
-from relight.demo.shape import Shape
+from relight.demo.shape import DemoSize
 from relight.errors import RelightError
 from relight.world.children import child_command, child_environment
 
@@ -23,10 +23,10 @@ SILENCE_S_MAX = 120.0
 """A process that tells nothing for so long is given up."""
 
 
-class Lane:
+class DemoRun:
     """A run of the training script. ``steps`` has every step that was done, those done again as often as they were."""
 
-    def __init__(self, name: str, folder: Path, shape_name: str, shape: Shape, seed: int) -> None:
+    def __init__(self, name: str, folder: Path, shape_name: str, shape: DemoSize, seed: int) -> None:
         self.name = name
         self.run = folder / "store" / name
         self.steps: list[Finished] = []

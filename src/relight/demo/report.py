@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from relight.demo.compare import Difference, Finished
+from relight.demo.compare import DemoDifference, Finished
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -62,7 +62,7 @@ class DemoReport:
     steps: int
     save_every: int
     kills: tuple[Kill, ...]
-    difference: Difference | None
+    difference: DemoDifference | None
     problem: str | None
     curve_digest: str
     state_digest: str

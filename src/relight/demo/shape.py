@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class DemoSize:
     """One size of the demo. ``kills_saving`` of the ``kills`` are to fall inside a save; a window is ``context`` bytes."""
 
     steps: int
@@ -23,13 +23,13 @@ class Shape:
     workers: int
 
 
-FULL = Shape(
+FULL = DemoSize(
     steps=120, save_every=8, kills=6, kills_saving=3,
     width=384, layers=6, heads=6, context=48, batch=4, accumulate=2, windows=500, workers=2,
 )  # fmt: skip
 """10.8 million parameters."""
 
-QUICK = Shape(
+QUICK = DemoSize(
     steps=50, save_every=5, kills=5, kills_saving=2,
     width=128, layers=3, heads=4, context=48, batch=4, accumulate=2, windows=300, workers=1,
 )  # fmt: skip

@@ -18,8 +18,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, SequentialLR
 
 import relight
 from relight.demo.gpt import GPT
-from relight.demo.journal import Journal
-from relight.demo.shape import SHAPES, Shape
+from relight.demo.journal import DemoJournal
+from relight.demo.shape import SHAPES, DemoSize
 from relight.demo.text import read_text
 
 
@@ -33,8 +33,8 @@ def main() -> None:
     model = GPT(context=shape.context, width=shape.width, layers=shape.layers, heads=shape.heads)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     scheduler = warm_up_then_cosine(optimizer, args.steps)
-    loader = make_loader(Windows(shape.context, shape.windows), shape)
-    journal = Journal(args.journal or args.store / f"{args.run}.jsonl")
+    loader = make_loader(TextWindows(shape.context, shape.windows), shape)
+    journal = DemoJournal(args.journal or args.store / f"{args.run}.jsonl")
 
     ckpt = relight.Checkpointer(  # relight: what the state is, when to save it, what to keep
         args.store / args.run,
@@ -72,7 +72,7 @@ def main() -> None:
     journal.ended(digest(model, optimizer))
 
 
-class Windows(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
+class TextWindows(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
     """``count`` pieces of text, spread evenly over all of it: a sample's number, its bytes, and the byte that follows each."""
 
     def __init__(self, context: int, count: int) -> None:
@@ -89,7 +89,7 @@ class Windows(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
         return index, piece[:-1], piece[1:]
 
 
-def make_loader(data: Windows, shape: Shape) -> Any:
+def make_loader(data: TextWindows, shape: DemoSize) -> Any:
     """A loader that shuffles and has worker processes; torchdata's if it is there, which resumes without reading again."""
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader as Loader

@@ -13,15 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from relight.demo.report import DemoReport, Kill
-from relight.demo.shape import Shape
+from relight.demo.shape import DemoSize
 
 GOOD, BAD, SAVE, QUIET = "bold green", "bold red", "bold magenta", "dim"
 
 
-class View:
+class DemoView:
     """Two bars, and a line above them for each kill and each return to work."""
 
-    def __init__(self, shape: Shape, *, enabled: bool, console: Console | None) -> None:
+    def __init__(self, shape: DemoSize, *, enabled: bool, console: Console | None) -> None:
         console = console or Console(stderr=True)
         self._bars = Progress(
             TextColumn("{task.description}"),
@@ -37,7 +37,7 @@ class View:
         self._straight = self._bars.add_task("straight run", total=shape.steps, loss="", state="starting")
         self._killed = self._bars.add_task("killed run  ", total=shape.steps, loss="", state="starting")
 
-    def __enter__(self) -> View:
+    def __enter__(self) -> DemoView:
         self._bars.start()
         return self
 

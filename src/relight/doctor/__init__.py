@@ -7,23 +7,23 @@ it. ``fix`` does nothing that a plan did not show, and never deletes a checkpoin
 
 from relight.doctor.coverage import Coverage, coverage
 from relight.doctor.explain import Explained, explain
-from relight.doctor.facts import Facts
+from relight.doctor.facts import DoctorFacts
 from relight.doctor.finding import CHECKS, Check, Finding, judge
 from relight.doctor.fix import FixPlan, FixReport, execute_fix, plan_fix
 from relight.doctor.look import collect
-from relight.doctor.ready import Line, Readiness, grade
+from relight.doctor.ready import Readiness, ReadinessLine, grade
 
 __all__ = [
     "CHECKS",
     "Check",
     "Coverage",
+    "DoctorFacts",
     "Explained",
-    "Facts",
     "Finding",
     "FixPlan",
     "FixReport",
-    "Line",
     "Readiness",
+    "ReadinessLine",
     "collect",
     "coverage",
     "execute_fix",

@@ -15,7 +15,7 @@ SECONDS = 10.0
 """For one look: a network file system that hangs keeps nobody longer."""
 
 
-class Looking:
+class BoundedProbe:
     """Answers by name, or why there is none."""
 
     def __init__(self, seconds: float = SECONDS) -> None:

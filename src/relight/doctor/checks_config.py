@@ -6,17 +6,17 @@ from collections.abc import Iterator
 from shlex import quote
 from urllib.parse import urlsplit
 
-from relight.doctor.facts import Facts
-from relight.doctor.finding import Found, check
+from relight.doctor.facts import DoctorFacts
+from relight.doctor.finding import CheckHit, check
 
 _OTHERS = 0o077
 _HERE = ("localhost", "127.0.0.1", "::1")
 
 
 @check("setting-unknown", "warning", "config", "a `RELIGHT_…` variable is set that is no setting")
-def _unknown(facts: Facts) -> Iterator[Found]:
+def _unknown(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, close in facts.config.unknown:
-        yield Found(
+        yield CheckHit(
             f"{name} is no setting",
             "environment",
             f"did you mean {close}?" if close else "docs/reference.md lists them",
@@ -27,9 +27,9 @@ def _unknown(facts: Facts) -> Iterator[Found]:
 
 
 @check("setting-bad", "error", "config", "the value of a setting is none that it can have", "config")
-def _bad(facts: Facts) -> Iterator[Found]:
+def _bad(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, trouble in facts.config.bad:
-        yield Found(
+        yield CheckHit(
             f"{name} has a value that it cannot have",
             name,
             trouble.what,
@@ -40,10 +40,10 @@ def _bad(facts: Facts) -> Iterator[Found]:
 
 
 @check("toml", "error", "config", "`relight.toml` is no TOML, or has an unknown table or key, or a value that it cannot have", "config")
-def _toml(facts: Facts) -> Iterator[Found]:
+def _toml(facts: DoctorFacts) -> Iterator[CheckHit]:
     error = facts.config.file_error
     if error is not None:
-        yield Found(
+        yield CheckHit(
             "relight.toml is not as it should be",
             error.where or facts.config.file,
             error.what,
@@ -54,10 +54,10 @@ def _toml(facts: Facts) -> Iterator[Found]:
 
 
 @check("key-file", "warning", "config", "others may read a file that holds a key")
-def _key_file(facts: Facts) -> Iterator[Found]:
+def _key_file(facts: DoctorFacts) -> Iterator[CheckHit]:
     for one in facts.config.key_files:
         if one.mode & _OTHERS:
-            yield Found(
+            yield CheckHit(
                 "others may read a key",
                 one.path,
                 f"its mode is {one.mode & 0o7777:04o}",
@@ -68,10 +68,10 @@ def _key_file(facts: Facts) -> Iterator[Found]:
 
 
 @check("key-inside", "error", "config", "a key lies in the store that it opens")
-def _key_inside(facts: Facts) -> Iterator[Found]:
+def _key_inside(facts: DoctorFacts) -> Iterator[CheckHit]:
     for one in facts.config.key_files:
         if one.in_store:
-            yield Found(
+            yield CheckHit(
                 "the key lies in the store that it opens",
                 one.path,
                 facts.store.url,
@@ -82,9 +82,9 @@ def _key_inside(facts: Facts) -> Iterator[Found]:
 
 
 @check("core-dumps", "warning", "config", "processes that hold keys may leave core dumps (`RELIGHT_CORE_DUMPS=1`)")
-def _dumps(facts: Facts) -> Iterator[Found]:
+def _dumps(facts: DoctorFacts) -> Iterator[CheckHit]:
     if {"RELIGHT_CORE_DUMPS", "RELIGHT_KEY"} <= facts.config.settings:
-        yield Found(
+        yield CheckHit(
             "core dumps may hold keys",
             "RELIGHT_CORE_DUMPS",
             "it is set, and so is RELIGHT_KEY",
@@ -95,10 +95,10 @@ def _dumps(facts: Facts) -> Iterator[Found]:
 
 
 @check("endpoint-clear", "warning", "config", "an object store is reached without TLS, on another machine")
-def _endpoint(facts: Facts) -> Iterator[Found]:
+def _endpoint(facts: DoctorFacts) -> Iterator[CheckHit]:
     address = urlsplit(facts.config.endpoint)
     if facts.store.kind == "object" and address.scheme == "http" and address.hostname not in _HERE:
-        yield Found(
+        yield CheckHit(
             "the object store is reached in the clear",
             "AWS_ENDPOINT_URL",
             facts.config.endpoint,
@@ -109,9 +109,9 @@ def _endpoint(facts: Facts) -> Iterator[Found]:
 
 
 @check("single-writer", "warning", "config", "one writer is promised for a store that needs no such promise")
-def _single(facts: Facts) -> Iterator[Found]:
+def _single(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.config.single_writer and facts.store.exclusive:
-        yield Found(
+        yield CheckHit(
             "a promise that is not needed",
             "RELIGHT_SINGLE_WRITER",
             f"{facts.store.url} lets a name be created once only",
@@ -122,9 +122,9 @@ def _single(facts: Facts) -> Iterator[Found]:
 
 
 @check("cache", "warning", "config", "the cache's directory cannot be used")
-def _cache(facts: Facts) -> Iterator[Found]:
+def _cache(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.config.cache is not None:
-        yield Found(
+        yield CheckHit(
             "the cache cannot be used",
             facts.config.cache.where or "RELIGHT_CACHE",
             facts.config.cache.what,
@@ -135,10 +135,10 @@ def _cache(facts: Facts) -> Iterator[Found]:
 
 
 @check("cache-far", "warning", "config", "the cache lies on a network file system or in memory")
-def _cache_far(facts: Facts) -> Iterator[Found]:
+def _cache_far(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.config.cache_mount
     if mount is not None and (mount.is_network or mount.is_memory):
-        yield Found(
+        yield CheckHit(
             "the cache is on no local disk",
             "RELIGHT_CACHE",
             f"{mount.point} is {mount.type}",

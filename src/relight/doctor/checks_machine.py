@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import quote
 
-from relight.doctor.facts import Facts
-from relight.doctor.finding import Found, check, gb, span
+from relight.doctor.facts import DoctorFacts
+from relight.doctor.finding import CheckHit, check, gb, span
 from relight.supervise.facts import KINDS
 
 _SHM_LEAST = 64 << 20
@@ -22,17 +22,17 @@ SKEW_S = 300.0
 """So far clocks may be apart: nothing is decided by them, but ages are shown by them."""
 
 
-def slots_bytes(facts: Facts) -> int:
+def slots_bytes(facts: DoctorFacts) -> int:
     """What two copies of the largest state take in memory."""
     return 2 * (facts.newest_bytes + facts.newest_bytes // 50 + (8 << 20)) if facts.newest_bytes else 0
 
 
 @check("memory", "warning", "machine", "there is no room in memory for two copies of the state, which saves in the background need")
-def _memory(facts: Facts) -> Iterator[Found]:
+def _memory(facts: DoctorFacts) -> Iterator[CheckHit]:
     need, there = slots_bytes(facts), facts.machine.memory_bytes
     if need and there is not None and there < need:
         one = there >= need // 2
-        yield Found(
+        yield CheckHit(
             "memory for one copy of the state only" if one else "no memory for a copy of the state",
             facts.machine.host,
             f"two copies of the newest checkpoint take {gb(need)}, {gb(there)} are available",
@@ -50,10 +50,10 @@ def _memory(facts: Facts) -> Iterator[Found]:
     "machine",
     "the kernel promises no more memory than there is, and has promised what the state's copies would take",
 )
-def _overcommit(facts: Facts) -> Iterator[Found]:
+def _overcommit(facts: DoctorFacts) -> Iterator[CheckHit]:
     need, left = slots_bytes(facts), facts.machine.commit_bytes
     if need and left is not None and left < need:
-        yield Found(
+        yield CheckHit(
             "the kernel will not promise the memory for the state's copies",
             facts.machine.host,
             f"vm.overcommit_memory=2: {gb(left)} of promises are left, {gb(need)} are needed",
@@ -64,10 +64,10 @@ def _overcommit(facts: Facts) -> Iterator[Found]:
 
 
 @check("shm", "warning", "machine", "`/dev/shm` is as small as containers have it (64 MiB)")
-def _shm(facts: Facts) -> Iterator[Found]:
+def _shm(facts: DoctorFacts) -> Iterator[CheckHit]:
     size = facts.machine.shm_bytes
     if size is not None and size <= _SHM_LEAST:
-        yield Found(
+        yield CheckHit(
             "shared memory is as small as a container's",
             _SHM,
             f"it holds {gb(size)}",
@@ -77,10 +77,10 @@ def _shm(facts: Facts) -> Iterator[Found]:
 
 
 @check("shm-full", "error", "machine", "`/dev/shm` has no room")
-def _shm_full(facts: Facts) -> Iterator[Found]:
+def _shm_full(facts: DoctorFacts) -> Iterator[CheckHit]:
     free = facts.machine.shm_free_bytes
     if free is not None and free < _PAGES:
-        yield Found(
+        yield CheckHit(
             "shared memory is full",
             _SHM,
             f"{gb(free)} are free",
@@ -91,14 +91,14 @@ def _shm_full(facts: Facts) -> Iterator[Found]:
 
 
 @check("memlock", "warning", "machine", "memory may not be locked, on a machine with accelerators or a fabric that reads memory")
-def _memlock(facts: Facts) -> Iterator[Found]:
+def _memlock(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("memlock")
     if (
         limit is not None
         and (facts.machine.fabric or facts.machine.accelerators)
         and limit < (1 << 26 if facts.machine.fabric else 1 << 16)
     ):
-        yield Found(
+        yield CheckHit(
             "little memory may be locked",
             facts.machine.host,
             f"ulimit -l is {gb(limit)}",
@@ -109,10 +109,10 @@ def _memlock(facts: Facts) -> Iterator[Found]:
 
 
 @check("open-files", "warning", "machine", "a process may open few files")
-def _open_files(facts: Facts) -> Iterator[Found]:
+def _open_files(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("open files")
     if limit is not None and limit < _FILES_LEAST:
-        yield Found(
+        yield CheckHit(
             "few files may be open at once",
             facts.machine.host,
             f"ulimit -n is {limit}",
@@ -123,10 +123,10 @@ def _open_files(facts: Facts) -> Iterator[Found]:
 
 
 @check("processes", "warning", "machine", "a user may have few processes and threads")
-def _processes(facts: Facts) -> Iterator[Found]:
+def _processes(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("processes")
     if limit is not None and limit < _PROCESSES_LEAST:
-        yield Found(
+        yield CheckHit(
             "few processes and threads may run at once",
             facts.machine.host,
             f"ulimit -u is {limit}",
@@ -137,10 +137,10 @@ def _processes(facts: Facts) -> Iterator[Found]:
 
 
 @check("file-size", "error", "machine", "no file may become as large as a checkpoint")
-def _file_size(facts: Facts) -> Iterator[Found]:
+def _file_size(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("file size")
     if limit is not None and limit < max(facts.newest_bytes, 1 << 30):
-        yield Found(
+        yield CheckHit(
             "files may not become large",
             facts.machine.host,
             f"ulimit -f is {gb(limit)}",
@@ -151,10 +151,10 @@ def _file_size(facts: Facts) -> Iterator[Found]:
 
 
 @check("address-space", "warning", "machine", "a process may not map as much memory as two copies of the state")
-def _address_space(facts: Facts) -> Iterator[Found]:
+def _address_space(facts: DoctorFacts) -> Iterator[CheckHit]:
     limit = facts.machine.limits.get("address space")
     if limit is not None and limit < max(slots_bytes(facts), 4 << 30):
-        yield Found(
+        yield CheckHit(
             "a process may map little memory",
             facts.machine.host,
             f"ulimit -v is {gb(limit)}",
@@ -165,10 +165,10 @@ def _address_space(facts: Facts) -> Iterator[Found]:
 
 
 @check("preload", "error", "machine", "a library is preloaded that answers `fsync` without doing it")
-def _preload(facts: Facts) -> Iterator[Found]:
+def _preload(facts: DoctorFacts) -> Iterator[CheckHit]:
     liar = next((one for one in _LD_LIARS if one in facts.machine.preload), None)
     if liar is not None:
-        yield Found(
+        yield CheckHit(
             f"{liar} is preloaded, which makes fsync do nothing",
             "LD_PRELOAD",
             f"LD_PRELOAD={facts.machine.preload[:200]}",
@@ -179,9 +179,9 @@ def _preload(facts: Facts) -> Iterator[Found]:
 
 
 @check("clock-wrong", "warning", "machine", "this machine's clock is years behind")
-def _clock_wrong(facts: Facts) -> Iterator[Found]:
+def _clock_wrong(facts: DoctorFacts) -> Iterator[CheckHit]:
     if 0 < facts.machine.now < _YEAR_2025_S:
-        yield Found(
+        yield CheckHit(
             "the clock is years behind",
             facts.machine.host,
             f"it says {facts.machine.now:.0f} s since 1970",
@@ -194,11 +194,11 @@ def _clock_wrong(facts: Facts) -> Iterator[Found]:
 @check(
     "clock-records", "warning", "machine", "a run's newest record was written later than it is here: clocks differ by more than 5 minutes"
 )
-def _clock_records(facts: Facts) -> Iterator[Found]:
+def _clock_records(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         ahead = (run.newest_record_s or 0.0) - facts.machine.now
         if run.newest_record_s is not None and facts.machine.now and ahead > SKEW_S:
-            yield Found(
+            yield CheckHit(
                 "a record comes from the future",
                 run.path,
                 f"the newest was written {span(ahead)} ahead of this machine's clock",
@@ -214,10 +214,10 @@ def _clock_records(facts: Facts) -> Iterator[Found]:
     "machine",
     "a run's records go back in time: machines that wrote it have clocks that differ by more than 5 minutes",
 )
-def _clock_order(facts: Facts) -> Iterator[Found]:
+def _clock_order(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.back_s > SKEW_S:
-            yield Found(
+            yield CheckHit(
                 "clocks of machines that wrote this run differ",
                 run.path,
                 f"a record is {span(run.back_s)} older than the one before it",
@@ -228,13 +228,13 @@ def _clock_order(facts: Facts) -> Iterator[Found]:
 
 
 @check("kernel-log", "warning", "machine", "the kernel has told of a broken device, disk, link or of lack of memory within the last hour")
-def _kernel(facts: Facts) -> Iterator[Found]:
+def _kernel(facts: DoctorFacts) -> Iterator[CheckHit]:
     seen: dict[str, list[str]] = {}
     for kind, line in facts.machine.kernel:
         seen.setdefault(kind, []).append(line)
     for kind, lines in seen.items():
         what = KINDS.get(kind, kind).rpartition(":")[2].strip()
-        yield Found(
+        yield CheckHit(
             f"the kernel tells of {kind}: {what}",
             facts.machine.host,
             f"{lines[-1][:160]} ({len(lines)} such in the last hour)",
@@ -245,10 +245,10 @@ def _kernel(facts: Facts) -> Iterator[Found]:
 
 
 @check("dead-supervisors", "note", "machine", "`relight run` was killed, and pages of its ranks lie in memory still")
-def _dead_supervisors(facts: Facts) -> Iterator[Found]:
+def _dead_supervisors(facts: DoctorFacts) -> Iterator[CheckHit]:
     dead = facts.machine.dead_supervisors
     if dead:
-        yield Found(
+        yield CheckHit(
             f"memory files of {len(dead)} dead supervisor{'s' if len(dead) > 1 else ''}",
             dead[0],
             ", ".join(dead[:4]),
@@ -259,11 +259,11 @@ def _dead_supervisors(facts: Facts) -> Iterator[Found]:
 
 
 @check("package-missing", "error", "machine", "a package that the store, its keys or Relight itself need is not installed")
-def _missing(facts: Facts) -> Iterator[Found]:
+def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
     for one in facts.machine.packages:
         if not one.installed:
             needs = one.wanted_by or "Relight"
-            yield Found(
+            yield CheckHit(
                 f"{one.name} is not installed",
                 facts.machine.host,
                 f"{needs} needs {one.name}>={one.least}" if one.least else f"{needs} needs it",
@@ -274,10 +274,10 @@ def _missing(facts: Facts) -> Iterator[Found]:
 
 
 @check("package-old", "warning", "machine", "a package is older than what Relight was tested with at least")
-def _old(facts: Facts) -> Iterator[Found]:
+def _old(facts: DoctorFacts) -> Iterator[CheckHit]:
     for one in facts.machine.packages:
         if one.installed and one.least and numbers(one.installed) < numbers(one.least):
-            yield Found(
+            yield CheckHit(
                 f"{one.name} is older than it should be",
                 facts.machine.host,
                 f"{one.installed} is installed, {one.least} is the oldest that is tested",
@@ -301,9 +301,9 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 @check("names", "error", "machine", "a host that settings name does not resolve, or an address that others are told is not this machine's")
-def _names(facts: Facts) -> Iterator[Found]:
+def _names(facts: DoctorFacts) -> Iterator[CheckHit]:
     for setting, host, why in facts.machine.names:
-        yield Found(
+        yield CheckHit(
             f"{setting} names a host that other nodes cannot use"
             if setting == "RELIGHT_PEERS_HOST"
             else f"{setting} names a host that is not found",

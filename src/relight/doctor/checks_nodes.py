@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from relight.doctor.facts import Facts, NodeFacts
-from relight.doctor.finding import Found, check, gb, span
+from relight.doctor.facts import DoctorFacts, NodeFacts
+from relight.doctor.finding import CheckHit, check, gb, span
 from relight.settings.file import FILE
 
 APART_S = 10.0
@@ -21,7 +21,7 @@ def _names(nodes: list[NodeFacts]) -> str:
     return ", ".join(f"node {one.rank}" + (f" ({one.host})" if one.host else "") for one in nodes[:_SHOWN]) + more
 
 
-def _there(facts: Facts) -> list[NodeFacts]:
+def _there(facts: DoctorFacts) -> list[NodeFacts]:
     return [one for one in facts.nodes if one.there]
 
 
@@ -45,10 +45,10 @@ def _differing(nodes: list[NodeFacts], table: Callable[[NodeFacts], Mapping[str,
 
 
 @check("node-missing", "error", "nodes", "a node did not come to be compared within the time there was")
-def _missing(facts: Facts) -> Iterator[Found]:
+def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
     gone = [one for one in facts.nodes if not one.there]
     if gone:
-        yield Found(
+        yield CheckHit(
             f"{len(gone)} of {len(facts.nodes)} nodes did not come", _names(gone), f"nothing was heard of {_names(gone)}",
             "a job over these nodes does not begin, or waits for them", "look at that node, its network and firewall, and ask again",
             f"{_AGAIN} --within 120",
@@ -56,19 +56,19 @@ def _missing(facts: Facts) -> Iterator[Found]:
 
 
 @check("node-versions", "error", "nodes", "nodes have other versions of Python, Relight or a package")
-def _versions(facts: Facts) -> Iterator[Found]:
+def _versions(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, where, seen in _differing(_there(facts), lambda one: one.versions):
-        yield Found(
+        yield CheckHit(
             f"nodes have different versions of {name}", where, seen,
             "ranks may not understand each other, or train differently", "install the same on all nodes", "relight version",
         )  # fmt: skip
 
 
 @check("node-settings", "warning", "nodes", "a setting, or `relight.toml`, is another on some nodes")
-def _settings(facts: Facts) -> Iterator[Found]:
+def _settings(facts: DoctorFacts) -> Iterator[CheckHit]:
     for name, where, _ in _differing(_there(facts), lambda one: one.settings):
         _, seen = _parted(_there(facts), lambda one, name=name: "set" if one.settings.get(name) else "")  # type: ignore[misc]
-        yield Found(
+        yield CheckHit(
             f"{name} is not the same on all nodes", where, seen or "set on all, and not to the same; values are not exchanged",
             "ranks do different things, where they should do one",
             "copy the file to all nodes" if name == FILE else f"set {name} alike on all",
@@ -77,10 +77,10 @@ def _settings(facts: Facts) -> Iterator[Found]:
 
 
 @check("node-store", "error", "nodes", "what one node writes into the store, another does not see there")
-def _store(facts: Facts) -> Iterator[Found]:
+def _store(facts: DoctorFacts) -> Iterator[CheckHit]:
     blind = [one for one in _there(facts) if one.sees is False]
     if blind:
-        yield Found(
+        yield CheckHit(
             "nodes do not have the same store at this path", _names(blind), "a file that node 0 has written is not there",
             "each would write a run of its own, or none: saves never become checkpoints",
             "name a place that all nodes share; disks of their own are for relight.Tiers with peers", "df -h",
@@ -88,32 +88,32 @@ def _store(facts: Facts) -> Iterator[Found]:
 
 
 @check("node-mounts", "warning", "nodes", "the store is mounted in another way on some nodes")
-def _mounts(facts: Facts) -> Iterator[Found]:
+def _mounts(facts: DoctorFacts) -> Iterator[CheckHit]:
     def how(one: NodeFacts) -> str:
         return f"{one.mount.type} ({','.join(sorted(one.mount.options))})" if one.mount is not None else ""
 
     where, seen = _parted(_there(facts), how)
     if where:
-        yield Found(
+        yield CheckHit(
             "the store is not mounted alike on all nodes", where, seen[:300],
             "what is durable, and what others see of it, may differ by node", "mount it with the same options everywhere", "findmnt",
         )  # fmt: skip
 
 
 @check("node-clocks", "warning", "nodes", "clocks of nodes are more than 10 seconds apart")
-def _clocks(facts: Facts) -> Iterator[Found]:
+def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
     known = [one for one in _there(facts) if one.ahead_s is not None]
     ahead = sorted(known, key=lambda one: one.ahead_s or 0.0)
     if len(ahead) > 1 and (apart_s := (ahead[-1].ahead_s or 0.0) - (ahead[0].ahead_s or 0.0)) > APART_S:
         where, seen = _names([ahead[0], ahead[-1]]), f"{_names([ahead[-1]])} is {span(apart_s)} ahead of {_names([ahead[0]])}"
-        yield Found(
+        yield CheckHit(
             "clocks of nodes are apart", where, seen,
             "events and incidents of nodes cannot be put in order, and ages are wrong", "have all follow one time server", "timedatectl",
         )  # fmt: skip
 
 
 @check("node-machines", "note", "nodes", "nodes differ in accelerators, limits, or in memory by more than a tenth")
-def _machines(facts: Facts) -> Iterator[Found]:
+def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
     nodes = _there(facts)
     limits = [(name, where, seen) for name, where, seen in _differing(nodes, lambda one: {k: str(v) for k, v in one.limits.items()})]
     where, seen = _parted(nodes, lambda one: str(one.accelerators))
@@ -124,4 +124,4 @@ def _machines(facts: Facts) -> Iterator[Found]:
         seen = f"{gb(least.memory_bytes or 0)} on {_names([least])}, {gb(most.memory_bytes or 0)} on {_names([most])}"
         found.append(("available memory", _names([least]), seen))
     for what, where, seen in [*found, *((f"limit of {name}", where, seen) for name, where, seen in limits)]:
-        yield Found(f"nodes differ: {what}", where, seen, "the weakest sets what the job can do", "see whether that is meant", "")
+        yield CheckHit(f"nodes differ: {what}", where, seen, "the weakest sets what the job can do", "see whether that is meant", "")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from shlex import quote
 
 from relight.doctor.checks_machine import numbers
-from relight.doctor.facts import Facts, RunFacts
-from relight.doctor.finding import Found, check, span
+from relight.doctor.facts import DoctorFacts, RunFacts
+from relight.doctor.finding import CheckHit, check, span
 from relight.version import VERSION
 
 _BARREN = 5
@@ -23,10 +23,10 @@ _SAME_MAX = 3
 
 
 @check("run-unreadable", "error", "run", "a run's log cannot be read", "corrupt")
-def _unreadable(facts: Facts) -> Iterator[Found]:
+def _unreadable(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.error is not None and run.error.kind != "wrong_key":
-            yield Found(
+            yield CheckHit(
                 "the run cannot be read",
                 run.error.where or run.path,
                 run.error.what,
@@ -37,12 +37,12 @@ def _unreadable(facts: Facts) -> Iterator[Found]:
 
 
 @check("log-damaged", "error", "run", "a record of a run's log is damaged or missing", "A record of the log counts for nothing")
-def _log_damaged(facts: Facts) -> Iterator[Found]:
+def _log_damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.faults:
             file, reason = run.faults[0]
             more = f"; {len(run.faults) - 1} more" if len(run.faults) > 1 else ""
-            yield Found(
+            yield CheckHit(
                 "a record of the log counts for nothing",
                 f"{run.path}: {file}",
                 f"{reason}{more}",
@@ -53,13 +53,13 @@ def _log_damaged(facts: Facts) -> Iterator[Found]:
 
 
 @check("checkpoint-damaged", "error", "run", "metadata or sizes of a checkpoint are not what was committed", "A checkpoint is passed over")
-def _damaged(facts: Facts) -> Iterator[Found]:
+def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         bad = [one for one in run.checkpoints if one.damage]
         if bad:
             assert bad[-1].damage
             newest = bad[-1] is run.newest
-            yield Found(
+            yield CheckHit(
                 f"{'the newest checkpoint' if newest else 'a checkpoint'} is damaged"
                 + (f", and {len(bad) - 1} more" if len(bad) > 1 else ""),
                 f"{run.path}@{bad[-1].id}",
@@ -71,11 +71,11 @@ def _damaged(facts: Facts) -> Iterator[Found]:
 
 
 @check("none-left", "error", "run", "all of a run's checkpoints are damaged")
-def _none_left(facts: Facts) -> Iterator[Found]:
+def _none_left(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         looked = [one for one in run.checkpoints if one.damage is not None]
         if looked and len(looked) == len(run.checkpoints) and all(one.damage for one in looked):
-            yield Found(
+            yield CheckHit(
                 "no checkpoint of this run can be restored",
                 run.path,
                 f"{len(looked)} are there, and all are damaged",
@@ -86,12 +86,12 @@ def _none_left(facts: Facts) -> Iterator[Found]:
 
 
 @check("empty", "warning", "run", "a run was begun and has no checkpoint, though nobody is training it here")
-def _empty(facts: Facts) -> Iterator[Found]:
+def _empty(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.attempts and not run.checkpoints and not run.retired and run.error is None and not _is_live(facts, run):
             since = facts.machine.now - (run.attempts[-1].time_s or facts.machine.now)
             if since > _LATE_LEAST_S:
-                yield Found(
+                yield CheckHit(
                     "the run has no checkpoint",
                     run.path,
                     f"its last attempt began {span(since)} ago, on {run.attempts[-1].host}",
@@ -102,14 +102,14 @@ def _empty(facts: Facts) -> Iterator[Found]:
 
 
 @check("stale", "warning", "run", "a run that is under way here has not saved for ten usual intervals")
-def _stale(facts: Facts) -> Iterator[Found]:
+def _stale(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         newest, usual = run.newest, run.interval_s
         if newest is None or newest.time_s is None or usual is None or not _is_live(facts, run):
             continue
         age = facts.machine.now - newest.time_s
         if age > max(_LATE_LEAST_S, _LATE_TIMES * usual):
-            yield Found(
+            yield CheckHit(
                 "the run is under way and does not save any more",
                 run.path,
                 f"the newest is {span(age)} old; one came every {span(usual)}",
@@ -120,7 +120,7 @@ def _stale(facts: Facts) -> Iterator[Found]:
 
 
 @check("no-progress", "error", "run", "five attempts in a row have committed nothing")
-def _no_progress(facts: Facts) -> Iterator[Found]:
+def _no_progress(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         barren = 0
         for attempt in reversed(run.attempts):
@@ -129,7 +129,7 @@ def _no_progress(facts: Facts) -> Iterator[Found]:
             barren += 1
         if barren >= _BARREN and not _is_live(facts, run):
             hosts = sorted({one.host for one in run.attempts[-barren:]})
-            yield Found(
+            yield CheckHit(
                 "the job is started again and again without progress",
                 run.path,
                 f"{barren} attempts without a checkpoint, on {', '.join(hosts[:4])}",
@@ -146,10 +146,10 @@ def _no_progress(facts: Facts) -> Iterator[Found]:
     "an attempt went on committing after another had taken charge: two jobs write one run",
     "fenced",
 )
-def _superseded(facts: Facts) -> Iterator[Found]:
+def _superseded(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.void:
-            yield Found(
+            yield CheckHit(
                 "two jobs have written this run",
                 run.path,
                 run.void[-1] + (f"; {len(run.void)} such records" if len(run.void) > 1 else ""),
@@ -166,10 +166,10 @@ def _superseded(facts: Facts) -> Iterator[Found]:
     "ranks differed in what they should have had in common when the newest checkpoint was saved",
     "… is not what it is on …, a suspect checkpoint",
 )
-def _suspect(facts: Facts) -> Iterator[Found]:
+def _suspect(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.newest is not None and run.newest.suspect:
-            yield Found(
+            yield CheckHit(
                 "the newest checkpoint is suspect",
                 f"{run.path}@{run.newest.id}",
                 f"step {run.newest.step}: ranks held different values of one tensor",
@@ -180,13 +180,13 @@ def _suspect(facts: Facts) -> Iterator[Found]:
 
 
 @check("loss", "warning", "run", "a metric of the newest checkpoint is no number")
-def _loss(facts: Facts) -> Iterator[Found]:
+def _loss(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.newest is not None:
             odd = sorted(name for name, value in run.newest.metrics.items() if not math.isfinite(value))
             if odd:
                 good = [one for one in run.checkpoints if all(math.isfinite(value) for value in one.metrics.values())]
-                yield Found(
+                yield CheckHit(
                     f"{odd[0]} is no number",
                     f"{run.path}@{run.newest.id}",
                     f"step {run.newest.step}: {odd[0]} is {run.newest.metrics[odd[0]]}",
@@ -197,10 +197,10 @@ def _loss(facts: Facts) -> Iterator[Found]:
 
 
 @check("leftovers", "note", "run", "superseded attempts have left what they had not committed")
-def _leftovers(facts: Facts) -> Iterator[Found]:
+def _leftovers(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.leftovers:
-            yield Found(
+            yield CheckHit(
                 f"{len(run.leftovers)} leftover{'s' if len(run.leftovers) > 1 else ''} of attempts that are over",
                 run.path,
                 f"{run.leftovers[0][0]}: {run.leftovers[0][1]}",
@@ -212,10 +212,10 @@ def _leftovers(facts: Facts) -> Iterator[Found]:
 
 
 @check("temporaries", "note", "run", "files lie there that were to become a record and never can")
-def _temporaries(facts: Facts) -> Iterator[Found]:
+def _temporaries(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.temporaries:
-            yield Found(
+            yield CheckHit(
                 f"{len(run.temporaries)} temporary file{'s' if len(run.temporaries) > 1 else ''} of writers that were killed",
                 run.path,
                 ", ".join(run.temporaries[:3]),
@@ -233,11 +233,11 @@ def _temporaries(facts: Facts) -> Iterator[Found]:
     "a further tier cannot be read",
     "The nearest tier has no checkpoint, and … may have some, but does not answer",
 )
-def _tier_away(facts: Facts) -> Iterator[Found]:
+def _tier_away(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         for tier in run.tiers:
             if tier.error is not None:
-                yield Found(
+                yield CheckHit(
                     f"the tier {tier.name} does not answer",
                     tier.url,
                     tier.error.what,
@@ -248,11 +248,11 @@ def _tier_away(facts: Facts) -> Iterator[Found]:
 
 
 @check("tier-behind", "warning", "run", "a further tier lacks for an hour what it should have")
-def _tier_behind(facts: Facts) -> Iterator[Found]:
+def _tier_behind(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         for tier in run.tiers:
             if tier.error is None and tier.lacks and tier.lacks_s > _LAG_S:
-                yield Found(
+                yield CheckHit(
                     f"the tier {tier.name} is behind",
                     tier.url,
                     f"it lacks {tier.lacks} checkpoint{'s' if tier.lacks > 1 else ''}, the oldest for {span(tier.lacks_s)}",
@@ -263,12 +263,12 @@ def _tier_behind(facts: Facts) -> Iterator[Found]:
 
 
 @check("stopped", "warning", "run", "`relight run` gave the job up, and nobody has trained since")
-def _stopped(facts: Facts) -> Iterator[Found]:
+def _stopped(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         last = run.incidents[-1] if run.incidents else None
         since = run.newest.time_s if run.newest is not None else None
         if last is not None and last.action == "stop" and not _is_live(facts, run) and (last.time_s or 0.0) >= (since or 0.0):
-            yield Found(
+            yield CheckHit(
                 "the job was given up",
                 run.path,
                 f"{last.kind}: {last.why[:160]}",
@@ -279,13 +279,13 @@ def _stopped(facts: Facts) -> Iterator[Found]:
 
 
 @check("again", "warning", "run", "a job failed three times within a day in the same way")
-def _again(facts: Facts) -> Iterator[Found]:
+def _again(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         recent = [one for one in run.incidents if one.time_s is not None and facts.machine.now - one.time_s < _DAY_S]
         for kind in sorted({one.kind for one in recent} - {"preemption"}):
             same = [one for one in recent if one.kind == kind]
             if len(same) >= _SAME_MAX:
-                yield Found(
+                yield CheckHit(
                     f"it keeps failing: {kind}",
                     run.path,
                     f"{len(same)} times within a day; last: {same[-1].why[:140]}",
@@ -296,10 +296,10 @@ def _again(facts: Facts) -> Iterator[Found]:
 
 
 @check("inexact", "note", "run", "the newest checkpoint says why a resume from it is not bit-exact", "This resume may not be bit-exact")
-def _inexact(facts: Facts) -> Iterator[Found]:
+def _inexact(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.exact:
-            yield Found(
+            yield CheckHit(
                 "a resume from here is not bit-exact",
                 run.path,
                 run.exact[0],
@@ -316,7 +316,7 @@ def _inexact(facts: Facts) -> Iterator[Found]:
     "the newest checkpoint was made with other versions or threads than this environment's",
     "This resume may not be bit-exact",
 )
-def _software(facts: Facts) -> Iterator[Found]:
+def _software(facts: DoctorFacts) -> Iterator[CheckHit]:
     installed = {one.name: one.installed for one in facts.machine.packages if one.installed}
     for run in facts.runs:
         made, here = str(run.environment.get("torch", "")), installed.get("torch", "")
@@ -325,7 +325,7 @@ def _software(facts: Facts) -> Iterator[Found]:
         if facts.config.threads and threads is not None and str(threads) != facts.config.threads:
             other.append(f"{threads} threads → OMP_NUM_THREADS={facts.config.threads}")
         if other:
-            yield Found(
+            yield CheckHit(
                 "this resume may not be bit-exact",
                 run.path,
                 "; ".join(other),
@@ -336,11 +336,11 @@ def _software(facts: Facts) -> Iterator[Found]:
 
 
 @check("newer-relight", "warning", "run", "the newest checkpoint was written by a newer Relight than this one")
-def _newer(facts: Facts) -> Iterator[Found]:
+def _newer(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         wrote = str(run.environment.get("relight", ""))
         if numbers(wrote) > numbers(VERSION):
-            yield Found(
+            yield CheckHit(
                 "a newer Relight has written this run",
                 run.path,
                 f"it was {wrote}, this is {VERSION}",
@@ -351,10 +351,10 @@ def _newer(facts: Facts) -> Iterator[Found]:
 
 
 @check("chain", "note", "run", "the newest checkpoint needs the bytes of more than fifty others")
-def _chain(facts: Facts) -> Iterator[Found]:
+def _chain(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         if run.newest is not None and run.newest.requires > _DONORS_MAX:
-            yield Found(
+            yield CheckHit(
                 "the newest checkpoint leans on many others",
                 f"{run.path}@{run.newest.id}",
                 f"it needs bytes of {run.newest.requires} others",
@@ -364,6 +364,6 @@ def _chain(facts: Facts) -> Iterator[Found]:
             )
 
 
-def _is_live(facts: Facts, run: RunFacts) -> bool:
+def _is_live(facts: DoctorFacts, run: RunFacts) -> bool:
     """Whether a process on this machine is training it."""
     return any(one.run == run.name and one.url.rstrip("/") == facts.store.url.rstrip("/") for one in facts.machine.live)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from shlex import quote
 
-from relight.doctor.facts import Facts
-from relight.doctor.finding import Found, check, gb, span
+from relight.doctor.facts import DoctorFacts
+from relight.doctor.finding import CheckHit, check, gb, span
 
 _LOW_BYTES = 1 << 30
 """Of a store without a checkpoint, whose size is a guess."""
@@ -20,7 +20,7 @@ _OLD_KEY_DAYS = 365.0
 _SHARED_WRITE = 0o002
 
 
-def growth_bps(facts: Facts) -> float | None:
+def growth_bps(facts: DoctorFacts) -> float | None:
     """Bytes a second by which the store's runs grow where nothing is ever retired; None if that cannot be told."""
     total = 0.0
     for run in facts.runs:
@@ -31,11 +31,11 @@ def growth_bps(facts: Facts) -> float | None:
 
 
 @check("store-away", "error", "store", "the store cannot be listed: it is away, or refuses", "store")
-def _away(facts: Facts) -> Iterator[Found]:
+def _away(facts: DoctorFacts) -> Iterator[CheckHit]:
     error = facts.store.error
     said_before = error is not None and error.kind == "config" and bool(facts.config.bad)  # which is why it cannot be opened
     if error is not None and error.kind not in ("wrong_key", "not_found") and not said_before:
-        yield Found(
+        yield CheckHit(
             "the store does not answer as it should",
             error.where or facts.store.url,
             error.what,
@@ -46,9 +46,9 @@ def _away(facts: Facts) -> Iterator[Found]:
 
 
 @check("nothing-there", "note", "store", "there is neither a store nor a run at that path yet", "not_found")
-def _absent(facts: Facts) -> Iterator[Found]:
+def _absent(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.store.absent and facts.store.error is None and facts.store.is_directory:
-        yield Found(
+        yield CheckHit(
             "nothing was saved there yet",
             facts.store.url,
             facts.store.absent,
@@ -59,11 +59,11 @@ def _absent(facts: Facts) -> Iterator[Found]:
 
 
 @check("wrong-key", "error", "store", "the store is encrypted and no key at hand opens it, or it is not and a key was given", "wrong_key")
-def _wrong_key(facts: Facts) -> Iterator[Found]:
+def _wrong_key(facts: DoctorFacts) -> Iterator[CheckHit]:
     errors = [facts.store.error, facts.store.record, *(run.error for run in facts.runs)]
     error = next((one for one in errors if one is not None and one.kind == "wrong_key"), None)
     if error is not None:
-        yield Found(
+        yield CheckHit(
             "the keys at hand do not fit this store",
             error.where or facts.store.url,
             error.what,
@@ -74,9 +74,9 @@ def _wrong_key(facts: Facts) -> Iterator[Found]:
 
 
 @check("not-a-directory", "error", "store", "there is a file where the store should be")
-def _not_a_directory(facts: Facts) -> Iterator[Found]:
+def _not_a_directory(facts: DoctorFacts) -> Iterator[CheckHit]:
     if not facts.store.is_directory:
-        yield Found(
+        yield CheckHit(
             "there is a file where the store should be",
             facts.store.url,
             "it is no directory",
@@ -87,10 +87,10 @@ def _not_a_directory(facts: Facts) -> Iterator[Found]:
 
 
 @check("relight-json", "error", "store", "`relight.json`, which says which store it is, is damaged or gone while there are runs")
-def _record(facts: Facts) -> Iterator[Found]:
+def _record(facts: DoctorFacts) -> Iterator[CheckHit]:
     record = facts.store.record
     if record is not None and record.kind != "wrong_key" and facts.store.runs:
-        yield Found(
+        yield CheckHit(
             "relight.json is damaged or gone",
             record.where or facts.store.url,
             record.what,
@@ -107,11 +107,11 @@ def _record(facts: Facts) -> Iterator[Found]:
     "a small file cannot be written there, for want of permission or as the file system is read-only",
     "store",
 )
-def _unwritable(facts: Facts) -> Iterator[Found]:
+def _unwritable(facts: DoctorFacts) -> Iterator[CheckHit]:
     probe = facts.store.probe
     if probe is not None and probe.kind not in ("no_space", "corrupt", "wrong_key", "config"):
         read_only = (facts.store.mount is not None and "ro" in facts.store.mount.options) or "EROFS" in probe.what
-        yield Found(
+        yield CheckHit(
             "the file system is read-only" if read_only else "nothing can be written there",
             probe.where or facts.store.url,
             probe.what,
@@ -122,10 +122,10 @@ def _unwritable(facts: Facts) -> Iterator[Found]:
 
 
 @check("full", "error", "store", "there is no room, quota or inode for even a small file", "no_space")
-def _full(facts: Facts) -> Iterator[Found]:
+def _full(facts: DoctorFacts) -> Iterator[CheckHit]:
     probe = facts.store.probe
     if probe is not None and probe.kind == "no_space":
-        yield Found(
+        yield CheckHit(
             "there is no room for a single small file",
             probe.where or facts.store.url,
             probe.what,
@@ -136,10 +136,10 @@ def _full(facts: Facts) -> Iterator[Found]:
 
 
 @check("bytes-differ", "error", "store", "other bytes come back than were written", "corrupt")
-def _bytes_differ(facts: Facts) -> Iterator[Found]:
+def _bytes_differ(facts: DoctorFacts) -> Iterator[CheckHit]:
     probe = facts.store.probe
     if probe is not None and probe.kind == "corrupt":
-        yield Found(
+        yield CheckHit(
             "the store gives back other bytes than were written",
             probe.where or facts.store.url,
             probe.what,
@@ -150,10 +150,10 @@ def _bytes_differ(facts: Facts) -> Iterator[Found]:
 
 
 @check("space", "error", "store", "the next checkpoint does not fit", "no_space")
-def _space(facts: Facts) -> Iterator[Found]:
+def _space(facts: DoctorFacts) -> Iterator[CheckHit]:
     free, need = facts.store.free_bytes, facts.newest_bytes
     if free is not None and need and free < need:
-        yield Found(
+        yield CheckHit(
             "the next checkpoint does not fit",
             facts.store.url,
             f"{gb(free)} are free, the newest takes {gb(need)}",
@@ -166,10 +166,10 @@ def _space(facts: Facts) -> Iterator[Found]:
 @check(
     "space-low", "warning", "store", "there is room for fewer than two checkpoints, or less than 1 GB where there is none yet", "no_space"
 )
-def _space_low(facts: Facts) -> Iterator[Found]:
+def _space_low(facts: DoctorFacts) -> Iterator[CheckHit]:
     free, need = facts.store.free_bytes, facts.newest_bytes
     if free is not None and need and need <= free < 2 * need:
-        yield Found(
+        yield CheckHit(
             "there is room for one more checkpoint only",
             facts.store.url,
             f"{gb(free)} are free, the newest takes {gb(need)}",
@@ -178,7 +178,7 @@ def _space_low(facts: Facts) -> Iterator[Found]:
             f"relight prune {quote(_run_or_store(facts))} --keep-last 3 --dry-run",
         )
     elif free is not None and not need and free < _LOW_BYTES and facts.store.error is None:
-        yield Found(
+        yield CheckHit(
             "there is little room",
             facts.store.url,
             f"{gb(free)} are free, and nothing says how large a checkpoint will be",
@@ -189,10 +189,10 @@ def _space_low(facts: Facts) -> Iterator[Found]:
 
 
 @check("space-soon", "warning", "store", "at the rate at which checkpoints come, and as none goes, the store is full within a day")
-def _space_soon(facts: Facts) -> Iterator[Found]:
+def _space_soon(facts: DoctorFacts) -> Iterator[CheckHit]:
     free, rate = facts.store.free_bytes, growth_bps(facts)
     if free is not None and rate and facts.newest_bytes <= free and free / rate < _SOON_S:
-        yield Found(
+        yield CheckHit(
             f"the store is full in {span(free / rate)}",
             facts.store.url,
             f"runs grow by {gb(rate * 3600)} an hour, {gb(free)} are free",
@@ -203,12 +203,12 @@ def _space_soon(facts: Facts) -> Iterator[Found]:
 
 
 @check("retention", "warning", "store", "nothing was ever retired, and what is there takes more than half of the disk")
-def _retention(facts: Facts) -> Iterator[Found]:
+def _retention(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
         taken = sum(one.new_bytes for one in run.checkpoints)
         size = facts.store.size_bytes
         if len(run.checkpoints) >= 5 and not run.retired and size and taken > size / 2:
-            yield Found(
+            yield CheckHit(
                 "nothing is ever removed",
                 run.path,
                 f"{len(run.checkpoints)} checkpoints take {gb(taken)} of {gb(size)}",
@@ -219,10 +219,10 @@ def _retention(facts: Facts) -> Iterator[Found]:
 
 
 @check("inodes", "warning", "store", "the file system has few inodes left")
-def _inodes(facts: Facts) -> Iterator[Found]:
+def _inodes(facts: DoctorFacts) -> Iterator[CheckHit]:
     free = facts.store.free_inodes
     if free is not None and free < _LOW_INODES:
-        yield Found(
+        yield CheckHit(
             "there are few inodes left",
             facts.store.url,
             f"{free} are free: enough for {max(0, free // _INODES_A_SAVE)} checkpoints or so",
@@ -233,10 +233,10 @@ def _inodes(facts: Facts) -> Iterator[Found]:
 
 
 @check("in-memory", "warning", "store", "the store lies in memory (tmpfs): nothing of it survives a restart of the machine")
-def _in_memory(facts: Facts) -> Iterator[Found]:
+def _in_memory(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if mount is not None and mount.is_memory and facts.store.there:
-        yield Found(
+        yield CheckHit(
             "the store lies in memory",
             facts.store.url,
             f"{mount.point} is {mount.type}",
@@ -252,13 +252,13 @@ def _in_memory(facts: Facts) -> Iterator[Found]:
     "store",
     "the file system is mounted so that a flush does not reach the disk (`nobarrier`, `barrier=0`, overlay's `volatile`)",
 )
-def _barriers(facts: Facts) -> Iterator[Found]:
+def _barriers(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if mount is None:
         return
     bad = sorted(mount.options & {"nobarrier", "barrier=0"} | (mount.options & {"volatile"} if mount.type == "overlay" else set()))
     if bad:
-        yield Found(
+        yield CheckHit(
             "the file system does not flush what it says is durable",
             mount.point,
             f"mounted {mount.type} with {', '.join(bad)}",
@@ -269,11 +269,11 @@ def _barriers(facts: Facts) -> Iterator[Found]:
 
 
 @check("fsync", "error", "store", "fsync on a real disk is answered faster than any disk can (below 20 µs): it does nothing")
-def _fsync(facts: Facts) -> Iterator[Found]:
+def _fsync(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount, took = facts.store.mount, facts.store.fsync_s
     backed = mount is not None and mount.source.startswith("/dev/")
     if took is not None and backed and took < FSYNC_LEAST_S:
-        yield Found(
+        yield CheckHit(
             "fsync does nothing here",
             facts.store.url,
             f"4 KiB were durable after {took * 1e6:.1f} µs; no device is that fast",
@@ -284,9 +284,9 @@ def _fsync(facts: Facts) -> Iterator[Found]:
 
 
 @check("hard-links", "error", "store", "a name can be created twice on this file system, or not at all: commits need `link`")
-def _links(facts: Facts) -> Iterator[Found]:
+def _links(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.store.kind in ("disk", "stripe") and facts.store.exclusive is False:
-        yield Found(
+        yield CheckHit(
             "a name can be created twice",
             facts.store.url,
             "two creations of one name both succeeded",
@@ -297,10 +297,10 @@ def _links(facts: Facts) -> Iterator[Found]:
 
 
 @check("conditional-writes", "error", "store", 'the object store ignores "create if absent"', "This server ignores 'create if absent'")
-def _conditional(facts: Facts) -> Iterator[Found]:
+def _conditional(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.store.kind == "object" and facts.store.exclusive is False:
         promised = facts.config.single_writer
-        yield Found(
+        yield CheckHit(
             "this server ignores 'create if absent'",
             facts.store.url,
             "a name was created twice" + ("; RELIGHT_SINGLE_WRITER promises that one process at most writes" if promised else ""),
@@ -311,10 +311,10 @@ def _conditional(facts: Facts) -> Iterator[Found]:
 
 
 @check("bucket-mount", "warning", "store", "the store is an object store that a FUSE mount shows as files")
-def _bucket_mount(facts: Facts) -> Iterator[Found]:
+def _bucket_mount(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if mount is not None and mount.is_bucket:
-        yield Found(
+        yield CheckHit(
             "an object store is mounted as files",
             mount.point,
             f"{mount.source} is mounted as {mount.type}",
@@ -325,10 +325,10 @@ def _bucket_mount(facts: Facts) -> Iterator[Found]:
 
 
 @check("nfs-soft", "warning", "store", "NFS is mounted `soft`: calls fail after a while instead of waiting")
-def _nfs_soft(facts: Facts) -> Iterator[Found]:
+def _nfs_soft(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if mount is not None and mount.type.startswith("nfs") and mount.options & {"soft", "softerr"}:
-        yield Found(
+        yield CheckHit(
             "NFS is mounted soft",
             mount.point,
             f"options: {','.join(sorted(mount.options))[:160]}",
@@ -339,11 +339,11 @@ def _nfs_soft(facts: Facts) -> Iterator[Found]:
 
 
 @check("nfs-old", "warning", "store", "NFS is spoken in version 2 or 3")
-def _nfs_old(facts: Facts) -> Iterator[Found]:
+def _nfs_old(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     version = (mount.option("vers") or mount.option("nfsvers") or "") if mount is not None and mount.type.startswith("nfs") else ""
     if mount is not None and version[:1] in ("2", "3"):
-        yield Found(
+        yield CheckHit(
             "NFS is spoken in an old version",
             mount.point,
             f"vers={version}",
@@ -354,10 +354,10 @@ def _nfs_old(facts: Facts) -> Iterator[Found]:
 
 
 @check("nfs-nocto", "error", "store", "NFS is mounted `nocto`, so that one machine does not see what another has written")
-def _nfs_nocto(facts: Facts) -> Iterator[Found]:
+def _nfs_nocto(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if mount is not None and mount.type.startswith("nfs") and "nocto" in mount.options:
-        yield Found(
+        yield CheckHit(
             "NFS is mounted without close-to-open consistency",
             mount.point,
             "nocto",
@@ -368,10 +368,10 @@ def _nfs_nocto(facts: Facts) -> Iterator[Found]:
 
 
 @check("clock-store", "warning", "store", "the store's clock and this machine's differ by more than 5 minutes")
-def _clock_store(facts: Facts) -> Iterator[Found]:
+def _clock_store(facts: DoctorFacts) -> Iterator[CheckHit]:
     skew = facts.store.skew_s
     if skew is not None and abs(skew) > 300:
-        yield Found(
+        yield CheckHit(
             "the store's clock is another",
             facts.store.url,
             f"a file that was just written is {span(abs(skew))} {'ahead' if skew > 0 else 'old'}",
@@ -382,10 +382,10 @@ def _clock_store(facts: Facts) -> Iterator[Found]:
 
 
 @check("far", "warning", "store", "a small read takes more than 2 s")
-def _far(facts: Facts) -> Iterator[Found]:
+def _far(facts: DoctorFacts) -> Iterator[CheckHit]:
     took = facts.store.answer_s
     if took is not None and took > _SLOW_S:
-        yield Found(
+        yield CheckHit(
             "the store answers slowly",
             facts.store.url,
             f"a small read takes {took:.1f} s",
@@ -396,12 +396,12 @@ def _far(facts: Facts) -> Iterator[Found]:
 
 
 @check("slow-writes", "warning", "store", "writing a checkpoint takes longer than there is between two")
-def _slow(facts: Facts) -> Iterator[Found]:
+def _slow(facts: DoctorFacts) -> Iterator[CheckHit]:
     rate = facts.store.write_bps
     for run in facts.runs:
         newest, between = run.newest, run.interval_s
         if rate and newest is not None and between and newest.new_bytes / rate > between:
-            yield Found(
+            yield CheckHit(
                 "saves are asked for faster than they can be written",
                 run.path,
                 f"the newest takes {span(newest.new_bytes / rate)} at {gb(rate)}/s, and one comes every {span(between)}",
@@ -412,10 +412,10 @@ def _slow(facts: Facts) -> Iterator[Found]:
 
 
 @check("direct", "note", "store", "files cannot be read and written past the page cache")
-def _direct(facts: Facts) -> Iterator[Found]:
+def _direct(facts: DoctorFacts) -> Iterator[CheckHit]:
     mount = facts.store.mount
     if facts.store.direct is False and not (mount is not None and mount.is_memory):
-        yield Found(
+        yield CheckHit(
             "direct I/O does not work there",
             facts.store.url,
             f"O_DIRECT is refused by {mount.type if mount is not None else 'the file system'}",
@@ -426,10 +426,10 @@ def _direct(facts: Facts) -> Iterator[Found]:
 
 
 @check("shared-write", "warning", "store", "everybody on this machine may write into the store")
-def _shared_write(facts: Facts) -> Iterator[Found]:
+def _shared_write(facts: DoctorFacts) -> Iterator[CheckHit]:
     mode = facts.store.mode
     if mode is not None and mode & _SHARED_WRITE and not mode & 0o1000:
-        yield Found(
+        yield CheckHit(
             "everybody may write there",
             facts.store.url,
             f"its mode is {mode & 0o7777:04o}",
@@ -440,10 +440,10 @@ def _shared_write(facts: Facts) -> Iterator[Found]:
 
 
 @check("keys-old", "note", "store", "a key that opens the store is in use for more than a year")
-def _keys_old(facts: Facts) -> Iterator[Found]:
+def _keys_old(facts: DoctorFacts) -> Iterator[CheckHit]:
     for key in facts.store.keys:
         if key.age_days > _OLD_KEY_DAYS:
-            yield Found(
+            yield CheckHit(
                 "a key is in use for more than a year",
                 facts.store.url,
                 f"{key.label}: {key.age_days:.0f} days",
@@ -454,9 +454,9 @@ def _keys_old(facts: Facts) -> Iterator[Found]:
 
 
 @check("keys-one", "note", "store", "one key alone opens the encrypted store")
-def _keys_one(facts: Facts) -> Iterator[Found]:
+def _keys_one(facts: DoctorFacts) -> Iterator[CheckHit]:
     if facts.store.encrypted and len(facts.store.keys) == 1:
-        yield Found(
+        yield CheckHit(
             "one key alone opens this store",
             facts.store.url,
             f"that is {facts.store.keys[0].label}",
@@ -467,10 +467,10 @@ def _keys_one(facts: Facts) -> Iterator[Found]:
 
 
 @check("bench-leftovers", "note", "store", "directories of a bench that was killed lie in the store")
-def _bench(facts: Facts) -> Iterator[Found]:
+def _bench(facts: DoctorFacts) -> Iterator[CheckHit]:
     left = facts.store.leftovers
     if left:
-        yield Found(
+        yield CheckHit(
             f"a bench that was killed has left {len(left)} director{'ies' if len(left) > 1 else 'y'}",
             facts.store.url,
             ", ".join(left[:4]),
@@ -480,5 +480,5 @@ def _bench(facts: Facts) -> Iterator[Found]:
         )
 
 
-def _run_or_store(facts: Facts) -> str:
+def _run_or_store(facts: DoctorFacts) -> str:
     return max(facts.runs, key=lambda run: sum(one.new_bytes for one in run.checkpoints)).path if facts.runs else facts.store.url

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from relight.doctor.facts import Config, Facts
+from relight.doctor.facts import ConfigFacts, DoctorFacts
 from relight.doctor.finding import Check, all_checks
 
 FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -19,7 +19,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "names": ("names",), "newest checkpoint": ("environment", "exact"), "overcommit": ("commit_bytes",), "packages": ("packages",),
     "place": ("error", "record", "probe", "is_directory", "absent"), "proofs": ("proofs",), "rate": ("write_bps",),
     "relight.json": ("record",), "restore": ("measured",), "room": ("size_bytes", "free_inodes"), "runs": ("runs",),
-    "settings": tuple(one.name for one in fields(Config)), "shared memory": ("shm_bytes", "shm_free_bytes"),
+    "settings": tuple(one.name for one in fields(ConfigFacts)), "shared memory": ("shm_bytes", "shm_free_bytes"),
     "time of an answer": ("answer_s",), "writing": ("probe",),
 }  # fmt: skip
 """The fields that each look of ``facts_…`` fills, so that they are unknown if it failed. A look ``tier NAME`` fills ``tiers``."""
@@ -67,7 +67,7 @@ class _Reads:
         self.unseen = ""
 
 
-class _Watched:
+class _ReadRecorder:
     """A part of the facts that records each field that is read."""
 
     def __init__(self, part: Any, reads: _Reads) -> None:
@@ -94,17 +94,17 @@ class _Watched:
 class _WatchedFacts:
     """All facts, with one record for each part."""
 
-    def __init__(self, facts: Facts) -> None:
+    def __init__(self, facts: DoctorFacts) -> None:
         self._facts = facts
         self.reads = {name: _Reads() for name in ("machine", "store", "config")}
         self.of_runs = [_Reads() for _ in facts.runs]
-        self.machine, self.store, self.config = (_Watched(getattr(facts, name), reads) for name, reads in self.reads.items())
-        self._runs = tuple(_Watched(run, reads) for run, reads in zip(facts.runs, self.of_runs, strict=True))
+        self.machine, self.store, self.config = (_ReadRecorder(getattr(facts, name), reads) for name, reads in self.reads.items())
+        self._runs = tuple(_ReadRecorder(run, reads) for run, reads in zip(facts.runs, self.of_runs, strict=True))
         self.nodes = facts.nodes
         self.asked_runs = False
 
     @property
-    def runs(self) -> tuple[_Watched, ...]:
+    def runs(self) -> tuple[_ReadRecorder, ...]:
         """The runs, each watched."""
         self.asked_runs = True
         return self._runs
@@ -115,7 +115,7 @@ class _WatchedFacts:
         return self._facts.newest_bytes
 
 
-def coverage(facts: Facts) -> Coverage:
+def coverage(facts: DoctorFacts) -> Coverage:
     """Return which checks were made of ``facts``, in which part, and which were not, and why."""
     made, idle = list[str](), list[str]()
     in_part, left_out = dict[str, str](), dict[str, str]()
@@ -135,7 +135,7 @@ def by_reason(checks: Mapping[str, str]) -> list[tuple[str, list[str]]]:
     return [(why, [name for name, its in checks.items() if its == why]) for why, _ in Counter(checks.values()).most_common()]
 
 
-def _outcome(one: Check, facts: Facts) -> tuple[str, str]:
+def _outcome(one: Check, facts: DoctorFacts) -> tuple[str, str]:
     watched = _WatchedFacts(facts)
     found = list(one.looks(watched))  # type: ignore[arg-type] # it has all that a check reads
     if one.part == "nodes":
@@ -158,7 +158,7 @@ def _outcome(one: Check, facts: Facts) -> tuple[str, str]:
     return ("part", part) if part else ("made", "")
 
 
-def _in_part(one: Check, facts: Facts, watched: _WatchedFacts) -> str:
+def _in_part(one: Check, facts: DoctorFacts, watched: _WatchedFacts) -> str:
     """Why a check was not made of all runs or checkpoints; empty if it was."""
     if not watched.asked_runs:
         return ""

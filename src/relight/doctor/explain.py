@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from relight.doctor.complaints import COMPLAINT_MAX, PEOPLE_SAY, PROGRAMS_SAY, Complaint, with_names
 from relight.errors import ConfigError
 from relight.supervise.classify import classify
-from relight.supervise.facts import KINDS, Facts, Worker
+from relight.supervise.facts import KINDS, FailureEvidence, Worker
 
 LOG_BYTES_MAX = 8 << 20
 """Of a log, its end."""
@@ -338,7 +338,7 @@ class Explained:
 def explain(text: str) -> Explained:
     """What ``text``, an error's words or the end of a log, speaks of. Always gives one; ``known`` says whether it was recognised."""
     lines = [line[:_LINE_MAX] for line in text.splitlines() if line.strip()][-LINES_MAX:]
-    failure = classify(Facts(workers=(Worker(0, exit=1, tail=tuple(lines)),)))
+    failure = classify(FailureEvidence(workers=(Worker(0, exit=1, tail=tuple(lines)),)))
     symptom, line = _symptom(lines)
     kind = failure.kind
     if symptom is None and kind in _SILENT and len(text) <= COMPLAINT_MAX:

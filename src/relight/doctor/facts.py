@@ -36,7 +36,7 @@ class Package(NamedTuple):
     """What needs it, if not all do: a URL's scheme, a key's spec."""
 
 
-class Live(NamedTuple):
+class LiveProcess(NamedTuple):
     """A training process that runs on this machine under ``relight run``."""
 
     pid: int
@@ -68,7 +68,7 @@ class Machine:
     dead_supervisors: tuple[str, ...] = ()
     """Directories of memory that ``relight run`` has left, whose process is gone."""
     packages: tuple[Package, ...] = ()
-    live: tuple[Live, ...] = ()
+    live: tuple[LiveProcess, ...] = ()
     names: tuple[tuple[str, str, str], ...] = ()
     """Hosts that settings name and that do not resolve, or are not this machine: the setting, the host, why."""
     unseen: Mapping[str, str] = field(default_factory=dict)
@@ -155,7 +155,7 @@ class StoreFacts:
     unseen: Mapping[str, str] = field(default_factory=dict)
 
 
-class Stored(NamedTuple):
+class CheckpointFacts(NamedTuple):
     """A live checkpoint. ``damage``: what is wrong with its metadata or sizes, or is known from reading it; None: it
     was not looked at."""
 
@@ -203,7 +203,7 @@ class IncidentFacts(NamedTuple):
     why: str
 
 
-class Measured(NamedTuple):
+class MeasuredRestore(NamedTuple):
     """The newest checkpoint, read as a restore reads it. ``whole`` is False if only a part of it was."""
 
     bytes: int
@@ -247,7 +247,7 @@ class RunFacts:
     void: tuple[str, ...] = ()
     """Records of superseded attempts that came behind the one that superseded them."""
     attempts: tuple[AttemptFacts, ...] = ()
-    checkpoints: tuple[Stored, ...] = ()
+    checkpoints: tuple[CheckpointFacts, ...] = ()
     """Live ones, oldest first."""
     newest_record_s: float | None = None
     back_s: float = 0.0
@@ -269,11 +269,11 @@ class RunFacts:
     signed: bool = False
     drills: tuple[Drilled, ...] = ()
     proofs: tuple[Proven, ...] = ()
-    measured: Measured | None = None
+    measured: MeasuredRestore | None = None
     unseen: Mapping[str, str] = field(default_factory=dict)
 
     @property
-    def newest(self) -> Stored | None:
+    def newest(self) -> CheckpointFacts | None:
         """The checkpoint that a resume takes, damage aside."""
         return self.checkpoints[-1] if self.checkpoints else None
 
@@ -294,7 +294,7 @@ class KeyFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class ConfigFacts:
     """What is set, around the process."""
 
     settings: frozenset[str] = frozenset()
@@ -343,13 +343,13 @@ class NodeFacts(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class DoctorFacts:
     """All of it."""
 
     machine: Machine = field(default_factory=Machine)
     store: StoreFacts = field(default_factory=StoreFacts)
     runs: tuple[RunFacts, ...] = ()
-    config: Config = field(default_factory=Config)
+    config: ConfigFacts = field(default_factory=ConfigFacts)
     nodes: tuple[NodeFacts, ...] = ()
     """All that were to be compared, this one too; none if only this one was looked at."""
 

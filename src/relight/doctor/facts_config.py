@@ -7,17 +7,17 @@ from collections.abc import Callable, Iterator
 from difflib import get_close_matches
 from pathlib import Path
 
-from relight.doctor.facts import Config, KeyFile, Trouble
+from relight.doctor.facts import ConfigFacts, KeyFile, Trouble
 from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, RelightError
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.policy.table import defaults_of
 from relight.policy.units import bytes_of
 from relight.settings.file import FILE, checked
 from relight.settings.known import SETTINGS as NAMES
 from relight.settings.known import TOLD, VARIABLES
 from relight.settings.marks import marks
-from relight.store.object_client import Patience
+from relight.store.object_client import RetryTimes
 from relight.store.probe import single_writer_promised
 from relight.supervise.settings import read_settings
 
@@ -27,7 +27,7 @@ _OURS = "RELIGHT_"
 _OF_TESTS = f"{_OURS}TEST_"
 
 
-def collect_config(url: str) -> Config:
+def collect_config(url: str) -> ConfigFacts:
     """What counts for a process that starts here, and uses the store at ``url``."""
     given = {name: value for name, value in os.environ.items() if name.startswith(_OURS) and value}
     unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
@@ -35,7 +35,7 @@ def collect_config(url: str) -> Config:
     there = file.is_file()
     error = _tried(lambda: (read_settings(None), checked("checkpoint", defaults_of))) if there else None
     cache = os.environ.get("RELIGHT_CACHE", "")
-    return Config(
+    return ConfigFacts(
         settings=frozenset(given),
         unknown=tuple((name, next(iter(get_close_matches(name, SETTINGS, 1, 0.75)), "")) for name in unknown),
         bad=tuple(_bad(given)),
@@ -78,13 +78,13 @@ def _tried(call: Callable[[], object]) -> Trouble | None:
 
 def _bad(given: dict[str, str]) -> Iterator[tuple[str, Trouble]]:
     tries: dict[str, Callable[[], object]] = {
-        "RELIGHT_STORE_PATIENCE_S": Patience.usual,
+        "RELIGHT_STORE_PATIENCE_S": RetryTimes.usual,
         "RELIGHT_SINGLE_WRITER": single_writer_promised,
         "RELIGHT_CACHE_BYTES": lambda: bytes_of(given["RELIGHT_CACHE_BYTES"], "RELIGHT_CACHE_BYTES"),
         "RELIGHT_GRACE_S": lambda: _seconds("RELIGHT_GRACE_S", given["RELIGHT_GRACE_S"]),
-        "RELIGHT_KEY": lambda: Guard.from_settings(sign="", trust=(), anchor=""),
-        "RELIGHT_SIGN": lambda: Guard.from_settings(encrypt=(), trust=(), anchor=""),
-        "RELIGHT_TRUST": lambda: Guard.from_settings(encrypt=(), sign="", anchor=""),
+        "RELIGHT_KEY": lambda: StoreSecurity.from_settings(sign="", trust=(), anchor=""),
+        "RELIGHT_SIGN": lambda: StoreSecurity.from_settings(encrypt=(), trust=(), anchor=""),
+        "RELIGHT_TRUST": lambda: StoreSecurity.from_settings(encrypt=(), sign="", anchor=""),
     }
     for name, call in tries.items():
         if name in given and (found := _tried(call)) is not None:

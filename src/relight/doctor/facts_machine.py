@@ -14,8 +14,8 @@ from importlib.metadata import PackageNotFoundError, distribution, requires
 from pathlib import Path
 
 from relight.arena import available_bytes
-from relight.doctor.bounded import Looking
-from relight.doctor.facts import Live, Machine, Package
+from relight.doctor.bounded import BoundedProbe
+from relight.doctor.facts import LiveProcess, Machine, Package
 from relight.pulse import read_beat
 from relight.supervise.classify import kernel_kind
 from relight.supervise.own_memory import directories, left_in
@@ -46,7 +46,7 @@ _PAGES_MAX = 4096
 
 def collect_machine(url: str, *, quick: bool = False) -> Machine:
     """This machine, as a process that used the store at ``url`` would find it. Cost: some ms; names that do not resolve, longer."""
-    looking = Looking()
+    looking = BoundedProbe()
     seen = looking.at
     if quick:
         looking.leave_out("kernel's log", "names")
@@ -99,14 +99,14 @@ def _kernel() -> tuple[tuple[str, str], ...]:
     return tuple((kind, line[:300]) for line in kernel_lines(since) if (kind := kernel_kind(line)) is not None)[-200:]
 
 
-def _live() -> tuple[Live, ...]:
+def _live() -> tuple[LiveProcess, ...]:
     """What the pages say of ranks that are under ``relight run`` here."""
     found = []
     for folder in directories().values():
         for page in sorted(folder.glob("pulse-*"))[:_PAGES_MAX]:
             beat = read_beat(page)
             if beat is not None and beat.pid and beat.run and sample_process(beat.pid).state not in ("", "Z", "X"):
-                found.append(Live(beat.pid, beat.url, beat.run))
+                found.append(LiveProcess(beat.pid, beat.url, beat.run))
     return tuple(found)
 
 

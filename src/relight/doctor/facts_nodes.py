@@ -14,7 +14,7 @@ from uuid import uuid4
 
 import msgspec
 
-from relight.doctor.facts import Facts, Mount, NodeFacts
+from relight.doctor.facts import DoctorFacts, Mount, NodeFacts
 from relight.errors import RelightError
 from relight.settings.file import FILE, PLACE
 from relight.store import ByteStore, open_bytes
@@ -41,7 +41,7 @@ class Exchange(Protocol):
         """What those have told who came in time."""
 
 
-class Told(msgspec.Struct, frozen=True):
+class NodeReport(msgspec.Struct, frozen=True):
     """What a node says of itself."""
 
     host: str
@@ -61,25 +61,25 @@ class Clock(msgspec.Struct, frozen=True):
     sees: bool | None = None
 
 
-def report_of(facts: Facts) -> Told:
+def report_of(facts: DoctorFacts) -> NodeReport:
     """Of this node."""
     machine, mount = facts.machine, facts.store.mount
     versions = {one.name: one.installed for one in machine.packages} | {"python": platform.python_version(), "relight": VERSION}
-    return Told(
+    return NodeReport(
         machine.host, versions, _settings(), (mount.type, mount.point, sorted(mount.options)) if mount is not None else None,
         machine.memory_bytes, machine.accelerators, dict(machine.limits),
     )  # fmt: skip
 
 
 def collect_nodes(
-    facts: Facts, rank: int, count: int, exchange: Exchange, within_s: float, say: Callable[[str], None] = lambda what: None
+    facts: DoctorFacts, rank: int, count: int, exchange: Exchange, within_s: float, say: Callable[[str], None] = lambda what: None
 ) -> tuple[NodeFacts, ...]:
     """All nodes, also those that did not come: bounded by ``within_s`` and some tens of seconds. Node 0 puts a small file into the store
     for the others to see, and removes it."""
     say("waiting for the other nodes")
     everyone = range(count)
     exchange.send("facts", msgspec.msgpack.encode(report_of(facts)))
-    told = _all_of(exchange.receive("facts", everyone, within_s), Told)
+    told = _all_of(exchange.receive("facts", everyone, within_s), NodeReport)
     say("comparing")
     store = open_bytes(facts.store.url) if facts.store.there and facts.store.error is None else None
     mark = _put_mark(store) if rank == 0 else ""
@@ -103,7 +103,7 @@ def collect_nodes(
     return tuple(_node(who, told.get(who), clocks.get(who), clocks.get(0)) for who in everyone)
 
 
-def _node(rank: int, told: Told | None, clock: Clock | None, first: Clock | None) -> NodeFacts:
+def _node(rank: int, told: NodeReport | None, clock: Clock | None, first: Clock | None) -> NodeFacts:
     if told is None:
         return NodeFacts(rank, there=False)
     mount = Mount(told.mount[0], "", told.mount[1], frozenset(told.mount[2])) if told.mount is not None else None

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
-from relight.catalog.checked import Checked, checked
+from relight.catalog.checked import VerificationResult, checked
 from relight.catalog.diary import DIRECTORY as INCIDENTS
 from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
@@ -17,10 +17,10 @@ from relight.catalog.opened import open_checkpoint
 from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, retired_among, tiers_of
 from relight.catalog.tiers import open_tier as opened_tier
 from relight.catalog.verify import verify_checkpoint
-from relight.doctor.bounded import Looking
-from relight.doctor.facts import AttemptFacts, IncidentFacts, Measured, RunFacts, Stored, TierFacts, Trouble
+from relight.doctor.bounded import BoundedProbe
+from relight.doctor.facts import AttemptFacts, CheckpointFacts, IncidentFacts, MeasuredRestore, RunFacts, TierFacts, Trouble
 from relight.errors import RelightError
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.truncated import whole_log
 from relight.policy.tiers import Tier, owed
@@ -46,7 +46,7 @@ class _Enough(Exception):
 
 def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) -> RunFacts:
     """The run ``name``; ``path`` is how a command names it. Cost: reading its log, the metadata of some checkpoints, a listing."""
-    looking = Looking(_LONG_S)
+    looking = BoundedProbe(_LONG_S)
     seen = looking.at
     view = seen("log", lambda: whole_log(store, name), None)
     if view is None:
@@ -89,7 +89,7 @@ def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
 
 def measure_restore(
     store: ByteStore, name: str, *, bytes_max: int, seconds_max: float, progress: Callable[[int], None] = lambda count: None
-) -> Measured | None:
+) -> MeasuredRestore | None:
     """Read the newest checkpoint as a restore does, every chunk hashed, into nothing; None if there is none. Stops at either bound."""
     view = Log(store, name).read()
     live = fold(view).live
@@ -108,11 +108,11 @@ def measure_restore(
         findings = verify_checkpoint(store, view, live[-1], progress=count)
     except _Enough:
         whole = done >= live[-1].body.stored_bytes
-        return Measured(done, time.perf_counter() - began, whole)
-    return Measured(done, time.perf_counter() - began, True, tuple(f"{one.file}: {one.detail}" for one in findings))
+        return MeasuredRestore(done, time.perf_counter() - began, whole)
+    return MeasuredRestore(done, time.perf_counter() - began, True, tuple(f"{one.file}: {one.detail}" for one in findings))
 
 
-def _reason(store: ByteStore, name: str, looking: Looking) -> Trouble:
+def _reason(store: ByteStore, name: str, looking: BoundedProbe) -> Trouble:
     """The error itself, which says where and what to do; what took too long has none."""
     if looking.unseen["log"].startswith("no answer"):
         return Trouble("store", looking.unseen["log"], f"{store.url}/{name}")
@@ -123,7 +123,7 @@ def _reason(store: ByteStore, name: str, looking: Looking) -> Trouble:
     return Trouble("store", looking.unseen["log"], f"{store.url}/{name}", "it could be read the second time: look again")
 
 
-def _damage(store: ByteStore, view: View, history: History, looking: Looking, at_most: int) -> dict[str, tuple[str, ...]]:
+def _damage(store: ByteStore, view: LogView, history: History, looking: BoundedProbe, at_most: int) -> dict[str, tuple[str, ...]]:
     """What is wrong with the newest checkpoints, as far as metadata and sizes tell. Goes on to older ones while there is no good one."""
     found: dict[str, tuple[str, ...]] = {}
     ends = time.monotonic() + _CHECK_S
@@ -137,12 +137,12 @@ def _damage(store: ByteStore, view: View, history: History, looking: Looking, at
     return found
 
 
-def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None, known: Checked | None) -> Stored:
+def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None, known: VerificationResult | None) -> CheckpointFacts:
     whole_s = seconds_since_epoch(known.at) if known is not None and not known.damage else None
     if known is not None and known.damage:  # reading its bytes has shown more than metadata and sizes do
         damage = (f"{known.damage} (found by {known.by}, {known.at})", *(damage or ()))
     metrics = {name: metric_value(value) for name, value in one.body.metrics.items()}
-    return Stored(
+    return CheckpointFacts(
         one.id, one.step, seconds_since_epoch(one.time), one.body.stored_bytes, one.body.new_bytes, one.body.suspect, damage,
         len(one.requires), metrics, one.id in history.rolled_back_ids, whole_s,
     )  # fmt: skip

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from relight.bench.floors import direct_works, random_bytes, timed, write
 from relight.bench.place import PREFIX, make_place
 from relight.catalog.run import list_runs
-from relight.doctor.bounded import Looking
+from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import Mount, StoreFacts, StoreKey, Trouble
 from relight.errors import CheckpointNotFound, RelightError
 from relight.format.names import STORE_FILE
@@ -54,7 +54,7 @@ class _Tries(NamedTuple):
 
 def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
     """The store. ``quick`` leaves out how fast it is. Cost: some small files, and up to 32 MiB written and removed."""
-    looking = Looking()
+    looking = BoundedProbe()
     if quick:
         looking.leave_out("rate")
     seen, inner = looking.at, unwrap(store)
@@ -175,7 +175,7 @@ def _try_disk(root: str, quick: bool) -> _Tries:
         return _Tries(median(took), direct_works(place.folder), skew, exclusive, rate)
 
 
-def _exclusive(inner: ByteStore, looking: Looking) -> bool | None:
+def _exclusive(inner: ByteStore, looking: BoundedProbe) -> bool | None:
     """What the store was found to honour, where it is no directory. It is asked again: servers are upgraded."""
     forget()
     return looking.at("exclusive creation", lambda: inner.properties().exclusive_create, None, 30.0)

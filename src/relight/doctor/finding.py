@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from relight.doctor.facts import Facts
+from relight.doctor.facts import DoctorFacts
 
 SEVERITIES = ("error", "warning", "note")
 """Saves or resumes fail · they will, or something is lost when the next thing happens · worth knowing."""
 
 
-class Found(NamedTuple):
+class CheckHit(NamedTuple):
     """What a check saw. ``command`` is one that can be typed as it stands, "" where none helps; ``fix`` names what ``--fix`` can do."""
 
     what: str
@@ -54,7 +54,7 @@ class Check(NamedTuple):
     part: str
     about: str
     section: str
-    looks: Callable[[Facts], Iterator[Found]]
+    looks: Callable[[DoctorFacts], Iterator[CheckHit]]
 
 
 CHECKS: dict[str, Check] = {}
@@ -63,18 +63,18 @@ CHECKS: dict[str, Check] = {}
 
 def check(
     name: str, severity: str, part: str, about: str, section: str = ""
-) -> Callable[[Callable[[Facts], Iterator[Found]]], Callable[[Facts], Iterator[Found]]]:
+) -> Callable[[Callable[[DoctorFacts], Iterator[CheckHit]]], Callable[[DoctorFacts], Iterator[CheckHit]]]:
     """Put a check into the register. ``about``: what is the case when it finds something, for the documentation."""
     assert severity in SEVERITIES and name not in CHECKS
 
-    def put(looks: Callable[[Facts], Iterator[Found]]) -> Callable[[Facts], Iterator[Found]]:
+    def put(looks: Callable[[DoctorFacts], Iterator[CheckHit]]) -> Callable[[DoctorFacts], Iterator[CheckHit]]:
         CHECKS[name] = Check(name, severity, part, about, section, looks)
         return looks
 
     return put
 
 
-def judge(facts: Facts) -> list[Finding]:
+def judge(facts: DoctorFacts) -> list[Finding]:
     """What is wrong, the worst first. Pure."""
     found = [Finding(one.name, one.severity, one.part, *seen, one.section) for one in all_checks().values() for seen in one.looks(facts)]
     return sorted(found, key=lambda one: SEVERITIES.index(one.severity))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from relight.catalog.locate import Place, locate
+from relight.catalog.locate import Location, locate
 from relight.catalog.proofs import Proof, proofs_of
-from relight.doctor.bounded import Looking
-from relight.doctor.facts import Config, Drilled, Facts, Proven, RunFacts, StoreFacts, Trouble
+from relight.doctor.bounded import BoundedProbe
+from relight.doctor.facts import ConfigFacts, DoctorFacts, Drilled, Proven, RunFacts, StoreFacts, Trouble
 from relight.doctor.facts_config import collect_config
 from relight.doctor.facts_machine import collect_machine
 from relight.doctor.facts_run import collect_run, measure_restore
@@ -23,7 +23,7 @@ PLACE_S = 30.0
 """So long a store may take to say what it is: longer than a command's patience with an object store."""
 MEASURE_BYTES, MEASURE_S = 4 << 30, 60.0
 Say = Callable[[str], None]
-_Led = tuple[Place | RelightError | Trouble, str]
+_Led = tuple[Location | RelightError | Trouble, str]
 """Where a path leads, or why that cannot be told; and what there is instead."""
 Remembered = Callable[[ByteStore, str], Sequence[Drilled]]
 
@@ -36,7 +36,7 @@ def collect(
     drills: Remembered | None = None,
     say: Say = lambda what: None,
     progress: Callable[[int], None] = lambda count: None,
-) -> Facts:
+) -> DoctorFacts:
     """All that can be seen of ``path``, a store or a run that need not exist yet, and of this machine. What is wrong with these is a fact,
     too; ``ConfigError`` for what is no path or URL at all. ``drills`` reads what is remembered of them; ``measure``: the newest checkpoint
     is read, up to 4 GiB or a minute of it."""
@@ -44,8 +44,8 @@ def collect(
         raise ConfigError("an empty path, or one with a zero byte, is no store")
     url = absolute(path)
     say("settings")
-    looking = Looking(PLACE_S)
-    config = looking.at("settings", lambda: collect_config(url), Config())
+    looking = BoundedProbe(PLACE_S)
+    config = looking.at("settings", lambda: collect_config(url), ConfigFacts())
     if looking.unseen:
         config = replace(config, unseen=dict(looking.unseen))
     say("machine")
@@ -55,9 +55,9 @@ def collect(
     found, absent = looking.at("place", lambda: _place(path), silent)
     if isinstance(found, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
         raise found  # it is the path that is wrong
-    if not isinstance(found, Place):
+    if not isinstance(found, Location):
         error = Trouble.from_error(found, url) if isinstance(found, RelightError) else found._replace(what=looking.unseen["place"])
-        return Facts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=looking.unseen))
+        return DoctorFacts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=looking.unseen))
     place = found
     say("store")
     store = replace(collect_store(place.store, quick=quick), absent=absent)
@@ -71,7 +71,7 @@ def collect(
         runs.append(_more(place.store, run, measure, drills, progress))
     if len(names) > RUNS_MAX:
         store = replace(store, unseen={**store.unseen, "runs": f"{len(names)} runs, of which the first {RUNS_MAX} were looked at"})
-    return Facts(machine=machine, config=config, store=store, runs=tuple(runs))
+    return DoctorFacts(machine=machine, config=config, store=store, runs=tuple(runs))
 
 
 def _place(path: str) -> _Led:
@@ -79,7 +79,7 @@ def _place(path: str) -> _Led:
     try:
         return locate(path), ""
     except CheckpointNotFound as error:
-        return Place(open_bytes(absolute(path)), None), f"{error.what}; {error.hint}" if error.hint else error.what
+        return Location(open_bytes(absolute(path)), None), f"{error.what}; {error.hint}" if error.hint else error.what
     except RelightError as error:
         return error, ""
 
@@ -89,7 +89,7 @@ def _opens(store: StoreFacts) -> bool:
     return store.record is None or store.record.kind != "wrong_key"
 
 
-def _without_which(path: str, place: Place) -> str:
+def _without_which(path: str, place: Location) -> str:
     """A run's path, where a checkpoint of it was named."""
     if place.which is not None and path.endswith(f"@{place.which}"):
         return path[: -len(place.which) - 1]

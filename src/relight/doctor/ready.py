@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from relight.doctor import ready_operations as more
 from relight.doctor.checks_machine import numbers, slots_bytes
 from relight.doctor.checks_store import FSYNC_LEAST_S, growth_bps
-from relight.doctor.facts import Facts, RunFacts
+from relight.doctor.facts import DoctorFacts, RunFacts
 from relight.doctor.finding import Finding, gb, many, span
 from relight.doctor.ready_operations import drilled
 from relight.doctor.ready_proofs import exactness, restorable
@@ -26,7 +26,7 @@ _GRADES = ((0.9, "A"), (0.75, "B"), (0.5, "C"), (0.25, "D"))
 _DAY_S = 86400.0
 
 
-class Line(NamedTuple):
+class ReadinessLine(NamedTuple):
     """One line of the list."""
 
     part: str
@@ -47,7 +47,7 @@ class Line(NamedTuple):
 class Readiness:
     """All lines."""
 
-    lines: tuple[Line, ...]
+    lines: tuple[ReadinessLine, ...]
     run: str = ""
     """Whose they are, where a store has several runs: the one that was saved to last; "" if there is none."""
 
@@ -63,7 +63,7 @@ class Readiness:
         return "–" if all(one.score is None for one in mine) else grade_of(self.score(part))
 
     @property
-    def unmeasured(self) -> list[Line]:
+    def unmeasured(self) -> list[ReadinessLine]:
         """Lines that could not be measured here."""
         return [one for one in self.lines if one.score is None]
 
@@ -85,7 +85,7 @@ def grade_of(score: float) -> str:
     return next((letter for least, letter in _GRADES if score >= least - 1e-9), "F")
 
 
-def grade(facts: Facts, findings: list[Finding]) -> Readiness:
+def grade(facts: DoctorFacts, findings: list[Finding]) -> Readiness:
     """The list, for the run there is, or the one whose newest checkpoint is the newest. ``findings`` are the doctor's."""
     run = max(facts.runs, key=_recent, default=None)
     lines = tuple(line for part in _PARTS for line in part(facts, run, findings))
@@ -96,7 +96,7 @@ def _recent(run: RunFacts) -> tuple[float, int]:
     return (run.newest.time_s or 0.0, run.newest.step) if run.newest is not None else (-1.0, -1)
 
 
-def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding]) -> Iterator[ReadinessLine]:
     path = run.path if run is not None else facts.store.url
     named = _line("reliability")
     newest = run.newest if run is not None else None
@@ -184,7 +184,7 @@ def _reliability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         )
 
 
-def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding]) -> Iterator[ReadinessLine]:
     store, named = facts.store, _line("security")
     url = store.url
     yield from more.security(facts, named)  # type: ignore[misc]
@@ -254,7 +254,7 @@ def _security(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> It
         )
 
 
-def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+def _performance(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding]) -> Iterator[ReadinessLine]:
     store, named = facts.store, _line("performance")
     yield from more.performance(facts, run, named)  # type: ignore[misc]
     need, memory = slots_bytes(facts), facts.machine.memory_bytes
@@ -315,7 +315,7 @@ def _performance(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
     )
 
 
-def _scalability(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding]) -> Iterator[ReadinessLine]:
     store, named = facts.store, _line("scalability")
     path = run.path if run is not None else store.url
     need, free = facts.newest_bytes, store.free_bytes
@@ -374,7 +374,7 @@ def _scalability(facts: Facts, run: RunFacts | None, findings: list[Finding]) ->
         )
 
 
-def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> Iterator[Line]:
+def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding]) -> Iterator[ReadinessLine]:
     named = _line("operations")
     errors, warnings = (sum(one.severity == severity for one in findings) for severity in ("error", "warning"))
     target = run.path if run is not None else facts.store.url
@@ -436,7 +436,7 @@ def _operations(facts: Facts, run: RunFacts | None, findings: list[Finding]) -> 
             )
 
 
-_PARTS: tuple[Callable[[Facts, RunFacts | None, list[Finding]], Iterator[Line]], ...] = (
+_PARTS: tuple[Callable[[DoctorFacts, RunFacts | None, list[Finding]], Iterator[ReadinessLine]], ...] = (
     _reliability,
     _security,
     _performance,
@@ -445,8 +445,10 @@ _PARTS: tuple[Callable[[Facts, RunFacts | None, list[Finding]], Iterator[Line]],
 )
 
 
-def _line(part: str) -> Callable[[str, int, float | None, str, str], Line]:
-    return lambda name, weight, score, evidence, command: Line(part, name, weight, score, evidence, "" if score == 1.0 else command)
+def _line(part: str) -> Callable[[str, int, float | None, str, str], ReadinessLine]:
+    return lambda name, weight, score, evidence, command: ReadinessLine(
+        part, name, weight, score, evidence, "" if score == 1.0 else command
+    )
 
 
 def _yes(value: bool | None) -> float | None:

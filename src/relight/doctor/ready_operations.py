@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from shlex import quote
 
-from relight.doctor.facts import Drilled, Facts, RunFacts
+from relight.doctor.facts import DoctorFacts, Drilled, RunFacts
 from relight.doctor.finding import many, span
 from relight.doctor.ready_proofs import steps_of
 
@@ -22,7 +22,7 @@ _BACK_STEPS = 4
 Named = Callable[[str, int, float | None, str, str], object]
 
 
-def drilled(facts: Facts, run: RunFacts | None, path: str) -> tuple[float | None, str, str]:
+def drilled(facts: DoctorFacts, run: RunFacts | None, path: str) -> tuple[float | None, str, str]:
     """Score, evidence and command of the rehearsal: the newest drill that was made of this run's script and settings counts."""
     if run is None:
         return None, "no run yet", f"relight drill --remember {quote(path)} SCRIPT --store {{store}}"
@@ -49,7 +49,7 @@ def script_of(run: RunFacts) -> str:
     return str(argv[0]) if isinstance(argv, list) and argv and argv[0] else ""
 
 
-def reliability(facts: Facts, run: RunFacts | None, named: Named) -> Iterator[object]:
+def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Iterator[object]:
     """Lines about copies and versions."""
     path = run.path if run is not None else facts.store.url
     far = [one for one in run.tiers if one.error is None] if run is not None else []
@@ -71,7 +71,7 @@ def reliability(facts: Facts, run: RunFacts | None, named: Named) -> Iterator[ob
         )  # fmt: skip
 
 
-def security(facts: Facts, named: Named) -> Iterator[object]:
+def security(facts: DoctorFacts, named: Named) -> Iterator[object]:
     """Lines about the audit log and roles."""
     is_set = _AUDIT in facts.config.assigned
     yield named(
@@ -88,7 +88,7 @@ def security(facts: Facts, named: Named) -> Iterator[object]:
     yield named("people have the access that they need, not more", 3, score, evidence, "relight token new NAME --role viewer")
 
 
-def performance(facts: Facts, run: RunFacts | None, named: Named) -> Iterator[object]:
+def performance(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Iterator[object]:
     """The line about saves that training does not wait for."""
     seen = run.environment.get("background") if run is not None else None
     score = 1.0 if seen is True else 0.0 if seen is False else None
@@ -99,7 +99,7 @@ def performance(facts: Facts, run: RunFacts | None, named: Named) -> Iterator[ob
     )  # fmt: skip
 
 
-def operations(facts: Facts, named: Named) -> Iterator[object]:
+def operations(facts: DoctorFacts, named: Named) -> Iterator[object]:
     """The line about alerts."""
     is_set = _ALERTS in facts.config.assigned
     yield named(

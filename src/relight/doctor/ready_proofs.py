@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relight.doctor.facts import Facts, Proven, RunFacts, Stored
+from relight.doctor.facts import CheckpointFacts, DoctorFacts, Proven, RunFacts
 from relight.doctor.finding import span
 
 _DAY_S = 86400.0
@@ -17,7 +17,7 @@ def steps_of(value: float, bounds: tuple[float, float, float, float]) -> float:
     return next((1.0 - 0.25 * number for number, bound in enumerate(bounds) if value <= bound), 0.0)
 
 
-def restorable(run: RunFacts, newest: Stored, now: float) -> tuple[float, str]:
+def restorable(run: RunFacts, newest: CheckpointFacts, now: float) -> tuple[float, str]:
     """Whether the newest can be restored, by what was read of it before: never less than metadata alone earn, unless it was damaged."""
     for proof in reversed(run.proofs):
         for checkpoint_id, step, damage in proof.verified:
@@ -34,7 +34,7 @@ def restorable(run: RunFacts, newest: Stored, now: float) -> tuple[float, str]:
     return _METADATA, f"metadata and sizes as committed; its bytes were not read{last}"
 
 
-def exactness(facts: Facts, run: RunFacts | None) -> tuple[float | None, str]:
+def exactness(facts: DoctorFacts, run: RunFacts | None) -> tuple[float | None, str]:
     """Whether a resume of it was shown to be exact, and how long ago; the newest proof counts."""
     if run is None:
         return None, "there is no run yet"

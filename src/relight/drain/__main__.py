@@ -18,7 +18,7 @@ import msgspec
 
 from relight.drain.outwards import drain
 from relight.errors import RelightError
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.store import open_bytes
 from relight.world import lower_priority
@@ -43,7 +43,7 @@ def main() -> int:
     heard = sys.stdin.readline()
     threading.Thread(target=watch, daemon=True).start()
     try:
-        guard = Guard.from_wire(msgspec.msgpack.decode(base64.b64decode(heard))) if heard.strip() else Guard()
+        guard = StoreSecurity.from_wire(msgspec.msgpack.decode(base64.b64decode(heard))) if heard.strip() else StoreSecurity()
         if guard:
             keep_out_of_core_dumps(whole=True)
         report = drain(open_bytes(url, guard=guard), run, tell=tell, stop=stopped.is_set)

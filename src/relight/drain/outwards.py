@@ -29,9 +29,9 @@ from relight.catalog.tiers import (
 from relight.commit.attempt import take_over
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, LeaseHeld, RelightError, StoreUnavailable, UnsafeContent
 from relight.format.records import Body, NoteBody
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.policy.keep import Candidate, with_recorded
-from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, Pace, Tier, owed
+from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, Tier, TierPace, owed
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
@@ -233,14 +233,14 @@ _LONG_AGO = 10**12
 """More than any record's number."""
 
 
-def _noted(note: NoteBody, view: View) -> tuple[Body, int]:
+def _noted(note: NoteBody, view: LogView) -> tuple[Body, int]:
     return note, fold(view).epoch
 
 
 def owed_to(tier: Tier, near: History, far: History, *, at_pace: bool = True) -> list[str]:
     """What a tier lacks, by the ids that the nearest tier knows, oldest first; ``at_pace``: but for what it is too soon for."""
     there = set(_named({**far.retired, **far.by_id}, near))
-    rules, pace = with_recorded(tier.keep, near.best_by), pace_of(near, tier.name, there) if at_pace else Pace()
+    rules, pace = with_recorded(tier.keep, near.best_by), pace_of(near, tier.name, there) if at_pace else TierPace()
     had = [*retired_among(near, there), *_forgotten(near, far)]
     return owed(rules, candidates_of(near), newest_seq(near, there), pace, had)
 

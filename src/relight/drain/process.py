@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.world import new_threads
 from relight.world.children import child_command, child_environment
 from relight.world.standstill import CHECK_S, COPIER, Standstill
@@ -32,8 +32,10 @@ class Drainer:
     """Drains one run when it is woken. ``tell`` hears of its events in another thread; ``patient`` says whether to try again after a
     failure: somebody is still there for whom it is worth while."""
 
-    def __init__(self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, guard: Guard | None = None) -> None:
-        self._guard = guard or Guard()
+    def __init__(
+        self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, guard: StoreSecurity | None = None
+    ) -> None:
+        self._guard = guard or StoreSecurity()
         self._url, self._run, self._tell, self._patient, self._nice = url, run, tell, patient, nice
         self._changed = threading.Condition()
         self._woken = self._working = self._stopped = False
@@ -164,6 +166,6 @@ def _lines(fd: int, standstill: Standstill) -> Iterator[bytes]:
         yield from lines
 
 
-def _encode_settings(guard: Guard) -> str:
+def _encode_settings(guard: StoreSecurity) -> str:
     """With its keys, for the process alone: over a pipe, not among its arguments nor in its environment."""
     return base64.b64encode(msgspec.msgpack.encode(guard.to_wire())).decode()

@@ -15,10 +15,10 @@ from typing import NamedTuple
 
 import msgspec
 
-from relight.catalog import Finding, Run, verify_checkpoint
+from relight.catalog import Run, VerifyFinding, verify_checkpoint
 from relight.catalog.checked import record_checked
 from relight.catalog.packs import open_pack
-from relight.catalog.tiers import Copy, Merged, Reach, merge, reach_all, read_tier
+from relight.catalog.tiers import Merged, Reach, TierCopy, merge, reach_all, read_tier
 from relight.drain.outwards import Tell
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
@@ -69,7 +69,7 @@ def scrub(
 
     Cost: one read of everything, at ``bytes_per_second`` at most. Nothing is repaired in a tier that does not answer, or from one.
     """
-    report, pace = Scrubbed(), _Pace(bytes_per_second, progress)
+    report, pace = Scrubbed(), _ScrubPace(bytes_per_second, progress)
     reaches = _reaches(store, run)
     report.silent = {reach.name: reach.error for reach in reaches if reach.error is not None}
     merged = merge([reach.history for reach in reaches])
@@ -82,7 +82,7 @@ def scrub(
             if stop():
                 record_checked(reach.store, reach.run, found, "relight scrub")
                 return report
-            found[one.id] = _scrub_one(_At(reaches, merged, place, one), report, pace, repair, tell)
+            found[one.id] = _scrub_one(_TierCheckpoint(reaches, merged, place, one), report, pace, repair, tell)
         record_checked(reach.store, reach.run, found, "relight scrub")
     return report
 
@@ -90,7 +90,7 @@ def scrub(
 _ALONE: Sequence[Ways] = (partial(packs_there, there={}, coded=True), partial(packs_there, there={}, coded=False))
 
 
-class _Pace:
+class _ScrubPace:
     def __init__(self, limit: float | None, progress: Callable[[int], None] | None) -> None:
         self._limit, self._progress = limit, progress
         self._began, self.read = time.monotonic(), 0
@@ -103,7 +103,7 @@ class _Pace:
             time.sleep(max(0.0, self.read / self._limit - (time.monotonic() - self._began)))
 
 
-class _At(NamedTuple):
+class _TierCheckpoint(NamedTuple):
     """A checkpoint in one tier, and all that is known of the others."""
 
     reaches: Sequence[Reach]
@@ -120,7 +120,7 @@ class _At(NamedTuple):
         return self.one.lies_in(self.here.run)
 
     @property
-    def others(self) -> list[Copy]:
+    def others(self) -> list[TierCopy]:
         return [copy for copy in self.merged.copies.get(self.one.original_id, []) if copy.place != self.place]
 
 
@@ -133,7 +133,7 @@ def _reaches(store: ByteStore, run: str) -> list[Reach]:
     return reaches
 
 
-def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell) -> str:
+def _scrub_one(at: _TierCheckpoint, report: Scrubbed, pace: _ScrubPace, repair: bool, tell: Tell) -> str:
     """Read one, and repair what can be; return what is still wrong with it, empty if nothing is."""
     findings = _verify(at, pace)
     report.checkpoints += 1
@@ -158,7 +158,7 @@ def _scrub_one(at: _At, report: Scrubbed, pace: _Pace, repair: bool, tell: Tell)
     return f"{findings[0].file}: {findings[0].detail}{', and no tier has it whole' if repair else ''}" if findings else ""
 
 
-def _verify(at: _At, pace: _Pace) -> list[Finding]:
+def _verify(at: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
     """Nothing is wrong with what retention has taken meanwhile."""
     view = at.here.view
     assert view is not None
@@ -168,7 +168,7 @@ def _verify(at: _At, pace: _Pace) -> list[Finding]:
     return [found for found in findings if not found.is_silence]
 
 
-def _repair(at: _At, file: str) -> str:
+def _repair(at: _TierCheckpoint, file: str) -> str:
     """Write ``file`` anew; the tier it came from, "" if none has what it takes."""
     name = file.rpartition("/")[2]
     with contextlib.suppress(RelightError):
@@ -182,7 +182,7 @@ def _repair(at: _At, file: str) -> str:
     return ""
 
 
-def _repair_root(at: _At) -> str:
+def _repair_root(at: _TierCheckpoint) -> str:
     """The root as it was written here, of another's, the record, and the parts, wherever they are whole. What does not have the hash
     that the record names is not taken."""
     for copy in at.others:
@@ -197,7 +197,7 @@ def _repair_root(at: _At) -> str:
     return ""
 
 
-def _ways(at: _At) -> list[Ways]:
+def _ways(at: _TierCheckpoint) -> list[Ways]:
     """How this tier may store what another one has otherwise: by itself, or with those that it requires here."""
     found = list(_ALONE)
     if at.one.body.requires:
@@ -210,7 +210,7 @@ def _ways(at: _At) -> list[Ways]:
     return found
 
 
-def _root_here(at: _At, root: Root, way: Ways) -> bytes | None:
+def _root_here(at: _TierCheckpoint, root: Root, way: Ways) -> bytes | None:
     """This tier's root, of another's, if its chunks are stored in that way."""
     body = at.one.body
     refs = [_ref_here(at, root, ref, way) for ref in root.parts]
@@ -226,13 +226,13 @@ def _root_here(at: _At, root: Root, way: Ways) -> bytes | None:
     return None
 
 
-def _origin(at: _At) -> dict[str, str]:
+def _origin(at: _TierCheckpoint) -> dict[str, str]:
     """What a copy that was drained says of where it came from."""
     near = at.reaches[0].view
     return {"store": near.store_id, "run": near.run_id, "id": at.one.original_id} if near is not None else {}
 
 
-def _ref_here(at: _At, root: Root, ref: PartRef, way: Ways) -> PartRef:
+def _ref_here(at: _TierCheckpoint, root: Root, ref: PartRef, way: Ways) -> PartRef:
     """What this tier's root says of a part of which ``root``, another tier's, says ``ref``."""
     for _, data in _everywhere(at, ref.file):
         with contextlib.suppress(RelightError):
@@ -242,7 +242,7 @@ def _ref_here(at: _At, root: Root, ref: PartRef, way: Ways) -> PartRef:
     raise CorruptCheckpoint("no tier has this part whole", where=ref.file)
 
 
-def _repair_part(at: _At, root: Root, ref: PartRef) -> str:
+def _repair_part(at: _TierCheckpoint, root: Root, ref: PartRef) -> str:
     ways = _ways(at)
     for name, data in _everywhere(at, ref.file):
         with contextlib.suppress(RelightError):
@@ -252,7 +252,7 @@ def _repair_part(at: _At, root: Root, ref: PartRef) -> str:
     return ""
 
 
-def _everywhere(at: _At, file: str) -> Iterator[tuple[str, bytes]]:
+def _everywhere(at: _TierCheckpoint, file: str) -> Iterator[tuple[str, bytes]]:
     """What lies under that name in each tier that has a copy, whole or not."""
     for copy in at.merged.copies.get(at.one.original_id, []):
         reach = at.reaches[copy.place]
@@ -265,13 +265,13 @@ def _root_of(reach: Reach, one: Checkpoint) -> Root:
     return decode_root(reach.store.get(where, ROOT_BYTES_MAX), one.body.root, where)
 
 
-def _identity(at: _At) -> dict[str, object]:
+def _identity(at: _TierCheckpoint) -> dict[str, object]:
     view, body = at.here.view, at.one.body
     assert view is not None
     return {"store": view.store_id, "run": view.run_id, "id": body.id, "step": body.step, "epoch": at.one.epoch}
 
 
-def _repair_pack(at: _At, root: Root, file: str) -> str:
+def _repair_pack(at: _TierCheckpoint, root: Root, file: str) -> str:
     """All of it is read from others, each chunk from the nearest that has it: once to see whether it can be done, once to do it."""
     pack = _pack_of(at.here, at.one, root, file)
     if pack is None:
@@ -332,14 +332,14 @@ def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -
         at += length
 
 
-def _rewrite(at: _At, name: str, data: bytes) -> None:
+def _rewrite(at: _TierCheckpoint, name: str, data: bytes) -> None:
     key = f"{at.prefix}/{name}"
     _still_live(at)
     write_whole(rewrites(at.here.store).rewrite(key, len(data)), data)
     at.here.store.sync(at.prefix)
 
 
-def _still_live(at: _At) -> None:
+def _still_live(at: _TierCheckpoint) -> None:
     """``CheckpointNotFound`` if retention has taken it: its directory is somebody's to delete."""
     if read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
         raise CheckpointNotFound(f"checkpoint {at.one.id} was retired", where=at.prefix)

@@ -7,6 +7,6 @@ it started ends with it, however it ends; what counts as passed is what docs/rec
 
 from relight.drill.drive import DrillOptions, run
 from relight.drill.programme import REHEARSALS
-from relight.drill.report import DrillReport, Outcome
+from relight.drill.report import DrillReport, RehearsalOutcome
 
-__all__ = ["REHEARSALS", "DrillOptions", "DrillReport", "Outcome", "run"]
+__all__ = ["REHEARSALS", "DrillOptions", "DrillReport", "RehearsalOutcome", "run"]

@@ -18,7 +18,7 @@ from relight.api import load
 from relight.arena.memory import available_bytes
 from relight.catalog import verify_checkpoint, verify_log
 from relight.catalog.run import Run
-from relight.drill.rehearsals import Shown
+from relight.drill.rehearsals import RehearsalResult
 from relight.drill.stage import CannotTry, Wrong, own_store
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError
 from relight.log import Checkpoint
@@ -37,7 +37,7 @@ _PLACES = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class CopyLoads:
     """The copies, and how the loads of them went."""
 
     run: Run
@@ -106,11 +106,11 @@ class CopyRehearsal(NamedTuple):
 
     name: str
     what: str
-    do: Callable[[Copy], Shown]
+    do: Callable[[CopyLoads], RehearsalResult]
 
 
 @contextlib.contextmanager
-def copied(source: Run, top: Path) -> Iterator[Copy]:
+def copied(source: Run, top: Path) -> Iterator[CopyLoads]:
     """Its newest checkpoints, every byte verified on the way. ``NoSpace`` before anything is written, if there is not the room."""
     newest = source.history().live[-BROUGHT:]
     if not newest:
@@ -126,26 +126,26 @@ def copied(source: Run, top: Path) -> Iterator[Copy]:
     done = execute_copy(plan_copy(source, newest, store, source.name))
     if done.damaged:
         raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
-    yield Copy(Run(store, source.name))
+    yield CopyLoads(Run(store, source.name))
 
 
-def verified(copy: Copy) -> Shown:
+def verified(copy: CopyLoads) -> RehearsalResult:
     """Every byte, and the log."""
     if bad := copy.damage():
         raise Wrong(f"the copies are damaged: {next(iter(bad.values()))}")
-    return Shown(f"{len(copy.live)} checkpoints are as committed, to the byte")
+    return RehearsalResult(f"{len(copy.live)} checkpoints are as committed, to the byte")
 
 
-def restored(copy: Copy) -> Shown:
+def restored(copy: CopyLoads) -> RehearsalResult:
     """The newest, whole, into memory."""
     passed, took = copy.restored()
     if passed:
         raise Wrong(f"{', '.join(sorted(passed))} cannot be restored")
     newest = copy.live[-1]
-    return Shown(f"step {newest.step}, {newest.body.logical_bytes:,} bytes, was restored in {took:.2f} s", back_s=round(took, 3))
+    return RehearsalResult(f"step {newest.step}, {newest.body.logical_bytes:,} bytes, was restored in {took:.2f} s", back_s=round(took, 3))
 
 
-def damaged(copy: Copy) -> Shown:
+def damaged(copy: CopyLoads) -> RehearsalResult:
     """One byte is another: verify must name it, and a restore must pass it over."""
     newest, before = copy.two()
     at = -1
@@ -167,7 +167,7 @@ def damaged(copy: Copy) -> Shown:
         _flip(path, at)
 
 
-def lost(copy: Copy) -> Shown:
+def lost(copy: CopyLoads) -> RehearsalResult:
     """One of its files is gone."""
     newest, before = copy.two()
     aside = Path(copy.run.store.url).with_name("aside")
@@ -186,7 +186,7 @@ def lost(copy: Copy) -> Shown:
         aside.rename(path)
 
 
-def torn(copy: Copy) -> Shown:
+def torn(copy: CopyLoads) -> RehearsalResult:
     """The record of its commit is half of what it was, as a crash of the storage may leave it: it does not exist, the one before does."""
     newest, before = copy.two()
     record = Path(copy.run.store.url, Folders(copy.run.store, copy.run.name).key(newest.seq))
@@ -195,7 +195,7 @@ def torn(copy: Copy) -> Shown:
     whole = record.read_bytes()
     record.write_bytes(whole[: len(whole) // 2])
     try:
-        again = Copy(Run(own_store(copy.run.store.url), copy.run.name))  # as a process that starts now
+        again = CopyLoads(Run(own_store(copy.run.store.url), copy.run.name))  # as a process that starts now
         if not again.run.view().faults:
             raise Wrong("half a record was taken for a whole one")
         if [one.id for one in again.live] != [before.id]:
@@ -204,10 +204,12 @@ def torn(copy: Copy) -> Shown:
     finally:
         record.write_bytes(whole)
     why = f"the log says that record {newest.seq} is damaged; step {before.step} was restored in {took:.2f} s"
-    return Shown(why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=f"half of record {newest.seq} was cut off")
+    return RehearsalResult(
+        why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=f"half of record {newest.seq} was cut off"
+    )
 
 
-def pruned(copy: Copy) -> Shown:
+def pruned(copy: CopyLoads) -> RehearsalResult:
     """All but the newest go, as retention would have it; that one must be whole behind it. The last: it does not come back."""
     newest, _ = copy.two()
     done = execute(plan_prune(copy.run.store, copy.run.name, keep(last=1)), copy.run.store)
@@ -215,7 +217,7 @@ def pruned(copy: Copy) -> Shown:
         raise Wrong(f"{len(copy.live)} are left, where one should be")
     if bad := copy.damage():
         raise Wrong(f"what is left is damaged: {next(iter(bad.values()))}")
-    return Shown(f"{len(done.retired)} went, and step {newest.step} is as committed behind it")
+    return RehearsalResult(f"{len(done.retired)} went, and step {newest.step} is as committed behind it")
 
 
 REHEARSALS = {
@@ -240,7 +242,7 @@ def chosen_of(names: list[str]) -> list[CopyRehearsal]:
     return [one for one in REHEARSALS.values() if not names or one.name in names]
 
 
-def _goes_back(copy: Copy, newest: Checkpoint, before: Checkpoint, means: str) -> Shown:
+def _goes_back(copy: CopyLoads, newest: Checkpoint, before: Checkpoint, means: str) -> RehearsalResult:
     bad = copy.damage()
     if before.id in bad:
         raise Wrong(f"the one before is damaged as well: {bad[before.id]}")
@@ -251,7 +253,7 @@ def _goes_back(copy: Copy, newest: Checkpoint, before: Checkpoint, means: str) -
     if passed != {newest.id}:
         raise Wrong("the damaged one was restored" if not passed else f"{', '.join(sorted(passed))} were passed over")
     why = f"verify named it; a restore passed it over and had step {before.step} in {took:.2f} s"
-    return Shown(why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=means)
+    return RehearsalResult(why, back_s=round(took, 3), steps_lost=newest.step - before.step, means=means)
 
 
 def _flip(path: Path, at: int) -> None:

@@ -16,14 +16,14 @@ from typing import TypeVar
 from relight.catalog.diary import DIRECTORY
 from relight.catalog.run import Run
 from relight.drill.copies import CopyRehearsal
-from relight.drill.live import Live, rehearsals_of
+from relight.drill.live import LiveJob, rehearsals_of
 from relight.drill.made_of import MadeOf, made_of
 from relight.drill.pace import Limit, Pace
 from relight.drill.programme import REHEARSALS
-from relight.drill.rehearsals import Rehearsal, Shown, Stage
-from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, Outcome
-from relight.drill.stage import CannotTry, Job, Wrong, own_store
-from relight.drill.target import Target
+from relight.drill.rehearsals import Rehearsal, RehearsalResult, RehearsalStage
+from relight.drill.report import FAILED, PASSED, SKIPPED, DrillReport, RehearsalOutcome
+from relight.drill.stage import CannotTry, DrillJob, Wrong, own_store
+from relight.drill.target import DrillTarget
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
 from relight.log.identity import now_text
 from relight.transfer import execute_copy, plan_copy
@@ -38,7 +38,7 @@ COPIED = "the newest checkpoints were copied, every byte verified"
 class DrillOptions:
     """What is drilled, and how. Times in seconds."""
 
-    target: Target = field(default_factory=Target)
+    target: DrillTarget = field(default_factory=DrillTarget)
     only: Sequence[str] = ()
     """Names of rehearsals; empty: all."""
     max_lost_steps: int | None = None
@@ -55,7 +55,7 @@ class DrillOptions:
     copies: Run | None = None
     """The run of which only copies of checkpoints are drilled, without any job."""
     keep: Path | None = None
-    say: Callable[[str, Outcome | None], None] = field(default=lambda name, outcome: None)
+    say: Callable[[str, RehearsalOutcome | None], None] = field(default=lambda name, outcome: None)
     """Told of each rehearsal that begins, and of what came of it."""
 
 
@@ -65,7 +65,7 @@ def run(options: DrillOptions) -> DrillReport:
         return _run_live(options, options.live)
     if options.copies is not None:
         return _run_copies(options, options.copies)
-    chosen, began, outcomes = chosen_of(options.only), time.monotonic(), list[Outcome]()
+    chosen, began, outcomes = chosen_of(options.only), time.monotonic(), list[RehearsalOutcome]()
     pace = Pace(options.timeout_s)
     made = made_of(options.target)
     with _folder(options.keep) as top:
@@ -83,7 +83,7 @@ def run(options: DrillOptions) -> DrillReport:
 
 def _run_live(options: DrillOptions, run: Run) -> DrillReport:
     chosen, began = rehearsals_of(list(options.only)), time.monotonic()
-    with contextlib.closing(Live(run)) as live:
+    with contextlib.closing(LiveJob(run)) as live:
         made = live.made_of()
         pace = live.pace(options.timeout_s)
         outcomes = [_in_time(options, one, began, pace, live.do) for one in chosen]
@@ -93,14 +93,16 @@ def _run_live(options: DrillOptions, run: Run) -> DrillReport:
 def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
     from relight.drill import copies
 
-    chosen, began, outcomes = copies.chosen_of(list(options.only)), time.monotonic(), list[Outcome]()
+    chosen, began, outcomes = copies.chosen_of(list(options.only)), time.monotonic(), list[RehearsalOutcome]()
     with _folder(options.keep) as top, contextlib.ExitStack() as until:
-        made: list[copies.Copy] = []
+        made: list[copies.CopyLoads] = []
 
-        def bring_them() -> Shown:
+        def bring_them() -> RehearsalResult:
             made.append(until.enter_context(copies.copied(run, top)))
             newest = made[0].live[-1]
-            return Shown(f"step {newest.step} is whole" + (f", and step {made[0].live[0].step} behind it" if len(made[0].live) > 1 else ""))
+            return RehearsalResult(
+                f"step {newest.step} is whole" + (f", and step {made[0].live[0].step} behind it" if len(made[0].live) > 1 else "")
+            )
 
         outcomes.append(_tried(options, "copy", COPIED, bring_them))
         for one in chosen if made else ():
@@ -108,22 +110,22 @@ def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
 
 
-def _in_time(options: DrillOptions, one: R, began: float, pace: Pace, do: Callable[[R, Limit], Shown]) -> Outcome:
+def _in_time(options: DrillOptions, one: R, began: float, pace: Pace, do: Callable[[R, Limit], RehearsalResult]) -> RehearsalOutcome:
     over_at = began + options.deadline_s
     if time.monotonic() < over_at:
         outcome = _tried(options, one.name, one.what, lambda: do(one, Limit(pace, over_at)))
         if outcome.verdict == PASSED:
             pace.passed(outcome.took_s)
         return outcome
-    outcome = Outcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
+    outcome = RehearsalOutcome(one.name, one.what, SKIPPED, f"no time was left: {options.deadline_s:.0f} s are over")
     options.say(one.name, outcome)
     return outcome
 
 
-def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Shown]) -> Outcome:
+def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], RehearsalResult]) -> RehearsalOutcome:
     """What came of it."""
     options.say(name, None)
-    began, shown = time.monotonic(), Shown("")
+    began, shown = time.monotonic(), RehearsalResult("")
     try:
         shown = do()
         over = over_limits(shown, options)
@@ -132,7 +134,7 @@ def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Shown])
         verdict, why = SKIPPED, str(error)
     except (Wrong, RelightError, OSError) as error:
         verdict, why = FAILED, str(error)
-    outcome = Outcome(
+    outcome = RehearsalOutcome(
         name, what, verdict, why, shown.means, shown.noticed_s, shown.decided_s, shown.back_s, shown.steps_lost,
         round(time.monotonic() - began, 3),
     )  # fmt: skip
@@ -140,7 +142,7 @@ def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], Shown])
     return outcome
 
 
-def _report(options: DrillOptions, job: str, began: float, outcomes: list[Outcome], made: MadeOf | None = None) -> DrillReport:
+def _report(options: DrillOptions, job: str, began: float, outcomes: list[RehearsalOutcome], made: MadeOf | None = None) -> DrillReport:
     return DrillReport(
         f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}", now_text(), socket.gethostname(), job, outcomes,
         round(time.monotonic() - began, 3), options.live is not None, str(options.keep) if options.keep is not None else "",
@@ -148,7 +150,7 @@ def _report(options: DrillOptions, job: str, began: float, outcomes: list[Outcom
     )  # fmt: skip
 
 
-def bring(source: Run, store: Path) -> Shown:
+def bring(source: Run, store: Path) -> RehearsalResult:
     """The newest checkpoints of a run, verified byte by byte on the way, into the drill's store."""
     newest = source.history().live[-BROUGHT:]
     if not newest:
@@ -156,7 +158,7 @@ def bring(source: Run, store: Path) -> Shown:
     done = execute_copy(plan_copy(source, newest, own_store(store), source.name))
     if done.damaged:
         raise Wrong(f"checkpoint {done.damaged[0][0]} is damaged: {done.damaged[0][1]}")
-    return Shown(f"step {newest[-1].step} is whole" + (f", and step {newest[0].step} behind it" if len(newest) > 1 else ""))
+    return RehearsalResult(f"step {newest[-1].step} is whole" + (f", and step {newest[0].step} behind it" if len(newest) > 1 else ""))
 
 
 def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
@@ -167,17 +169,17 @@ def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
     return [one for one in REHEARSALS.values() if not names or one.name in names]
 
 
-def _rehearse(target: Target, one: Rehearsal, top: Path, limit: Limit, references: References) -> Shown:
+def _rehearse(target: DrillTarget, one: Rehearsal, top: Path, limit: Limit, references: References) -> RehearsalResult:
     folder = top / one.name
     store = folder / "store" if target.built_in else top / "store"
     try:
-        return one.do(Stage(target, folder, store, limit, references), one)
+        return one.do(RehearsalStage(target, folder, store, limit, references), one)
     finally:
         for incidents in store.glob(f"*/{DIRECTORY}"):  # they are not to be held against the next
             incidents.rename(folder / f"incidents of {incidents.parent.name}")
 
 
-def over_limits(shown: Shown, options: DrillOptions) -> str:
+def over_limits(shown: RehearsalResult, options: DrillOptions) -> str:
     """Why what it has shown is not good enough; empty if it is."""
     if options.max_lost_steps is not None and (shown.steps_lost or 0) > options.max_lost_steps:
         return f"{shown.steps_lost} steps were lost, of which {options.max_lost_steps} may be: {shown.why}"
@@ -189,7 +191,7 @@ def over_limits(shown: Shown, options: DrillOptions) -> str:
 class References:
     """What the built-in job ends with if nothing happens to it: run when it is first asked for."""
 
-    def __init__(self, target: Target, top: Path, pace: Pace) -> None:
+    def __init__(self, target: DrillTarget, top: Path, pace: Pace) -> None:
         self._target, self._top, self._pace = target, top, pace
         self._known: dict[int, str] = {}
 
@@ -200,7 +202,7 @@ class References:
             folder.mkdir(parents=True)
             alone = folder / "relight.toml"
             alone.write_text("[supervise]\nspares = false\n", encoding="ascii")  # nobody's place is to be taken
-            with Job(replace(self._target, settings=str(alone)), folder, folder / "store", Limit(self._pace)) as job:
+            with DrillJob(replace(self._target, settings=str(alone)), folder, folder / "store", Limit(self._pace)) as job:
                 (folder / "out.go").touch()
                 job.start(without=without)
                 if code := job.has_ended():

@@ -17,10 +17,10 @@ from relight.drill.pace import Limit, Pace
 from relight.drill.pages import Pages, running
 from relight.drill.processes import is_below
 from relight.drill.programme import REHEARSALS
-from relight.drill.rehearsals import SETTLED_STEPS, Rehearsal, Shown, is_there, judged
+from relight.drill.rehearsals import SETTLED_STEPS, Rehearsal, RehearsalResult, is_there, judged
 from relight.drill.stage import LOOK_S, CannotTry, Wrong
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 from relight.supervise.incidents import Incident, read_incidents
 from relight.supervise.procfs import began_at
 
@@ -29,7 +29,7 @@ MAY = ("kill", "hang", "preempt")
 """What may be done to one. Each of them a job meets anyway."""
 
 
-class Live:
+class LiveJob:
     """A job that runs on this machine under ``relight run``; nobody here started it, and nobody here ends it."""
 
     def __init__(self, run: Run) -> None:
@@ -66,7 +66,7 @@ class Live:
         pace.started(max(known or first, default=LOOK_S))
         return pace
 
-    def do(self, rehearsal: Rehearsal, limit: Limit) -> Shown:
+    def do(self, rehearsal: Rehearsal, limit: Limit) -> RehearsalResult:
         """One."""
         rank, beat = sorted(self._wait_until_stable(limit).items())[-1]
         if rehearsal.name == "preempt":
@@ -84,8 +84,8 @@ class Live:
         self._wait_until_stable(limit)
         return shown
 
-    def _wait_until_stable(self, limit: Limit) -> dict[int, Beat]:
-        def look() -> dict[int, Beat] | None:
+    def _wait_until_stable(self, limit: Limit) -> dict[int, Heartbeat]:
+        def look() -> dict[int, Heartbeat] | None:
             beats = {rank: beat for rank, beat in self._pages.beats().items() if is_below(beat.pid, self._supervisor)}
             well = all(beat.steps >= SETTLED_STEPS and max(beat.durable, beat.restored) >= 0 for beat in beats.values())
             return beats if beats and well else None
@@ -98,7 +98,7 @@ class Live:
         found = [one for one in read_incidents(self._run.store, self._run.name) if one.id not in before]
         return next((one for one in found if one.after is not None and one.host == socket.gethostname()), None)
 
-    def _end_it(self, limit: Limit) -> Shown:
+    def _end_it(self, limit: Limit) -> RehearsalResult:
         broken = time.monotonic()
         os.kill(self._supervisor, signal.SIGTERM)
         _wait(lambda: None if is_there(self._supervisor) else True, "end of relight run", limit)
@@ -108,7 +108,7 @@ class Live:
         if stored < 0:
             raise Wrong(f"it ended {took:.1f} s later, and nothing is stored")
         why = f"it ended {took:.1f} s later: step {last} was the last, {stored} is stored; whoever starts it again goes on from there"
-        return Shown(why, steps_lost=max(0, last - stored))
+        return RehearsalResult(why, steps_lost=max(0, last - stored))
 
 
 def rehearsals_of(names: list[str]) -> list[Rehearsal]:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.drill.target import Target
+from relight.drill.target import DrillTarget
 from relight.errors import ConfigError
 from relight.observe.masking import mask_arguments
 from relight.settings.marks import OF_RECOVERY, changed, marks
@@ -29,7 +29,7 @@ class MadeOf(msgspec.Struct, frozen=True, omit_defaults=True):
     """Marks of the settings that were set."""
 
 
-def made_of(target: Target) -> MadeOf:
+def made_of(target: DrillTarget) -> MadeOf:
     """Describe what is drilled, before it is."""
     settings = _settings(Path(target.settings) if target.settings else None)
     if target.built_in:

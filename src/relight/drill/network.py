@@ -6,11 +6,11 @@ import os
 import time
 
 from relight.drill.pages import Pages
-from relight.drill.rehearsals import Rehearsal, Shown, Stage, ended
-from relight.drill.stage import STEPS_BEFORE, CannotTry, Job, Wrong
+from relight.drill.rehearsals import Rehearsal, RehearsalResult, RehearsalStage, ended
+from relight.drill.stage import STEPS_BEFORE, CannotTry, DrillJob, Wrong
 from relight.drill.storage import cannot
 from relight.drill.warden import environment
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 
 _OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _WIRE, _PORT = "wire", 29400
@@ -22,14 +22,14 @@ _KINDS = ("hang", "network")
 """A node that is not answered can't tell a wire from a rank that stands still; one that is answered by a closed connection can."""
 
 
-def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """The wire is cut until a node has noticed, and some time longer; whatever starts jobs starts a node again that has ended."""
     if not stage.target.built_in:
         raise CannotTry("two nodes are made of this machine for the built-in job only")
     reason = cannot([*_OWN_NETWORK, "ip", "link", "add", _WIRE, "type", "veth", "peer", "name", "end"])
     if reason:
         raise CannotTry(f"no network of its own can be made here: {reason}")
-    with Job(stage.target, stage.folder, stage.store, stage.limit, _OWN_NETWORK) as job, TwoNodes(job) as nodes:
+    with DrillJob(stage.target, stage.folder, stage.store, stage.limit, _OWN_NETWORK) as job, TwoNodes(job) as nodes:
         nodes.start()
         before = job.wait(nodes.ready, "steps of both nodes with a checkpoint behind them")
         job.makes_steps()
@@ -55,13 +55,13 @@ def network(stage: Stage, rehearsal: Rehearsal) -> Shown:
         again = "; the second node had ended, and was started again" if nodes.starts > 1 else ""
         said = f"{found[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
         means = f"two network namespaces, the wire between them down for {mended - broken:.1f} s"
-        return Shown(f"{said}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
+        return RehearsalResult(f"{said}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
 
 
 class TwoNodes:
     """Of one job: the first is the job's own process, which has the rendezvous; the second has a log of its own."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: DrillJob) -> None:
         self._job = job
         self._enter: list[str] = []
         self._second, self._pages, self.starts = 0, Pages(0), 0
@@ -100,14 +100,14 @@ class TwoNodes:
         """How the second ended; None: it runs."""
         return self._job.warden.ended(self._second)
 
-    def ready(self) -> list[Beat] | None:
+    def ready(self) -> list[Heartbeat] | None:
         """Both make steps, and there is a checkpoint to go back to."""
         beats = self._beats()
         if self.second_code is not None:
             raise Wrong(f"the second node ended with {self.second_code} before anything was done")
         return beats if len(beats) == 2 and all(beat.steps >= STEPS_BEFORE and beat.durable >= 0 for beat in beats) else None
 
-    def back(self, before: list[Beat]) -> list[Beat] | None:
+    def back(self, before: list[Heartbeat]) -> list[Heartbeat] | None:
         """Both have made a step in processes that were not there before. A node that has ended is started again, as a scheduler would."""
         if self._job.code is not None:
             raise Wrong(f"the first node ended with {self._job.code}: {self._job.last_words()}")
@@ -126,7 +126,7 @@ class TwoNodes:
         )
         self._pages = Pages(self._second)
 
-    def _beats(self) -> list[Beat]:
+    def _beats(self) -> list[Heartbeat]:
         return [*self._job.beats().values(), *self._pages.beats().values()]
 
 

@@ -11,7 +11,7 @@ import msgspec
 from relight.typed import from_json_bytes
 
 
-class Order(msgspec.Struct, frozen=True):
+class DrillOrder(msgspec.Struct, frozen=True):
     """``what``: ``poison`` (that step's loss is no number, whenever it is done), ``lock``, ``crash`` (from that step on, once)."""
 
     what: str
@@ -19,14 +19,14 @@ class Order(msgspec.Struct, frozen=True):
     rank: int = 0
 
 
-class Orders:
+class DrillOrders:
     """The file, from both ends."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._mark = path.with_suffix(".done")
 
-    def give(self, order: Order) -> None:
+    def give(self, order: DrillOrder) -> None:
         """Have it done. Replaces what was told before."""
         self.clear()
         temporary = self._path.with_suffix(".new")
@@ -38,10 +38,10 @@ class Orders:
         self._path.unlink(missing_ok=True)
         self._mark.unlink(missing_ok=True)
 
-    def read(self) -> Order | None:
+    def read(self) -> DrillOrder | None:
         """What is to be done, if anything is."""
         with contextlib.suppress(OSError, msgspec.MsgspecError):
-            return from_json_bytes(self._path.read_bytes(), Order)
+            return from_json_bytes(self._path.read_bytes(), DrillOrder)
         return None
 
     def do(self) -> bool:

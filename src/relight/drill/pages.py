@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from relight.drill.processes import is_below
-from relight.pulse import Beat, read_beat
+from relight.pulse import Heartbeat, read_beat
 from relight.store.urls import absolute
 from relight.supervise.own_memory import directories
 
@@ -27,7 +27,7 @@ class Pages:
             os.close(descriptor)
         self._held.clear()
 
-    def beats(self) -> dict[int, Beat]:
+    def beats(self) -> dict[int, Heartbeat]:
         """By rank; of those that have said something."""
         directory = directories().get(self._supervisor)
         if directory is not None:
@@ -44,7 +44,7 @@ class Running(NamedTuple):
     """A job that runs on this machine under ``relight run``."""
 
     supervisor: int
-    beats: dict[int, Beat]
+    beats: dict[int, Heartbeat]
 
 
 def running(url: str) -> list[Running]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from relight.drill.orders import Order
+from relight.drill.orders import DrillOrder
 from relight.drill.pace import Limit
-from relight.drill.stage import CannotTry, Job, Wrong
-from relight.drill.target import Target
-from relight.pulse import Beat
+from relight.drill.stage import CannotTry, DrillJob, Wrong
+from relight.drill.target import DrillTarget
+from relight.pulse import Heartbeat
 from relight.supervise.incidents import Incident
 from relight.supervise.procfs import sample_process
 
@@ -23,7 +23,7 @@ AHEAD_S, AHEAD_STARTS = 0.5, 0.05
 """Seconds, and share of the slowest start, by which an order comes before the step that it is for, so that all ranks read it in time."""
 
 
-class Shown(NamedTuple):
+class RehearsalResult(NamedTuple):
     """What a rehearsal that went as it should has shown."""
 
     why: str
@@ -35,19 +35,19 @@ class Shown(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class RehearsalStage:
     """Where a rehearsal takes place."""
 
-    target: Target
+    target: DrillTarget
     folder: Path
     store: Path
     limit: Limit
     reference: Callable[[int], str]
     """The hash that the built-in job ends with, if it leaves out the samples of that step; -1: of none."""
 
-    def job(self) -> Job:
+    def job(self) -> DrillJob:
         """One on its own machine."""
-        return Job(self.target, self.folder, self.store, self.limit)
+        return DrillJob(self.target, self.folder, self.store, self.limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Rehearsal:
 
     name: str
     what: str
-    do: Callable[[Stage, Rehearsal], Shown]
+    do: Callable[[RehearsalStage, Rehearsal], RehearsalResult]
     kind: str = ""
     action: str = ""
 
@@ -64,7 +64,7 @@ class Rehearsal:
 # -- a rank that fails ---------------------------------------------------------------------------------------------------------
 
 
-def kill(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def kill(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """SIGKILL to the last rank."""
     with stage.job() as job:
         job.start()
@@ -74,7 +74,7 @@ def kill(stage: Stage, rehearsal: Rehearsal) -> Shown:
         return _gone_on(stage, job, rehearsal, rank, broken)
 
 
-def hang(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def hang(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """SIGSTOP to it: it is there, and does nothing."""
     with stage.job() as job:
         job.start()
@@ -84,24 +84,24 @@ def hang(stage: Stage, rehearsal: Rehearsal) -> Shown:
         return _gone_on(stage, job, rehearsal, rank, broken)
 
 
-def lock(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def lock(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """It waits in Python for what never comes."""
     return _run_rehearsal(stage, rehearsal, "lock")
 
 
-def crash(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def crash(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """It aborts, as native code does that has found its memory damaged."""
     return _run_rehearsal(stage, rehearsal, "crash")
 
 
-def _run_rehearsal(stage: Stage, rehearsal: Rehearsal, what: str) -> Shown:
+def _run_rehearsal(stage: RehearsalStage, rehearsal: Rehearsal, what: str) -> RehearsalResult:
     with stage.job() as job:
         rank, _ = _arm(job, what)
         broken = job.wait(job.orders.done, "step at which the script does what it is told")
         return _gone_on(stage, job, rehearsal, rank, broken)
 
 
-def poison(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """The loss of one step is no number, whenever that step is done."""
     with stage.job() as job:
         _, step = _arm(job, "poison")
@@ -119,7 +119,7 @@ def poison(stage: Stage, rehearsal: Rehearsal) -> Shown:
             raise
 
 
-def _arm(job: Job, what: str) -> tuple[int, int]:
+def _arm(job: DrillJob, what: str) -> tuple[int, int]:
     """Start it, and tell its last rank: who that is, and at which step it is to be done."""
     if not job.target.told:
         raise CannotTry("a script that is no Python (--no-python) can't be told to fail")
@@ -128,11 +128,13 @@ def _arm(job: Job, what: str) -> tuple[int, int]:
     usual = (beat.step_at - beat.first_at) / max(1, beat.steps - 1)
     ahead_s = max(AHEAD_S, AHEAD_STARTS * job.limit.pace.start_s)
     step = max(one.step for one in job.beats().values()) + 2 + int(ahead_s / max(usual, 1e-3))
-    job.orders.give(Order(what, step, rank))
+    job.orders.give(DrillOrder(what, step, rank))
     return rank, step
 
 
-def _gone_on(stage: Stage, job: Job, rehearsal: Rehearsal, rank: int | None, broken: float, *, without: int = -1) -> Shown:
+def _gone_on(
+    stage: RehearsalStage, job: DrillJob, rehearsal: Rehearsal, rank: int | None, broken: float, *, without: int = -1
+) -> RehearsalResult:
     """The failure was seen, taken for what it was, and gone on from; the end is as it would have been."""
     incident = job.over_it()
     beats = job.beats()
@@ -141,7 +143,7 @@ def _gone_on(stage: Stage, job: Job, rehearsal: Rehearsal, rank: int | None, bro
     return shown._replace(why=f"{shown.why}{and_then}")
 
 
-def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Beat], rank: int | None, broken: float) -> Shown:
+def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Heartbeat], rank: int | None, broken: float) -> RehearsalResult:
     """Whether an incident is what it should be. Pure, but for raising ``Wrong``."""
     after = incident.after
     assert after is not None
@@ -156,7 +158,7 @@ def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Beat], ran
         raise Wrong(f"step {durable} was stored, and it went on from step {after.restored}")
     stepped = max(beat.first_at for beat in beats.values())
     noticed = stepped - after.seconds["all"] + after.seconds["noticed"] - broken
-    return Shown(
+    return RehearsalResult(
         f"{incident.why.splitlines()[0]} → {incident.action}, from step {after.restored}",
         noticed_s=round(noticed, 3),
         decided_s=round(noticed + after.seconds["decided"], 3),
@@ -168,7 +170,7 @@ def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Beat], ran
 # -- what is around it ---------------------------------------------------------------------------------------------------------
 
 
-def agent(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def agent(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """SIGKILL to the process that writes saves."""
     with stage.job() as job:
         job.start()
@@ -181,10 +183,10 @@ def agent(stage: Stage, rehearsal: Rehearsal) -> Shown:
             job.send(pid, signal.SIGKILL)
         saved = job.saves_again(step, "save behind the agent's death")
         and_then = ended(stage, job, incidents=0)
-        return Shown(f"training went on, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0)
+        return RehearsalResult(f"training went on, and a save was stored {saved - broken:.1f} s later{and_then}", steps_lost=0)
 
 
-def supervisor(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def supervisor(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """SIGKILL to relight run; whatever starts jobs starts it again when its ranks have ended."""
     with stage.job() as job:
         job.start()
@@ -196,7 +198,7 @@ def supervisor(stage: Stage, rehearsal: Rehearsal) -> Shown:
         return _started_again(stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later")
 
 
-def preempt(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def preempt(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """SIGTERM to relight run, as a scheduler sends it; then it is started again."""
     with stage.job() as job:
         job.start()
@@ -213,7 +215,7 @@ def preempt(stage: Stage, rehearsal: Rehearsal) -> Shown:
         return _started_again(stage, job, last, broken, said)
 
 
-def _started_again(stage: Stage, job: Job, last: int, broken: float, said: str) -> Shown:
+def _started_again(stage: RehearsalStage, job: DrillJob, last: int, broken: float, said: str) -> RehearsalResult:
     stored, before = job.checkpoints()[-1].step, len(job.incidents())
     job.start()
     beats = steps_again(job)
@@ -222,13 +224,15 @@ def _started_again(stage: Stage, job: Job, last: int, broken: float, said: str) 
         raise Wrong(f"step {stored} is stored, and it went on from step {restored}")
     back = max(beat.first_at for beat in beats.values()) - broken
     and_then = ended(stage, job, incidents=before)
-    return Shown(f"{said}; started again, it went on from step {restored}{and_then}", back_s=round(back, 3), steps_lost=last - restored)
+    return RehearsalResult(
+        f"{said}; started again, it went on from step {restored}{and_then}", back_s=round(back, 3), steps_lost=last - restored
+    )
 
 
-def steps_again(job: Job) -> dict[int, Beat]:
+def steps_again(job: DrillJob) -> dict[int, Heartbeat]:
     """A job that was started again has made a step: what its ranks say then."""
 
-    def look() -> dict[int, Beat] | None:
+    def look() -> dict[int, Heartbeat] | None:
         beats = job.beats()
         return beats if beats and all(beat.steps for beat in beats.values()) else None
 
@@ -245,7 +249,7 @@ def is_there(pid: int) -> bool:
 # -- the end -------------------------------------------------------------------------------------------------------------------
 
 
-def ended(stage: Stage, job: Job, *, incidents: int, without: int = -1, may_be_damaged: tuple[str, ...] = ()) -> str:
+def ended(stage: RehearsalStage, job: DrillJob, *, incidents: int, without: int = -1, may_be_damaged: tuple[str, ...] = ()) -> str:
     """Let it end as it should, and look at what it leaves: what is right with that, to be said. ``Wrong`` if something is not."""
     if stage.target.built_in:
         (stage.folder / "out.go").touch()

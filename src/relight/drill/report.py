@@ -11,7 +11,7 @@ from relight.drill.made_of import MadeOf
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 
 
-class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+class RehearsalOutcome(msgspec.Struct, frozen=True, omit_defaults=True):
     """Of one rehearsal. Seconds are from the moment at which something was broken."""
 
     name: str
@@ -38,7 +38,7 @@ class DrillReport(msgspec.Struct, frozen=True, omit_defaults=True):
     at: str
     host: str
     job: str
-    outcomes: list[Outcome]
+    outcomes: list[RehearsalOutcome]
     seconds: float
     live: bool = False
     """Whether it was done to a running job, not to a copy."""

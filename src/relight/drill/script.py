@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.checkpointer import Checkpointer, observers
-from relight.drill.orders import Orders
+from relight.drill.orders import DrillOrders
 from relight.errors import ConfigError
 from relight.store.urls import absolute
 from relight.world.children import enter_script
@@ -25,7 +25,7 @@ from relight.world.children import enter_script
 class Obedient:
     """An observer that does as it is told; it stands before those that look at the loss."""
 
-    def __init__(self, orders: Orders, store: Path) -> None:
+    def __init__(self, orders: DrillOrders, store: Path) -> None:
         self._orders, self._store = orders, store
 
     def place(self, url: str, run: str) -> tuple[str, str]:
@@ -68,7 +68,7 @@ class Obedient:
 def main() -> None:
     """Run it."""
     orders, store, arguments = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]
-    observers.insert(0, Obedient(Orders(orders), store))
+    observers.insert(0, Obedient(DrillOrders(orders), store))
     as_module = arguments[0] == "-m"
     arguments = arguments[as_module:]
     sys.argv = arguments

@@ -14,16 +14,16 @@ from typing import TypeVar
 
 from relight.catalog import verify_checkpoint, verify_log
 from relight.catalog.run import Run, list_runs
-from relight.drill.orders import Orders
+from relight.drill.orders import DrillOrders
 from relight.drill.pace import Limit
 from relight.drill.pages import Pages
 from relight.drill.processes import arguments_of, descendants, is_below
-from relight.drill.target import Target
+from relight.drill.target import DrillTarget
 from relight.drill.warden import Warden, environment
 from relight.errors import RelightError
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.log import Checkpoint
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 from relight.store import ByteStore, open_bytes
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
 
@@ -43,18 +43,18 @@ class CannotTry(Exception):
 
 def own_store(path: str | Path) -> ByteStore:
     """One of the drill's: opened as the settings say, but how far its log goes is not to stand where that of the real one does."""
-    return open_bytes(path, guard=Guard.from_settings(anchor=""))
+    return open_bytes(path, guard=StoreSecurity.from_settings(anchor=""))
 
 
-class Job:
+class DrillJob:
     """One, in a directory of its own. What it starts ends with the ``with`` block."""
 
-    def __init__(self, target: Target, folder: Path, store: Path, limit: Limit, prefix: Sequence[str] = ()) -> None:
+    def __init__(self, target: DrillTarget, folder: Path, store: Path, limit: Limit, prefix: Sequence[str] = ()) -> None:
         """``limit``: until when it may take; ``prefix``: what its processes are enclosed by."""
         folder.mkdir(parents=True, exist_ok=True)
         self.target, self.folder, self.store, self.limit = target, folder, store, limit
         self._started_at = time.monotonic()
-        self.orders = Orders(folder / "orders")
+        self.orders = DrillOrders(folder / "orders")
         self.warden = Warden(prefix)
         self.outside = Path(f"/proc/{self.warden.pid}/root") if prefix else Path("/")
         """Where the files that it sees are seen from here."""
@@ -64,7 +64,7 @@ class Job:
         self._asked: dict[int, int] = {}
         self._enclosed = bool(prefix)
 
-    def __enter__(self) -> Job:
+    def __enter__(self) -> DrillJob:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -95,7 +95,7 @@ class Job:
         """How ``relight run`` ended; None: it runs."""
         return self.warden.ended(self._process)
 
-    def beats(self) -> dict[int, Beat]:
+    def beats(self) -> dict[int, Heartbeat]:
         """What its ranks said last."""
         return self._pages.beats() if self._pages is not None else {}
 
@@ -141,10 +141,10 @@ class Job:
         """Take note of how long the start took that just ended: the bounds of all waits follow the slowest."""
         self.limit.pace.started(time.monotonic() - self._started_at)
 
-    def ready(self) -> dict[int, Beat]:
+    def ready(self) -> dict[int, Heartbeat]:
         """All ranks make steps, and there is a checkpoint to go back to: what they say then."""
 
-        def look() -> dict[int, Beat] | None:
+        def look() -> dict[int, Heartbeat] | None:
             beats = self.beats()
             if not beats or any(beat.steps < STEPS_BEFORE for beat in beats.values()):
                 return None

@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from relight.drill.rehearsals import Rehearsal, Shown, Stage, ended, steps_again
-from relight.drill.stage import CannotTry, Job, Wrong
+from relight.drill.rehearsals import Rehearsal, RehearsalResult, RehearsalStage, ended, steps_again
+from relight.drill.stage import CannotTry, DrillJob, Wrong
 from relight.format.names import STORE_FILE
 from relight.log import Checkpoint
 
@@ -25,7 +25,7 @@ _FAILED = re.compile(r"the save at step (\d+) failed")
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 
 
-def full(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def full(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """No room for saves, for some seconds."""
     with _without_room(stage) as (job, means, fill, empty):
         job.ready()
@@ -38,10 +38,10 @@ def full(stage: Stage, rehearsal: Rehearsal) -> Shown:
         saved = job.saves_again(job.durable(), "save behind the time without room")
         and_then = ended(stage, job, incidents=0)
         why = f"training went on{said}; {saved - freed:.1f} s after there was room again a save was stored{and_then}"
-        return Shown(why, steps_lost=0, means=f"{means}, for {freed - broken:.1f} s")
+        return RehearsalResult(why, steps_lost=0, means=f"{means}, for {freed - broken:.1f} s")
 
 
-def away(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """The store's directory is moved elsewhere, and back some seconds later."""
     with stage.job() as job:
         job.start()
@@ -65,7 +65,7 @@ def away(stage: Stage, rehearsal: Rehearsal) -> Shown:
         why = f"training went on{said}; {saved - back:.1f} s after the store was back a save was stored{and_then}"
         if left:
             why += f"; saves that failed had left {left / 1e6:.1f} MB where it had been"
-        return Shown(why, steps_lost=0, means=f"its directory was moved away for {back - broken:.1f} s")
+        return RehearsalResult(why, steps_lost=0, means=f"its directory was moved away for {back - broken:.1f} s")
 
 
 def move_back(elsewhere: Path, store: Path) -> list[Path]:
@@ -85,7 +85,7 @@ def move_back(elsewhere: Path, store: Path) -> list[Path]:
             return aside
 
 
-def damage(stage: Stage, rehearsal: Rehearsal) -> Shown:
+def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
     """All of the job is killed, with what it has in memory; one byte of its newest checkpoint is another; it is started again."""
     with stage.job() as job:
         job.start()
@@ -118,11 +118,11 @@ def damage(stage: Stage, rehearsal: Rehearsal) -> Shown:
             and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))
         passed = f"step {found[-1].step} was passed over, {'and that was said' if told else 'of which its output says nothing'}"
         why = f"{passed}; started again, it went on from step {restored}, {back - again:.1f} s later{and_then}"
-        return Shown(why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}")
+        return RehearsalResult(why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}")
 
 
 @contextlib.contextmanager
-def spoiled(job: Job, checkpoint: Checkpoint) -> Iterator[str]:
+def spoiled(job: DrillJob, checkpoint: Checkpoint) -> Iterator[str]:
     """One byte of it is another, such that it matters: of which file. Afterwards it is what it was, if the file is still there."""
     run = job.run()
     folder = Path(run.store.url, run.name, checkpoint.body.dir)
@@ -149,7 +149,7 @@ def _flip(path: Path, at: int) -> None:
         file.write(bytes([byte ^ 1]))
 
 
-def _goes_on_without(job: Job, step: int, seconds: float) -> str:
+def _goes_on_without(job: DrillJob, step: int, seconds: float) -> str:
     """Steps are made for so long, whatever saves do: what is said of saves."""
     begun, before = time.monotonic(), len(job.said())
 
@@ -168,14 +168,14 @@ def _goes_on_without(job: Job, step: int, seconds: float) -> str:
 class NoRoom(NamedTuple):
     """A job whose store can be filled."""
 
-    job: Job
+    job: DrillJob
     means: str
     fill: Callable[[], None]
     empty: Callable[[], None]
 
 
 @contextlib.contextmanager
-def _without_room(stage: Stage) -> Iterator[NoRoom]:
+def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
     """On a small file system of its own, in memory, if one may be mounted; else by a limit on the size of the files that it writes."""
     size = _SMALL_BYTES if stage.target.built_in else 3 * _bytes_in(stage.store) + 4 * _SMALL_BYTES
     disk = stage.folder / "disk"
@@ -191,7 +191,7 @@ def _without_room(stage: Stage) -> Iterator[NoRoom]:
             means = f"a limit on the size of files, which has another error than a full disk has, as {reason}"
             yield NoRoom(job, means, partial(_limit_files, job), partial(_unlimit_files, job))
         return
-    with Job(stage.target, stage.folder, disk / "store", stage.limit, OWN_MOUNTS) as job:
+    with DrillJob(stage.target, stage.folder, disk / "store", stage.limit, OWN_MOUNTS) as job:
         disk.mkdir()
         job.warden.call([*mount, "none", str(disk)])
         if stage.store.is_dir():
@@ -222,18 +222,18 @@ def _fill(ballast: Path) -> None:
                     file.write(piece)
 
 
-def _limit_files(job: Job) -> None:
+def _limit_files(job: DrillJob) -> None:
     """Half of the newest checkpoint's largest file: what is printed still fits."""
     newest = job.checkpoints()[-1]
     files = Path(job.run().store.url, job.run().name, newest.body.dir).iterdir()
     _set_limit(job, max(path.stat().st_size for path in files) // 2)
 
 
-def _unlimit_files(job: Job) -> None:
+def _unlimit_files(job: DrillJob) -> None:
     _set_limit(job, resource.getrlimit(resource.RLIMIT_FSIZE)[0])
 
 
-def _set_limit(job: Job, size: int) -> None:
+def _set_limit(job: DrillJob, size: int) -> None:
     hard = resource.getrlimit(resource.RLIMIT_FSIZE)[1]
     for pid in [*(beat.pid for beat in job.beats().values()), *job.agents()]:
         with contextlib.suppress(ProcessLookupError):

@@ -16,7 +16,7 @@ STEPS = 400
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DrillTarget:
     """A job. ``flags`` are torchrun's, in front of the script."""
 
     flags: Sequence[str] = ("--nproc-per-node", "2")
@@ -57,7 +57,7 @@ class Target:
         return {name: value.replace(STORE, str(store)) for name, value in self.env.items()}
 
 
-def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> Target:
+def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> DrillTarget:
     """As they were typed: torchrun's flags, the script, its arguments. ``ConfigError`` if nothing says where the script is to save."""
     named = {}
     for one in env:
@@ -66,7 +66,7 @@ def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> Ta
             raise ConfigError(f"--env takes NAME=VALUE, not {one!r}")
         named[name] = value
     if not arguments:
-        return Target(settings=settings, env=named)
+        return DrillTarget(settings=settings, env=named)
     from relight.supervise.launch import parse  # torch's, and slow to import
 
     options = parse(list(arguments))
@@ -80,4 +80,4 @@ def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> Ta
             "nothing says where the script is to save in a drill",
             hint="write {store} where its store stands: relight drill train.py --store {store}, or --env STORE={store}",
         )
-    return Target(tuple(arguments[:at]), tuple(script), settings, named, told=not options.no_python)
+    return DrillTarget(tuple(arguments[:at]), tuple(script), settings, named, told=not options.no_python)

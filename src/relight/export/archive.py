@@ -18,37 +18,37 @@ _DATE = 0x21
 """The first of January 1980."""
 
 
-class Record(NamedTuple):
+class ZipRecord(NamedTuple):
     """An entry: its bytes, or how many there will be."""
 
     name: str
     data: bytes | int
 
 
-class Room(NamedTuple):
+class ReservedBytes(NamedTuple):
     """Where bytes that are not known yet go, and where their CRC32 does."""
 
     offset: int
     sums: tuple[int, int]
 
 
-class Archive(NamedTuple):
+class ZipLayout(NamedTuple):
     """Offsets count from the archive's first byte; ``rooms`` are those of entries without bytes, in order."""
 
     size: int
     fixed: tuple[tuple[int, bytes], ...]
-    rooms: tuple[Room, ...]
+    rooms: tuple[ReservedBytes, ...]
 
 
-def torch_archive(name: str, value: bytes, storages: Sequence[int]) -> Archive:
+def torch_archive(name: str, value: bytes, storages: Sequence[int]) -> ZipLayout:
     """What ``torch.load`` takes: ``value`` is a pickle, ``storages`` are the lengths of those that it knows as ``0``, ``1`` …"""
-    records = [Record("data.pkl", value), Record(".format_version", b"1"), Record(".storage_alignment", str(ALIGN).encode())]
-    records += [Record("byteorder", b"little"), *(Record(f"data/{key}", length) for key, length in enumerate(storages))]
-    records += [Record("version", b"3\n")]
-    return archive([Record(f"{name}/{one.name}", one.data) for one in records])
+    records = [ZipRecord("data.pkl", value), ZipRecord(".format_version", b"1"), ZipRecord(".storage_alignment", str(ALIGN).encode())]
+    records += [ZipRecord("byteorder", b"little"), *(ZipRecord(f"data/{key}", length) for key, length in enumerate(storages))]
+    records += [ZipRecord("version", b"3\n")]
+    return archive([ZipRecord(f"{name}/{one.name}", one.data) for one in records])
 
 
-def archive(records: Sequence[Record]) -> Archive:
+def archive(records: Sequence[ZipRecord]) -> ZipLayout:
     """Lay the entries out, one after the other, and what a zip file has behind them."""
     fixed: list[tuple[int, bytes]] = []
     rooms: list[list[int]] = []
@@ -76,7 +76,7 @@ def archive(records: Sequence[Record]) -> Archive:
         at += len(entry)
     end = _end(len(records), start, at - start)
     fixed.append((at, end))
-    return Archive(at + len(end), tuple(fixed), tuple(Room(begin, (one, other)) for begin, one, other in rooms))
+    return ZipLayout(at + len(end), tuple(fixed), tuple(ReservedBytes(begin, (one, other)) for begin, one, other in rooms))
 
 
 def _local(name: bytes, length: int, value: int, at: int) -> bytes:

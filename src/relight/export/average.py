@@ -15,10 +15,10 @@ import numpy as np
 
 from relight.catalog.opened import Opened
 from relight.catalog.slabs import SLAB_BYTES, Slab, SlabReader
-from relight.catalog.whole import Whole, renumber_leaves, whole_of
+from relight.catalog.whole import MergedCheckpoint, renumber_leaves, whole_of
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
-from relight.export.chosen import Entry
+from relight.export.chosen import ExportEntry
 from relight.export.convert import FLOATS, narrowed, widened
 from relight.format import DTYPES, encode_tree
 from relight.format.records import FenceBody
@@ -33,11 +33,11 @@ REASON = "average"
 Progress = Callable[[int], None]
 
 
-class Part(NamedTuple):
+class WeightedPart(NamedTuple):
     """One of several: the checkpoint, its tensors, and its weight; ``number_of`` says which of its tensors has which name."""
 
     opened: Opened
-    whole: Whole
+    whole: MergedCheckpoint
     weight: float
     number_of: Mapping[str, int]
 
@@ -47,11 +47,11 @@ class Mixture:
     """Several checkpoints, oldest first; weights add up to 1. ``from_last`` fills while it is read: tensors that cannot be averaged, and
     are not the same in all."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[WeightedPart, ...]
     from_last: set[str] = field(default_factory=set)
 
     @property
-    def last(self) -> Part:
+    def last(self) -> WeightedPart:
         """Whose names, tree and shapes count."""
         return self.parts[-1]
 
@@ -80,7 +80,7 @@ def mixture(checkpoints: Sequence[Opened], weights: Sequence[float]) -> Mixture:
     parts = []
     for opened, weight in zip(checkpoints, _shares(weights), strict=True):
         whole = whole_of(opened)
-        parts.append(Part(opened, whole, weight, {one.name: index for index, one in enumerate(whole.tensors)}))
+        parts.append(WeightedPart(opened, whole, weight, {one.name: index for index, one in enumerate(whole.tensors)}))
     return Mixture(tuple(parts))
 
 
@@ -91,7 +91,7 @@ def _shares(weights: Sequence[float]) -> list[float]:
     return [one / total for one in weights]
 
 
-def check_alike(mixed: Mixture, entries: Sequence[Entry]) -> None:
+def check_alike(mixed: Mixture, entries: Sequence[ExportEntry]) -> None:
     """``IncompatibleState`` if one of them lacks a tensor, or has it in another shape or dtype."""
     problems = []
     for number in {one.tensor for one in entries}:
@@ -155,7 +155,7 @@ class _Averaged:
 
 
 def save_average(
-    mixed: Mixture, component: str | None, entries: Sequence[Entry], store: ByteStore, run: str, progress: Progress | None
+    mixed: Mixture, component: str | None, entries: Sequence[ExportEntry], store: ByteStore, run: str, progress: Progress | None
 ) -> str:
     """The average as a checkpoint of ``run``, which is made, or has averages alone: it must not be one that training saves to. Its id."""
     _check_run(store, run)

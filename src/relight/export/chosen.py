@@ -40,7 +40,7 @@ class At(int):
     """A key that is a place in a list."""
 
 
-class Entry(NamedTuple):
+class ExportEntry(NamedTuple):
     """A name, and what is written under it: tensor number ``tensor``, in ``shape``, as ``dtype``. ``alias`` is the entry that has the very
     same values, if there is an earlier one."""
 
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
         return math.prod(self.shape) * DTYPES[self.dtype].itemsize
 
 
-class Found(NamedTuple):
+class TreeValue(NamedTuple):
     """A leaf or a value in the tree: the keys that lead there, its path as tensors are named, and the value."""
 
     keys: tuple[Any, ...]
@@ -64,24 +64,24 @@ class Found(NamedTuple):
     value: Any
 
 
-class Chosen(NamedTuple):
+class SelectedTensors(NamedTuple):
     """``entries`` in the order of the tree; ``values`` what is no tensor; ``left_out`` what can be neither, with why; ``apart`` the
     component that the names are within, None for all of them."""
 
-    entries: list[Entry]
+    entries: list[ExportEntry]
     keys: list[tuple[Any, ...]]
     values: list[tuple[tuple[Any, ...], Any]]
     left_out: list[tuple[str, str]]
     component: str | None
 
 
-def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[str, str], options: Options) -> Chosen:
+def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[str, str], options: Options) -> SelectedTensors:
     """What of ``tree`` is exported. ``kinds``: what each component is, as a root says. ``ConfigError`` if names clash, or a component is
     not there; ``CheckpointNotFound`` if nothing is left."""
     check_rules(options.rename)
     component = _component(tree, kinds, options)
     found = list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
-    chosen = Chosen([], [], [], [], component)
+    chosen = SelectedTensors([], [], [], [], component)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     taken: dict[str, str] = {}
     for one in found:
@@ -105,7 +105,7 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
             tensor = one.value.tensors[0]
             alias = first.setdefault((tensor, shape), name)
             dtype = target_of(tensors[tensor].dtype, options.dtype)
-            chosen.entries.append(Entry(name, tensor, dtype, shape, alias if alias != name else None))
+            chosen.entries.append(ExportEntry(name, tensor, dtype, shape, alias if alias != name else None))
             chosen.keys.append(one.keys)
     if not chosen.entries:
         what = f"no tensor matches {', '.join(options.only)}" if options.only else "no tensor here"
@@ -135,7 +135,7 @@ def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Optio
     raise ConfigError("which component is to be exported?", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all")
 
 
-def _walk(keys: tuple[Any, ...], path: str, node: Any) -> Iterator[Found]:
+def _walk(keys: tuple[Any, ...], path: str, node: Any) -> Iterator[TreeValue]:
     """All that is not a dict, list or tuple with something in it."""
     if type(node) is dict and node:
         for key, value in node.items():
@@ -144,7 +144,7 @@ def _walk(keys: tuple[Any, ...], path: str, node: Any) -> Iterator[Found]:
         for index, value in enumerate(node):
             yield from _walk((*keys, At(index)), join_path(path, index, sequence=True), value)
     else:
-        yield Found(keys, path, node)
+        yield TreeValue(keys, path, node)
 
 
 def holds(node: Any) -> bool:

@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 
 from relight.audit import recorded
-from relight.audit.facts import Facts
+from relight.audit.facts import ActionFacts
 from relight.catalog.read import read_tensors
 from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
-from relight.catalog.whole import Whole
+from relight.catalog.whole import MergedCheckpoint
 from relight.export.average import read_average, readers_of
 from relight.export.landing import Landing
-from relight.export.outfile import Blocks, OutFile
+from relight.export.outfile import ExportBuffers, OutFile
 from relight.export.plan import ExportPlan
-from relight.export.writing import Outgoing, Straight, Target
+from relight.export.writing import Outgoing, Straight, TensorOffset
 from relight.layout import Sink
 
 Progress = Callable[[int], None]
@@ -54,18 +54,18 @@ def execute_export(plan: ExportPlan, progress: Progress | None = None) -> Export
         return _execute(plan, progress)
 
 
-def _facts(plan: ExportPlan) -> Facts:
+def _facts(plan: ExportPlan) -> ActionFacts:
     """Fields of the export's audit record."""
     one = plan.opened.checkpoint
     names = ", ".join(entry.name for entry in plan.entries)
-    return Facts(plan.opened.prefix.partition("/")[0], one.id, after=plan.path, given={"target": plan.path, "names": names})
+    return ActionFacts(plan.opened.prefix.partition("/")[0], one.id, after=plan.path, given={"target": plan.path, "names": names})
 
 
 def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
     begun = time.monotonic()
     with Landing(plan.path, folder=plan.folder, overwrite=plan.options.overwrite) as landing:
         files: list[OutFile] = []
-        blocks = Blocks()
+        blocks = ExportBuffers()
         with ExitStack() as failing:
             for one in plan.files:
                 files.append(OutFile(os.path.join(landing.beside, one.name), one.size, blocks))
@@ -87,7 +87,7 @@ def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
 
 def _tensors(plan: ExportPlan, files: list[OutFile]) -> dict[int, Outgoing]:
     """What is written, by the number of its entry. What lies behind all tensors of a file is written at once."""
-    targets: dict[int, list[Target]] = {}
+    targets: dict[int, list[TensorOffset]] = {}
     for file, one in zip(files, plan.files, strict=True):
         slots = sorted(one.slots, key=lambda slot: slot.offset)
         offsets = [slot.offset for slot in slots]
@@ -99,7 +99,7 @@ def _tensors(plan: ExportPlan, files: list[OutFile]) -> dict[int, Outgoing]:
             else:
                 file.write_at(offset, memoryview(data))
         for slot, head in zip(slots, heads, strict=True):
-            targets.setdefault(slot.entry, []).append(Target(file, slot.offset, slot.sums, tuple(head)))
+            targets.setdefault(slot.entry, []).append(TensorOffset(file, slot.offset, slot.sums, tuple(head)))
     held = plan.whole.tensors
     return {index: Outgoing(held[plan.entries[index].tensor].dtype, plan.entries[index].dtype, found) for index, found in targets.items()}
 
@@ -133,7 +133,7 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
                 _put(tensors[index], slab.first, data, whole.tensors[slab.tensor].shape, plan.entries[index].shape)
 
 
-def _slabs(whole: Whole, numbers: Sequence[int], undivided: Collection[int]) -> Iterator[Slab]:
+def _slabs(whole: MergedCheckpoint, numbers: Sequence[int], undivided: Collection[int]) -> Iterator[Slab]:
     for number in numbers:
         shape = whole.tensors[number].shape
         at_most = max(1, math.prod(shape)) if number in undivided else SLAB_ELEMENTS

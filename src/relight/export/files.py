@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError, IncompatibleState
-from relight.export.chosen import Entry
+from relight.export.chosen import ExportEntry
 from relight.format import DTYPES
 from relight.format.pack import HEADER_BYTES_MAX
 
@@ -15,7 +15,7 @@ MODEL = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 
 
-class Slot(NamedTuple):
+class EntryOffset(NamedTuple):
     """Where in a file an entry's bytes begin. ``sums``: where their CRC32 is to stand, four bytes each."""
 
     entry: int
@@ -23,16 +23,16 @@ class Slot(NamedTuple):
     sums: tuple[int, ...] = ()
 
 
-class File(NamedTuple):
+class OutputFile(NamedTuple):
     """``fixed`` are bytes that are known already, by their offsets."""
 
     name: str
     size: int
     fixed: tuple[tuple[int, bytes], ...]
-    slots: tuple[Slot, ...]
+    slots: tuple[EntryOffset, ...]
 
 
-def safetensors_files(entries: Sequence[Entry], tied: str, shard_bytes: int | None, name: str = MODEL) -> list[File]:
+def safetensors_files(entries: Sequence[ExportEntry], tied: str, shard_bytes: int | None, name: str = MODEL) -> list[OutputFile]:
     """One file, or several of at most ``shard_bytes`` where a tensor is not larger, and the index of them, as transformers writes it."""
     kept = [index for index, one in enumerate(entries) if tied == "each" or one.alias is None]
     _check(entries, kept)
@@ -45,10 +45,10 @@ def safetensors_files(entries: Sequence[Entry], tied: str, shard_bytes: int | No
     where_of = {entries[index].name: where for shard, where in zip(shards, names, strict=True) for index in shard}
     metadata = {"total_size": sum(entries[index].length for index in kept), **({"tied": aliases} if aliases else {})}
     data = (json.dumps({"metadata": metadata, "weight_map": where_of}, indent=2, sort_keys=True) + "\n").encode()
-    return [*files, File(INDEX, len(data), ((0, data),), ())]
+    return [*files, OutputFile(INDEX, len(data), ((0, data),), ())]
 
 
-def _check(entries: Sequence[Entry], kept: Sequence[int]) -> None:
+def _check(entries: Sequence[ExportEntry], kept: Sequence[int]) -> None:
     for index in kept:
         one = entries[index]
         if DTYPES[one.dtype].safetensors is None:
@@ -59,7 +59,7 @@ def _check(entries: Sequence[Entry], kept: Sequence[int]) -> None:
             raise ConfigError("safetensors keeps the name __metadata__ for itself", hint="--rename it")
 
 
-def _shards(entries: Sequence[Entry], kept: Sequence[int], shard_bytes: int | None) -> list[list[int]]:
+def _shards(entries: Sequence[ExportEntry], kept: Sequence[int], shard_bytes: int | None) -> list[list[int]]:
     """In the order of the tree, as many as fit."""
     shards: list[list[int]] = [[]]
     held = 0
@@ -73,7 +73,7 @@ def _shards(entries: Sequence[Entry], kept: Sequence[int], shard_bytes: int | No
     return shards
 
 
-def _one(entries: Sequence[Entry], held: Sequence[int], name: str, aliases: Mapping[str, str]) -> File:
+def _one(entries: Sequence[ExportEntry], held: Sequence[int], name: str, aliases: Mapping[str, str]) -> OutputFile:
     """The widest elements first, so that each tensor lies at a multiple of its own."""
     order = sorted(held, key=lambda index: -DTYPES[entries[index].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": {**aliases, "format": "pt"}}
@@ -90,5 +90,5 @@ def _one(entries: Sequence[Entry], held: Sequence[int], name: str, aliases: Mapp
     if len(body) > HEADER_BYTES_MAX:
         raise IncompatibleState(f"{len(held)} names of {len(body)} bytes: more than a safetensors file may have", hint="--shard 5GB")
     begin = 8 + len(body)
-    slots = tuple(Slot(index, begin + offset) for index, offset in zip(order, offsets, strict=True))
-    return File(name, begin + at, ((0, len(body).to_bytes(8, "little") + body),), slots)
+    slots = tuple(EntryOffset(index, begin + offset) for index, offset in zip(order, offsets, strict=True))
+    return OutputFile(name, begin + at, ((0, len(body).to_bytes(8, "little") + body),), slots)

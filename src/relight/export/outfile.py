@@ -31,7 +31,7 @@ class _Block:
         self.filled = self.users = 0
 
 
-class Blocks:
+class ExportBuffers:
     """The memory of all files of an export."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Blocks:
 class OutFile:
     """A new file at ``path``, ``size`` bytes long."""
 
-    def __init__(self, path: str, size: int, blocks: Blocks) -> None:
+    def __init__(self, path: str, size: int, blocks: ExportBuffers) -> None:
         self._path, self._size, self._blocks = path, size, blocks
         self._new = NewFile(Disk(), path, size, direct=size >= DIRECT_FROM_BYTES and not is_memory(os.path.dirname(path)))
         self._plain = -1

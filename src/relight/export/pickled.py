@@ -14,28 +14,28 @@ from relight.errors import IncompatibleState
 LONG_BYTES_MAX = 255
 
 
-class Class(NamedTuple):
+class PickledClass(NamedTuple):
     """Something that has a name in a module."""
 
     module: str
     name: str
 
 
-class Call(NamedTuple):
+class PickledCall(NamedTuple):
     """What ``function`` gives for ``arguments``."""
 
-    function: Class
+    function: PickledClass
     arguments: tuple[Any, ...]
 
 
-class Made(NamedTuple):
+class PickledObject(NamedTuple):
     """An object of a class, without its constructor, and its state: a dict of attributes, or what its ``__setstate__`` takes."""
 
-    kind: Class
+    kind: PickledClass
     state: Any = None
 
 
-class Stored(NamedTuple):
+class PickledStorage(NamedTuple):
     """What is found by its key when the pickle is read: a storage."""
 
     key: tuple[Any, ...]
@@ -103,15 +103,15 @@ def _str(value: str, out: bytearray) -> None:
 
 
 def _bytes(value: bytes, out: bytearray) -> None:
-    _call(Call(Class("_codecs", "encode"), (value.decode("latin-1"), "latin1")), out)
+    _call(PickledCall(PickledClass("_codecs", "encode"), (value.decode("latin-1"), "latin1")), out)
 
 
 def _complex(value: complex, out: bytearray) -> None:
-    _call(Call(Class("builtins", "complex"), (value.real, value.imag)), out)
+    _call(PickledCall(PickledClass("builtins", "complex"), (value.real, value.imag)), out)
 
 
 def _set(value: set[Any], out: bytearray) -> None:
-    _call(Call(Class("builtins", "set"), (list(value),)), out)
+    _call(PickledCall(PickledClass("builtins", "set"), (list(value),)), out)
 
 
 def _list(value: list[Any], out: bytearray) -> None:
@@ -144,17 +144,17 @@ def _items(value: Items, out: bytearray) -> None:
         out += b"u"
 
 
-def _class(value: Class, out: bytearray) -> None:
+def _class(value: PickledClass, out: bytearray) -> None:
     out += b"c" + f"{value.module}\n{value.name}\n".encode()
 
 
-def _call(value: Call, out: bytearray) -> None:
+def _call(value: PickledCall, out: bytearray) -> None:
     _class(value.function, out)
     _tuple(value.arguments, out)
     out += b"R"
 
 
-def _made(value: Made, out: bytearray) -> None:
+def _made(value: PickledObject, out: bytearray) -> None:
     _class(value.kind, out)
     out += b")\x81"
     if value.state is not None:
@@ -162,12 +162,12 @@ def _made(value: Made, out: bytearray) -> None:
         out += b"b"
 
 
-def _stored(value: Stored, out: bytearray) -> None:
+def _stored(value: PickledStorage, out: bytearray) -> None:
     _tuple(value.key, out)
     out += b"Q"
 
 
 _WRITERS: dict[type, Callable[[Any, bytearray], None]] = {
     type(None): _none, bool: _bool, int: _int, float: _float, str: _str, bytes: _bytes, complex: _complex, set: _set, list: _list,
-    tuple: _tuple, dict: _dict, Items: _items, Class: _class, Call: _call, Made: _made, Stored: _stored,
+    tuple: _tuple, dict: _dict, Items: _items, PickledClass: _class, PickledCall: _call, PickledObject: _made, PickledStorage: _stored,
 }  # fmt: skip

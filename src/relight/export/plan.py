@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight.catalog.opened import Opened
-from relight.catalog.whole import Whole, whole_of
+from relight.catalog.whole import MergedCheckpoint, whole_of
 from relight.errors import ConfigError
 from relight.export.average import Mixture, check_alike
-from relight.export.chosen import Chosen, Entry, Options, choose
-from relight.export.files import MODEL, File, safetensors_files
+from relight.export.chosen import ExportEntry, Options, SelectedTensors, choose
+from relight.export.files import MODEL, OutputFile, safetensors_files
 from relight.export.landing import check_free
 from relight.export.torch_files import dcp_files, pt_files, split_values
 from relight.format.collector import collector_paused
@@ -26,17 +26,17 @@ class ExportPlan:
     """What is to be written where. ``folder``: ``path`` is a directory that holds ``files``."""
 
     opened: Opened
-    whole: Whole
+    whole: MergedCheckpoint
     path: str
     folder: bool
     options: Options
-    chosen: Chosen
-    files: list[File]
+    chosen: SelectedTensors
+    files: list[OutputFile]
     mixed: Mixture | None = None
     """What it is an average of: ``opened`` is the last of them."""
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ExportEntry]:
         """Names, and what is written under them."""
         return self.chosen.entries
 
@@ -82,7 +82,7 @@ def format_of(target: str) -> str:
     return next((name for name, endings in ENDINGS.items() if target.endswith(endings)), "safetensors")
 
 
-def _files(whole: Whole, chosen: Chosen, options: Options, name: str) -> list[File]:
+def _files(whole: MergedCheckpoint, chosen: SelectedTensors, options: Options, name: str) -> list[OutputFile]:
     if options.to == "pt":
         tree = whole.tree if options.everything and not options.rename else None
         return pt_files(chosen, options.tied, tree, options.rename, name)

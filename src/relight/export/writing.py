@@ -15,7 +15,7 @@ from relight.export.outfile import OutFile
 from relight.format import DTYPES
 
 
-class Target(NamedTuple):
+class TensorOffset(NamedTuple):
     """Where in a file a tensor begins, where its CRC32 is to stand, and what lies before it: ``(offset, bytes)``."""
 
     file: OutFile
@@ -27,7 +27,7 @@ class Target(NamedTuple):
 class Outgoing:
     """One tensor that is written to ``targets``: told of runs of its elements, in any order, each once."""
 
-    def __init__(self, dtype: str, target: str, targets: Sequence[Target]) -> None:
+    def __init__(self, dtype: str, target: str, targets: Sequence[TensorOffset]) -> None:
         self._dtype, self._target, self._targets = dtype, target, targets
         self.itemsize = DTYPES[dtype].itemsize
         self._size = DTYPES[target].itemsize

@@ -6,7 +6,7 @@ counted once; what fails, and when, is the same for all policies of a seed. May 
 
 from relight.fleet.engine import simulate
 from relight.fleet.policies import Policy, policy_of
-from relight.fleet.result import Outcome, Summary, summary_of
+from relight.fleet.result import PolicyOutcome, Summary, summary_of
 from relight.fleet.scenario import Scenario
 
-__all__ = ["Outcome", "Policy", "Scenario", "Summary", "policy_of", "simulate", "summary_of"]
+__all__ = ["Policy", "PolicyOutcome", "Scenario", "Summary", "policy_of", "simulate", "summary_of"]

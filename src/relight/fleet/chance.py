@@ -18,7 +18,7 @@ LEMON, SILENT = "lemon", "silent"
 ANY = -1
 
 
-class Blow(NamedTuple):
+class FailureEvent(NamedTuple):
     """Something that happens to the fleet, if its machines are at work then. The last fields are dice: from 0 to 1, or normal."""
 
     at: float
@@ -39,7 +39,7 @@ class Blow(NamedTuple):
 class Chance(NamedTuple):
     """All of it, in order of time."""
 
-    blows: tuple[Blow, ...]
+    blows: tuple[FailureEvent, ...]
     lemons: frozenset[int]
 
 
@@ -57,7 +57,7 @@ def stream(seed: int, *what: object) -> np.random.Generator:
 
 def draw(scenario: Scenario, seed: int, calendar: Calendar | None = None) -> Chance:
     """What befalls ``scenario`` with this seed."""
-    blows: list[Blow] = []
+    blows: list[FailureEvent] = []
     for number, one in enumerate(scenario.failure):
         if calendar is None:
             rng = stream(seed, "failure", one.name)
@@ -109,7 +109,7 @@ def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], one: Failing,
     return found
 
 
-def _blows(rng: np.random.Generator, times: np.ndarray[Any, Any], cause: str, failing: int, machine: int = ANY) -> list[Blow]:
+def _blows(rng: np.random.Generator, times: np.ndarray[Any, Any], cause: str, failing: int, machine: int = ANY) -> list[FailureEvent]:
     count = len(times)
     dice = [*rng.random((4, count)).tolist(), rng.exponential(size=count).tolist(), *rng.standard_normal((2, count)).tolist()]
-    return [Blow(at, cause, failing, machine, *row) for at, *row in zip(times.tolist(), *dice, strict=True)]
+    return [FailureEvent(at, cause, failing, machine, *row) for at, *row in zip(times.tolist(), *dice, strict=True)]

@@ -11,7 +11,7 @@ import numpy as np
 from relight.fleet.chance import draw, stream
 from relight.fleet.engine import simulate
 from relight.fleet.policies import policy_of
-from relight.fleet.scenario import DAY_S, Failing, Restarting, Saving, Scenario
+from relight.fleet.scenario import DAY_S, Failing, Restarting, SavingCosts, Scenario
 
 FIXED = ("2m", "5m", "10m", "15m", "30m", "1h", "2h", "6h", "1d")
 _MTBF_S = (600.0, 10 * DAY_S)
@@ -42,7 +42,7 @@ def _cluster(number: int, mtbf_s: float, rng: np.random.Generator, lives: float)
     restart_s = min(math.exp(rng.uniform(math.log(30), math.log(1200))), mtbf_s / 4)
     scenario = Scenario(
         name=f"cluster {number}", gpus=gpus, days=max(30.0, lives * mtbf_s / DAY_S), step_s=1.0,
-        save=Saving(stall_s=stall_s, durable_s=durable_s), restart=Restarting(base_s=restart_s, per_gpu_s=0.0),
+        save=SavingCosts(stall_s=stall_s, durable_s=durable_s), restart=Restarting(base_s=restart_s, per_gpu_s=0.0),
         failure=(Failing(name="failure", kind="killed", per_day=DAY_S / mtbf_s, takes_nodes=0, broken=0.0, detect_s=0.0),),
     )  # fmt: skip
     return Cluster(scenario, mtbf_s, off)

@@ -14,11 +14,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from relight.fleet.chance import LEMON, SILENT, Blow, Calendar, Chance, draw, stream
+from relight.fleet.chance import LEMON, SILENT, Calendar, Chance, FailureEvent, draw, stream
 from relight.fleet.machines import Machines
 from relight.fleet.policies import Policy
-from relight.fleet.result import DETECTING, LOST, RESTARTING, WAITING, Outcome
-from relight.fleet.saves import Saved, Shelf
+from relight.fleet.result import DETECTING, LOST, RESTARTING, WAITING, PolicyOutcome
+from relight.fleet.saves import CheckpointInventory, SimulatedSave
 from relight.fleet.scenario import FAILURES_MAX, Failing, Scenario
 from relight.fleet.schedules import bound_of, schedule_of
 from relight.foresee.act import action_for
@@ -36,18 +36,20 @@ FORESEEN = "foreseen"
 """What a machine that leaves in time costs."""
 
 
-def simulate(scenario: Scenario, policy: Policy, seed: int, *, chance: Chance | None = None, calendar: Calendar | None = None) -> Outcome:
+def simulate(
+    scenario: Scenario, policy: Policy, seed: int, *, chance: Chance | None = None, calendar: Calendar | None = None
+) -> PolicyOutcome:
     """What comes of ``policy``. ``chance``: what ``draw`` gave for this scenario and seed, if it is there already."""
-    return _Run(scenario, policy, seed, chance or draw(scenario, seed, calendar)).run()
+    return _Simulation(scenario, policy, seed, chance or draw(scenario, seed, calendar)).run()
 
 
-class _Run:
+class _Simulation:
     """From the first second to the last."""
 
     def __init__(self, scenario: Scenario, policy: Policy, seed: int, chance: Chance) -> None:
         self.scenario, self.policy, self.seed, self.chance = scenario, policy, seed, chance
         self.machines = Machines(scenario, policy, chance.lemons)
-        self.shelf = Shelf(scenario, policy, seed)
+        self.shelf = CheckpointInventory(scenario, policy, seed)
         self.schedule = schedule_of(scenario, policy)
         self.heap: list[tuple[float, int, int, int, Any]] = []
         self.pushed = self.life = 0
@@ -59,20 +61,20 @@ class _Run:
         self.past: deque[tuple[float, int, tuple[Failure, Failure], Decision]] = deque()
         self.began_step = self.from_step = 0
         self.last_save_s = 0.0
-        self.writing: Saved | None = None
+        self.writing: SimulatedSave | None = None
         self.plan = 0
         """The number of the save that is planned: another plan takes its place."""
         self.held_up = False
         """A save is due, and the one before is not durable yet."""
         self.saves = self.durable = 0
         self.ready = True
-        self.dice: Blow | None = None
+        self.dice: FailureEvent | None = None
         self.reading_s = 0.0
         self.onset: float | None = None
         """Training from there on is wrong, and nobody knows."""
         self.shows_at = 0.0
         self.culprit = -1
-        self.silent_blow: Blow | None = None
+        self.silent_blow: FailureEvent | None = None
         self.silent_dice = stream(seed, SILENT, "again")
         self.avoided: set[int] = set()
         self.leaving: tuple[int, int] | None = None
@@ -81,7 +83,7 @@ class _Run:
 
     # -- time --------------------------------------------------------------------------------------------------------------------
 
-    def run(self) -> Outcome:
+    def run(self) -> PolicyOutcome:
         """All of it."""
         wall = self.scenario.wall_s
         for number, blow in enumerate(self.chance.blows):
@@ -164,17 +166,17 @@ class _Run:
         else:
             self._sealed(now, made)
 
-    def _sealed(self, now: float, made: Saved) -> None:
+    def _sealed(self, now: float, made: SimulatedSave) -> None:
         self._leave(now)
         self.phase = _TRAINING
         self.shelf.seal(made)
         self._plan_save(now)
 
-    def _peered(self, now: float, made: Saved) -> None:
+    def _peered(self, now: float, made: SimulatedSave) -> None:
         if not made.gone:
             self.shelf.protect(made)
 
-    def _made_durable(self, now: float, made: Saved) -> None:
+    def _made_durable(self, now: float, made: SimulatedSave) -> None:
         if made.gone:
             return
         self.writing = None
@@ -193,7 +195,7 @@ class _Run:
         for at, made, takes_s in self.shelf.to_copy():
             self._push(now + takes_s, _COPIED, (at, made))
 
-    def _copied(self, now: float, told: tuple[int, Saved]) -> None:
+    def _copied(self, now: float, told: tuple[int, SimulatedSave]) -> None:
         self.shelf.arrived(*told, now)
         self._drain(now)
 
@@ -221,7 +223,7 @@ class _Run:
             self._fail(now, one, blow, lost=slots, away=slots)
 
     def _fail(
-        self, now: float, one: Failing, dice: Blow, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
+        self, now: float, one: Failing, dice: FailureEvent, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
     ) -> None:
         """The life is over. ``lost``: whose memory is gone; ``away``: which machines are for repair, or were taken."""
         self._leave(now)
@@ -257,7 +259,7 @@ class _Run:
         return decision
 
     def _come_back(
-        self, now: float, cause: str, dice: Blow, lost: tuple[int, ...], away: tuple[int, ...], detect_s: float, delay_s: float,
+        self, now: float, cause: str, dice: FailureEvent, lost: tuple[int, ...], away: tuple[int, ...], detect_s: float, delay_s: float,
         before: int | None,
     ) -> None:  # fmt: skip
         """Down, with machines to find, and a place in the past to go on from."""
@@ -309,7 +311,7 @@ class _Run:
 
     # -- wrong results that nothing reports ----------------------------------------------------------------------------------------
 
-    def _silent(self, now: float, machine: int, dice: Blow) -> None:
+    def _silent(self, now: float, machine: int, dice: FailureEvent) -> None:
         """It begins, on a machine that may do it again."""
         silent = self.scenario.silent
         if dice.u_cured < silent.sticky:
@@ -322,7 +324,7 @@ class _Run:
             self.shows_at = self.work + lag * self.scenario.step_s
             self._push(now + self.shows_at - self.work, _FOUND, None, self.life)
 
-    def _silent_again(self, now: float, told: tuple[int, Blow]) -> None:
+    def _silent_again(self, now: float, told: tuple[int, FailureEvent]) -> None:
         machine, dice = told
         if self.machines.slot_of(machine) is None:
             return  # found, and repaired
@@ -393,11 +395,11 @@ class _Run:
 
     # -- the end ---------------------------------------------------------------------------------------------------------------------
 
-    def _outcome(self, wall: float) -> Outcome:
+    def _outcome(self, wall: float) -> PolicyOutcome:
         lost = sum(parts.get(LOST, 0.0) for parts in self.spent.values())
         assert math.isclose(self.trained - lost, self.work, rel_tol=1e-9, abs_tol=1.0), "what was trained is there, or was lost"
         peaks, stored = self.shelf.stored(wall)
-        return Outcome(
+        return PolicyOutcome(
             self.policy.name, self.seed, wall, self.trained - lost, self.saving, {name: dict(parts) for name, parts in self.spent.items()},
             dict(self.failures), dict(self.actions), dict(self.restored), self.saves, self.durable, self.alarms, self.false_alarms, peaks,
             stored, self.schedule.interval_s, *bound_of(self.schedule.decision),

@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterator
 
-from relight.fleet.chance import Blow
+from relight.fleet.chance import FailureEvent
 from relight.fleet.policies import Policy
 from relight.fleet.scenario import Scenario
 
@@ -59,7 +59,7 @@ class Machines:
         first = slot - slot % self._rack if count >= self._rack else min(slot, slot - slot % self._rack + self._rack - count)
         return tuple((first + at) % self._nodes for at in range(count))
 
-    def send_away(self, slots: tuple[int, ...], now: float, dice: Blow) -> Iterator[tuple[int, float]]:
+    def send_away(self, slots: tuple[int, ...], now: float, dice: FailureEvent) -> Iterator[tuple[int, float]]:
         """What is in these slots goes for repair, and spares take its place: machines, and when they are back."""
         for slot in slots:
             machine = self.at(slot)

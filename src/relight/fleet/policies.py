@@ -18,7 +18,7 @@ from relight.policy import Keep, Peers, keep
 from relight.policy.adaptive import Adaptive, adaptive
 from relight.policy.tiers import Tier, Tiers, tier
 from relight.policy.units import bytes_of, seconds_of
-from relight.supervise.decide import Rules
+from relight.supervise.decide import SuperviseRules
 
 SCHEDULES = ("adaptive", "oracle", "young", "daly", "never")
 USUAL = {
@@ -32,7 +32,7 @@ _STEPS = re.compile(r"([0-9]{1,12}) ?steps?\Z")
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseeing:
+class PredictorModel:
     """A detector: what it finds, how much of what it says is true, and how early."""
 
     recall: float = 0.0
@@ -60,16 +60,16 @@ class Policy:
     local: bool = False
     """Whether the nearest store is the nodes' own disks, which go with a node."""
     tiers: tuple[Tier, ...] = ()
-    foresee: Foreseeing | None = None
+    foresee: PredictorModel | None = None
     drain: bool = False
-    rules: Rules = field(default_factory=Rules)
+    rules: SuperviseRules = field(default_factory=SuperviseRules)
     spares: int | None = None
 
 
 _KEEP = ("last", "every", "hourly", "daily", "weekly", "monthly", "lag_steps", "within", "budget", "undo_window")
 _ADAPTIVE = ("at_least", "at_most", "overhead")
 _PEERS = ("copies", "data", "parity")
-_RULES = tuple(one.name for one in fields(Rules))
+_RULES = tuple(one.name for one in fields(SuperviseRules))
 _OTHERS = ("memory", "near", "far", "far_last", "recall", "precision", "lead", "drain", "spares")
 KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
 
@@ -133,7 +133,7 @@ def _parts(given: dict[str, str]) -> dict[str, Any]:
         "adaptive": made,
         "keep": keep(**kept),
         "peers": Peers(**peers) if peers else None,
-        "rules": Rules(**rules),
+        "rules": SuperviseRules(**rules),
         "memory": _choice("memory", given.get("memory", "on"), {"on": True, "off": False}),
         "local": _choice("near", given.get("near", "shared"), {"shared": False, "local": True}),
         "tiers": _tiers(given),
@@ -154,7 +154,7 @@ def _tiers(given: dict[str, str]) -> tuple[Tier, ...]:
     return Tiers(near="near", far=tier("far", keep=kept, bytes_per_second=float(rate))).further
 
 
-def _foreseeing(given: dict[str, str]) -> Foreseeing | None:
+def _foreseeing(given: dict[str, str]) -> PredictorModel | None:
     if "recall" not in given:
         alone = next((key for key in ("precision", "lead", "drain") if key in given), None)
         if alone is not None:
@@ -163,7 +163,7 @@ def _foreseeing(given: dict[str, str]) -> Foreseeing | None:
     recall, precision = _share("recall", given["recall"]), _share("precision", given.get("precision", "1"))
     if not precision:
         raise ConfigError("precision is a share above 0")
-    return Foreseeing(recall, precision, seconds_of(given.get("lead", "5m"), "lead"))
+    return PredictorModel(recall, precision, seconds_of(given.get("lead", "5m"), "lead"))
 
 
 def _choice(key: str, value: str, choices: dict[str, bool]) -> bool:
@@ -203,4 +203,4 @@ _BY_RULE: dict[type, Callable[[str, str], Any]] = {
 
 
 def _rule(key: str, value: str) -> Any:
-    return _BY_RULE[type(getattr(Rules(), key))](key, value)
+    return _BY_RULE[type(getattr(SuperviseRules(), key))](key, value)

@@ -12,7 +12,7 @@ PARTS = (USEFUL, SAVING, LOST, DETECTING, WAITING, RESTARTING)
 BUCKETS = 200
 
 
-class Outcome(NamedTuple):
+class PolicyOutcome(NamedTuple):
     """Of one policy with one seed. Seconds of the wall; together they are all of it."""
 
     policy: str
@@ -61,7 +61,7 @@ class Outcome(NamedTuple):
         return {cause: sum(parts.values()) for cause, parts in self.spent.items()}
 
 
-class Spread(NamedTuple):
+class Distribution(NamedTuple):
     """Of many numbers."""
 
     median: float
@@ -75,8 +75,8 @@ class Summary(NamedTuple):
     policy: str
     about: str
     seeds: int
-    goodput: Spread
-    better: Spread | None
+    goodput: Distribution
+    better: Distribution | None
     """Goodput less the first policy's, seed by seed."""
     parts: dict[str, float]
     """Shares of the time, on average."""
@@ -99,7 +99,7 @@ class Summary(NamedTuple):
         return {**found, "goodput": self.goodput._asdict(), "better": self.better._asdict() if self.better is not None else None}
 
 
-def summary_of(outcomes: Sequence[Outcome], about: str = "", first: Sequence[Outcome] | None = None) -> Summary:
+def summary_of(outcomes: Sequence[PolicyOutcome], about: str = "", first: Sequence[PolicyOutcome] | None = None) -> Summary:
     """Of one policy's outcomes. ``first``: those of the policy that it is compared with, with the same seeds in the same order."""
     count = len(outcomes)
     walls = sum(one.wall_s for one in outcomes)
@@ -122,9 +122,9 @@ def summary_of(outcomes: Sequence[Outcome], about: str = "", first: Sequence[Out
     )  # fmt: skip
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> Distribution:
     """The median, and what all but a tenth lie between."""
-    return Spread(*(float(one) for one in np.percentile(np.array(values), [50, 5, 95])))
+    return Distribution(*(float(one) for one in np.percentile(np.array(values), [50, 5, 95])))
 
 
 def _add(into: dict[str, float], more: dict[str, float], times: float) -> None:

@@ -10,18 +10,18 @@ from relight.fleet.chance import stream
 from relight.fleet.policies import Policy
 from relight.fleet.result import BUCKETS
 from relight.fleet.scenario import Scenario
-from relight.forecast import Costs, Decision, Level, onwards
+from relight.forecast import Costs, Level, ScheduleDecision, onwards
 from relight.forecast.levels import least_between
 from relight.forecast.planned import share_behind
-from relight.peers.rings import Peer, Ring, rings
+from relight.peers.rings import Peer, PeerRing, rings
 from relight.policy.keep import Candidate, decide_keep
-from relight.policy.tiers import Pace, Tier, owed, safe_on
+from relight.policy.tiers import Tier, TierPace, owed, safe_on
 
 NEAR = "near"
 NOTHING, MEMORY, PEERS = "nothing", "memory", "peers"
 
 
-class Saved:
+class SimulatedSave:
     """One save, from its beginning on."""
 
     __slots__ = ("begun", "copied", "gone", "near", "sealed", "seq", "step", "whole", "work", "wrong")
@@ -32,7 +32,7 @@ class Saved:
         self.copied: set[int] = set()
 
 
-class Shelf:
+class CheckpointInventory:
     """All of them."""
 
     def __init__(self, scenario: Scenario, policy: Policy, seed: int = 0) -> None:
@@ -42,15 +42,15 @@ class Shelf:
         self._bytes, self._wall = scenario.save.bytes, scenario.wall_s
         self._rules, self._tiers, self._local, self._memory = policy.keep, policy.tiers, policy.local, policy.memory
         self._count = 0
-        self._near: list[Saved] = []
-        self._far: list[list[Saved]] = [[] for _ in self._tiers]
-        self._sending: list[Saved | None] = [None] * len(self._tiers)
+        self._near: list[SimulatedSave] = []
+        self._far: list[list[SimulatedSave]] = [[] for _ in self._tiers]
+        self._sending: list[SimulatedSave | None] = [None] * len(self._tiers)
         self._after = [-1] * len(self._tiers)
         self._last_s: list[float | None] = [None] * len(self._tiers)
         self._least_s = [0.0] * len(self._tiers)
         self._routine = policy.schedule == "adaptive"
-        self._snapshot: Saved | None = None
-        self._protected: Saved | None = None
+        self._snapshot: SimulatedSave | None = None
+        self._protected: SimulatedSave | None = None
         self._unprotected: set[int] = set()
         """Slots whose memory was lost since the newest save was protected."""
         self._rings, self._ring_of = _rings_of(scenario, policy)
@@ -61,23 +61,23 @@ class Shelf:
         self._bucket = self._now_bytes = 0
         self._peaks = dict.fromkeys((NEAR, *(one.name for one in self._tiers)), 0)
 
-    def new(self, step: int, work: float, now: float, *, wrong: bool) -> Saved:
+    def new(self, step: int, work: float, now: float, *, wrong: bool) -> SimulatedSave:
         """A save begins."""
         self._count += 1
         whole = self._restorable >= 1 or float(self._dice.random()) < self._restorable
-        return Saved(self._count, step, work, now, wrong, whole)
+        return SimulatedSave(self._count, step, work, now, wrong, whole)
 
-    def seal(self, made: Saved) -> None:
+    def seal(self, made: SimulatedSave) -> None:
         """Its snapshot is taken."""
         made.sealed = True
         self._snapshot = made if self._memory else None
 
-    def protect(self, made: Saved) -> None:
+    def protect(self, made: SimulatedSave) -> None:
         """Other nodes have it in memory."""
         self._protected = made
         self._unprotected = set()
 
-    def commit(self, made: Saved, now: float) -> None:
+    def commit(self, made: SimulatedSave, now: float) -> None:
         """It is durable at the nearest store, and what its rules no longer keep goes."""
         made.near = True
         self._near.append(made)
@@ -86,7 +86,7 @@ class Shelf:
             self._prune(now)
             self._reckon(now)
 
-    def pace(self, decision: Decision | None) -> None:
+    def pace(self, decision: ScheduleDecision | None) -> None:
         """How often each tier gets one: the product's decision, where saves are decided. Copies take nothing from the steps."""
         if decision is None or not self._tiers:
             return
@@ -134,7 +134,7 @@ class Shelf:
         """All that was saved behind the moment from which on training was wrong."""
         self._drop(lambda one: one.work > onset)
 
-    def _drop(self, goes: Callable[[Saved], bool]) -> None:
+    def _drop(self, goes: Callable[[SimulatedSave], bool]) -> None:
         for kept in (self._near, *self._far):
             while kept and goes(kept[-1]):  # they are in order
                 kept.pop().gone = True
@@ -151,19 +151,21 @@ class Shelf:
 
     # -- what goes, and what is to be copied -----------------------------------------------------------------------------------------
 
-    def to_copy(self) -> Iterator[tuple[int, Saved, float]]:
+    def to_copy(self) -> Iterator[tuple[int, SimulatedSave, float]]:
         """For each tier that is not busy the next that it lacks, and how long that takes."""
         for at, tier in enumerate(self._tiers):
             if self._sending[at] is not None or not self._near:
                 continue
             lacking = [one for one in self._near if one.seq > self._after[at]]
-            wanted = owed(tier.keep, [self._candidate(one) for one in lacking], self._after[at], Pace(self._least_s[at], self._last_s[at]))
+            wanted = owed(
+                tier.keep, [self._candidate(one) for one in lacking], self._after[at], TierPace(self._least_s[at], self._last_s[at])
+            )
             made = next((one for one in lacking if str(one.seq) == wanted[0]), None) if wanted else None
             if made is not None:
                 self._sending[at] = made
                 yield at, made, self._takes_s(tier)
 
-    def arrived(self, at: int, made: Saved, now: float) -> None:
+    def arrived(self, at: int, made: SimulatedSave, now: float) -> None:
         """A tier has one more, and its own rules say what goes there."""
         self._sending[at] = None
         if made.gone or (self._local and not made.near and made not in self._near):
@@ -193,10 +195,10 @@ class Shelf:
                 self._going.append((now + self._rules.undo_s, gone * self._bytes))
                 self._undo += gone * self._bytes
 
-    def _owes(self, one: Saved, newest: Saved | None) -> bool:
+    def _owes(self, one: SimulatedSave, newest: SimulatedSave | None) -> bool:
         return bool(self._tiers) and one is newest and len(one.copied) < len(self._tiers)
 
-    def _candidate(self, one: Saved, held: str = "") -> Candidate:
+    def _candidate(self, one: SimulatedSave, held: str = "") -> Candidate:
         known = {"bytes": self._bytes, "time_s": one.begun, "routine": self._routine}
         return Candidate(str(one.seq), one.seq, one.step, verified=True, held=held, **known)  # type: ignore[arg-type]
 
@@ -227,11 +229,11 @@ class Shelf:
         return dict(self._peaks), tuple(self._most)
 
 
-def _newest_whole(kept: list[Saved]) -> Saved | None:
+def _newest_whole(kept: list[SimulatedSave]) -> SimulatedSave | None:
     return next((one for one in reversed(kept) if one.whole), None)
 
 
-def _rings_of(scenario: Scenario, policy: Policy) -> tuple[tuple[Ring, ...], list[int]]:
+def _rings_of(scenario: Scenario, policy: Policy) -> tuple[tuple[PeerRing, ...], list[int]]:
     """The product's own rings over all slots, by their racks; and by slot which ring it is on."""
     if policy.peers is None:
         return (), []
@@ -248,5 +250,5 @@ def _rings_of(scenario: Scenario, policy: Policy) -> tuple[tuple[Ring, ...], lis
     return _KNOWN[key]
 
 
-_KNOWN: dict[tuple[int, int, int, int], tuple[tuple[Ring, ...], list[int]]] = {}
+_KNOWN: dict[tuple[int, int, int, int], tuple[tuple[PeerRing, ...], list[int]]] = {}
 """The last that was worked out: it takes seconds for ten thousand machines."""

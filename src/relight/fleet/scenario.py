@@ -48,7 +48,7 @@ class Failing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """How long before it is announced."""
 
 
-class Saving(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class SavingCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """What a save costs."""
 
     stall_s: Seconds = 1.0
@@ -127,7 +127,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     step_s: Annotated[float, msgspec.Meta(ge=0.001, le=86400)] = 5.0
     spares: Count = 8
     """Machines that wait."""
-    save: Saving = Saving()
+    save: SavingCosts = SavingCosts()
     restart: Restarting = Restarting()
     repair: Repairing = Repairing()
     lemons: Lemons = Lemons()

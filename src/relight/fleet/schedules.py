@@ -8,9 +8,9 @@ from typing import Protocol
 
 from relight.fleet.policies import Policy
 from relight.fleet.scenario import HOUR_S, Scenario
-from relight.forecast import Bounds, Costs, Decision, Seen, best_interval, daly, decide, young
+from relight.forecast import Costs, IntervalBounds, ScheduleDecision, ScheduleInput, best_interval, daly, decide, young
 from relight.forecast.schedule import costly
-from relight.policy.when import Facts, every
+from relight.policy.when import TriggerInput, every
 
 _RATHER_S = HOUR_S
 """After a decision that changed nothing, and without a failure since, the next is asked for so much later."""
@@ -22,7 +22,7 @@ class Schedule(Protocol):
     """Told what a run sees, it says at which step the next save is."""
 
     interval_s: float
-    decision: Decision | None
+    decision: ScheduleDecision | None
     """Where it comes from, if it is decided by what is seen."""
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
@@ -44,7 +44,7 @@ class Schedule(Protocol):
 class _Fixed:
     """As ``relight.every`` says."""
 
-    decision: Decision | None = None
+    decision: ScheduleDecision | None = None
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self._step_s = scenario.step_s
@@ -59,7 +59,7 @@ class _Fixed:
         else:
             found = ended + max(1, math.ceil((self._seconds - (now - last_save_s)) / self._step_s - 1e-9))
         at = now + (found - ended) * self._step_s
-        while not self._trigger.due(Facts(found - 1, at + 1e-6, last_save - 1, last_save_s)):
+        while not self._trigger.due(TriggerInput(found - 1, at + 1e-6, last_save - 1, last_save_s)):
             found, at = found + 1, at + self._step_s
         return found
 
@@ -96,7 +96,7 @@ class _Adaptive(_Fixed):
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         rules = policy.adaptive
         self._scenario, self._step_s, self._rules = scenario, scenario.step_s, rules
-        self._bounds = Bounds(rules.at_least_s, rules.at_most_s, rules.overhead)
+        self._bounds = IntervalBounds(rules.at_least_s, rules.at_most_s, rules.overhead)
         self._stalls, self._durables = deque[float](maxlen=_REMEMBERED), deque[float](maxlen=_REMEMBERED)
         self._restarts = deque[float](maxlen=_REMEMBERED)
         self._late = deque[bool](maxlen=_REMEMBERED)
@@ -107,7 +107,7 @@ class _Adaptive(_Fixed):
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
         found = ended + max(1, math.ceil((self.interval_s - (now - last_save_s)) / self._step_s - 1e-9))
         at = now + (found - ended) * self._step_s
-        assert self._rules.due(Facts(found - 1, at + 1e-6, last_save - 1, last_save_s, interval_s=self.interval_s))
+        assert self._rules.due(TriggerInput(found - 1, at + 1e-6, last_save - 1, last_save_s, interval_s=self.interval_s))
         return found
 
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
@@ -131,7 +131,7 @@ class _Adaptive(_Fixed):
 
     def _decide(self, now: float, ended: int) -> None:
         scenario, before = self._scenario, self.decision
-        seen = Seen(
+        seen = ScheduleInput(
             now_s=now, step=ended, step_s=scenario.step_s, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
             restarts_s=tuple(self._restarts), devices=scenario.gpus, failures=self._failures, watched_s=max(0.0, now - self._down_s),
             pressure=sum(self._late) / len(self._late) if self._late else 0.0, save_bytes=scenario.save.bytes,
@@ -149,7 +149,7 @@ def schedule_of(scenario: Scenario, policy: Policy) -> Schedule:
     return (_Fixed if policy.schedule in ("every", "steps") else _Planned)(scenario, policy)
 
 
-def bound_of(decision: Decision | None) -> tuple[str, float]:
+def bound_of(decision: ScheduleDecision | None) -> tuple[str, float]:
     """Return what a decision reports of the user's bound, in words, and the share of the time that the bound costs."""
     if decision is None or not decision.bound:
         return "", 0.0

@@ -13,7 +13,7 @@ from relight.errors import ConfigError
 from relight.fleet.chance import Calendar, draw
 from relight.fleet.engine import simulate
 from relight.fleet.policies import Policy
-from relight.fleet.result import Outcome
+from relight.fleet.result import PolicyOutcome
 from relight.fleet.scenario import SAVES_MAX, Scenario
 from relight.world.children import safe_spawn
 
@@ -42,12 +42,12 @@ def check_case(case: Case) -> None:
 
 def sweep(
     cases: Sequence[Case], seeds: Sequence[int], *, jobs: int = 1, engine: str = "local", done: Callable[[int], None] = lambda count: None
-) -> list[list[list[Outcome]]]:
+) -> list[list[list[PolicyOutcome]]]:
     """By case, by policy, by seed. ``done`` is told of each simulation that has ended. Whatever runs it, the result is the same."""
     for case in cases:
         check_case(case)
     tasks = [(case, at, seed) for at, case in enumerate(cases) for seed in seeds]
-    found: dict[tuple[int, int], list[Outcome]] = {}
+    found: dict[tuple[int, int], list[PolicyOutcome]] = {}
     for (at, seed), outcomes in _run(tasks, jobs, engine):
         found[at, seed] = outcomes
         done(len(outcomes))
@@ -55,7 +55,7 @@ def sweep(
 
 
 _Task = tuple[Case, int, int]
-_Done = tuple[tuple[int, int], list[Outcome]]
+_Done = tuple[tuple[int, int], list[PolicyOutcome]]
 
 
 def _one(task: _Task) -> _Done:

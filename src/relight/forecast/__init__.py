@@ -6,10 +6,28 @@ All intervals are seconds from the beginning of one save to the beginning of the
 
 from relight.forecast.interval import Costs, Interval, best_interval, daly, waste, young
 from relight.forecast.levels import Level, Levels, Nested, best_levels, onwards
-from relight.forecast.rates import PUBLISHED, Belief, Source, learn, prior
-from relight.forecast.schedule import Bounds, Decision, Seen, decide
+from relight.forecast.rates import PUBLISHED, Belief, PublishedRate, learn, prior
+from relight.forecast.schedule import IntervalBounds, ScheduleDecision, ScheduleInput, decide
 
 __all__ = [
-    "PUBLISHED", "Belief", "Bounds", "Costs", "Decision", "Interval", "Level", "Levels", "Nested", "Seen", "Source", "best_interval",
-    "best_levels", "daly", "decide", "learn", "onwards", "prior", "waste", "young",
+    "PUBLISHED",
+    "Belief",
+    "Costs",
+    "Interval",
+    "IntervalBounds",
+    "Level",
+    "Levels",
+    "Nested",
+    "PublishedRate",
+    "ScheduleDecision",
+    "ScheduleInput",
+    "best_interval",
+    "best_levels",
+    "daly",
+    "decide",
+    "learn",
+    "onwards",
+    "prior",
+    "waste",
+    "young",
 ]  # fmt: skip

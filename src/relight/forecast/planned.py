@@ -35,7 +35,7 @@ MONTH_S = 365.25 / 12 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownNumber:
     """A number, and where it comes from."""
 
     value: float
@@ -43,7 +43,7 @@ class Known:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredTime:
     """Seconds for some bytes: a part that is always there, and one that grows. From ``relight bench``, on this machine."""
 
     fixed_s: float
@@ -56,7 +56,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class ParallelLayout:
     """Over what a model is spread."""
 
     gpus: int = 1
@@ -94,11 +94,11 @@ class Question:
     """What is planned for. ``paces``: bytes a second, by the names of ``ASSUMED``; those that are missing are assumed."""
 
     size: Size
-    layout: Layout
+    layout: ParallelLayout
     belief: Belief
     rate_source: str
     paces: Mapping[str, float] = field(default_factory=dict)
-    measured: Mapping[str, Measured] = field(default_factory=dict)
+    measured: Mapping[str, MeasuredTime] = field(default_factory=dict)
     """``stall``, ``durable``, ``load``: of one machine."""
     start_s: float | None = None
     levels: Sequence[str] = ("memory", "peers", "store")
@@ -106,7 +106,7 @@ class Question:
     kept: int = 3
     gpu_hour: float | None = None
     store_tb_month: float | None = None
-    stored: Known | None = None
+    stored: KnownNumber | None = None
     """Bytes stored over bytes of state, as a run's checkpoints have it; None: all of it is stored."""
     at_least_s: float = 0.0
     at_most_s: float | None = None
@@ -118,11 +118,11 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class JobPlan:
     """The answer."""
 
     question: Question
-    known: Mapping[str, Known]
+    known: Mapping[str, KnownNumber]
     """Each number that it rests on, and its source."""
     levels: tuple[Level, ...]
     best: Levels
@@ -179,17 +179,18 @@ class Plan:
         return found
 
 
-def plan(question: Question) -> Plan:
+def plan(question: Question) -> JobPlan:
     """Work it out."""
     known = {
-        name: Known(question.paces.get(name, pace), "given" if name in question.paces else "assumed") for name, pace in ASSUMED.items()
+        name: KnownNumber(question.paces.get(name, pace), "given" if name in question.paces else "assumed")
+        for name, pace in ASSUMED.items()
     }
     layout = question.layout
     if question.start_s is not None:
-        known["start"] = Known(question.start_s, "given")
+        known["start"] = KnownNumber(question.start_s, "given")
     else:
-        known["start"] = Known(RESTART_S + RESTART_PER_DEVICE_S * layout.gpus, "FT-HSDP's cold restarts: 50 s and 9 ms a GPU")
-    known["mtbf"] = Known(question.belief.mtbf_s, question.rate_source)
+        known["start"] = KnownNumber(RESTART_S + RESTART_PER_DEVICE_S * layout.gpus, "FT-HSDP's cold restarts: 50 s and 9 ms a GPU")
+    known["mtbf"] = KnownNumber(question.belief.mtbf_s, question.rate_source)
     times = _times(question, {name: one.value for name, one in known.items()}, known)
     levels = _levels(question, times, known["start"].value)
     rate = question.belief.rate_per_s
@@ -203,10 +204,10 @@ def plan(question: Question) -> Plan:
     alone = best_interval(rate, costs, at_least_s=least_s, at_most_s=max(least_s, most_s))
     if question.stored is not None:
         known["stored"] = question.stored
-    return Plan(question, known, levels, best, (alone.seconds, alone.waste), free)
+    return JobPlan(question, known, levels, best, (alone.seconds, alone.waste), free)
 
 
-def _times(question: Question, pace: Mapping[str, float], known: dict[str, Known]) -> dict[str, float]:
+def _times(question: Question, pace: Mapping[str, float], known: dict[str, KnownNumber]) -> dict[str, float]:
     """Seconds of each part of a save and of a restore; those that were measured, as they were."""
     size, layout = question.size.bytes, question.layout
     gpu, node, resident = size / layout.gpus, size / layout.nodes, layout.resident(question.size)
@@ -221,7 +222,7 @@ def _times(question: Question, pace: Mapping[str, float], known: dict[str, Known
         if name in question.measured:
             one = question.measured[name]
             times[replaced] = one.seconds(held if name == "load" else node)
-            known[f"{name}_s"] = Known(times[replaced], one.source)
+            known[f"{name}_s"] = KnownNumber(times[replaced], one.source)
     return times
 
 
@@ -251,7 +252,7 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
     return tuple(found)
 
 
-def fit(points: Sequence[tuple[float, float]], source: str) -> Measured:
+def fit(points: Sequence[tuple[float, float]], source: str) -> MeasuredTime:
     """A line through seconds by bytes: through nothing and the point if there is one size; else with the least squares of relative errors,
     and neither part below 0."""
     good = [(count, seconds) for count, seconds in points if count > 0 and 0 < seconds < math.inf]
@@ -267,5 +268,5 @@ def fit(points: Sequence[tuple[float, float]], source: str) -> Measured:
     )
     if len({count for count, _ in good}) == 1 or mean_y - slope * mean_x < 0:
         square = sum(weight * count**2 for weight, (count, _) in zip(weights, good))
-        return Measured(0.0, sum(weight * count * seconds for weight, (count, seconds) in zip(weights, good)) / square, source)
-    return Measured(mean_y - slope * mean_x, slope, source) if slope >= 0 else Measured(mean_y, 0.0, source)
+        return MeasuredTime(0.0, sum(weight * count * seconds for weight, (count, seconds) in zip(weights, good)) / square, source)
+    return MeasuredTime(mean_y - slope * mean_x, slope, source) if slope >= 0 else MeasuredTime(mean_y, 0.0, source)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from relight.errors import ConfigError
-from relight.forecast.planned import Layout, Plan, Question, plan
+from relight.forecast.planned import JobPlan, ParallelLayout, Question, plan
 from relight.forecast.rates import prior
 from relight.forecast.schedule import span
 from relight.forecast.sizing import from_count, size_of
@@ -27,7 +27,7 @@ PATIENCE = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class PresetScenario:
     """What a preset is for, and what counts there."""
 
     said: str
@@ -50,18 +50,20 @@ class Scenario:
 
 
 SCENARIOS = {
-    "small": Scenario("one machine: up to a billion parameters, up to 8 GPUs", "1B", 8, peers=False),
-    "medium": Scenario("a few machines: 8 billion parameters on 64 GPUs", "8B", 64),
-    "large": Scenario("many machines: 70 billion parameters on 1,024 GPUs", "70B", 1024, kept=5),
-    "high-performance": Scenario("as little lost as can be: 70 billion parameters on 1,024 GPUs", "70B", 1024, slack=0.001, overhead=0.01),
-    "large-model": Scenario("the largest: 405 billion parameters on 16,384 GPUs", "405B", 16384, slack=0.002, overhead=0.01, kept=5),
-    "cost-efficient": Scenario(
+    "small": PresetScenario("one machine: up to a billion parameters, up to 8 GPUs", "1B", 8, peers=False),
+    "medium": PresetScenario("a few machines: 8 billion parameters on 64 GPUs", "8B", 64),
+    "large": PresetScenario("many machines: 70 billion parameters on 1,024 GPUs", "70B", 1024, kept=5),
+    "high-performance": PresetScenario(
+        "as little lost as can be: 70 billion parameters on 1,024 GPUs", "70B", 1024, slack=0.001, overhead=0.01
+    ),
+    "large-model": PresetScenario("the largest: 405 billion parameters on 16,384 GPUs", "405B", 16384, slack=0.002, overhead=0.01, kept=5),
+    "cost-efficient": PresetScenario(
         "few bytes kept, nothing idle: 8 billion parameters on 64 GPUs", "8B", 64, slack=0.02, kept=2, cheap=True, peers=False
     ),
-    "resource-constrained": Scenario(
+    "resource-constrained": PresetScenario(
         "one GPU in a machine with little memory and few cores", "1B", 1, 1, slack=0.02, kept=2, sparing=True, peers=False
     ),
-    "enterprise": Scenario(
+    "enterprise": PresetScenario(
         "checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs",
         "70B",
         512,
@@ -73,7 +75,7 @@ SCENARIOS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PresetLine:
     """One setting, and why it is what it is."""
 
     table: str
@@ -89,8 +91,8 @@ class Preset:
     name: str
     said: str
     model: str
-    plan: Plan
-    lines: tuple[Line, ...]
+    plan: JobPlan
+    lines: tuple[PresetLine, ...]
     first: tuple[str, ...] = ()
     """What has to be done before the first start, a line each."""
 
@@ -133,7 +135,7 @@ def preset(
     if scenario is None:
         raise ConfigError(f"there is no preset {name[:40]!r}", hint=f"one of {', '.join(SCENARIOS)}")
     model, gpus = model or scenario.model, gpus or scenario.gpus
-    layout = Layout(gpus, per_node or scenario.per_node)
+    layout = ParallelLayout(gpus, per_node or scenario.per_node)
     question = Question(
         size=size_of(from_count(model)), layout=layout, belief=prior(gpus), rate_source=f"published rates of {gpus:,} GPUs",
         levels=("memory", "peers", "store") if scenario.peers else ("memory", "store"), kept=scenario.kept,
@@ -152,7 +154,7 @@ def preset(
     return Preset(name, said, model, found, tuple(lines), _first(copies, keys) if scenario.guarded else ())
 
 
-def _schedule(scenario: Scenario, found: Plan) -> list[Line]:
+def _schedule(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     store, stall = found.levels[-1].costs, found.levels[0].costs.stall_s
     least = _up(max(store.durable_s, 1.0))
     longest = _longest(lambda interval_s: found.store_lost_at(interval_s, WORSE), least, scenario.slack)
@@ -161,38 +163,39 @@ def _schedule(scenario: Scenario, found: Plan) -> list[Line]:
     worse = f"{scenario.slack:.1%} more of the time is lost than at the best, with {WORSE:g} times the failures"
     apart = f"no two within {span(stall / scenario.overhead)}, as one takes {span(stall)}"
     return [
-        Line("checkpoint.adaptive", "at_least", f"{least:g}s", f"a save takes {span(store.durable_s)} until it is durable in the store"),
-        Line(
+        PresetLine("checkpoint.adaptive", "at_least", f"{least:g}s",
+                       f"a save takes {span(store.durable_s)} until it is durable in the store"),
+        PresetLine(
             "checkpoint.adaptive", "at_most", f"{most:g}s",
             f"no failure takes more than {span(LOST_MAX_S)} of work; {span(found.store_only[0])} is the best" if capped
             else f"there {worse}; {span(found.store_only[0])} is the best",
         ),
-        Line("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
+        PresetLine("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
     ]  # fmt: skip
 
 
-def _keeping(scenario: Scenario, found: Plan) -> list[Line]:
+def _keeping(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     size = found.question.size.bytes
-    lines = [Line("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(found.kept_bytes)} with the one being written")]
+    lines = [PresetLine("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(found.kept_bytes)} with the one being written")]
     if scenario.lasting:
         lines += [
-            Line("checkpoint.keep", "daily", 7, f"{_tb(7 * size)} at most, to go back within a week"),
-            Line("checkpoint.keep", "weekly", 4, f"{_tb(4 * size)} at most"),
-            Line("checkpoint.keep", "monthly", 12, f"{_tb(12 * size)} at most"),
-            Line("checkpoint.keep", "undo_window", "24h", "what went may be recalled for a day"),
+            PresetLine("checkpoint.keep", "daily", 7, f"{_tb(7 * size)} at most, to go back within a week"),
+            PresetLine("checkpoint.keep", "weekly", 4, f"{_tb(4 * size)} at most"),
+            PresetLine("checkpoint.keep", "monthly", 12, f"{_tb(12 * size)} at most"),
+            PresetLine("checkpoint.keep", "undo_window", "24h", "what went may be recalled for a day"),
         ]
     if not scenario.cheap and not scenario.sparing:
         why = f"one from before damage that goes unnoticed: up to {NOTICED_STEPS:,} steps were seen"
-        lines.append(Line("checkpoint.keep", "lag_steps", NOTICED_STEPS, why))
+        lines.append(PresetLine("checkpoint.keep", "lag_steps", NOTICED_STEPS, why))
     if scenario.cheap:
         lines += [
-            Line("checkpoint.compact", "reuse", True, "what two saves have in common is stored once"),
-            Line("checkpoint.compact", "codecs", "auto", "coded where that takes no longer than storing it as it is"),
+            PresetLine("checkpoint.compact", "reuse", True, "what two saves have in common is stored once"),
+            PresetLine("checkpoint.compact", "codecs", "auto", "coded where that takes no longer than storing it as it is"),
         ]
     return lines
 
 
-def _resources(scenario: Scenario, found: Plan) -> list[Line]:
+def _resources(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     lines, layout, size = [], found.question.layout, found.question.size.bytes
     share = size / layout.nodes
     if scenario.peers and layout.nodes > 1:
@@ -203,44 +206,44 @@ def _resources(scenario: Scenario, found: Plan) -> list[Line]:
         gain = found.goodput - plan(near).goodput
         if gain >= GAIN or scenario.guarded:
             why = f"goodput {gain:+.2%}, for {_tb(2 * share)} of each node's memory: another node holds its snapshot"
-            lines.append(Line("checkpoint.peers", "copies", 1, why))
+            lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
     if scenario.sparing:
         rank = size / layout.gpus
         lines += [
-            Line(
+            PresetLine(
                 "checkpoint.limits",
                 "memory",
                 math.ceil(rank * 1.05 / 1e6) * 10**6,
                 f"one snapshot at a time: {_tb(rank)} for a rank, and a twentieth more",
             ),
-            Line("checkpoint.limits", "threads", 1, "a core is left to training"),
-            Line("checkpoint.limits", "nice", 19, "whatever else runs goes first"),
+            PresetLine("checkpoint.limits", "threads", 1, "a core is left to training"),
+            PresetLine("checkpoint.limits", "nice", 19, "whatever else runs goes first"),
         ]
     return lines
 
 
-def _copies(scenario: Scenario, found: Plan, copies: str) -> list[Line]:
+def _copies(scenario: PresetScenario, found: JobPlan, copies: str) -> list[PresetLine]:
     """Another place for what lasts: a disaster takes a store with all that is in it."""
     if not scenario.guarded:
         return []
     size = found.question.size.bytes
     months = f"{_tb(12 * size)} at most; what goes from the near store is there first"
     return [
-        Line("checkpoint.tiers.cold", "url", copies, "another site or bucket; the run's name is added"),
-        Line("checkpoint.tiers.cold", "lag", "1h", "the copies may be so far apart"),
-        Line("checkpoint.tiers.cold.keep", "last", scenario.kept, "as near"),
-        Line("checkpoint.tiers.cold.keep", "monthly", 12, months),
+        PresetLine("checkpoint.tiers.cold", "url", copies, "another site or bucket; the run's name is added"),
+        PresetLine("checkpoint.tiers.cold", "lag", "1h", "the copies may be so far apart"),
+        PresetLine("checkpoint.tiers.cold.keep", "last", scenario.kept, "as near"),
+        PresetLine("checkpoint.tiers.cold.keep", "monthly", 12, months),
     ]
 
 
-def _guarding(scenario: Scenario, copies: str, keys: str) -> list[Line]:
+def _guarding(scenario: PresetScenario, copies: str, keys: str) -> list[PresetLine]:
     if not scenario.guarded:
         return []
     return [
-        Line("environment", "key", f"file:{keys}/store.key", "what is stored is encrypted"),
-        Line("environment", "sign", f"ed25519:file:{keys}/signing.key", "records are signed"),
-        Line("environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"),
-        Line("alerts", "to", ("env:ALERTS_URL",), "who is notified; relight alerts test sends one"),
+        PresetLine("environment", "key", f"file:{keys}/store.key", "what is stored is encrypted"),
+        PresetLine("environment", "sign", f"ed25519:file:{keys}/signing.key", "records are signed"),
+        PresetLine("environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"),
+        PresetLine("alerts", "to", ("env:ALERTS_URL",), "who is notified; relight alerts test sends one"),
     ]
 
 
@@ -253,7 +256,7 @@ def _first(copies: str, keys: str) -> tuple[str, ...]:
     )
 
 
-def _watching(scenario: Scenario, found: Plan) -> list[Line]:
+def _watching(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
     start, back = found.known["start"].value, max(one.costs.restart_s for one in found.levels)
     others = found.question.layout.nodes > 1
     idle = scenario.cheap or scenario.sparing
@@ -261,10 +264,10 @@ def _watching(scenario: Scenario, found: Plan) -> list[Line]:
     leaves = "if others can take its place" if others else "where there are others: not here"
     first, loading = (float(max(900, _up(PATIENCE * one))) for one in (back, back - start))
     return [
-        Line("supervise", "start_s", first, f"three times the {span(back)} that a restart takes, or 15 min"),
-        Line("supervise", "phase_s", loading, f"three times the {span(back - start)} of a load, or 15 min"),
-        Line("supervise", "spares", not idle, waits),
-        Line("supervise", "drain", others, f"a machine about to fail leaves, having saved, {leaves}"),
+        PresetLine("supervise", "start_s", first, f"three times the {span(back)} that a restart takes, or 15 min"),
+        PresetLine("supervise", "phase_s", loading, f"three times the {span(back - start)} of a load, or 15 min"),
+        PresetLine("supervise", "spares", not idle, waits),
+        PresetLine("supervise", "drain", others, f"a machine about to fail leaves, having saved, {leaves}"),
     ]
 
 

@@ -56,7 +56,7 @@ class Belief:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class PublishedRate:
     """One published rate: failures that interrupted jobs, per million device-hours."""
 
     name: str
@@ -68,12 +68,12 @@ class Source:
 
 
 PUBLISHED = {
-    "llama3": Source("Llama 3 (Meta, 2024)", 16384, 19.7, "419 unexpected interruptions of 16,384 H100 in 54 days"),
-    "rsc-1": Source("RSC-1 (Kokolis et al., HPCA 2025)", 16384, 33.9, "6.50 failures in 1,000 node-days of 8 A100"),
-    "rsc-2": Source("RSC-2 (Kokolis et al., HPCA 2025)", 8192, 12.2, "2.34 failures in 1,000 node-days of 8 A100"),
-    "ft-hsdp-32k": Source("FT-HSDP (Meta), 32K", 32768, 12.0, "2.3 failures in 1,000 servers of 8 H100 a day"),
-    "ft-hsdp-98k": Source("FT-HSDP (Meta), 98K", 98304, 33.0, "18 minutes between failures of 98 to 100 thousand GPUs"),
-    "dgx-b200": Source("DGX B200", 504, 32.0, "21 failures of 504 GPUs in 55 days"),
+    "llama3": PublishedRate("Llama 3 (Meta, 2024)", 16384, 19.7, "419 unexpected interruptions of 16,384 H100 in 54 days"),
+    "rsc-1": PublishedRate("RSC-1 (Kokolis et al., HPCA 2025)", 16384, 33.9, "6.50 failures in 1,000 node-days of 8 A100"),
+    "rsc-2": PublishedRate("RSC-2 (Kokolis et al., HPCA 2025)", 8192, 12.2, "2.34 failures in 1,000 node-days of 8 A100"),
+    "ft-hsdp-32k": PublishedRate("FT-HSDP (Meta), 32K", 32768, 12.0, "2.3 failures in 1,000 servers of 8 H100 a day"),
+    "ft-hsdp-98k": PublishedRate("FT-HSDP (Meta), 98K", 98304, 33.0, "18 minutes between failures of 98 to 100 thousand GPUs"),
+    "dgx-b200": PublishedRate("DGX B200", 504, 32.0, "21 failures of 504 GPUs in 55 days"),
 }
 """Rates of hardware, and of what looks like it. Software of jobs comes on top: see ``SOFTWARE``."""
 

@@ -33,7 +33,7 @@ NOTICED = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ScheduleInput:
     """What a run knows at one moment. All of it may be missing: then priors stand in, and the reason says so."""
 
     now_s: float = 0.0
@@ -76,7 +76,7 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
+class IntervalBounds:
     """Between which intervals, and at what share of the steps' time, a schedule stays."""
 
     at_least_s: float = 0.0
@@ -103,7 +103,7 @@ def following(stall_s: float, at_least_s: float = 0.0) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class ScheduleDecision:
     """An interval in seconds and in steps, why, and the numbers that it came from."""
 
     interval_s: float
@@ -115,7 +115,7 @@ class Decision:
     """The user's bound that decided, if it costs a share of the time worth a report: ``numbers`` has it as ``bound_cost``."""
 
 
-def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
+def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: IntervalBounds) -> ScheduleDecision:
     """The interval from now on. It moves by at most a factor of two from ``before``, and stays where it would hardly move."""
     costs, guessed = _costs(seen)
     belief = learn(seen.belief or prior(seen.devices), seen.failures, seen.watched_s)
@@ -160,7 +160,7 @@ def decide(seen: Seen, before: Decision | None, limits: Bounds) -> Decision:
     reason = f"every {span(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
     if bound:
         reason += f"; {costly(bound, lost, free_s)}"
-    return Decision(interval_s, steps, reason, numbers, bound)
+    return ScheduleDecision(interval_s, steps, reason, numbers, bound)
 
 
 def costly(bound: str, cost: float, free_s: float) -> str:
@@ -174,7 +174,7 @@ def bound_cost(interval_s: float, rate_per_s: float, costs: Costs, least_s: floa
     return max(0.0, waste(interval_s, rate_per_s, costs) - free.waste), free.seconds
 
 
-def _costly_bound(seen: Seen, costs: Costs, limits: Bounds, rate: float, found: Interval) -> tuple[str, float, float]:
+def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, found: Interval) -> tuple[str, float, float]:
     """Return the user's bound that decided, what share of the time it costs, and the interval without it. Nothing below ``NOTICED``, and
     nothing before a save was measured: a guess is no reason for an alarm."""
     by: list[tuple[float, str]] = []
@@ -200,7 +200,7 @@ def span(seconds: float) -> str:
     return f"{seconds / 86400:,.3g} d"
 
 
-def _costs(seen: Seen) -> tuple[Costs, list[str]]:
+def _costs(seen: ScheduleInput) -> tuple[Costs, list[str]]:
     guessed = [name for name, known in (("save", seen.stalls_s), ("restart", seen.restarts_s)) if not known]
     stall = median(seen.stalls_s) if seen.stalls_s else STALL_GUESS_S
     durable = median(seen.durables_s) if seen.durables_s else max(stall, DURABLE_GUESS_S)
@@ -208,7 +208,7 @@ def _costs(seen: Seen) -> tuple[Costs, list[str]]:
     return Costs(stall, max(stall, durable), restart), guessed
 
 
-def _phase(seen: Seen, belief: Belief) -> tuple[str, float]:
+def _phase(seen: ScheduleInput, belief: Belief) -> tuple[str, float]:
     """Early little is known, and the worse end of what is believed counts; late the rest is parted evenly."""
     if seen.total_steps and seen.step >= seen.total_steps * (1 - LATE):
         return "late", belief.rate_per_s
@@ -217,7 +217,7 @@ def _phase(seen: Seen, belief: Belief) -> tuple[str, float]:
     return "middle", belief.rate_per_s
 
 
-def _floor(seen: Seen, costs: Costs, limits: Bounds) -> tuple[float, str]:
+def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[float, str]:
     """The shortest interval that makes sense, and why."""
     pressure = min(max(seen.pressure, 0.0), 1.0)
     found = [
@@ -234,7 +234,7 @@ def _floor(seen: Seen, costs: Costs, limits: Bounds) -> tuple[float, str]:
     return seconds, f"as often as it is free: {why}" if costs.stall_s == 0 else why
 
 
-def _move(wanted: float, before: Decision | None, floor_s: float) -> tuple[float, str]:
+def _move(wanted: float, before: ScheduleDecision | None, floor_s: float) -> tuple[float, str]:
     """Return the next interval: by a factor of two at most, but never below ``floor_s``.
 
     With a save of 30 min, doubling from a guess would mean five saves in a row.
@@ -249,7 +249,7 @@ def _move(wanted: float, before: Decision | None, floor_s: float) -> tuple[float
     return max(min(max(wanted, least), most), min(floor_s, wanted)), f"; on its way to {span(wanted)}, by a factor of {MOVE:g} at a time"
 
 
-def _reason_text(seen: Seen, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
+def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
     low, high = belief.interval(0.9)
     sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
     said = [

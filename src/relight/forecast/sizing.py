@@ -42,7 +42,7 @@ OPTIMIZERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Model:
+class ModelSize:
     """A model as far as its size goes. ``shapes`` is empty where only the number of parameters is known."""
 
     name: str
@@ -68,16 +68,16 @@ class Size:
         return sum(self.parts.values())
 
 
-def from_count(text: str) -> Model:
+def from_count(text: str) -> ModelSize:
     """``8B``, ``405B``, ``1T``, ``124M``: a model of so many parameters, of which nothing else is known. Where shapes matter (Adafactor,
     Muon), it is taken for a Llama of that size: as many rows as the third root of 100/12 times the parameters, and 128,000 tokens."""
     parameters = number_of(text, "a number of parameters")
     side = (parameters * 100 / 12) ** (1 / 3)
     embeddings = min(parameters // 2, round(2 * side * 128_000)) if parameters > 1e9 else 0
-    return Model(text.strip(), parameters, parameters, (), embeddings, f"{parameters:,} parameters")
+    return ModelSize(text.strip(), parameters, parameters, (), embeddings, f"{parameters:,} parameters")
 
 
-def size_of(model: Model, precision: str = "bf16", optimizer: str = "adamw") -> Size:
+def size_of(model: ModelSize, precision: str = "bf16", optimizer: str = "adamw") -> Size:
     """The parts of one checkpoint. Gradients are not saved; loaders, generators and plain values take kilobytes, and are left out."""
     how = PRECISIONS.get(precision)
     if how is None:
@@ -91,7 +91,7 @@ def size_of(model: Model, precision: str = "bf16", optimizer: str = "adamw") -> 
     return Size(parts, f"{how.said}; {optimizer}: {OPTIMIZERS[optimizer]}")
 
 
-def _optimizer_bytes(model: Model, how: Precision, optimizer: str) -> float:
+def _optimizer_bytes(model: ModelSize, how: Precision, optimizer: str) -> float:
     if optimizer == "adamw":
         return 2 * how.moment * model.parameters
     if optimizer == "adam8bit":
@@ -108,18 +108,18 @@ def _optimizer_bytes(model: Model, how: Precision, optimizer: str) -> float:
     )
 
 
-def _not_hidden(model: Model) -> int:
+def _not_hidden(model: ModelSize) -> int:
     """What Muon leaves to AdamW: embeddings, the head, vectors."""
     return model.embeddings + sum(count * layers * shape[0] for count, layers, shape in model.shapes if len(shape) == 1)
 
 
-def from_config(config: Mapping[str, object], name: str = "") -> Model:
+def from_config(config: Mapping[str, object], name: str = "") -> ModelSize:
     """From a Hugging Face ``config.json``, read as plain JSON: dense decoders, grouped queries, latent attention, mixtures of experts.
 
     ``ConfigError`` for what is no such thing. What a configuration does not say is as ``transformers`` has it by default.
     """
     inner = config.get("text_config")
-    get = _Reader(config := inner if isinstance(inner, Mapping) else config)
+    get = _ConfigReader(config := inner if isinstance(inner, Mapping) else config)
     hidden, layers, vocab = (
         get.one("hidden_size", "n_embd", "d_model"),
         get.one("num_hidden_layers", "n_layer", "num_layers"),
@@ -141,7 +141,7 @@ def from_config(config: Mapping[str, object], name: str = "") -> Model:
     total = sum(count * depth * math.prod(shape) for count, depth, shape in shapes)
     idle = _idle(get, hidden, layers)
     said = f"{kind}, {layers} layers of {hidden:,}, {total:,} parameters" + (f", of which a token meets {total - idle:,}" if idle else "")
-    return Model(name or kind, total, total - idle, tuple(shapes), tables, said)
+    return ModelSize(name or kind, total, total - idle, tuple(shapes), tables, said)
 
 
 _OLD = ("gpt2", "gpt_neox", "opt", "gptj")
@@ -149,7 +149,7 @@ _TIED = ("gpt2", "gemma", "gemma2", "gemma3_text", "opt")
 _MOST = 10**9
 
 
-class _Reader:
+class _ConfigReader:
     """Whole numbers of a configuration, by any of their names."""
 
     def __init__(self, config: Mapping[str, object]) -> None:
@@ -175,7 +175,7 @@ class _Reader:
         return default if found is None else bool(found)
 
 
-def _attention(get: _Reader, kind: str, hidden: int, layers: int) -> list[Shape]:
+def _attention(get: _ConfigReader, kind: str, hidden: int, layers: int) -> list[Shape]:
     heads = get.one("num_attention_heads", "n_head")
     if heads < 1:
         raise ConfigError("a model has at least one attention head", where="config.json")
@@ -193,7 +193,7 @@ def _attention(get: _Reader, kind: str, hidden: int, layers: int) -> list[Shape]
     return shapes
 
 
-def _latent(get: _Reader, hidden: int, layers: int, heads: int) -> list[Shape]:
+def _latent(get: _ConfigReader, hidden: int, layers: int, heads: int) -> list[Shape]:
     """DeepSeek's: queries and keys by way of a smaller space."""
     rank, rope, nope = get.one("kv_lora_rank"), get.one("qk_rope_head_dim"), get.one("qk_nope_head_dim")
     value, queries = get.one("v_head_dim"), get.one("q_lora_rank", default=0)
@@ -204,7 +204,7 @@ def _latent(get: _Reader, hidden: int, layers: int, heads: int) -> list[Shape]:
     return [*shapes, (1, layers, (hidden, heads * value))]
 
 
-def _feed_forward(get: _Reader, kind: str, hidden: int, layers: int) -> list[Shape]:
+def _feed_forward(get: _ConfigReader, kind: str, hidden: int, layers: int) -> list[Shape]:
     inner = get.one("intermediate_size", "n_inner", "ffn_dim", default=4 * hidden)
     if kind in _OLD:
         return [(2, layers, (inner, hidden)), (1, layers, (inner,)), (1, layers, (hidden,))]
@@ -222,7 +222,7 @@ def _feed_forward(get: _Reader, kind: str, hidden: int, layers: int) -> list[Sha
     return shapes
 
 
-def _experts(get: _Reader, layers: int) -> tuple[int, int, int, int]:
+def _experts(get: _ConfigReader, layers: int) -> tuple[int, int, int, int]:
     """How many experts a layer has, how wide one is, how wide what all tokens meet, and how many layers have none."""
     experts = get.one("num_local_experts", "n_routed_experts", "num_experts", default=0)
     if not experts:
@@ -232,7 +232,7 @@ def _experts(get: _Reader, layers: int) -> tuple[int, int, int, int]:
     return experts, width, shared, min(layers, get.one("first_k_dense_replace", default=0))
 
 
-def _idle(get: _Reader, hidden: int, layers: int) -> int:
+def _idle(get: _ConfigReader, hidden: int, layers: int) -> int:
     """Parameters of the experts that a token does not meet."""
     experts, width, _, dense = _experts(get, layers)
     chosen = min(experts, get.one("num_experts_per_tok", "moe_k", default=experts))

@@ -5,7 +5,7 @@ in time and memory bounded by what the file is; tensors are streamed. Torch-free
 """
 
 from relight.foreign.bring import ImportReport, import_checkpoint
-from relight.foreign.found import Found
+from relight.foreign.found import DetectedCheckpoint
 from relight.foreign.look import detect
 
-__all__ = ["Found", "ImportReport", "detect", "import_checkpoint"]
+__all__ = ["DetectedCheckpoint", "ImportReport", "detect", "import_checkpoint"]

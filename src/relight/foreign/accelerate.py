@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from relight.foreign.content import OPTIMIZER, SCALER, SCHEDULER, Content, Part, is_optimizer, optimizer_of
+from relight.foreign.content import OPTIMIZER, SCALER, SCHEDULER, Content, ImportedComponent, is_optimizer, optimizer_of
 from relight.foreign.files import Files
 from relight.foreign.hf import add_fsdp, read_weights, take_rng
 from relight.foreign.torch_file import read_torch
@@ -24,7 +24,7 @@ def detect_accelerate(files: Files) -> Content | None:
     for name, ending, kind in _KINDS:
         _numbered(content, files, name, ending, kind)
     if files.has("scaler.pt"):
-        content.components["scaler"] = Part(SCALER, read_torch(files, "scaler.pt"))
+        content.components["scaler"] = ImportedComponent(SCALER, read_torch(files, "scaler.pt"))
     told = {name: read_torch(files, name) for name in states}
     first = told[states[0]]
     if isinstance(first, dict) and type(first.get("step")) is int:
@@ -63,4 +63,4 @@ def _numbered(content: Content, files: Files, name: str, ending: str, kind: str)
             content.kept[match[1]] = told
             content.left_out.append((match[1], "not as torch's are: kept as a value"))
         else:
-            content.components[match[1]] = Part(kind, optimizer_of(told) if kind == OPTIMIZER else told)
+            content.components[match[1]] = ImportedComponent(kind, optimizer_of(told) if kind == OPTIMIZER else told)

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.files import Handle, pread
-from relight.foreign.pickles import Call, Class, read_pickle
-from relight.foreign.tensors import Compound, Home, Span, Spec, row_major
+from relight.foreign.pickles import AllowedCall, AllowedClass, read_pickle
+from relight.foreign.tensors import Compound, FileRange, Home, Spec, row_major
 from relight.format import DTYPES, Leaf
 
 ENTRIES_MAX = 100_000
@@ -33,20 +33,20 @@ class Storage(NamedTuple):
     """Bytes that tensors lie in."""
 
     dtype: str
-    span: Span
+    span: FileRange
     home: Home | None = None
 
 
-class Kind(NamedTuple):
+class StorageKind(NamedTuple):
     """A class of storages: the dtype of what is in them."""
 
     dtype: str
 
 
-class Archive:
+class TorchArchive:
     """``span`` of the file ``handle``, which ``torch.save`` wrote. ``home`` is what its tensors say that they lie in."""
 
-    def __init__(self, handle: Handle, span: Span, where: str, home: Home | None = None) -> None:
+    def __init__(self, handle: Handle, span: FileRange, where: str, home: Home | None = None) -> None:
         self._handle, self._span, self._where, self._home = handle, span, where, home
         try:
             self._entries = self._directory()
@@ -85,7 +85,7 @@ class Archive:
         if not (isinstance(told, tuple) and len(told) == 5 and told[0] == "storage" and isinstance(told[2], str)):
             raise UnsafeContent("a storage that is told of in another way", where=self._where)
         _, kind, key, _, count = told
-        if not isinstance(kind, Kind) or type(count) is not int or count < 0:
+        if not isinstance(kind, StorageKind) or type(count) is not int or count < 0:
             raise UnsafeContent("a storage of no known kind", where=self._where)
         span = self._entries.get(f"{self._top}/data/{key}")
         if span is None:
@@ -105,7 +105,7 @@ class Archive:
         if order is not None and pread(self._handle, order.offset, min(order.length, 16), self._where) != b"little":
             raise IncompatibleState("saved on a machine of another byte order", where=self._where)
 
-    def _directory(self) -> dict[str, Span]:
+    def _directory(self) -> dict[str, FileRange]:
         """Entries by name, with the place of their bytes."""
         start, size = self._span.offset, self._span.length
         length = min(size, _END.size + 65535)
@@ -125,7 +125,7 @@ class Archive:
         if count > ENTRIES_MAX or directory_size > DIRECTORY_BYTES_MAX or directory + directory_size > size:
             raise ValueError("a directory too large, or outside of it")
         data = pread(self._handle, start + directory, directory_size, self._where)
-        entries: dict[str, Span] = {}
+        entries: dict[str, FileRange] = {}
         at = 0
         for _ in range(count):
             name, span, at = self._entry(data, at)
@@ -139,7 +139,7 @@ class Archive:
             end = max(end, span.offset + span.length)
         return entries
 
-    def _entry(self, data: bytes, at: int) -> tuple[str, Span, int]:
+    def _entry(self, data: bytes, at: int) -> tuple[str, FileRange, int]:
         head = _CENTRAL.unpack_from(data, at)
         if head[0] != b"PK\1\2" or head[3] & 1 or head[4] != 0:
             raise ValueError("an entry that is compressed or encrypted")
@@ -155,7 +155,7 @@ class Archive:
         first = local + _LOCAL.size + here[9] + here[10]
         if first + size > self._span.length:
             raise ValueError("an entry outside of it")
-        return name, Span(self._span.offset + first, size, crc), begin + name_length + extra_length + comment_length
+        return name, FileRange(self._span.offset + first, size, crc), begin + name_length + extra_length + comment_length
 
 
 def _wide(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
@@ -231,7 +231,7 @@ def _typed(function: Any, kind: Any, args: Any, state: Any) -> Any:
     """A tensor or parameter with attributes, which are left out."""
     if (
         function not in _REBUILDERS
-        or not isinstance(kind, Class)
+        or not isinstance(kind, AllowedClass)
         or kind.name not in ("Tensor", "Parameter")
         or not isinstance(args, tuple)
     ):
@@ -255,13 +255,13 @@ def _latin(text: Any, encoding: Any) -> bytes:
     return text.encode("latin1")
 
 
-def _group(kind: Callable[[Any], Any]) -> Call:
+def _group(kind: Callable[[Any], Any]) -> AllowedCall:
     def make(items: Any = ()) -> Any:
         if not isinstance(items, (list, tuple)) or (len(items) > EQUAL_MAX and any(type(one) is not str for one in items)):
             raise ValueError("many members")
         return kind(items)
 
-    return Call(make)
+    return AllowedCall(make)
 
 
 def _complex(real: Any, imaginary: Any) -> complex:
@@ -282,7 +282,7 @@ _ALIASES = {
 }  # fmt: skip
 _QUANTISED = ("quint8", "qint8", "qint32", "quint4x2", "quint2x4")
 
-_REBUILDERS = (Call(_tensor_v2), Call(_tensor_v3), Call(_same))
+_REBUILDERS = (AllowedCall(_tensor_v2), AllowedCall(_tensor_v3), AllowedCall(_same))
 DTYPE_LEAVES: dict[str, Any] = {
     **{f"torch.{name}": Leaf("torch_dtype", (), name) for name in (*DTYPES, *_QUANTISED)},
     **{f"torch.{name}": Leaf("torch_dtype", (), kind) for name, kind in _ALIASES.items()},
@@ -293,27 +293,27 @@ TABLE: dict[str, Any] = {
     "torch._utils._rebuild_tensor_v3": _REBUILDERS[1],
     "torch._utils._rebuild_parameter": _REBUILDERS[2],
     "torch._utils._rebuild_parameter_with_state": _REBUILDERS[2],
-    "torch._tensor._rebuild_from_type_v2": Call(_typed),
-    "torch.Tensor": Class("Tensor"),
-    "torch.nn.parameter.Parameter": Class("Parameter"),
-    "torch._utils._rebuild_sparse_tensor": Call(_sparse),
-    "torch.serialization._get_layout": Call(_layout),
-    "torch.storage.UntypedStorage": Kind("uint8"),
-    "torch.Size": Call(_sized),
-    "torch.device": Call(_device),
-    "collections.OrderedDict": Call(_ordered),
-    "collections.defaultdict": Call(_defaults),
-    "_codecs.encode": Call(_latin),
-    "argparse.Namespace": Class("Namespace"),
-    "numpy.dtype": Class("dtype"),
-    "numpy.ndarray": Class("ndarray"),
-    **{f"torch.{name}": Kind(kind) for name, kind in _STORAGES.items()},
+    "torch._tensor._rebuild_from_type_v2": AllowedCall(_typed),
+    "torch.Tensor": AllowedClass("Tensor"),
+    "torch.nn.parameter.Parameter": AllowedClass("Parameter"),
+    "torch._utils._rebuild_sparse_tensor": AllowedCall(_sparse),
+    "torch.serialization._get_layout": AllowedCall(_layout),
+    "torch.storage.UntypedStorage": StorageKind("uint8"),
+    "torch.Size": AllowedCall(_sized),
+    "torch.device": AllowedCall(_device),
+    "collections.OrderedDict": AllowedCall(_ordered),
+    "collections.defaultdict": AllowedCall(_defaults),
+    "_codecs.encode": AllowedCall(_latin),
+    "argparse.Namespace": AllowedClass("Namespace"),
+    "numpy.dtype": AllowedClass("dtype"),
+    "numpy.ndarray": AllowedClass("ndarray"),
+    **{f"torch.{name}": StorageKind(kind) for name, kind in _STORAGES.items()},
     **DTYPE_LEAVES,
 }
 """What a file of ``torch.save`` may ask for, and what that is here."""
 for _home in ("builtins", "__builtin__"):  # protocol 2 says the latter
-    TABLE |= {f"{_home}.complex": Call(_complex), f"{_home}.set": _group(set), f"{_home}.frozenset": _group(frozenset)}
-    TABLE |= {f"{_home}.{name}": Class(name) for name in ("dict", "list", "int", "float", "str", "bool", "tuple")}
+    TABLE |= {f"{_home}.complex": AllowedCall(_complex), f"{_home}.set": _group(set), f"{_home}.frozenset": _group(frozenset)}
+    TABLE |= {f"{_home}.{name}": AllowedClass(name) for name in ("dict", "list", "int", "float", "str", "bool", "tuple")}
 for _home in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    TABLE[f"{_home}._reconstruct"] = Class("array")
-    TABLE[f"{_home}.scalar"] = Class("scalar")
+    TABLE[f"{_home}._reconstruct"] = AllowedClass("array")
+    TABLE[f"{_home}.scalar"] = AllowedClass("scalar")

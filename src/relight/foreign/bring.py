@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from relight import audit
-from relight.audit.facts import Facts
+from relight.audit.facts import ActionFacts
 from relight.catalog import Run
-from relight.commit import Place, SaveRequest
-from relight.commit.earlier import Smaller
-from relight.commit.pack_writer import Pace
+from relight.commit import CommitTarget, SaveRequest
+from relight.commit.earlier import IncrementalState
+from relight.commit.pack_writer import WriteLimits
 from relight.commit.save import save
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.foreign.found import Found, plant
+from relight.foreign.found import DetectedCheckpoint, plant
 from relight.format import hexdigest
 from relight.log import Log, fold
 from relight.store import ByteStore
@@ -38,7 +38,7 @@ class ImportReport:
 
 
 def import_checkpoint(
-    found: Found,
+    found: DetectedCheckpoint,
     store: ByteStore,
     run: str,
     *,
@@ -47,7 +47,7 @@ def import_checkpoint(
     progress: Callable[[int], None] | None = None,
     before_commit: Callable[[], None] | None = None,
     user: Mapping[str, Any] | None = None,
-    smaller: Smaller | None = None,
+    smaller: IncrementalState | None = None,
     force: bool = False,
 ) -> ImportReport:
     """Make one checkpoint of ``run`` of it, which is committed when this returns. ``which``: only tensors and components that match.
@@ -58,7 +58,7 @@ def import_checkpoint(
     calls the import off. ``user``: more that its root is to say. ``smaller``: how it is stored. In the audit log, if ``RELIGHT_AUDIT``
     names one, before anything is written.
     """
-    facts = Facts(run, after=run, given={"source": found.path, "step": step, "which": which})
+    facts = ActionFacts(run, after=run, given={"source": found.path, "step": step, "which": which})
     with audit.recorded("import", f"{found.path} into {store.url}/{run}", facts):
         return _bring_in(
             found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller,
@@ -67,7 +67,7 @@ def import_checkpoint(
 
 
 def _bring_in(
-    found: Found,
+    found: DetectedCheckpoint,
     store: ByteStore,
     run: str,
     *,
@@ -76,7 +76,7 @@ def _bring_in(
     progress: Callable[[int], None] | None,
     before_commit: Callable[[], None] | None,
     user: Mapping[str, Any] | None,
-    smaller: Smaller | None,
+    smaller: IncrementalState | None,
     force: bool,
 ) -> ImportReport:
     def written() -> None:
@@ -102,7 +102,7 @@ def _bring_in(
     view = log.read()
     history = fold(view)
     report = save(
-        Place(store, log, view.store_id, view.run_id, history.epoch),
+        CommitTarget(store, log, view.store_id, view.run_id, history.epoch),
         SaveRequest(
             step=at,
             tree=planted.tree,
@@ -112,7 +112,7 @@ def _bring_in(
             user={**(user or {}), IMPORTED: {**told, "left_out": [list(one) for one in planted.left_out[:100]]}},
             components=planted.kinds,
             exact=[f"imported from {found.format}", *found.notes],
-            pace=Pace(progress=progress) if progress is not None else None,
+            pace=WriteLimits(progress=progress) if progress is not None else None,
             packs_written=written,
             smaller=smaller,
         ),

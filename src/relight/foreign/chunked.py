@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from relight.errors import CorruptCheckpoint, NoSpace, UnsafeContent
 from relight.foreign.files import PIECE_BYTES, SLAB_BYTES
-from relight.foreign.held import Held
-from relight.foreign.tensors import Tiled, Whole
+from relight.foreign.held import ValueCache
+from relight.foreign.tensors import AssembledTensor, Tiled
 from relight.format import DTYPES
 from relight.layout import Box
 
@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 Reader = Callable[[Box], "Elements"]
 
 
-def chunked_array(dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str, held: Held) -> Whole:
+def chunked_array(
+    dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str, held: ValueCache
+) -> AssembledTensor:
     """An array of such chunks. ``read`` gives the elements of one, which at the array's edges are those that are in it."""
     size = DTYPES[dtype].itemsize
     boxes = boxes_of(shape, chunks, dtype, where)
     reads = _Chunks(read, held, where)
-    return Whole(dtype, shape, Tiled(dtype, shape, [(box, _ChunkSource(reads, box, size)) for box in boxes], where), ("array", where))
+    return AssembledTensor(
+        dtype, shape, Tiled(dtype, shape, [(box, _ArrayChunkSource(reads, box, size)) for box in boxes], where), ("array", where)
+    )
 
 
 def boxes_of(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, where: str) -> list[Box]:
@@ -117,7 +121,7 @@ def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
 class _Chunks:
     """The chunks of one array. None is decoded for each slab that it is in, nor by two threads at once."""
 
-    def __init__(self, read: Reader, held: Held, where: str) -> None:
+    def __init__(self, read: Reader, held: ValueCache, where: str) -> None:
         self._read, self._held, self._where = read, held, where
         self._lock = threading.Lock()
 
@@ -135,7 +139,7 @@ def _owner(elements: Elements) -> Elements:
     return elements
 
 
-class _ChunkSource:
+class _ArrayChunkSource:
     """One chunk's part of the array."""
 
     def __init__(self, chunks: _Chunks, box: Box, itemsize: int) -> None:

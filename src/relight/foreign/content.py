@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from relight.errors import IncompatibleState, UnsafeContent
-from relight.foreign.pickles import Made
+from relight.foreign.pickles import UnpickledObject
 from relight.foreign.plant import LEVELS_MAX, VALUES_MAX, Numbers, array_of
-from relight.foreign.tensors import Spec, Whole
+from relight.foreign.tensors import AssembledTensor, Spec
 from relight.layout import Bytes
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER, RNG, VALUE = "module", "optimizer", "scheduler", "scaler", "rng", "value"
@@ -22,7 +22,7 @@ _WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before each name of what they hold."""
 
 
-class Part(NamedTuple):
+class ImportedComponent(NamedTuple):
     """One component: what it is, its state, and of a module the names that its optimizer trains."""
 
     kind: str
@@ -38,7 +38,7 @@ class Content:
     format: str
     step: int | None = None
     metrics: dict[str, float] = field(default_factory=dict)
-    components: dict[str, Part] = field(default_factory=dict)
+    components: dict[str, ImportedComponent] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -62,9 +62,9 @@ class Content:
             elif kind == MODULE:
                 self.module(name, value)
             elif kind == OPTIMIZER:
-                self.components[name] = Part(OPTIMIZER, optimizer_of(value))
+                self.components[name] = ImportedComponent(OPTIMIZER, optimizer_of(value))
             else:
-                self.components[name] = Part(kind, value)
+                self.components[name] = ImportedComponent(kind, value)
         if not modules and not any(kind == OPTIMIZER for kind in kinds.values()) and len(told) == 1:
             (inner,) = told.values()
             if isinstance(inner, dict) and any(kind_of(one) in (MODULE, OPTIMIZER) for one in inner.values()):
@@ -80,7 +80,7 @@ class Content:
         if found is None or not (found.node or found.left_out):
             return told
         if found.node:
-            self.components["rng"] = Part(RNG, found.node)
+            self.components["rng"] = ImportedComponent(RNG, found.node)
         self.notes += found.notes
         self.left_out += found.left_out
         return {key: value for key, value in told.items() if key not in found.used}
@@ -90,7 +90,7 @@ class Content:
         plain, wrapper = unwrapped(state)
         if wrapper:
             self.notes.append(f"{name}: its names are without the {wrapper!r} that a wrapper had put before all of them")
-        self.components[name] = Part(MODULE, plain)
+        self.components[name] = ImportedComponent(MODULE, plain)
 
     def name_trained(self) -> None:
         """Say which of a module's tensors are trained, where an optimizer has names that are all the module's."""
@@ -124,7 +124,7 @@ class Content:
 
 def is_tensor(value: Any) -> bool:
     """Whether it is a tensor, in whatever form."""
-    return isinstance(value, (Spec, Whole))
+    return isinstance(value, (Spec, AssembledTensor))
 
 
 def kind_of(value: Any) -> str:
@@ -182,7 +182,7 @@ def pickled_module(value: Any) -> dict[str, Any] | None:
 
 
 def _is_pickled_module(value: Any) -> bool:
-    held = value.state if isinstance(value, Made) else None
+    held = value.state if isinstance(value, UnpickledObject) else None
     return isinstance(held, dict) and all(isinstance(held.get(name), dict) for name in ("_parameters", "_buffers", "_modules"))
 
 
@@ -271,7 +271,7 @@ def python_words(state: Any) -> dict[str, Any] | None:
         return None
     data = struct.pack("<625q", *state[1])
     gauss = state[2] if type(state[2]) is float or state[2] is None else None
-    return {"version": state[0], "words": Whole("int64", (625,), Bytes(data), ("words", data)), "gauss": gauss}
+    return {"version": state[0], "words": AssembledTensor("int64", (625,), Bytes(data), ("words", data)), "gauss": gauss}
 
 
 def numpy_state(state: Any) -> dict[str, Any] | None:
@@ -279,12 +279,17 @@ def numpy_state(state: Any) -> dict[str, Any] | None:
     if isinstance(state, dict) and isinstance(state.get("state"), dict):  # get_state(legacy=False)
         inner = state["state"]
         state = (state.get("bit_generator"), inner.get("key"), inner.get("pos"), state.get("has_gauss"), state.get("gauss"))
-    if not isinstance(state, (tuple, list)) or len(state) != 5 or state[0] != "MT19937" or not isinstance(state[1], (Made, list)):
+    if (
+        not isinstance(state, (tuple, list))
+        or len(state) != 5
+        or state[0] != "MT19937"
+        or not isinstance(state[1], (UnpickledObject, list))
+    ):
         return None
     try:
         import numpy as np
 
-        key = np.ascontiguousarray(array_of(state[1]) if isinstance(state[1], Made) else np.array(state[1], dtype=np.uint32))
+        key = np.ascontiguousarray(array_of(state[1]) if isinstance(state[1], UnpickledObject) else np.array(state[1], dtype=np.uint32))
     except (TypeError, ValueError, KeyError, OverflowError):
         return None
     if (

@@ -12,8 +12,8 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleSt
 from relight.foreign.archive import DTYPE_LEAVES
 from relight.foreign.files import Handle, pread, size_of
 from relight.foreign.nesting import DEPTH_MAX, Path, name_of
-from relight.foreign.pickles import Call, Class, Made, read_pickle
-from relight.foreign.tensors import Span
+from relight.foreign.pickles import AllowedCall, AllowedClass, UnpickledObject, read_pickle
+from relight.foreign.tensors import FileRange
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.manifest import NAME_BYTES_MAX, check_tensor
 from relight.layout import Box, check_tiling
@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
     """A box of a tensor, and the bytes of a file that hold it."""
 
     file: str
-    span: Span
+    span: FileRange
     box: Box
 
 
@@ -35,7 +35,7 @@ class Value(NamedTuple):
     """Something that is no tensor, and the bytes of a file that hold it."""
 
     file: str
-    span: Span
+    span: FileRange
 
 
 class Metadata:
@@ -54,7 +54,7 @@ class Metadata:
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise UnsafeContent(f"not DCP's metadata: {type(error).__name__}: {str(error)[:100]}", where=f"{self.path}/.metadata") from None
 
-    def _metadata(self) -> Made:
+    def _metadata(self) -> UnpickledObject:
         where = f"{self.path}/.metadata"
         try:
             with self._open(".metadata") as handle:
@@ -66,11 +66,11 @@ class Metadata:
             if os.path.exists(f"{self.path}/__0.metadata"):
                 raise IncompatibleState("each rank saved for itself (use_collectives=False)", where=self.path) from None
             raise CheckpointNotFound("no .metadata here: no checkpoint of DCP, or an unfinished one", where=self.path) from None
-        if not isinstance(found, Made) or found.name != "Metadata":
+        if not isinstance(found, UnpickledObject) or found.name != "Metadata":
             raise UnsafeContent("something other than DCP's metadata", where=where)
         return found
 
-    def _take(self, told: Made) -> None:
+    def _take(self, told: UnpickledObject) -> None:
         places: dict[tuple[str, tuple[int, ...] | None], Value] = {}
         for key, info in (told["storage_data"] or {}).items():
             offset = key.state.get("offset")
@@ -88,7 +88,7 @@ class Metadata:
             self.found[name] = path, len(self.tensors)
             self._tensor(name, path, entry, places)
 
-    def _tensor(self, name: str, path: Path, entry: Made, places: Mapping[tuple[str, tuple[int, ...] | None], Value]) -> None:
+    def _tensor(self, name: str, path: Path, entry: UnpickledObject, places: Mapping[tuple[str, tuple[int, ...] | None], Value]) -> None:
         shape, dtype = _numbers(entry["size"]), entry["properties"].state[0]
         kind = dtype.meta if isinstance(dtype, Leaf) and dtype.kind == "torch_dtype" else None
         if kind not in DTYPES:
@@ -109,7 +109,7 @@ class Metadata:
         self.tensors.append(tensor)
         self.chunks.append(chunks)
 
-    def _place(self, info: Made) -> Value:
+    def _place(self, info: UnpickledObject) -> Value:
         if info.state.get("transform_descriptors"):
             raise IncompatibleState("files that an extension of DCP has transformed", where=self.path)
         file, offset, length = _text(info["relative_path"]), info["offset"], info["length"]
@@ -117,7 +117,7 @@ class Metadata:
             raise UnsafeContent(f"a file outside of the directory, or none of DCP's: {file[:80]!r}", where=self.path)
         if type(offset) is not int or type(length) is not int or min(offset, length) < 0:
             raise ValueError("a place")
-        return Value(file, Span(offset, length))
+        return Value(file, FileRange(offset, length))
 
     def _check_spans(self, places: Any) -> None:
         """All lie in files that are there, and none on another: what is made of them is no larger than they are."""
@@ -169,22 +169,22 @@ def _nothing(*args: Any) -> None:
 
 _TABLE: dict[str, Any] = {
     **{
-        f"{_HOME}.metadata.{name}": Class(name)
+        f"{_HOME}.metadata.{name}": AllowedClass(name)
         for name in (
             "Metadata", "MetadataIndex", "TensorStorageMetadata", "BytesStorageMetadata", "TensorProperties", "ChunkStorageMetadata",
             "StorageMeta",
         )
     },
-    f"{_HOME}.metadata._MEM_FORMAT_ENCODING": Call(_nothing),
-    f"{_HOME}.filesystem._StorageInfo": Class("_StorageInfo"),
-    "torch.serialization._get_layout": Call(_nothing),
-    "torch.Size": Call(_size),
-    "builtins.getattr": Call(_nothing),  # of an enum's member, as Python up to 3.11.3 wrote them
-    "__builtin__.getattr": Call(_nothing),  # the same, in protocol 2
-    "pathlib.PosixPath": Call(_nothing),
-    "pathlib.WindowsPath": Call(_nothing),
-    "pathlib._local.PosixPath": Call(_nothing),
-    "pathlib._local.WindowsPath": Call(_nothing),
-    "collections.OrderedDict": Call(dict),
+    f"{_HOME}.metadata._MEM_FORMAT_ENCODING": AllowedCall(_nothing),
+    f"{_HOME}.filesystem._StorageInfo": AllowedClass("_StorageInfo"),
+    "torch.serialization._get_layout": AllowedCall(_nothing),
+    "torch.Size": AllowedCall(_size),
+    "builtins.getattr": AllowedCall(_nothing),  # of an enum's member, as Python up to 3.11.3 wrote them
+    "__builtin__.getattr": AllowedCall(_nothing),  # the same, in protocol 2
+    "pathlib.PosixPath": AllowedCall(_nothing),
+    "pathlib.WindowsPath": AllowedCall(_nothing),
+    "pathlib._local.PosixPath": AllowedCall(_nothing),
+    "pathlib._local.WindowsPath": AllowedCall(_nothing),
+    "collections.OrderedDict": AllowedCall(dict),
     **DTYPE_LEAVES,
 }  # fmt: skip

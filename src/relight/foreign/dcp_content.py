@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState
-from relight.foreign.archive import Archive
-from relight.foreign.content import KEPT, OPTIMIZER, Content, Part, check_walkable, is_optimizer, is_tensor, optimizer_of
+from relight.foreign.archive import TorchArchive
+from relight.foreign.content import KEPT, OPTIMIZER, Content, ImportedComponent, check_walkable, is_optimizer, is_tensor, optimizer_of
 from relight.foreign.dcp import Chunk, Metadata, Value
 from relight.foreign.files import Files
-from relight.foreign.nesting import Kept, Path, crowded, nested
-from relight.foreign.tensors import FileSource, Home, Span, StridedSource, Tiled, Whole
+from relight.foreign.nesting import OpaqueNode, Path, crowded, nested
+from relight.foreign.tensors import AssembledTensor, FileRange, FileSource, Home, StridedSource, Tiled
 from relight.format import Tensor
 from relight.layout import Source
 
@@ -37,25 +37,25 @@ def read_tree(files: Files) -> dict[Any, Any]:
         if isinstance(what, Value):
             where = f"{files.path}/{what.file}: {name[:80]}"
             with files.open(what.file) as handle:
-                value = Archive(handle, what.span, where, Home(files, what.file)).content(strangers=True)
-            nodes.append((at, Kept(value)))
+                value = TorchArchive(handle, what.span, where, Home(files, what.file)).content(strangers=True)
+            nodes.append((at, OpaqueNode(value)))
         else:
-            nodes.append((at, Kept(_tensor(files, said.tensors[what], said.chunks[what]))))
+            nodes.append((at, OpaqueNode(_tensor(files, said.tensors[what], said.chunks[what]))))
     return nested(nodes)
 
 
-def _tensor(files: Files, tensor: Tensor, chunks: list[Chunk]) -> Whole:
+def _tensor(files: Files, tensor: Tensor, chunks: list[Chunk]) -> AssembledTensor:
     where = f"{files.path}: {tensor.name[:80]}"
     if sum(chunk.span.length for chunk in chunks) < tensor.length:
         raise CorruptCheckpoint("its chunks are smaller than it", where=where)
-    boxes = [(chunk.box, _ChunkSource(files, chunk, tensor)) for chunk in chunks]
+    boxes = [(chunk.box, _DcpChunkSource(files, chunk, tensor)) for chunk in chunks]
     for chunk in chunks:
         files.size(chunk.file)
     source: Source = boxes[0][1] if len(boxes) == 1 else Tiled(tensor.dtype, tensor.shape, boxes, where)
-    return Whole(tensor.dtype, tensor.shape, source, (files.path, tensor.name, tensor.pack))
+    return AssembledTensor(tensor.dtype, tensor.shape, source, (files.path, tensor.name, tensor.pack))
 
 
-class _ChunkSource:
+class _DcpChunkSource:
     """One chunk: a file of ``torch.save`` in the file, which is looked at when its first byte is wanted."""
 
     def __init__(self, files: Files, chunk: Chunk, tensor: Tensor) -> None:
@@ -78,7 +78,7 @@ class _ChunkSource:
         file, span, box = self._chunk
         where = f"{self._files.path}/{file}: {self._tensor.name[:80]}"
         with self._files.open(file) as handle:
-            spec = Archive(handle, Span(span.offset, span.length), where, Home(self._files, file)).tensor()
+            spec = TorchArchive(handle, FileRange(span.offset, span.length), where, Home(self._files, file)).tensor()
         if spec.dtype != self._tensor.dtype or spec.shape != box.size or spec.length != self.length:
             raise CorruptCheckpoint("a chunk of another shape or dtype than the metadata says", where=where)
         source = spec.source()
@@ -106,7 +106,7 @@ def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
         if is_tensor(value):
             continue
         if _is_optimizer(value):
-            content.components[_name(key, "optimizer", tree)] = Part(OPTIMIZER, _optimizer(value, files.where(".metadata")))
+            content.components[_name(key, "optimizer", tree)] = ImportedComponent(OPTIMIZER, _optimizer(value, files.where(".metadata")))
         elif isinstance(value, dict) and _is_nested_module(value):
             content.module("model" if key in ("model", "state_dict", "module") else str(key), _unnested(value))
         else:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.foreign.content import MODULE, OPTIMIZER, SCHEDULER, Content, Part, is_module, is_tensor
+from relight.foreign.content import MODULE, OPTIMIZER, SCHEDULER, Content, ImportedComponent, is_module, is_tensor
 from relight.foreign.files import Files, pread
-from relight.foreign.pickles import Made
-from relight.foreign.tensors import Joined, Spec, Whole, row_major
+from relight.foreign.pickles import UnpickledObject
+from relight.foreign.tensors import AssembledTensor, Joined, Spec, row_major
 from relight.foreign.torch_file import read_torch
 from relight.format import Leaf
 from relight.layout import Bytes, Source
@@ -25,7 +25,7 @@ _TAKEN = {
 _SMALL_BYTES = 64
 
 
-class Run(NamedTuple):
+class FlatRange(NamedTuple):
     """Elements of a flat tensor that are some of a parameter's."""
 
     flat: Spec
@@ -115,9 +115,9 @@ def _stage12(
     for name, shape in known.items():
         group = names_of[name]
         flats = [_list(one.get("single_partition_of_fp32_groups"), where) for one in held]
-        model[name] = _whole([Run(_flat(flats[rank], group, where), *at) for rank, at in runs[name]], shape, ("fp32", name), where)
+        model[name] = _whole([FlatRange(_flat(flats[rank], group, where), *at) for rank, at in runs[name]], shape, ("fp32", name), where)
         state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
-    content.components["model"] = Part(MODULE, model)
+    content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
     _log_precision(content, told, set(known))
 
@@ -128,7 +128,7 @@ def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[
     for rank, one in enumerate(held):
         for group in _list(one["param_slice_mappings"], where):
             for name, address in _dict(group, where).items():
-                if not isinstance(address, Made) or not isinstance(address.state, dict):
+                if not isinstance(address, UnpickledObject) or not isinstance(address.state, dict):
                     raise UnsafeContent("a partition that is not told of as DeepSpeed does", where=where)
                 start, count = address.state.get("start"), address.state.get("numel")
                 if type(start) is not int or type(count) is not int or min(start, count) < 0:
@@ -145,7 +145,9 @@ def _moments(
     first = next(iter(runs))
     for key, value in _dict(_dict(bases[first]["state"], where).get(group, {}), where).items():
         if is_tensor(value) and len(value.shape) == 1:
-            pieces = [Run(_flat(_dict(_dict(bases[rank]["state"], where).get(group), where), key, where), *at) for rank, at in runs.items()]
+            pieces = [
+                FlatRange(_flat(_dict(_dict(bases[rank]["state"], where).get(group), where), key, where), *at) for rank, at in runs.items()
+            ]
             found[key] = _whole(pieces, shape, (key, name), where)
         else:
             found[key] = _scalar(value, (key, name))
@@ -184,7 +186,7 @@ def _stage3(
     if any(at != sum(math.prod(one.shape) for one in mine) for mine in flats):
         raise CorruptCheckpoint(f"partitions of {sum(math.prod(one.shape) for one in flats[0])} elements, where {at} belong", where=where)
     _frozen(model, told, others, world, where)
-    content.components["model"] = Part(MODULE, model)
+    content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
     _log_precision(content, told, set(known))
 
@@ -207,14 +209,14 @@ def _spread(flats: Sequence[Spec], at: int, count: int, where: str) -> list[tupl
     return found
 
 
-def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str) -> Whole:
+def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
     """All ranks' pieces of one parameter, without what pads the last."""
     left = math.prod(shape)
-    pieces: list[Run] = []
+    pieces: list[FlatRange] = []
     for rank, mine in enumerate(runs):
         for index, start, count in mine:
             take = min(count, left)
-            pieces.append(Run(flat_of(rank, index), start, take))
+            pieces.append(FlatRange(flat_of(rank, index), start, take))
             left -= take
     return _whole(pieces, shape, key, where)
 
@@ -232,7 +234,7 @@ def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[st
         for one in files:
             flat = _flat(_dict(one.get("frozen_param_fragments"), where), name, where)
             take = min(left, math.prod(flat.shape))
-            pieces.append(Run(flat, 0, take))
+            pieces.append(FlatRange(flat, 0, take))
             left -= take
         model[name] = _whole(pieces, _shape(shape, where), ("frozen", name), where)
 
@@ -268,7 +270,7 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
     members = [[name for name in group if name in state] for group in shapes]
     if sum(map(len, members)) != len(state):
         raise CorruptCheckpoint("other parameters than the model's file tells of", where=where)
-    content.components["model"] = Part(MODULE, model)
+    content.components["model"] = ImportedComponent(MODULE, model)
     common = read_torch(files, f"{prefix}zero/optimizer_state.pt") if files.has(f"{prefix}zero/optimizer_state.pt") else {}
     base = common.get("base_optimizer_state") or common.get("optimizer_state_dict") or common if isinstance(common, dict) else {}
     base = _dict(base, where)
@@ -309,10 +311,10 @@ def _unpartitioned(files: Files, told: Mapping[str, Any]) -> Content:
     from relight.foreign.content import is_optimizer, optimizer_of
 
     content = Content("deepspeed", f"DeepSpeed checkpoint without ZeRO{_version(told)}")
-    content.components["model"] = Part(MODULE, dict(_dict(told.get("module"), files.path)))
+    content.components["model"] = ImportedComponent(MODULE, dict(_dict(told.get("module"), files.path)))
     optimizer = told.get("optimizer")
     if isinstance(optimizer, dict) and is_optimizer(optimizer):
-        content.components["optimizer"] = Part(OPTIMIZER, optimizer_of(optimizer))
+        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(optimizer))
     elif optimizer is not None:
         content.kept["optimizer"] = optimizer
         content.left_out.append(("optimizer", "DeepSpeed's own form of it: kept as values, no component takes it"))
@@ -335,7 +337,7 @@ def _optimizer(content: Content, groups: Any, members: list[list[str]], state: d
         {**{k: v for k, v in _dict(g, where).items() if k not in ("params", "param_names")}, "params": m}
         for g, m in zip(groups, members, strict=True)
     ]
-    content.components["optimizer"] = Part(
+    content.components["optimizer"] = ImportedComponent(
         OPTIMIZER, {"state": {name: one for name, one in state.items() if one}, "groups": node, "extra": {}}
     )
 
@@ -346,7 +348,7 @@ def _rest(content: Content, told: Mapping[str, Any]) -> None:
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = told.get("lr_scheduler")
     if isinstance(scheduler, dict) and scheduler:
-        content.components["scheduler"] = Part(SCHEDULER, scheduler)
+        content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
     content.kept |= {key: value for key, value in told.items() if key not in _TAKEN and type(key) is str and value is not None}
     if told.get("shared_params"):
         content.kept["shared_params"] = told["shared_params"]
@@ -369,7 +371,7 @@ def _all_there(held: list[dict[str, Any]], where: str) -> None:
 
 
 def _stage(value: Any, where: str) -> int:
-    stage = value.args[0] if isinstance(value, Made) and value.args else value
+    stage = value.args[0] if isinstance(value, UnpickledObject) and value.args else value
     if stage not in (1, 2, 3) or type(stage) is not int:
         raise IncompatibleState(f"ZeRO of stage {str(stage)[:20]}", where=where)
     return stage
@@ -383,7 +385,7 @@ def _base(one: Mapping[str, Any], where: str) -> dict[str, Any]:
     return {"state": {}, **found}
 
 
-def _whole(pieces: list[Run], shape: tuple[int, ...], key: Any, where: str) -> Whole:
+def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
     """A parameter, of runs of flat tensors. ``CorruptCheckpoint`` if they are not as many elements as it has."""
     runs: list[tuple[Source, int, int]] = []
     dtype = pieces[0].flat.dtype if pieces else "float32"
@@ -395,7 +397,7 @@ def _whole(pieces: list[Run], shape: tuple[int, ...], key: Any, where: str) -> W
         raise CorruptCheckpoint(
             f"{str(key[1])[:80]!r}: {sum(run[2] for run in pieces)} elements, where {math.prod(shape)} belong", where=where
         )
-    return Whole(dtype, shape, Joined(runs), (where, key))
+    return AssembledTensor(dtype, shape, Joined(runs), (where, key))
 
 
 def _scalar(value: Any, key: Any) -> Any:
@@ -404,7 +406,7 @@ def _scalar(value: Any, key: Any) -> Any:
         with value.home.files.open(value.home.name) as handle:
             where = value.home.files.where(value.home.name)
             data = pread(handle, value.span.offset + value.offset * value.itemsize, value.length, where)
-        return Whole(value.dtype, value.shape, Bytes(data), ("scalar", key))
+        return AssembledTensor(value.dtype, value.shape, Bytes(data), ("scalar", key))
     return value
 
 

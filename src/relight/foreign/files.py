@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, IncompatibleState, StoreUnavailable, UnsafeContent
-from relight.foreign.held import Held
+from relight.foreign.held import ValueCache
 from relight.foreign.sums import Sums
 from relight.format import Digest
 from relight.format.strict import from_json
@@ -75,7 +75,7 @@ class Files:
         """Folders below that were looked at as checkpoints of their own."""
         self.sums = Sums()
         """Of what was read that has checksums."""
-        self.held = Held()
+        self.held = ValueCache()
 
     @property
     def name(self) -> str:

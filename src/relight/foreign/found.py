@@ -8,14 +8,14 @@ from fnmatch import fnmatchcase
 
 from relight.foreign.content import KEPT, MODULE, OPTIMIZER, Content
 from relight.foreign.files import Files
-from relight.foreign.plant import Planter
+from relight.foreign.plant import TreeBuilder
 from relight.format import encode_tree
 from relight.format.tree import join_path
 from relight.layout import Item
 
 
 @dataclass
-class Found:
+class DetectedCheckpoint:
     """A checkpoint of another framework. ``parts``: component → what it is; ``left_out``: ``(what, why)``; ``bytes``: of all tensors."""
 
     format: str
@@ -46,7 +46,7 @@ class Planted:
 
 def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
     """Lay it out as a ``Checkpointer`` would have; of it only what matches one of ``which``, if there are any."""
-    planter = Planter(sum(stamp.size for stamp in files.stamps.values()), files.path, _wanted(which))
+    planter = TreeBuilder(sum(stamp.size for stamp in files.stamps.values()), files.path, _wanted(which))
     tree: dict[str, object] = {}
     kinds: dict[str, str] = {}
     parts: dict[str, str] = {}
@@ -75,13 +75,13 @@ def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
     return Planted(encode_tree(tree), planter.items, kinds, parts, [*content.left_out, *planter.left_out])
 
 
-def found_of(content: Content, files: Files) -> Found:
+def found_of(content: Content, files: Files) -> DetectedCheckpoint:
     """What there is to say of it."""
     content.name_trained()
     planted = plant(content, files)
     by_number = content.indexed()
     notes = [*content.notes, *(f"{one}: parameters by number, taken in the live optimizer's order" for one in by_number)]
-    return Found(
+    return DetectedCheckpoint(
         content.format, content.kind, files.path, content.step, sum(item.source.length for item in planted.items), len(planted.items),
         planted.parts, planted.left_out, dict(content.metrics), notes, files, content,
     )  # fmt: skip

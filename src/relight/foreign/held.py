@@ -10,7 +10,7 @@ from typing import Any
 HELD_BYTES = 64 << 20
 
 
-class Held:
+class ValueCache:
     """Values that were read last, ``HELD_BYTES`` in all: so memory does not grow with the number of arrays. Any thread.
 
     The newest value stays, however large it is. ``nbytes`` of a chunk in a temporary file counts too: it takes room in the file system.

@@ -12,7 +12,7 @@ from relight.foreign.content import (
     SCALER,
     SCHEDULER,
     Content,
-    Part,
+    ImportedComponent,
     host_rng,
     is_module,
     is_optimizer,
@@ -100,7 +100,7 @@ def detect_trainer(files: Files) -> Content | None:
     _optimizer(content, files, "optimizer", ("optimizer.pt", "optimizer.bin"))
     _scheduler(content, files, "scheduler", ("scheduler.pt", "scheduler.bin"))
     if files.has("scaler.pt"):
-        content.components["scaler"] = Part(SCALER, read_torch(files, "scaler.pt"))
+        content.components["scaler"] = ImportedComponent(SCALER, read_torch(files, "scaler.pt"))
     _rng(content, files)
     if files.has("training_args.bin"):
         content.left_out.append(("training_args.bin", "an object of transformers' own: the script sets it"))
@@ -150,7 +150,7 @@ def _optimizer(content: Content, files: Files, at: str, names: tuple[str, ...]) 
         return
     told = read_torch(files, name)
     if is_optimizer(told):
-        content.components[at] = Part(OPTIMIZER, optimizer_of(told))
+        content.components[at] = ImportedComponent(OPTIMIZER, optimizer_of(told))
     else:
         content.kept[at] = told
         content.left_out.append((at, "not as torch's are: kept as a value"))
@@ -159,7 +159,7 @@ def _optimizer(content: Content, files: Files, at: str, names: tuple[str, ...]) 
 def _scheduler(content: Content, files: Files, at: str, names: tuple[str, ...]) -> None:
     name = next((one for one in names if files.has(one)), None)
     if name is not None:
-        content.components[at] = Part(SCHEDULER, read_torch(files, name))
+        content.components[at] = ImportedComponent(SCHEDULER, read_torch(files, name))
 
 
 def _rng(content: Content, files: Files) -> None:
@@ -188,7 +188,7 @@ def take_rng(content: Content, told: Any, keys: tuple[str, str, str]) -> bool:
     node = host_rng(python, numpy, cpu, devices)
     if node is None:
         return False
-    content.components["rng"] = Part(RNG, node)
+    content.components["rng"] = ImportedComponent(RNG, node)
     return True
 
 

@@ -13,7 +13,7 @@ from relight.foreign.content import Content
 from relight.foreign.dcp_content import detect_dcp
 from relight.foreign.deepspeed import detect_deepspeed
 from relight.foreign.files import Files, pread
-from relight.foreign.found import Found, found_of
+from relight.foreign.found import DetectedCheckpoint, found_of
 from relight.foreign.hf import add_trainer, detect_model, detect_trainer
 from relight.foreign.megatron import detect_megatron
 from relight.foreign.orbax import detect_orbax
@@ -42,7 +42,7 @@ KNOWN = (
 _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
-def detect(path: str | os.PathLike[str]) -> Found:
+def detect(path: str | os.PathLike[str]) -> DetectedCheckpoint:
     """What checkpoint is at ``path``, which may be the URL of an object store, by its metadata alone; nothing of it is executed.
 
     ``IncompatibleState`` says what is there if it is of no known format; ``CorruptCheckpoint`` and ``UnsafeContent``, what is wrong with
@@ -52,7 +52,7 @@ def detect(path: str | os.PathLike[str]) -> Found:
     return detect_files(BucketFiles.from_url(text) if is_bucket(text) else Files(text))
 
 
-def detect_files(files: Files) -> Found:
+def detect_files(files: Files) -> DetectedCheckpoint:
     """The same, of files that are known."""
     try:
         return _looked(files)
@@ -60,7 +60,7 @@ def detect_files(files: Files) -> Found:
         raise UnsafeContent("values nested too deeply", where=files.path) from None
 
 
-def _looked(files: Files) -> Found:
+def _looked(files: Files) -> DetectedCheckpoint:
     content = None
     if files.is_folder:
         for one in FOLDERS:

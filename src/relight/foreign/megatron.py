@@ -10,7 +10,7 @@ from relight.foreign.content import (
     MODULE,
     OPTIMIZER,
     Content,
-    Part,
+    ImportedComponent,
     check_walkable,
     is_tensor,
 )
@@ -68,7 +68,7 @@ def _torch_dist(files: Files) -> Content:
             content.kept.setdefault("extra_states", {})[key] = value
         else:
             content.kept.setdefault("objects", {})[key] = value
-    content.components["model"] = Part(MODULE, model)
+    content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, common.get("optimizer"), state)
     take_rest(content, common)
     if "extra_states" in content.kept:
@@ -113,4 +113,4 @@ def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) ->
     node: dict[str, Any] = {"state": moments, "groups": [{**settings, "params": list(state)}], "extra": {}}
     if masters:
         node["masters"] = masters
-    content.components["optimizer"] = Part(OPTIMIZER, node)
+    content.components["optimizer"] = ImportedComponent(OPTIMIZER, node)

@@ -17,7 +17,7 @@ from relight.foreign.content import (
     OPTIMIZER,
     SCHEDULER,
     Content,
-    Part,
+    ImportedComponent,
     check_walkable,
     is_module,
     is_optimizer,
@@ -25,8 +25,8 @@ from relight.foreign.content import (
     optimizer_of,
 )
 from relight.foreign.files import Files
-from relight.foreign.pickles import Made
-from relight.foreign.tensors import Joined, Tiled, Whole
+from relight.foreign.pickles import UnpickledObject
+from relight.foreign.tensors import AssembledTensor, Joined, Tiled
 from relight.foreign.torch_file import read_torch
 from relight.format import DTYPES
 from relight.layout import Box, Source
@@ -74,7 +74,7 @@ def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
         raise CorruptCheckpoint(f"{said}: {f'rank {missing[0]} is missing' if missing else 'too many'}", where=files.path)
     stages = [_stage(files, told, place, sizes) for place in sizes.stages()]
     content = Content("megatron", f"Megatron legacy checkpoint, {sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks")
-    content.components["model"] = Part(MODULE, _numbered(files, stages, sizes, content))
+    content.components["model"] = ImportedComponent(MODULE, _numbered(files, stages, sizes, content))
     if any("optimizer" in one for one in told.values()) or any(name.endswith("/distrib_optim.pt") for name in files.stamps):
         content.left_out.append(("optimizer", f"each of {len(told)} ranks has it by number, and nothing says which parameter a number is"))
     content.notes.append("the vocabulary is padded, as Megatron pads it")
@@ -88,7 +88,7 @@ def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = told.get("opt_param_scheduler")
     if isinstance(scheduler, dict):
-        content.components["scheduler"] = Part(SCHEDULER, scheduler)
+        content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
     taken = re.compile(r"optimizer|opt_param_scheduler|model\d*|rng_state")
     content.kept |= {key: value for key, value in told.items() if type(key) is str and not taken.fullmatch(key)}
     if "args" in told:
@@ -162,7 +162,7 @@ def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], plac
     return {name: _whole(files, name, [share[name] for share in shares], place, sizes) for name in shares[0]}
 
 
-def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int], sizes: _Sizes) -> Whole:
+def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int], sizes: _Sizes) -> AssembledTensor:
     one, where = pieces[0], f"{files.path}: {name[:120]}"
     if any((piece.dtype, piece.shape) != (one.dtype, one.shape) for piece in pieces):
         raise CorruptCheckpoint("of another shape or dtype on another rank", where=where)
@@ -172,7 +172,7 @@ def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int
     key = ("megatron", files.path, place, name)
     sources = [piece.source() for piece in pieces]
     if way == ALIKE:
-        return Whole(one.dtype, one.shape, _Alike(sources, where), key)
+        return AssembledTensor(one.dtype, one.shape, _Alike(sources, where), key)
     across = 0 if way == ROWS else 1
     if len(one.shape) <= across or one.shape[across] * sizes.tensor != sizes.whole[of]:
         mine, wanted = " × ".join(map(str, one.shape)), sizes.whole[of]
@@ -181,12 +181,12 @@ def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int
     shape = tuple(extent * (sizes.tensor if number == across else 1) for number, extent in enumerate(one.shape))
     if way == COLUMNS:
         boxes = [(Box((0, rank * one.shape[1]), one.shape), source) for rank, source in enumerate(sources)]
-        return Whole(one.dtype, shape, Tiled(one.dtype, shape, boxes, where), key)
+        return AssembledTensor(one.dtype, shape, Tiled(one.dtype, shape, boxes, where), key)
     length = math.prod(one.shape) * DTYPES[one.dtype].itemsize
     if of == "inner" and sizes.gated:  # each rank has a part of the gate, and behind it a part of what it opens for
         halves = [(source, start, length // 2) for start in (0, length // 2) for source in sources]
-        return Whole(one.dtype, shape, Joined(halves), key)
-    return Whole(one.dtype, shape, Joined([(source, 0, length) for source in sources]), key)
+        return AssembledTensor(one.dtype, shape, Joined(halves), key)
+    return AssembledTensor(one.dtype, shape, Joined([(source, 0, length) for source in sources]), key)
 
 
 def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, content: Content) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], size
     if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
         raise CorruptCheckpoint(f"{first[:80]!r} is tied to {name[:80]!r}, of another shape or dtype", where=files.path)
     source = _Alike([mine.source(), tensor.source()], f"{files.path}: {name[:120]}")
-    found[first] = Whole(mine.dtype, mine.shape, source, ("megatron", files.path, "tied", first))
+    found[first] = AssembledTensor(mine.dtype, mine.shape, source, ("megatron", files.path, "tied", first))
     if name != first:
         content.notes.append(f"{name} is the last stage's copy of {first}, which is taken")
 
@@ -264,11 +264,11 @@ def _one_rank(files: Files, file: str) -> Content:
     model = joined(told.get("model"))
     if not is_module(model):
         raise IncompatibleState("a model that is none of tensors by name", where=files.where(file))
-    content.components["model"] = Part(MODULE, model)
+    content.components["model"] = ImportedComponent(MODULE, model)
     optimizer = told.get("optimizer")
     inner = optimizer.get("optimizer") if isinstance(optimizer, dict) and not is_optimizer(optimizer) else optimizer
     if isinstance(inner, dict) and is_optimizer(inner):
-        content.components["optimizer"] = Part(OPTIMIZER, optimizer_of(inner))
+        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(inner))
     if isinstance(optimizer, dict) and inner is not optimizer:
         content.kept["optimizer_common"] = {key: value for key, value in optimizer.items() if key != "optimizer"}
         content.left_out.append(("fp32 weights", "by number, as Megatron's optimizer has them: kept as values"))
@@ -278,7 +278,7 @@ def _one_rank(files: Files, file: str) -> Content:
 
 def _arguments(given: Any) -> dict[Any, Any]:
     """What was said on Megatron's command line: a namespace's attributes."""
-    found = given.state if isinstance(given, Made) else given
+    found = given.state if isinstance(given, UnpickledObject) else given
     return found if isinstance(found, dict) else {}
 
 

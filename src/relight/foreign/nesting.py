@@ -52,7 +52,7 @@ def nested(nodes: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
     return built
 
 
-class Kept:
+class OpaqueNode:
     """A node that is not looked into when lists are made of dicts whose keys are numbers."""
 
     __slots__ = ("node",)
@@ -62,7 +62,7 @@ class Kept:
 
 
 def _lists(node: Any) -> Any:
-    if type(node) is Kept:
+    if type(node) is OpaqueNode:
         return node.node
     if type(node) is not dict:
         return node

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
-from relight.foreign.content import MODULE, Content, Part, is_tensor
+from relight.foreign.content import MODULE, Content, ImportedComponent, is_tensor
 from relight.foreign.files import Files
-from relight.foreign.tensors import Whole
+from relight.foreign.tensors import AssembledTensor
 from relight.foreign.zarr3 import read_zarr3
 from relight.format import DTYPES
 from relight.layout import Box
@@ -57,12 +57,12 @@ def _take(content: Content, tree: dict[Any, Any], item: str) -> None:
             and all(map(is_tensor, flat.values()))
             and name not in ("grad", "rank", "rng", "imported")
         ):
-            content.components[name] = Part(MODULE, flat)
+            content.components[name] = ImportedComponent(MODULE, flat)
         else:
             loose[name] = value
     content.kept |= loose
     step = tree.get("step")
-    if isinstance(step, Whole) and step.dtype in ("int64", "int32") and math.prod(step.shape) == 1 and content.step is None:
+    if isinstance(step, AssembledTensor) and step.dtype in ("int64", "int32") and math.prod(step.shape) == 1 and content.step is None:
         room = bytearray(step.made_of.length)
         step.made_of.fill(0, memoryview(room))
         number = int.from_bytes(room, "little", signed=True)
@@ -116,7 +116,7 @@ def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
     return root, ("OCDBT" if ocdbt else "zarr files") + (" of zarr 3" if newer else "")
 
 
-def _zarr(files: Files, prefix: str, name: str) -> Whole:
+def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
     """An array of zarr 2 whose chunks are files: plain ones, or of zstd."""
     home = f"{prefix}{name}"
     where = files.where(home)
@@ -144,7 +144,7 @@ def _zarr(files: Files, prefix: str, name: str) -> Whole:
     return chunked_array(dtype, shape, chunks, read, where, files.held)
 
 
-def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> Whole:
+def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor:
     """An array in an OCDBT: tensorstore's own format, so it reads it."""
     where = files.where(f"{prefix}{name}")
     if files.in_bucket:

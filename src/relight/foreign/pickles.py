@@ -24,7 +24,7 @@ STACK_MAX = 1 << 20
 _STANDARD = frozenset(sys.stdlib_module_names) | {"__builtin__", "exceptions", "copy_reg", "nt", "posix", "__main__"}
 
 
-class Class(NamedTuple):
+class AllowedClass(NamedTuple):
     """A class that may be named, and of which objects may be made: they are ``Made``."""
 
     name: str
@@ -40,13 +40,13 @@ STRANGE = "?"
 """What the names of things made of strangers begin with."""
 
 
-class Call(NamedTuple):
+class AllowedCall(NamedTuple):
     """What may be called: a function of ours, which is given the arguments."""
 
     function: Callable[..., Any]
 
 
-class Made:
+class UnpickledObject:
     """An object as it was pickled: its class's name, the arguments it was made with, the state it was given."""
 
     __slots__ = ("args", "items", "name", "pairs", "state")
@@ -223,7 +223,7 @@ class _Machine:
             stack.append(self._object(kind, args))
         elif code == ord("b"):
             state, target = stack.pop(), stack[-1]
-            if isinstance(target, Made):
+            if isinstance(target, UnpickledObject):
                 target.state = state
             elif not isinstance(target, dict):  # attributes of an OrderedDict, such as a module's versions, are left out
                 raise self._unsafe(f"a state for a {type(target).__name__}")
@@ -233,9 +233,9 @@ class _Machine:
             raise self._unsafe(f"opcode {code:#x}, which is not allowed")
 
     def _object(self, kind: Any, args: Any) -> Any:
-        if not isinstance(kind, (Class, Stranger)) or not isinstance(args, tuple):
+        if not isinstance(kind, (AllowedClass, Stranger)) or not isinstance(args, tuple):
             raise self._unsafe("an object of something that is no class")
-        return Made(kind.name if isinstance(kind, Class) else f"{STRANGE}{kind.name}", args)
+        return UnpickledObject(kind.name if isinstance(kind, AllowedClass) else f"{STRANGE}{kind.name}", args)
 
     def _count(self) -> None:
         self._left -= 1
@@ -250,10 +250,10 @@ class _Machine:
             last = function.name.rpartition(".")[2]
             if not last[:1].isupper():
                 raise self._unsafe(f"it calls {function.name[:120]}, which is not on the list of what is harmless")
-            return Made(f"{STRANGE}{function.name}", args)
-        if isinstance(function, Class):
-            return Made(function.name, args)
-        if not isinstance(function, Call):
+            return UnpickledObject(f"{STRANGE}{function.name}", args)
+        if isinstance(function, AllowedClass):
+            return UnpickledObject(function.name, args)
+        if not isinstance(function, AllowedCall):
             raise self._unsafe(f"a call of a {type(function).__name__}")
         return function.function(*args)
 
@@ -285,11 +285,11 @@ class _Machine:
 
     def _list(self) -> list[Any]:
         found = self._stack[-1]
-        return found.items if type(found) is Made and self._strangers else self._of(list)  # type: ignore[no-any-return]
+        return found.items if type(found) is UnpickledObject and self._strangers else self._of(list)  # type: ignore[no-any-return]
 
     def _dict(self) -> dict[Any, Any]:
         found = self._stack[-1]
-        return found.pairs if type(found) is Made and self._strangers else self._of(dict)  # type: ignore[no-any-return]
+        return found.pairs if type(found) is UnpickledObject and self._strangers else self._of(dict)  # type: ignore[no-any-return]
 
     def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
         """A tuple that is not nested too deeply to be hashed: the interpreter does that by recursion, without looking at its stack."""

@@ -7,9 +7,9 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from relight.errors import UnsafeContent
-from relight.foreign.archive import Kind, Storage
-from relight.foreign.pickles import STRANGE, Call, Class, Made, Stranger
-from relight.foreign.tensors import Compound, Spec, Whole
+from relight.foreign.archive import Storage, StorageKind
+from relight.foreign.pickles import STRANGE, AllowedCall, AllowedClass, Stranger, UnpickledObject
+from relight.foreign.tensors import AssembledTensor, Compound, Spec
 from relight.format import DTYPES, Leaf
 from relight.format.manifest import NAME_BYTES_MAX
 from relight.format.tree import DIGITS_MAX, EQUAL_HASHES_MAX, join_path
@@ -34,7 +34,7 @@ class Numbers(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Planter:
+class TreeBuilder:
     """Collects items while the tree is made. A tensor that is met again is the same item.
 
     ``left_out`` has ``(what, why)``; ``trained`` are names of parameters that an optimizer has.
@@ -54,7 +54,7 @@ class Planter:
         found: dict[Any, Any] = {}
         for key, value in node.items():
             at = join_path(path, key)
-            if isinstance(value, (Spec, Whole)):
+            if isinstance(value, (Spec, AssembledTensor)):
                 floating = "float" in value.dtype
                 mine = not trained or key in trained
                 leaf = self._leaf(value, at, "param" if floating and mine else "buffer", bool(trained) and floating and mine)
@@ -81,17 +81,17 @@ class Planter:
         if level > LEVELS_MAX or self._values < 0:
             raise UnsafeContent("values nested too deeply, or too many", where=self._where)
         kind = type(value)
-        if kind is Made and value.name == "Namespace" and isinstance(value.state, dict):  # what a command line said
+        if kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict):  # what a command line said
             value, kind = value.state, dict
         if kind in _PLAIN:
             return self._plain(value, path)
-        if isinstance(value, (Spec, Whole)):
+        if isinstance(value, (Spec, AssembledTensor)):
             return self._leaf(value, path, role, False)
         if kind is Leaf:
             return value
         if kind is Compound:
             return self._compound(value, path, role)
-        if kind is Made:
+        if kind is UnpickledObject:
             return self._made(value, path, role)
         if kind is Numbers:
             return self._numbers(value, path, role)
@@ -131,7 +131,7 @@ class Planter:
             return self._out(path, "text that is not Unicode")
         return value
 
-    def _leaf(self, spec: Spec | Whole, path: str, role: str, trainable: bool) -> Any:
+    def _leaf(self, spec: Spec | AssembledTensor, path: str, role: str, trainable: bool) -> Any:
         if not self._wanted(path):
             self._not_asked += 1
             return _OUT
@@ -146,8 +146,8 @@ class Planter:
         index = self._item(spec._replace(shape=shape, stride=tuple(step or 1 for step in spec.stride)), path, role, trainable)
         return _OUT if index is None else Leaf("expanded", (index,), spec.shape)
 
-    def _item(self, spec: Spec | Whole, path: str, role: str, trainable: bool) -> int | None:
-        if isinstance(spec, Whole):
+    def _item(self, spec: Spec | AssembledTensor, path: str, role: str, trainable: bool) -> int | None:
+        if isinstance(spec, AssembledTensor):
             key, length = spec.key, spec.made_of.length
         else:
             home = (spec.home.files.path, spec.home.name) if spec.home is not None else None
@@ -174,7 +174,7 @@ class Planter:
         found = [self._item(one, f"{path}/{name}", role, False) for name, one in zip(names, value.parts, strict=True)]
         return _OUT if None in found else Leaf(value.kind, tuple(index for index in found if index is not None), value.meta)
 
-    def _made(self, value: Made, path: str, role: str) -> Any:
+    def _made(self, value: UnpickledObject, path: str, role: str) -> Any:
         if value.name.startswith(STRANGE):
             return self._out(path, f"an object of {value.name[len(STRANGE) :][:120]}, of which only the name is known")
         try:
@@ -190,7 +190,7 @@ class Planter:
             raise UnsafeContent(f"an array that cannot be rebuilt: {str(error)[:80]}", where=self._where) from None
         return self._out(path, f"it holds a {value.name[:80]}")
 
-    def _array(self, value: Made, path: str, role: str) -> Any:
+    def _array(self, value: UnpickledObject, path: str, role: str) -> Any:
         array = array_of(value)
         return self._numbers(Numbers(array.tobytes(), array.dtype.str, tuple(array.shape)), path, role)
 
@@ -198,7 +198,7 @@ class Planter:
         name, dims = numpy_dtype(value.dtype).name, value.shape
         if name not in DTYPES or value.dtype[0] == ">":
             name, dims = "uint8", (len(value.data),)
-        index = self._item(Whole(name, dims, Bytes(value.data), ("array", id(value), path)), path, role, False)
+        index = self._item(AssembledTensor(name, dims, Bytes(value.data), ("array", id(value), path)), path, role, False)
         return _OUT if index is None else Leaf("numpy", (index,), (value.dtype, value.shape))
 
     def _out(self, path: str, why: str) -> Any:
@@ -206,7 +206,7 @@ class Planter:
         return _OUT
 
 
-def array_of(value: Made) -> Any:
+def array_of(value: UnpickledObject) -> Any:
     """An array, as it was pickled: numbers and plain text only. ``ValueError`` and the like for what is none."""
     import numpy as np
 
@@ -224,7 +224,7 @@ def numpy_dtype(node: Any) -> Any:
     import numpy as np
 
     text = node
-    if isinstance(node, Made):
+    if isinstance(node, UnpickledObject):
         if node.name != "dtype" or not node.args or not isinstance(node.args[0], str):
             raise ValueError("no dtype")
         order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
@@ -254,8 +254,10 @@ def _is_key(key: Any, level: int = 0) -> bool:
 def _named(value: Any) -> str:
     if isinstance(value, Stranger):
         return f"class {value.name[:120]}"
-    if isinstance(value, Class):
+    if isinstance(value, AllowedClass):
         return f"class {value.name[:120]}"
-    if isinstance(value, Made):
+    if isinstance(value, UnpickledObject):
         return value.name[:120]
-    return "storage" if isinstance(value, (Storage, Kind)) else "function" if isinstance(value, Call) else type(value).__name__
+    return (
+        "storage" if isinstance(value, (Storage, StorageKind)) else "function" if isinstance(value, AllowedCall) else type(value).__name__
+    )

@@ -8,7 +8,7 @@ from typing import Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.files import Files, pread
-from relight.foreign.tensors import Home, Span, Spec, row_major
+from relight.foreign.tensors import FileRange, Home, Spec, row_major
 from relight.format import DTYPES, Digest
 from relight.format.strict import from_json
 
@@ -68,4 +68,4 @@ def _spec(key: str, told: Any, home: Home, begin: int, where: str) -> tuple[str,
     length = math.prod(shape) * DTYPES[name].itemsize
     if len(offsets) != 2 or offsets[1] - offsets[0] != length:
         raise UnsafeContent(f"{key[:80]!r} has other bytes than its shape needs", where=where)
-    return key, Spec(name, tuple(shape), row_major(shape), 0, Span(begin + offsets[0], length), home)
+    return key, Spec(name, tuple(shape), row_major(shape), 0, FileRange(begin + offsets[0], length), home)

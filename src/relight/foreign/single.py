@@ -5,7 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from relight.errors import IncompatibleState
-from relight.foreign.content import MODULE, OPTIMIZER, SCHEDULER, Content, Part, is_optimizer, kind_of, optimizer_of, pickled_module
+from relight.foreign.content import (
+    MODULE,
+    OPTIMIZER,
+    SCHEDULER,
+    Content,
+    ImportedComponent,
+    is_optimizer,
+    kind_of,
+    optimizer_of,
+    pickled_module,
+)
 from relight.foreign.files import Files
 from relight.foreign.safetensors import is_safetensors, read_safetensors
 from relight.foreign.torch_file import form_of, read_torch
@@ -41,7 +51,7 @@ def from_dict(kind: str, format: str, told: Any, where: str) -> Content:
     if kind_of(told) == MODULE:
         content.module("model", told)
     elif is_optimizer(told):
-        content.components["optimizer"] = Part(OPTIMIZER, optimizer_of(told))
+        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(told))
     elif isinstance(told, dict):
         content.take(told)
     else:
@@ -55,7 +65,7 @@ def lightning(told: dict[Any, Any]) -> Content:
     content = Content("lightning", f"Lightning {version} .ckpt" if isinstance(version, str) and len(version) < 30 else "Lightning .ckpt")
     state = told["state_dict"]
     if kind_of(state) == MODULE:
-        content.components["model"] = Part(MODULE, state)
+        content.components["model"] = ImportedComponent(MODULE, state)
     else:
         content.kept["state_dict"] = state
         content.left_out.append(("model", "its state is none of a module's: kept as values"))
@@ -65,9 +75,9 @@ def lightning(told: dict[Any, Any]) -> Content:
         for index, one in enumerate(given):
             at = name if len(given) == 1 else f"{name}_{index}"
             if kind == OPTIMIZER and is_optimizer(one):
-                content.components[at] = Part(kind, optimizer_of(one))
+                content.components[at] = ImportedComponent(kind, optimizer_of(one))
             elif kind == SCHEDULER and isinstance(one, dict):
-                content.components[at] = Part(kind, one)
+                content.components[at] = ImportedComponent(kind, one)
             else:
                 content.kept[at] = one
                 content.left_out.append((at, "not as torch's are: kept as a value"))

@@ -12,7 +12,7 @@ from relight.foreign.archive import DTYPE_LEAVES
 from relight.foreign.content import Content
 from relight.foreign.dcp_content import take_tree
 from relight.foreign.files import Files
-from relight.foreign.tensors import Home, Span, Spec, Tiled, Whole, row_major
+from relight.foreign.tensors import AssembledTensor, FileRange, Home, Spec, Tiled, row_major
 from relight.foreign.torch_file import read_torch
 from relight.format import DTYPES
 from relight.layout import Box, Source
@@ -110,9 +110,9 @@ class _Tree:
         begin, end = _numbers(entry["byte_range"]) if entry.get("byte_range") is not None else (0, self._files.size(name))
         if end - begin != length or end > self._files.size(name):
             raise CorruptCheckpoint(f"{end - begin} bytes, where {length} belong", where=self._files.where(name))
-        return Spec(dtype, shape, row_major(shape), 0, Span(begin, length), Home(self._files, name))
+        return Spec(dtype, shape, row_major(shape), 0, FileRange(begin, length), Home(self._files, name))
 
-    def _pieces(self, path: str, entry: dict[str, Any]) -> Whole:
+    def _pieces(self, path: str, entry: dict[str, Any]) -> AssembledTensor:
         """Shards of a tensor, of all ranks: each rank's entry lists its own."""
         inner = path.partition("/")[2]
         entries = [one for key, one in self._manifest.items() if key.partition("/")[2] == inner and one.get("type") == entry["type"]]
@@ -132,7 +132,7 @@ class _Tree:
             raise CorruptCheckpoint("shards of several dtypes", where=self._where)
         (dtype,) = dtypes
         tiled = Tiled(dtype, shape, [(box, source) for box, (_, source) in boxes.items()], f"{self._where}: {path[:80]}")
-        return Whole(dtype, shape, tiled, (self._files.path, path))
+        return AssembledTensor(dtype, shape, tiled, (self._files.path, path))
 
     def _dtype(self, told: Any) -> str:
         leaf = DTYPE_LEAVES.get(told) if isinstance(told, str) else None

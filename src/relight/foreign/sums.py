@@ -11,7 +11,7 @@ from relight.errors import CorruptCheckpoint
 _POLYNOMIAL = 0xEDB88320
 
 
-class Stretch(NamedTuple):
+class ChecksumRange(NamedTuple):
     """Bytes of a file that have a checksum."""
 
     name: str
@@ -24,10 +24,10 @@ class Sums:
     """What has been read of each stretch, and the checksum of that."""
 
     def __init__(self) -> None:
-        self._seen: dict[Stretch, dict[int, tuple[int, int]]] = {}
+        self._seen: dict[ChecksumRange, dict[int, tuple[int, int]]] = {}
         self._lock = threading.Lock()
 
-    def add(self, stretch: Stretch, start: int, data: memoryview) -> None:
+    def add(self, stretch: ChecksumRange, start: int, data: memoryview) -> None:
         """``data`` is what was read of it from ``start`` on."""
         crc = zlib.crc32(data)
         with self._lock:

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 from relight.errors import CorruptCheckpoint, UnsafeContent
 from relight.foreign.files import Files, read_into
-from relight.foreign.sums import Stretch
+from relight.foreign.sums import ChecksumRange
 from relight.format import DTYPES
 from relight.layout import Box, Source, check_tiling
 
 
-class Span(NamedTuple):
+class FileRange(NamedTuple):
     """Bytes of an open file. ``crc`` is what they are said to have, 0 if nothing is."""
 
     offset: int
@@ -37,7 +37,7 @@ class Spec(NamedTuple):
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int
-    span: Span
+    span: FileRange
     home: Home | None = None
 
     @property
@@ -76,7 +76,7 @@ class Spec(NamedTuple):
         return StridedSource(self.home, self)
 
 
-class Whole(NamedTuple):
+class AssembledTensor(NamedTuple):
     """A tensor that is put together: its bytes come from a source, whatever that is made of."""
 
     dtype: str
@@ -111,9 +111,9 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 class FileSource:
     """Bytes of a file as they lie there."""
 
-    def __init__(self, home: Home, offset: int, length: int, span: Span | None = None) -> None:
+    def __init__(self, home: Home, offset: int, length: int, span: FileRange | None = None) -> None:
         self._home, self._offset, self.length = home, offset, length
-        self._stretch = Stretch(home.name, *span) if span is not None and span.crc else None
+        self._stretch = ChecksumRange(home.name, *span) if span is not None and span.crc else None
 
     def view(self) -> memoryview | None:
         """None: they are read when they are wanted."""

@@ -6,10 +6,10 @@ import struct
 from typing import Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
-from relight.foreign.archive import PICKLE_BYTES_MAX, TABLE, Archive, Kind, Storage
+from relight.foreign.archive import PICKLE_BYTES_MAX, TABLE, Storage, StorageKind, TorchArchive
 from relight.foreign.files import Files, Handle, pread
 from relight.foreign.pickles import read_first
-from relight.foreign.tensors import Home, Span
+from relight.foreign.tensors import FileRange, Home
 from relight.format import DTYPES, Digest
 
 _MAGIC = 0x1950A86A20F9469CFC6C
@@ -33,7 +33,7 @@ def read_torch(files: Files, name: str) -> Any:
     with files.open(name) as handle:
         if form == "row":
             return _read_row(files, name, handle, where)
-        archive = Archive(handle, Span(0, files.size(name)), where, Home(files, name))
+        archive = TorchArchive(handle, FileRange(0, files.size(name)), where, Home(files, name))
         files.read[name] = Digest(archive.words()).digest()
         return archive.content(strangers=True)
 
@@ -51,11 +51,15 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
             raise IncompatibleState("saved on a machine of another byte order", where=where)
         at += length
     seen: dict[str, tuple[str, int]] = {}
-    spans: dict[str, Span] = {}
+    spans: dict[str, FileRange] = {}
 
     def storage(told: Any) -> Storage:
         if not (
-            isinstance(told, tuple) and len(told) == 6 and told[0] == "storage" and isinstance(told[1], Kind) and isinstance(told[2], str)
+            isinstance(told, tuple)
+            and len(told) == 6
+            and told[0] == "storage"
+            and isinstance(told[1], StorageKind)
+            and isinstance(told[2], str)
         ):
             raise UnsafeContent("a storage that is told of in another way", where=where)
         _, kind, key, _, count, part = told
@@ -64,7 +68,7 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
         length = count * DTYPES[kind.dtype].itemsize
         if seen.setdefault(key, (kind.dtype, count)) != (kind.dtype, count) or length > size:
             raise UnsafeContent("a storage larger than the file, or told of in two ways", where=where)
-        return Storage(kind.dtype, spans.get(key, Span(0, length)), Home(files, name))
+        return Storage(kind.dtype, spans.get(key, FileRange(0, length)), Home(files, name))
 
     begin = at
     _, length = read_first(data[begin:], TABLE, where, storage, strangers=True)
@@ -78,7 +82,7 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
         dtype, count = seen[key]
         if struct.unpack("<q", pread(handle, at, 8, where))[0] != count:
             raise CorruptCheckpoint(f"storage {key[:40]!r} has another length than its tensors need", where=where)
-        spans[key] = Span(at + 8, count * DTYPES[dtype].itemsize)
+        spans[key] = FileRange(at + 8, count * DTYPES[dtype].itemsize)
         at += 8 + spans[key].length
     if at != size:
         raise CorruptCheckpoint(f"{size} bytes long, where {at} were saved", where=where)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.foreign.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
 from relight.foreign.files import Files, pieces_of, pread
-from relight.foreign.tensors import Whole
+from relight.foreign.tensors import AssembledTensor
 from relight.format import DTYPES
 from relight.layout import Box
 
@@ -34,7 +34,7 @@ class Codecs(NamedTuple):
     index_crc: bool = False
 
 
-def read_zarr3(files: Files, home: str) -> Whole:
+def read_zarr3(files: Files, home: str) -> AssembledTensor:
     """The array in the folder ``home``. ``IncompatibleState`` names what is not understood; a chunk that is missing is damage, as Orbax
     writes all of them."""
     where = files.where(home)

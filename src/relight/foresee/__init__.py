@@ -6,12 +6,23 @@ checkpoints or processes: whoever owns a ``Foresight`` tells it. May import ``st
 ``errors``; torch and scikit-learn only where something is trained.
 """
 
-from relight.foresee.gate import Alarm, Foresight, Standing
+from relight.foresee.gate import Alarm, DetectorStanding, FailurePredictor
 from relight.foresee.host import HostGauges, rss_bytes
-from relight.foresee.sample import Accelerator, Gauges, Host, Rank, Room, Sample, Shape
+from relight.foresee.sample import Accelerator, DiskSpace, Gauges, Host, NodeSample, Rank, SampleShape
 from relight.foresee.score import HORIZON_S
 
 __all__ = [
-    "HORIZON_S", "Accelerator", "Alarm", "Foresight", "Gauges", "Host", "HostGauges", "Rank", "Room", "Sample", "Shape", "Standing",
+    "HORIZON_S",
+    "Accelerator",
+    "Alarm",
+    "DetectorStanding",
+    "DiskSpace",
+    "FailurePredictor",
+    "Gauges",
+    "Host",
+    "HostGauges",
+    "NodeSample",
+    "Rank",
+    "SampleShape",
     "rss_bytes",
 ]  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from relight.foresee.features import SPANS, Look, column
+from relight.foresee.features import SPANS, FeatureWindow, column
 
 Array = np.ndarray[Any, Any]
 
@@ -35,7 +35,7 @@ class Detector(Protocol):
 
     name: str
 
-    def update(self, look: Look) -> Risk:
+    def update(self, look: FeatureWindow) -> Risk:
         """The next one."""
         ...
 
@@ -48,7 +48,7 @@ class Detector(Protocol):
         ...
 
 
-class Rule(NamedTuple):
+class DetectionRule(NamedTuple):
     """One: what it scores, and how it says so."""
 
     kind: str
@@ -126,29 +126,29 @@ def _rising(rows: Array) -> Array:
     return np.asarray(np.where(rises, _half(rows[:, _of("step", "mean30")], np.log(2.5)), 0.0))
 
 
-RULES: dict[str, Rule] = {
-    "memory will be full": Rule("memory", _gone("memory_free", 0.02), _gone_why("memory_free", "memory")),
-    "the disk will be full": Rule("disk", _gone("disk_free", 0.01), _gone_why("disk_free", "disk")),
-    "the clock went down for heat": Rule("heat", _throttled, _throttled_why),
-    "memory errors come often": Rule(
+RULES: dict[str, DetectionRule] = {
+    "memory will be full": DetectionRule("memory", _gone("memory_free", 0.02), _gone_why("memory_free", "memory")),
+    "the disk will be full": DetectionRule("disk", _gone("disk_free", 0.01), _gone_why("disk_free", "disk")),
+    "the clock went down for heat": DetectionRule("heat", _throttled, _throttled_why),
+    "memory errors come often": DetectionRule(
         "ecc", _ecc, lambda row: f"about {60 * np.expm1(row[_of('ecc', 'mean300')]):.1f} corrected memory errors a minute"
         + (", and some that were not" if row[_of("ecc_bad", "mean300")] > 0 else ""),
     ),
-    "an accelerator is silent": Rule(
+    "an accelerator is silent": DetectionRule(
         "silent", lambda rows: 0.95 * (rows[:, _of("silent", "mean30")] > 0.01), lambda row: "an accelerator does not answer any more"
     ),
-    "all wait for memory": Rule(
+    "all wait for memory": DetectionRule(
         "memory", lambda rows: _half(rows[:, _of("psi_memory_full", "mean30")], 0.2),
         lambda row: f"all processes waited for memory {100 * row[_of('psi_memory_full', 'mean30')]:.0f} % of the time",
     ),
-    "all wait for disks": Rule(
+    "all wait for disks": DetectionRule(
         "pressure", lambda rows: _half(rows[:, _of("psi_io_full", "mean300")], 0.6),
         lambda row: f"all processes waited for disks {100 * row[_of('psi_io_full', 'mean300')]:.0f} % of the time",
     ),
-    "steps take longer and longer": Rule(
+    "steps take longer and longer": DetectionRule(
         "link", _rising, lambda row: f"a step takes {np.exp(row[_of('step', 'mean30')]):.1f} times the usual, and it rises"
     ),
-    "saves take long": Rule(
+    "saves take long": DetectionRule(
         "store", lambda rows: _half(rows[:, _of("save", "last")], np.log(12.0)),
         lambda row: f"the last save took {np.exp(row[_of('save', 'last')]):.1f} times the usual",
     ),
@@ -156,7 +156,7 @@ RULES: dict[str, Rule] = {
 """By name. docs/prediction.md has the same table."""
 
 
-class Rules:
+class DetectionRules:
     """The highest score of all rules. Remembers nothing."""
 
     name = "rules"
@@ -170,7 +170,7 @@ class Rules:
         """Of each look, the kind that ``see`` would say."""
         return np.asarray(np.array([rule.kind for rule in RULES.values()])[self.scores(looks).argmax(axis=1)])
 
-    def update(self, look: Look) -> Risk:
+    def update(self, look: FeatureWindow) -> Risk:
         """See ``Detector``."""
         scores = self.scores(look.values[None])[0]
         best = int(np.argmax(scores))
@@ -181,6 +181,6 @@ class Rules:
         """See ``Detector``."""
         return np.asarray(self.scores(looks).max(axis=1))
 
-    def fresh(self) -> Rules:
+    def fresh(self) -> DetectionRules:
         """See ``Detector``."""
         return self

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from relight.foresee.detect import KIND_OF, Risk
-from relight.foresee.features import Look, columns
+from relight.foresee.features import FeatureWindow, columns
 from relight.foresee.signals import SIGNALS, WORDS
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +43,7 @@ class Drift:
         self._sum = np.zeros(len(_WORSE))
         self._count = 0
 
-    def update(self, look: Look) -> Risk:
+    def update(self, look: FeatureWindow) -> Risk:
         """See ``Detector``."""
         score, at, beyond = self._next(look.values[self._features].astype(np.float64))
         name = SIGNALS[self._where[at]]

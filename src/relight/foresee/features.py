@@ -29,7 +29,7 @@ def columns(*kinds: str) -> list[int]:
     return [column(signal, kind) for kind in kinds for signal in SIGNALS]
 
 
-class Look(NamedTuple):
+class FeatureWindow(NamedTuple):
     """A node, as detectors see it."""
 
     at: float
@@ -65,7 +65,7 @@ def features_of(signals: Array, every: int = LOOK_S) -> Array:
     return found
 
 
-class Windows:
+class FeatureWindows:
     """The last seconds of one run."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class Windows:
         self._ring[place] = self._ring[place + self._span] = signals
         self._count += 1
 
-    def window(self, at: float) -> Look:
+    def window(self, at: float) -> FeatureWindow:
         """As it is now."""
         end = (self._count - 1) % self._span + 1 + self._span
         parts = [self._ring[end - 1]]
@@ -103,7 +103,7 @@ class Windows:
         values = np.concatenate(parts).astype(np.float32)
         if not self._all:
             values[~np.tile(self._known, len(_KINDS))] = np.nan
-        return Look(at, values)
+        return FeatureWindow(at, values)
 
 
 @functools.cache

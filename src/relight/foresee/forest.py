@@ -11,7 +11,7 @@ import numpy as np
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.foresee.arrays import Arrays
 from relight.foresee.detect import KIND_OF, Risk
-from relight.foresee.features import Look, Scale, columns
+from relight.foresee.features import FeatureWindow, Scale, columns
 from relight.foresee.signals import SIGNALS, WORDS
 
 Array = np.ndarray[Any, Any]
@@ -47,7 +47,7 @@ class Forest:
         rows = self.scale(looks)[:, _USED]
         return np.concatenate([self._scores(rows[at : at + 512]) for at in range(0, len(rows), 512)]) if len(rows) else np.empty(0)
 
-    def update(self, look: Look) -> Risk:
+    def update(self, look: FeatureWindow) -> Risk:
         """See ``Detector``. The reason is the signal that is furthest from the history: the trees give none."""
         scaled = self.scale(look.values)
         far = np.abs(scaled[columns("mean30")])

@@ -18,13 +18,13 @@ import numpy as np
 from relight.errors import RelightError
 from relight.foresee.act import action_for
 from relight.foresee.detect import Detector, Risk
-from relight.foresee.features import LOOK_S, Look, Windows
+from relight.foresee.features import LOOK_S, FeatureWindow, FeatureWindows
 from relight.foresee.history import FIRST_LOOK, GAP_S
-from relight.foresee.model import Model, Worth, read_model, without_model
-from relight.foresee.sample import Sample, Shape
+from relight.foresee.model import DetectorModel, Worth, read_model, without_model
+from relight.foresee.sample import NodeSample, SampleShape
 from relight.foresee.score import HORIZON_S, Alarming, Enough
-from relight.foresee.signals import Signals
-from relight.foresee.trace import HOURS, Happened, Recorder, keep_newest, name_of
+from relight.foresee.signals import SignalHistory
+from relight.foresee.trace import HOURS, Happened, SampleRecorder, keep_newest, name_of
 from relight.observe import emit
 
 Array = np.ndarray[Any, Any]
@@ -59,7 +59,7 @@ class Alarm(NamedTuple):
     """The share of its alarms that come true within ``HORIZON_S``, as far as is known."""
 
 
-class Standing(NamedTuple):
+class DetectorStanding(NamedTuple):
     """A detector, in this job."""
 
     detector: str
@@ -85,7 +85,7 @@ class _Watcher:
         self.detector = detector.fresh()
         self._alarming = Alarming(self._worth.threshold)
 
-    def update(self, look: Look) -> Risk | None:
+    def update(self, look: FeatureWindow) -> Risk | None:
         """The risk, if it is an alarm."""
         late = [at for at in self.open if look.at - at > HORIZON_S]
         if late:
@@ -138,20 +138,20 @@ def came_true(precision: float, settled: Collection[bool]) -> float:
     return (sum(settled) + _HELD_OUT_COUNTS * precision) / (len(settled) + _HELD_OUT_COUNTS)
 
 
-class Foresight:
+class FailurePredictor:
     """Of one node. Used from one thread; a call takes a fifth of a millisecond, and each fifth one a whole one more."""
 
     def __init__(
         self,
         model: Path | None = None,
         *,
-        shape: Shape | None = None,
+        shape: SampleShape | None = None,
         precision: float = PRECISION,
         hours: float = HOURS,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """``model``: of ``relight predict train``, read again when it has changed; one that cannot be read is said, and the rules go on."""
-        self.recorder = Recorder(shape or Shape(), hours)
+        self.recorder = SampleRecorder(shape or SampleShape(), hours)
         self._path, self._precision, self._clock = model, precision, clock
         self._stamp: tuple[int, int] | None = None
         self._checked = -math.inf
@@ -162,7 +162,7 @@ class Foresight:
         self._reload()
         self._begin()
 
-    def sample(self, sample: Sample) -> list[Alarm]:
+    def sample(self, sample: NodeSample) -> list[Alarm]:
         """One each second. What is missing between two is as the first of them, up to five minutes; behind more it begins anew."""
         before = self._row
         row = self.recorder.add(sample)
@@ -189,10 +189,10 @@ class Foresight:
         for one in self._watchers:
             one.open = [at for at in one.open if abs(at - alarm.at) > HORIZON_S]
 
-    def standing(self) -> list[Standing]:
+    def standing(self) -> list[DetectorStanding]:
         """Which detectors count, and why others do not."""
         return [
-            Standing(one.name, not (why := one.distrusted()), why, sum(one.settled), len(one.settled) - sum(one.settled))
+            DetectorStanding(one.name, not (why := one.distrusted()), why, sum(one.settled), len(one.settled) - sum(one.settled))
             for one in self._watchers
         ]
 
@@ -231,7 +231,7 @@ class Foresight:
         return alarms
 
     def _begin(self) -> None:
-        self._signals, self._windows, self._enough = Signals(self.recorder.shape.columns), Windows(), Enough()
+        self._signals, self._windows, self._enough = SignalHistory(self.recorder.shape.columns), FeatureWindows(), Enough()
         self._row, self._second, self._count = None, -(1 << 62), 0
         for one in self._watchers:
             one.begin(one.detector)
@@ -257,7 +257,7 @@ class Foresight:
         except RelightError as error:
             emit("foresee.unused", f"the model does not count: {error.what}", detector="model", why=error.what)
 
-    def _take(self, model: Model) -> None:
+    def _take(self, model: DetectorModel) -> None:
         """Its detectors, and the rules in any case; what those of the same name did in this job until now still counts."""
         old, rules = {one.name: one for one in self._watchers}, without_model()
         detectors, worth = {**rules.detectors, **model.detectors}, {**rules.worth, **model.worth}

@@ -14,9 +14,9 @@ import numpy as np
 
 from relight.foresee.features import LOOK_S, features_of
 from relight.foresee.score import HORIZON_S
-from relight.foresee.signals import BLOCK, Signals
+from relight.foresee.signals import BLOCK, SignalHistory
 from relight.foresee.simulate import simulate
-from relight.foresee.trace import Happened, Trace, read_trace, traces_in
+from relight.foresee.trace import Happened, SampleTrace, read_trace, traces_in
 
 Array = np.ndarray[Any, Any]
 TRAIN, CHECK, HELD_OUT = "train", "check", "held out"
@@ -27,7 +27,7 @@ FIRST_LOOK = BLOCK // LOOK_S - 1
 """Of a life: at five minutes. Before, all memory is being filled and nothing is usual."""
 
 
-class Run(NamedTuple):
+class RecordedRun(NamedTuple):
     """One life of a node, looked at each five seconds until it failed, or the recording ends."""
 
     name: str
@@ -47,11 +47,11 @@ class Run(NamedTuple):
         return self.ahead <= HORIZON_S
 
 
-def runs_of(trace: Trace, name: str) -> list[Run]:
+def runs_of(trace: SampleTrace, name: str) -> list[RecordedRun]:
     """Its runs: a failure ends one, and so does a gap. What is shorter than ten minutes says too little of what is usual: left out."""
     ends: list[tuple[float, Happened | None]] = [(one.at, one) for one in trace.happened]
     ends += [(float(trace.at[at]) + 0.5, None) for at in np.flatnonzero(np.diff(trace.at) > GAP_S)] + [(np.inf, None)]
-    runs: list[Run] = []
+    runs: list[RecordedRun] = []
     begin = -np.inf
     for end, failed in sorted(ends, key=lambda one: one[0]):
         rows = (trace.at > begin) & (trace.at <= end)
@@ -59,8 +59,8 @@ def runs_of(trace: Trace, name: str) -> list[Run]:
         at = trace.at[rows]
         if len(at) and at[-1] - at[0] >= _LEAST_S:
             grid, values = _each_second(at, trace.values[rows])
-            looks = features_of(Signals(trace.columns).signals(values))
-            runs.append(Run(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], looks[FIRST_LOOK:], failed))
+            looks = features_of(SignalHistory(trace.columns).signals(values))
+            runs.append(RecordedRun(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], looks[FIRST_LOOK:], failed))
     return runs
 
 
@@ -80,7 +80,7 @@ _EXAMPLES = (0.7, 0.2)
 """The shares of runs that fail, and of failures without signs, where it is learned from them; elsewhere they are the simulator's."""
 
 
-def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)) -> Iterator[tuple[str, Run]]:
+def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)) -> Iterator[tuple[str, RecordedRun]]:
     """Made-up runs, and the part of each: three, one and one of five."""
     for number in range(count):
         part = parts[number % len(parts)]
@@ -88,7 +88,7 @@ def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRA
             yield part, run
 
 
-def recorded(directory: Path) -> Iterator[tuple[str, Run]]:
+def recorded(directory: Path) -> Iterator[tuple[str, RecordedRun]]:
     """Those of recordings, and the part of each. A damaged file is an error that names it."""
     for path in traces_in(directory):
         for run in runs_of(read_trace(path), path.stem):

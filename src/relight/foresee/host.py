@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from relight.foresee.sample import NAN, Gauges, Host, Rank, Room, Sample
+from relight.foresee.sample import NAN, DiskSpace, Gauges, Host, NodeSample, Rank
 
 _UNLIMITED = 1 << 60
 """From here on a control group's limit is none: version 1 says so with a number."""
@@ -38,14 +38,14 @@ class HostGauges:
             major_faults=faults, **psi,
         )  # fmt: skip
 
-    def rooms(self) -> tuple[Room, ...]:
+    def rooms(self) -> tuple[DiskSpace, ...]:
         """Of each place. Can hang where a network's file system does: not for threads that others wait for."""
         return tuple(map(_room, self._places))
 
-    def sample(self, ranks: Sequence[Rank] = (), gauges: Gauges | None = None) -> Sample:
+    def sample(self, ranks: Sequence[Rank] = (), gauges: Gauges | None = None) -> NodeSample:
         """All of the node, now."""
         accelerators = tuple(gauges.read()) if gauges is not None else ()
-        return Sample(self._since + self._clock(), self.read(), self.rooms(), tuple(ranks), accelerators)
+        return NodeSample(self._since + self._clock(), self.read(), self.rooms(), tuple(ranks), accelerators)
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
@@ -112,11 +112,11 @@ class HostGauges:
         return max(0.0, float(current[0]) - cached), float(limit[0])
 
 
-def _room(place: str) -> Room:
+def _room(place: str) -> DiskSpace:
     with contextlib.suppress(OSError):
         found = os.statvfs(place)
-        return Room(float(found.f_bavail * found.f_frsize), float((found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize))
-    return Room()
+        return DiskSpace(float(found.f_bavail * found.f_frsize), float((found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize))
+    return DiskSpace()
 
 
 def rss_bytes(pid: int) -> float:

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 
 from relight.errors import ConfigError
-from relight.foresee.detect import Detector, Rules
+from relight.foresee.detect import DetectionRules, Detector
 from relight.foresee.drift import Drift
 from relight.foresee.features import Scale
 from relight.foresee.forest import INSTALL, grow
-from relight.foresee.history import CHECK, HELD_OUT, TRAIN, Run, recorded, simulated
+from relight.foresee.history import CHECK, HELD_OUT, TRAIN, RecordedRun, recorded, simulated
 from relight.foresee.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
-from relight.foresee.model import DETECTORS, Model, Worth
-from relight.foresee.score import HORIZON_S, Costs, Result, Scored, alarms_of, choose_threshold, result_of, tally, together
+from relight.foresee.model import DETECTORS, DetectorModel, Worth
+from relight.foresee.score import HORIZON_S, AlarmCosts, Result, Scored, alarms_of, choose_threshold, result_of, tally, together
 
 Array = np.ndarray[Any, Any]
 Say = Callable[[str], None]
@@ -33,7 +33,7 @@ _HEALTHY_EACH = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class LearningPlan:
     """What to learn from, and how."""
 
     runs: int = 600
@@ -42,7 +42,7 @@ class Plan:
     seed: int = 0
     precision: float = PRECISION
     detectors: tuple[str, ...] = DETECTORS
-    costs: Costs = field(default_factory=Costs)
+    costs: AlarmCosts = field(default_factory=AlarmCosts)
     epochs: int = 6
     size: int = 24
     """Of the network's state."""
@@ -53,9 +53,9 @@ class Plan:
             raise ConfigError(f"there is no detector {', '.join(unknown) or 'named'}", hint=f"there are {', '.join(DETECTORS)}")
 
 
-def train(plan: Plan, say: Say) -> tuple[Model, list[Result]]:
+def train(plan: LearningPlan, say: Say) -> tuple[DetectorModel, list[Result]]:
     """A model, and what its detectors did on held-out runs."""
-    parts: dict[str, list[Run]] = {TRAIN: [], CHECK: [], HELD_OUT: []}
+    parts: dict[str, list[RecordedRun]] = {TRAIN: [], CHECK: [], HELD_OUT: []}
     for part, run in _counted(simulated(plan.seed, plan.runs), plan.runs, say):
         parts[part].append(run)
     for part, run in recorded(plan.recordings) if plan.recordings is not None else ():
@@ -73,21 +73,21 @@ def train(plan: Plan, say: Say) -> tuple[Model, list[Result]]:
         results.append(held_out)
     names = sorted({run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")})
     told = {"seed": plan.seed, "runs": plan.runs, "recordings": names[:1000], "precision": plan.precision}
-    return Model(detectors, worth, time.time(), told), results
+    return DetectorModel(detectors, worth, time.time(), told), results
 
 
-def _counted(runs: Iterable[tuple[str, Run]], count: int, say: Say) -> Iterable[tuple[str, Run]]:
+def _counted(runs: Iterable[tuple[str, RecordedRun]], count: int, say: Say) -> Iterable[tuple[str, RecordedRun]]:
     for number, one in enumerate(runs):
         if number and number % 50 == 0:
             say(f"{number} of {count} made-up runs")
         yield one
 
 
-def _learned(plan: Plan, parts: dict[str, list[Run]], say: Say) -> dict[str, Detector]:
+def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], say: Say) -> dict[str, Detector]:
     rng = np.random.default_rng(plan.seed)
     made: dict[str, Detector] = {}
     if "rules" in plan.detectors:
-        made["rules"] = Rules()
+        made["rules"] = DetectionRules()
     if "drift" in plan.detectors:
         made["drift"] = Drift()
     if {"forest", "lstm"} & set(plan.detectors):
@@ -101,7 +101,7 @@ def _learned(plan: Plan, parts: dict[str, list[Run]], say: Say) -> dict[str, Det
     return {name: made[name] for name in DETECTORS if name in made}
 
 
-def _network(plan: Plan, parts: dict[str, list[Run]], scale: Scale, rng: np.random.Generator, say: Say) -> Lstm:
+def _network(plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Scale, rng: np.random.Generator, say: Say) -> Lstm:
     try:
         from relight.foresee.lstm_train import train_network
     except ModuleNotFoundError as error:
@@ -113,7 +113,7 @@ def _network(plan: Plan, parts: dict[str, list[Run]], scale: Scale, rng: np.rand
     return Lstm(scale, arrays)
 
 
-def _examples(runs: Sequence[Run], scale: Scale, rng: np.random.Generator) -> tuple[Array, Array]:
+def _examples(runs: Sequence[RecordedRun], scale: Scale, rng: np.random.Generator) -> tuple[Array, Array]:
     """Windows and their classes: those soon before a failure that gave signs, and some far from any."""
     windows, labels = [np.empty((0, STEPS, INPUTS), np.float32)], [np.empty(0, np.int64)]
     for run in runs:
@@ -133,21 +133,23 @@ def _some(rng: np.random.Generator, rows: Array, count: int) -> Array:
     return np.sort(rng.permutation(rows)[:count])
 
 
-def _scored(detector: Detector, run: Run) -> Scored:
+def _scored(detector: Detector, run: RecordedRun) -> Scored:
     failed = run.failed
-    scored = Scored(run.name, run.at, detector.follow(run.looks), groups=detector.kinds(run.looks) if isinstance(detector, Rules) else None)
+    scored = Scored(
+        run.name, run.at, detector.follow(run.looks), groups=detector.kinds(run.looks) if isinstance(detector, DetectionRules) else None
+    )
     return scored if failed is None else scored._replace(failed_at=failed.at, cause=failed.cause or failed.kind)
 
 
 TOGETHER = "together"
 
 
-def trusted(model: Model, precision: float) -> list[str]:
+def trusted(model: DetectorModel, precision: float) -> list[str]:
     """Detectors that held-out runs speak for; the rules always."""
     return [name for name, one in model.worth.items() if name == "rules" or one.precision >= precision]
 
 
-def evaluate(model: Model, runs: Iterable[Run], precision: float, costs: Costs) -> list[Result]:
+def evaluate(model: DetectorModel, runs: Iterable[RecordedRun], precision: float, costs: AlarmCosts) -> list[Result]:
     """Of each detector, and of those that are trusted, together. One run at a time is in memory."""
     seen: dict[str, list[Scored]] = {name: [] for name in (*model.detectors, TOGETHER)}
     raised: dict[str, list[list[float]]] = {name: [] for name in seen}
@@ -163,12 +165,12 @@ def evaluate(model: Model, runs: Iterable[Run], precision: float, costs: Costs) 
     return [tally(name, thresholds.get(name, float("nan")), seen[name], raised[name], costs) for name in seen]
 
 
-def unseen(seed: int, count: int, say: Say) -> Iterable[Run]:
+def unseen(seed: int, count: int, say: Say) -> Iterable[RecordedRun]:
     """Made-up runs that no model was trained on, whatever its seed."""
     return (run for _, run in _counted(simulated(seed + _OTHER_SEEDS, count, (HELD_OUT,)), count, say))
 
 
-def unseen_recordings(directory: Path, model: Model) -> Iterable[Run]:
+def unseen_recordings(directory: Path, model: DetectorModel) -> Iterable[RecordedRun]:
     """Recordings that were held out of the model's training; all, if it was trained on none of them."""
     known = set(model.told.get("recordings", ()))
     for part, run in recorded(directory):

@@ -12,8 +12,8 @@ import numpy as np
 
 from relight.errors import CorruptCheckpoint
 from relight.foresee.arrays import Arrays
-from relight.foresee.detect import RULES, Risk, Rules
-from relight.foresee.features import Look, Scale, columns
+from relight.foresee.detect import RULES, DetectionRules, Risk
+from relight.foresee.features import FeatureWindow, Scale, columns
 
 Array = np.ndarray[Any, Any]
 CLASSES: tuple[str, ...] = ("healthy", "memory", "storage", "hardware", "hang")
@@ -47,7 +47,7 @@ class Lstm:
         """How many numbers it has learned."""
         return sum(self.arrays[name].size for name in NAMES)
 
-    def update(self, look: Look) -> Risk:
+    def update(self, look: FeatureWindow) -> Risk:
         """See ``Detector``."""
         self._looks.append(inputs_of(look.values[None], self.scale)[0])
         window = np.zeros((1, STEPS, INPUTS), np.float32)
@@ -87,7 +87,7 @@ class Lstm:
 
 def inputs_of(looks: Array, scale: Scale) -> Array:
     """What it is told of each look: what signals did lately, and what the rules make of it."""
-    return np.concatenate([scale(looks)[:, _LATELY], Rules().scores(looks)], axis=1, dtype=np.float32)
+    return np.concatenate([scale(looks)[:, _LATELY], DetectionRules().scores(looks)], axis=1, dtype=np.float32)
 
 
 def windows_of(inputs: Array, rows: Array | None = None) -> Array:

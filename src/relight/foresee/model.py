@@ -11,7 +11,7 @@ from typing import Any
 
 from relight.errors import CorruptCheckpoint, IncompatibleState
 from relight.foresee.arrays import Arrays, read_arrays, write_arrays
-from relight.foresee.detect import Detector, Rules
+from relight.foresee.detect import DetectionRules, Detector
 from relight.foresee.drift import Drift
 from relight.foresee.features import FEATURES, Scale
 from relight.foresee.forest import Forest
@@ -43,7 +43,7 @@ class Worth:
 
 
 @dataclass(frozen=True)
-class Model:
+class DetectorModel:
     """Detectors, each with its worth."""
 
     detectors: Mapping[str, Detector]
@@ -64,12 +64,12 @@ class Model:
         write_arrays(path, _MAGIC, {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.told}, arrays)
 
 
-def without_model() -> Model:
+def without_model() -> DetectorModel:
     """The rules alone, with their usual threshold."""
-    return Model({"rules": Rules()}, {"rules": Worth()})
+    return DetectorModel({"rules": DetectionRules()}, {"rules": Worth()})
 
 
-def read_model(path: Path) -> Model:
+def read_model(path: Path) -> DetectorModel:
     """``CorruptCheckpoint`` for what is no whole model; ``IncompatibleState`` for one of other features than these."""
     head, arrays = read_arrays(path, _MAGIC, "model")
     if head.get("features") != list(FEATURES):
@@ -90,8 +90,8 @@ def read_model(path: Path) -> Model:
                     raise ValueError(name)
                 detectors[name] = Forest(scale, mine) if name == "forest" else Lstm(scale, mine)
             else:
-                detectors[name] = Rules() if name == "rules" else Drift()
-        return Model(detectors, worth, float(head["made_at"]), dict(head["told"]))
+                detectors[name] = DetectionRules() if name == "rules" else Drift()
+        return DetectorModel(detectors, worth, float(head["made_at"]), dict(head["told"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpoint(f"a model without what belongs to it: {error}"[:200], where=str(path)) from None
 

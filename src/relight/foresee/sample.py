@@ -44,7 +44,7 @@ class Rank(NamedTuple):
     rss_bytes: float = NAN
 
 
-class Room(NamedTuple):
+class DiskSpace(NamedTuple):
     """What a file system has."""
 
     free_bytes: float = NAN
@@ -73,19 +73,19 @@ class Host(NamedTuple):
     """Pages a second that had to be read from disk."""
 
 
-class Sample(NamedTuple):
+class NodeSample(NamedTuple):
     """A node at a moment."""
 
     at: float
     """Seconds since 1970."""
     host: Host = Host()
-    rooms: tuple[Room, ...] = ()
+    rooms: tuple[DiskSpace, ...] = ()
     ranks: tuple[Rank, ...] = ()
     accelerators: tuple[Accelerator, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class SampleShape:
     """For how many of each there are columns. What a sample has beyond that is left out; what it lacks is not a number."""
 
     rooms: int = 1
@@ -95,15 +95,15 @@ class Shape:
     @property
     def columns(self) -> tuple[str, ...]:
         """Their names, in order: ``host.cpu``, ``room0.free_bytes``, ``rank0.step_s``, ``accelerator0.power_w``."""
-        parts = (("room", self.rooms, Room), ("rank", self.ranks, Rank), ("accelerator", self.accelerators, Accelerator))
+        parts = (("room", self.rooms, DiskSpace), ("rank", self.ranks, Rank), ("accelerator", self.accelerators, Accelerator))
         names = [f"host.{field}" for field in Host._fields]
         return (*names, *(f"{word}{at}.{field}" for word, count, kind in parts for at in range(count) for field in kind._fields))
 
-    def row(self, sample: Sample) -> list[float]:
+    def row(self, sample: NodeSample) -> list[float]:
         """A sample's values, in that order."""
         values = list(sample.host)
         for found, count, width in (
-            (sample.rooms, self.rooms, len(Room._fields)),
+            (sample.rooms, self.rooms, len(DiskSpace._fields)),
             (sample.ranks, self.ranks, len(Rank._fields)),
             (sample.accelerators, self.accelerators, len(Accelerator._fields)),
         ):

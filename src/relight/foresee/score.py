@@ -30,7 +30,7 @@ DAY_S = 86400.0
 
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class AlarmCosts:
     """What it is reckoned with."""
 
     save_s: float = 5.0
@@ -131,7 +131,7 @@ def _cooled(times: Array) -> list[float]:
     return found
 
 
-class Judged(NamedTuple):
+class RunAlarms(NamedTuple):
     """One run's alarms."""
 
     alarms: int
@@ -141,18 +141,18 @@ class Judged(NamedTuple):
     gain_s: float
 
 
-def judge(alarms: Sequence[float], failed_at: float | None, costs: Costs) -> Judged:
+def judge(alarms: Sequence[float], failed_at: float | None, costs: AlarmCosts) -> RunAlarms:
     """Which are true, and what they gain, in expectation over when the schedule's last save was."""
     if failed_at is None:
-        return Judged(len(alarms), len(alarms), None, 0.0)
+        return RunAlarms(len(alarms), len(alarms), None, 0.0)
     ahead = [failed_at - one for one in alarms]
     true = [one for one in ahead if costs.save_s <= one <= HORIZON_S]
     false = sum(1 for one in ahead if one > HORIZON_S)
     if not true:
-        return Judged(len(alarms), false, None, 0.0)
+        return RunAlarms(len(alarms), false, None, 0.0)
     every = costs.every_s
     redone = min(every, *true)
-    return Judged(len(alarms), false, max(true), every / 2 - (redone - redone**2 / (2 * every)))
+    return RunAlarms(len(alarms), false, max(true), every / 2 - (redone - redone**2 / (2 * every)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +192,12 @@ class Result:
         return asdict(self)
 
 
-def result_of(detector: str, threshold: float, runs: Sequence[Scored], costs: Costs) -> Result:
+def result_of(detector: str, threshold: float, runs: Sequence[Scored], costs: AlarmCosts) -> Result:
     """Of all runs."""
     return tally(detector, threshold, runs, [alarms_of(run.at, run.scores, threshold, run.groups) for run in runs], costs)
 
 
-def tally(detector: str, threshold: float, runs: Sequence[Scored], alarms: Sequence[Sequence[float]], costs: Costs) -> Result:
+def tally(detector: str, threshold: float, runs: Sequence[Scored], alarms: Sequence[Sequence[float]], costs: AlarmCosts) -> Result:
     """Of alarms that were raised in them."""
     judged = [judge(one, run.failed_at, costs) for run, one in zip(runs, alarms)]
     days = sum(run.seconds for run in runs) / DAY_S
@@ -221,7 +221,7 @@ def tally(detector: str, threshold: float, runs: Sequence[Scored], alarms: Seque
     )  # fmt: skip
 
 
-def choose_threshold(detector: str, runs: Sequence[Scored], precision: float, costs: Costs) -> Result:
+def choose_threshold(detector: str, runs: Sequence[Scored], precision: float, costs: AlarmCosts) -> Result:
     """The threshold that finds most with (carefully) that precision; where there is none, the most precise one."""
     scores = np.concatenate([run.scores for run in runs]) if runs else np.empty(0)
     tried = sorted({round(float(one), 6) for one in np.quantile(scores, 1 - np.geomspace(1e-5, 0.3, 50))} - {0.0}) if len(scores) else []

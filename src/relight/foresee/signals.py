@@ -36,7 +36,7 @@ _BEGINS = 60
 """How many known values it takes for a usual one."""
 
 
-class Signals:
+class SignalHistory:
     """Told rows of one run, oldest first, one a second."""
 
     def __init__(self, columns: Sequence[str]) -> None:

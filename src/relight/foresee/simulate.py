@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from relight.foresee.sample import Shape
-from relight.foresee.trace import Happened, Trace
+from relight.foresee.sample import SampleShape
+from relight.foresee.trace import Happened, SampleTrace
 
 Array = np.ndarray[Any, Any]
 FAILING = 0.4
@@ -30,12 +30,12 @@ _SUDDEN_KINDS = ("hardware", "crash", "hang", "killed", "network")
 _GIB = float(1 << 30)
 
 
-def simulate(seed: int, number: int, failing: float = FAILING, sudden: float = SUDDEN) -> Trace:
+def simulate(seed: int, number: int, failing: float = FAILING, sudden: float = SUDDEN) -> SampleTrace:
     """Run ``number`` of the history ``seed``: the same each time."""
-    return _Run(np.random.default_rng((seed, number)), failing, sudden).trace(f"sim-{seed}-{number}")
+    return _SyntheticRun(np.random.default_rng((seed, number)), failing, sudden).trace(f"sim-{seed}-{number}")
 
 
-class _Run:
+class _SyntheticRun:
     """One, being made: arrays of a value a second."""
 
     def __init__(self, rng: np.random.Generator, failing: float, sudden: float) -> None:
@@ -194,7 +194,7 @@ class _Run:
             at += max(self.save_every, took)
         return last
 
-    def trace(self, name: str) -> Trace:
+    def trace(self, name: str) -> SampleTrace:
         """The whole of it."""
         rng = self.rng
         self.everyday()
@@ -202,7 +202,7 @@ class _Run:
             self.fail()
         self.throttle()
         saved = self.saves()
-        shape = Shape(1, self.ranks, self.ranks)
+        shape = SampleShape(1, self.ranks, self.ranks)
         values = np.full((self.n, len(shape.columns)), np.nan, np.float32)
         place = {column: at for at, column in enumerate(shape.columns)}
 
@@ -229,4 +229,6 @@ class _Run:
                 clock_mhz=self.mhz if mine else self.mhz[0], power_w=120 + 500 * self.use * self.mhz / self.mhz[0], memory_bytes=64 * _GIB,
                 ecc_corrected=total * mine, ecc_uncorrected=total_bad * mine,
             )  # fmt: skip
-        return Trace(shape.columns, self.t + 1.0, values, tuple(one._replace(at=one.at + 1.0) for one in self.happened), {"name": name})
+        return SampleTrace(
+            shape.columns, self.t + 1.0, values, tuple(one._replace(at=one.at + 1.0) for one in self.happened), {"name": name}
+        )

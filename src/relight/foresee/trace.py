@@ -13,7 +13,7 @@ import numpy as np
 
 from relight.errors import CorruptCheckpoint
 from relight.foresee.arrays import read_arrays, write_arrays
-from relight.foresee.sample import Sample, Shape
+from relight.foresee.sample import NodeSample, SampleShape
 from relight.observe.own_files import OwnFiles
 
 ENDING = ".trace"
@@ -33,7 +33,7 @@ class Happened(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Trace:
+class SampleTrace:
     """A recording: a row of float32 for each time."""
 
     columns: tuple[str, ...]
@@ -49,7 +49,7 @@ class Trace:
         write_arrays(path, _MAGIC, told, {"at": self.at.astype("<f8"), "values": self.values.astype("<f4")})
 
 
-def read_trace(path: Path) -> Trace:
+def read_trace(path: Path) -> SampleTrace:
     """``CorruptCheckpoint`` for what is no whole recording."""
     told, arrays = read_arrays(path, _MAGIC, "recording")
     try:
@@ -62,7 +62,7 @@ def read_trace(path: Path) -> Trace:
     whole = at.ndim == 1 and values.shape == (len(at), len(columns)) and len(set(columns)) == len(columns)
     if not whole or not np.isfinite(at).all() or (np.diff(at) <= 0).any() or not all(math.isfinite(one.at) for one in happened):
         raise CorruptCheckpoint("a recording whose rows are not what its head says", where=str(path))
-    return Trace(columns, at, values, happened, notes)
+    return SampleTrace(columns, at, values, happened, notes)
 
 
 def traces_in(directory: Path) -> list[Path]:
@@ -70,10 +70,10 @@ def traces_in(directory: Path) -> list[Path]:
     return sorted(directory.rglob(f"*{ENDING}"))
 
 
-class Recorder:
+class SampleRecorder:
     """The last hours, in bounded memory: four bytes a value, 9 MB for 6 hours of 8 ranks and 8 accelerators."""
 
-    def __init__(self, shape: Shape, hours: float = HOURS) -> None:
+    def __init__(self, shape: SampleShape, hours: float = HOURS) -> None:
         """Memory is taken here, once."""
         self.shape = shape
         self._columns = shape.columns
@@ -88,7 +88,7 @@ class Recorder:
         """Of memory."""
         return self._at.nbytes + self._values.nbytes
 
-    def add(self, sample: Sample) -> np.ndarray[Any, Any]:
+    def add(self, sample: NodeSample) -> np.ndarray[Any, Any]:
         """The sample's row, which stands until the ring comes round. One that is not later than the last takes its place."""
         if self._count and sample.at <= self._at[(self._count - 1) % self._rows]:
             self._count -= 1
@@ -108,12 +108,12 @@ class Recorder:
         """A failure, in time with the rows."""
         self._happened = [*self._happened, happened][-_INCIDENTS_MAX:]
 
-    def trace(self, **told: str) -> Trace:
+    def trace(self, **told: str) -> SampleTrace:
         """What there is, oldest first; a copy."""
         rows = np.arange(max(0, self._count - self._rows), self._count) % self._rows
         at = self._at[rows]
         happened = tuple(one for one in self._happened if len(at) and at[0] <= one.at)
-        return Trace(self._columns, at, self._values[rows], happened, told)
+        return SampleTrace(self._columns, at, self._values[rows], happened, told)
 
 
 def name_of(at: float) -> str:

@@ -49,29 +49,29 @@ _PLANE = struct.Struct("<BI")
 _HEAD_BYTES = 3
 
 
-class Kind(NamedTuple):
+class ElementKind(NamedTuple):
     """What elements are: their bytes, and whether they are floating-point numbers."""
 
     width: int
     floating: bool
 
 
-def kind_of(dtype: DType) -> Kind:
+def kind_of(dtype: DType) -> ElementKind:
     """The kind of a tensor's elements. Complex numbers are two floating-point ones each."""
     name, width = dtype.name, dtype.itemsize
     if name.startswith("complex"):
-        return Kind(width // 2, True)
-    return Kind(width, name.startswith(("float", "bfloat")))
+        return ElementKind(width // 2, True)
+    return ElementKind(width, name.startswith(("float", "bfloat")))
 
 
-BYTES = Kind(1, False)
+BYTES = ElementKind(1, False)
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
     """How a chunk is to be coded, and what a sample says it comes to, as a share of itself."""
 
-    kind: Kind
+    kind: ElementKind
     difference: bool
     widths: tuple[int, ...]
     methods: tuple[str, ...]
@@ -79,7 +79,7 @@ class Way:
     share: float
 
 
-def choose(data: memoryview, kind: Kind, base: memoryview | None = None, trial: Compress = compress) -> Way | None:
+def choose(data: memoryview, kind: ElementKind, base: memoryview | None = None, trial: Compress = compress) -> Way | None:
     """How best to code ``data``; None if it would not become smaller. ``base``: an earlier chunk of the same length and kind; it is
     used if that is better by a twentieth. ``trial``: codes the samples. Cost: that of coding 64 KiB, or twice that."""
     if len(data) % kind.width:
@@ -100,7 +100,7 @@ def unchanged(data: memoryview, base: memoryview) -> float:
     return int(np.count_nonzero(here == there)) * 8 / whole
 
 
-def difference(kind: Kind, length: int) -> Way:
+def difference(kind: ElementKind, length: int) -> Way:
     """The way for a chunk of which most equals its base: zstd steps over the long runs of zeros between the changes."""
     if length % kind.width:
         kind = BYTES
@@ -172,7 +172,7 @@ def _planes(stored: memoryview, length: int, rooms: Rooms) -> tuple[int, bool, b
     return width, bool(stored[1] & _FLOATING), bool(stored[1] & _DIFFERENCES), planes
 
 
-def _sample(data: memoryview, kind: Kind) -> Elements:
+def _sample(data: memoryview, kind: ElementKind) -> Elements:
     """Runs of elements from all over."""
     values = elements(data, kind.width)
     run = SAMPLE_BYTES // kind.width
@@ -182,7 +182,7 @@ def _sample(data: memoryview, kind: Kind) -> Elements:
     return np.concatenate([values[start : start + run] for start in starts])
 
 
-def _way(values: Elements, base: Elements | None, kind: Kind, trial: Compress) -> Way:
+def _way(values: Elements, base: Elements | None, kind: ElementKind, trial: Compress) -> Way:
     planes = split(values, (1,) * kind.width, turned=kind.floating, base=base)
     found = [_try(plane.data, trial) for plane in planes]
     single = max((number + 1 for number, (method, _) in enumerate(found) if method != "raw"), default=0)

@@ -24,23 +24,23 @@ _RUN = struct.Struct("<QI")
 _VERSION = 2
 
 
-class Run(NamedTuple):
+class SourceRange(NamedTuple):
     """So many bytes of a chunk, and where in the pack twice as many bytes of float32 begin that they are rounded from."""
 
     offset: int
     length: int
 
 
-def encode_derived(kind: int, runs: Sequence[Run]) -> bytes:
+def encode_derived(kind: int, runs: Sequence[SourceRange]) -> bytes:
     """The stored bytes."""
     return bytes((_VERSION, kind)) + b"".join(_RUN.pack(*run) for run in runs)
 
 
-def parse_derived(stored: memoryview, length: int) -> tuple[int, list[Run]]:
+def parse_derived(stored: memoryview, length: int) -> tuple[int, list[SourceRange]]:
     """The kind, and the runs, of a chunk of so many bytes. ``CorruptCheckpoint`` if they make no sense."""
     if len(stored) < 2 + _RUN.size or (len(stored) - 2) % _RUN.size or stored[0] != _VERSION or stored[1] not in KINDS.values():
         raise CorruptCheckpoint("a chunk cannot be derived: its head makes no sense")
-    runs = [Run(*found) for found in _RUN.iter_unpack(stored[2:])]
+    runs = [SourceRange(*found) for found in _RUN.iter_unpack(stored[2:])]
     if sum(run.length for run in runs) != length or any(run.offset >= 1 << 62 or run.length % 2 or not run.length for run in runs):
         raise CorruptCheckpoint("a chunk cannot be derived: its runs make no sense")
     if len(runs) > RUNS_MAX:

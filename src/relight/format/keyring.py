@@ -47,7 +47,7 @@ class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return f"{self.generation:06d}-{self.kek}-{self.ring[:8]}.revoked.json"
 
 
-class Slot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A ring key, wrapped. ``kind`` says by what sort of key-encryption key, and ``told`` what opening it needs besides that key."""
 
     relight: Literal["slot"] = "slot"
@@ -92,7 +92,7 @@ def parse_slot_file(name: str) -> tuple[int, str] | None:
     return (int(match[1]), match[2]) if match else None
 
 
-def encode_slot(slot: Slot) -> bytes:
+def encode_slot(slot: KeySlot) -> bytes:
     """The file of ``slot``."""
     return seal(to_json(msgspec.to_builtins(slot)))
 
@@ -117,11 +117,11 @@ def decode_revoked(data: bytes, name: str, where: str) -> Revoked:
     return found
 
 
-def decode_slot(data: bytes, name: str, where: str) -> Slot:
+def decode_slot(data: bytes, name: str, where: str) -> KeySlot:
     """The slot in ``data``, which was found under ``name``."""
     value: Any = unseal(data, where)
     check_version(value, "slot", where)
-    slot = convert(value, Slot, where)
+    slot = convert(value, KeySlot, where)
     if slot.file != name or not names.RUN_ID.match(slot.store) or not _RING.match(slot.ring):
         raise UnsafeContent("the slot belongs to another key, generation or store", where=where)
     if not _TIME.match(slot.created):

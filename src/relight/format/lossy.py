@@ -42,13 +42,13 @@ STEP = (1 - 2.0**-14) / 127
 """What an ``int8`` step is of the largest in its block. A step of 1/127 has values half-way between two steps that float32's rounding takes
 beyond 1/254, one of some 100,000: each would have the whole run stored exactly."""
 _VERSION = 3
-_HALF, _FULL = codecs.Kind(2, True), codecs.Kind(4, True)
+_HALF, _FULL = codecs.ElementKind(2, True), codecs.ElementKind(4, True)
 _NAMES = {0: "", **{number: name for name, number in WAYS.items()}}
 _HEAD, _RUN = struct.Struct("<BH"), struct.Struct("<BII")
 RUNS_MAX = 0xFFFF
 
 
-class Stretch(NamedTuple):
+class LossyRange(NamedTuple):
     """A run of a chunk, and the ways in which it may be stored, the smallest first; none: exactly."""
 
     length: int
@@ -59,7 +59,7 @@ class Stretch(NamedTuple):
     """Whether that is a share of the run's largest magnitude."""
 
 
-def encode_lossy(data: memoryview, runs: Sequence[Stretch], by: Compress = compress) -> tuple[bytes, memoryview] | None:
+def encode_lossy(data: memoryview, runs: Sequence[LossyRange], by: Compress = compress) -> tuple[bytes, memoryview] | None:
     """The stored bytes, and what they decode to; None if nothing is gained, or all is as it was. Memory: the chunk, three times."""
     found, heads, bodies, at, lossy = bytearray(data), list[bytes](), list[bytes | memoryview](), 0, False
     for run in runs:
@@ -111,7 +111,7 @@ def _decode(way: str, coded: bool, body: memoryview, into: memoryview) -> None:
         _DECODERS[way](body, np.frombuffer(into, "<f4"))
 
 
-def _nearest(data: memoryview, run: Stretch) -> tuple[str, tuple[memoryview, memoryview] | None]:
+def _nearest(data: memoryview, run: LossyRange) -> tuple[str, tuple[memoryview, memoryview] | None]:
     """Return the first way of a run with errors within its bound, and what ``_near`` gives for it."""
     for way in run.ways:
         near = _near(data, way)
@@ -150,7 +150,7 @@ def _half(data: memoryview, way: str) -> memoryview:
     return held
 
 
-def _packed(held: memoryview, kind: codecs.Kind, by: Compress) -> tuple[bytes | memoryview, int]:
+def _packed(held: memoryview, kind: codecs.ElementKind, by: Compress) -> tuple[bytes | memoryview, int]:
     """It, coded if that is shorter, and the flag that says so."""
     best = codecs.choose(held, kind, None, trial_of(by)) if held else None
     body = None if best is None else codecs.encode(held, best, by=trial_of(by))

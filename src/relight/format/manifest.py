@@ -19,7 +19,7 @@ from relight.format import names
 from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
 from relight.format.dtypes import DTYPES, dtype_named
 from relight.format.records import VERSION, Metric, check_metrics, check_version
-from relight.format.stored import Stored, check_stored
+from relight.format.stored import PackChunks, check_stored
 from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, shown, to_json
 from relight.layout import Box, check_tiling
 from relight.typed import msgpack_decoder
@@ -91,7 +91,7 @@ class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
     file: str
     size: int
     chunks: list[tuple[int, bytes]]
-    stored: Stored | None = None
+    stored: PackChunks | None = None
 
     @property
     def stored_bytes(self) -> int:

@@ -25,7 +25,7 @@ OWN = 0
 """The home that is this checkpoint's own file; 1 is the first of ``homes``."""
 
 
-class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A chunk's stored bytes: in which file, from where, how many, their own hash.
 
     ``coded``: whether they are a coded chunk, or its very bytes; 2: they say which others in its pack it is made of; 3:
@@ -38,7 +38,7 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     length: int
     coded: bool | int
     hash: bytes
-    base: Piece | None = None
+    base: ChunkLocation | None = None
 
     @property
     def derived(self) -> bool:
@@ -55,15 +55,15 @@ class Piece(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
         """Whether it is not what was saved, to the bit: of no use to tell differences from what was."""
         return self.coded == LOSSY
 
-    def links(self) -> Iterator[Piece]:
+    def links(self) -> Iterator[ChunkLocation]:
         """This one, what it differs from, and so on."""
-        one: Piece | None = self
+        one: ChunkLocation | None = self
         while one is not None:
             yield one
             one = one.base
 
 
-class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+class PackChunks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """``size`` of this checkpoint's own file, 0 if there is none; ``homes``: the directory and the file of each donor; a piece a chunk.
 
     A donor of another run of the store, which this one branched off, has that run's name before its directory: ``RUN/DIRECTORY``.
@@ -71,7 +71,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     size: int
     homes: list[tuple[str, str]]
-    pieces: list[Piece]
+    pieces: list[ChunkLocation]
 
     @property
     def bytes(self) -> int:
@@ -88,7 +88,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
         return any("/" in directory for directory, _ in self.homes)
 
 
-def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -> None:
+def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: str) -> None:
     """Refuse what does not add up, given the lengths of the pack's chunks, and the checkpoint's ``own`` id. Linear in its length."""
     if len(stored.pieces) != len(lengths):
         raise UnsafeContent(f"{len(stored.pieces)} stored pieces for {len(lengths)} chunks", where=where)
@@ -117,7 +117,7 @@ def check_stored(stored: Stored, lengths: Sequence[int], own: str, where: str) -
         raise UnsafeContent("a donor of which nothing is needed", where=where)
 
 
-def _check_piece(one: Piece, length: int, homes: int, number: int, where: str) -> None:
+def _check_piece(one: ChunkLocation, length: int, homes: int, number: int, where: str) -> None:
     wrong = (
         not (type(one.coded) is bool or one.coded in (DERIVED, LOSSY))
         or not 0 <= one.home <= homes

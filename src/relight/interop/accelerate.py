@@ -9,7 +9,7 @@ import torch
 
 from relight.checkpointer import Checkpointer
 from relight.errors import ConfigError
-from relight.interop.frameworks import OPTIONS, Asked, checkpointer_options, needed
+from relight.interop.frameworks import OPTIONS, StateFunctions, checkpointer_options, needed
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
@@ -47,7 +47,7 @@ def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given
         for name, one in loaders.items():
             one.iteration = told["epochs"][name]  # it seeds the sampler with this, when its epoch begins
 
-    return Checkpointer(path, state={**state, "accelerate": Asked(ask, tell)}, **options)
+    return Checkpointer(path, state={**state, "accelerate": StateFunctions(ask, tell)}, **options)
 
 
 def _own(value: Any) -> Any:

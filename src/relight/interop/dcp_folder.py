@@ -16,10 +16,10 @@ from typing import Any
 from relight.capture.regions import sink_of_piece
 from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent
-from relight.foreign.archive import Archive
+from relight.foreign.archive import TorchArchive
 from relight.foreign.dcp import Chunk, Metadata, Value, grouped
 from relight.foreign.files import read_into
-from relight.foreign.nesting import Kept, Path, crowded, nested
+from relight.foreign.nesting import OpaqueNode, Path, crowded, nested
 from relight.format import Leaf, Tensor
 from relight.interop.foreign_values import read_spec, value_of
 from relight.layout import Sink
@@ -51,7 +51,7 @@ class Folder:
                 for name in names:
                     where = f"{self.path}/{file}: {name[:80]}"
                     value = value_of(handle, values[name].span, where)
-                    nodes.append(((name,) if name in flat else self.found[name][0], Kept(value)))
+                    nodes.append(((name,) if name in flat else self.found[name][0], OpaqueNode(value)))
         return nested(nodes)
 
     def check(self, index: int) -> None:
@@ -99,7 +99,7 @@ class Folder:
 
 def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> int:
     """One chunk's bytes into ``sink``; its checksum is looked at if all of it is read. Memory: a slab, unless it is not in order."""
-    spec = Archive(handle, chunk.span, where).tensor()
+    spec = TorchArchive(handle, chunk.span, where).tensor()
     size = spec.itemsize
     if spec.dtype != tensor.dtype or spec.shape != chunk.box.size or spec.span.length != chunk.box.elements * size:
         raise CorruptCheckpoint("a chunk of another shape or dtype than the metadata says", where=where)

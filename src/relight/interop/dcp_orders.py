@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 
-from relight.commit import Place
+from relight.commit import CommitTarget
 from relight.errors import ConfigError
 from relight.foreign.nesting import Path, crowded
 from relight.format import Digest
-from relight.interop.dcp_tree import TENSOR, VALUE, Entry, apart, usual
+from relight.interop.dcp_tree import TENSOR, VALUE, FlatName, apart, usual
 
 
-class Orders(NamedTuple):
+class WriteOrders(NamedTuple):
     """What the coordinator tells a rank: whose part of which checkpoint it writes, and what is not at its usual position."""
 
     store_id: str
@@ -27,14 +27,14 @@ class Orders(NamedTuple):
     world: int
     digest: str
     apart: frozenset[str]
-    entries: dict[str, Entry] | None = None
+    entries: dict[str, FlatName] | None = None
     """The first rank's: all flat names."""
     mapped: bool = True
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
     """The first rank's: all tensors that its tree points at."""
 
 
-def arrange(plans: Sequence[SavePlan], place: Place, checkpoint_id: str) -> list[SavePlan]:
+def arrange(plans: Sequence[SavePlan], place: CommitTarget, checkpoint_id: str) -> list[SavePlan]:
     """The plans, each with its rank's orders as ``storage_data``."""
     paths: dict[str, Path | None] = {}
     out: set[str] = set()
@@ -48,17 +48,17 @@ def arrange(plans: Sequence[SavePlan], place: Place, checkpoint_id: str) -> list
     for plan in plans[1:]:  # lists are the first rank's: parts' trees are joined dict by dict
         names = {item.index.fqn for item in plan.items if is_single(item)}
         out |= {name for name in names if any(isinstance(one, int) for one in usual(name, paths[name]))}
-    entries: dict[str, Entry] = {}
+    entries: dict[str, FlatName] = {}
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for rank, plan in enumerate(plans):
         for item in plan.items:
             name = item.index.fqn
             kind = VALUE if item.tensor_data is None else TENSOR
-            entries[name] = Entry(kind, paths[name], apart(name) if name in out else None)
+            entries[name] = FlatName(kind, paths[name], apart(name) if name in out else None)
             if item.tensor_data is not None and (rank == 0 or not is_single(item)):
                 tensors[name] = (item.tensor_data.properties.dtype, tuple(item.tensor_data.size))
     digest = Digest(repr([(name, entries[name], tensors.get(name)) for name in sorted(entries)]).encode()).digest()[:8].hex()
-    common = Orders(place.store_id, place.run_id, place.epoch, checkpoint_id, 0, len(plans), digest, frozenset(out))
+    common = WriteOrders(place.store_id, place.run_id, place.epoch, checkpoint_id, 0, len(plans), digest, frozenset(out))
     mapped = any(isinstance(plan.planner_data, Mapping) for plan in plans)
     orders = [common._replace(rank=rank) for rank in range(len(plans))]
     orders[0] = orders[0]._replace(entries=entries, tensors=tensors, mapped=mapped)

@@ -23,19 +23,19 @@ from torch.futures import Future
 
 from relight.capture import sinks_by_part
 from relight.capture.build import thunks
-from relight.capture.rebuild import Memory, Thunk
+from relight.capture.rebuild import FreshTensors, Thunk
 from relight.capture.regions import Region, Regions
 from relight.capture.tensors import TORCH_DTYPES, touch_all
 from relight.catalog import Opened, Run, candidates, check_pack, open_checkpoint, open_run, read_tensors
 from relight.catalog.find import choose_all, nothing_there, report
-from relight.catalog.whole import Whole, check_pieces, whole_of
+from relight.catalog.whole import MergedCheckpoint, check_pieces, whole_of
 from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, StoreUnavailable, UnsafeContent, error_of
 from relight.format import Leaf
 from relight.format.collector import collector_paused
 from relight.interop.dcp_tree import TENSOR, VALUE, Description, decode_entries, node_at
 from relight.interop.dcp_write import number_in
 from relight.layout import Box, Sink, whole
-from relight.log import Checkpoint, View
+from relight.log import Checkpoint, LogView
 from relight.observe import emit
 from relight.store import open_bytes
 from relight.store.urls import split_run
@@ -55,7 +55,7 @@ class _Found(NamedTuple):
 
     checkpoint: Checkpoint
     opened: Opened
-    joined: Whole
+    joined: MergedCheckpoint
     description: Description
 
     @property
@@ -63,7 +63,7 @@ class _Found(NamedTuple):
         return self.opened.prefix
 
 
-class _Nothing(Metadata):
+class _UnreadableMetadata(Metadata):
     """In place of metadata that could not be read: DCP would only log why, and go on looking."""
 
     def __init__(self, error: RelightError) -> None:
@@ -113,7 +113,7 @@ class StorageReader(_StorageReader):
         try:
             self._found = self._first()
         except RelightError as error:
-            return _Nothing(error)
+            return _UnreadableMetadata(error)
         return _metadata_of(self._found, self.checkpoint_id)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
@@ -207,7 +207,7 @@ class StorageReader(_StorageReader):
         return None
 
 
-def _open(run: Run, view: View, checkpoint: Checkpoint) -> _Found:
+def _open(run: Run, view: LogView, checkpoint: Checkpoint) -> _Found:
     with collector_paused():
         opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
         joined = whole_of(opened)
@@ -249,7 +249,7 @@ def _fill(found: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> Non
     regions: dict[int, list[Region]] = {}
     tensors: list[tuple[ReadItem, torch.Tensor]] = []
     values: list[tuple[ReadItem, Thunk]] = []
-    memory = Memory(joined.tensors, lambda index: check_pieces(found.opened, joined, index))
+    memory = FreshTensors(joined.tensors, lambda index: check_pieces(found.opened, joined, index))
     for item in items:
         name = item.storage_index.fqn
         if item.type == LoadItemType.BYTE_IO:

@@ -23,7 +23,7 @@ TENSOR, VALUE = "tensor", "value"
 _RESERVED = re.compile(r"(?:dcp|rank|rng|grad)~*\Z")
 
 
-class Entry(NamedTuple):
+class FlatName(NamedTuple):
     """One flat name of a state dict."""
 
     kind: str
@@ -47,7 +47,7 @@ def apart(name: str) -> Path:
     return (OWN, APART, name)
 
 
-def encode_entries(entries: Mapping[str, Entry], mapped: bool) -> dict[str, Any]:
+def encode_entries(entries: Mapping[str, FlatName], mapped: bool) -> dict[str, Any]:
     """What goes below ``dcp``."""
     return {"version": VERSION, "mapped": mapped, "entries": {name: tuple(entry) for name, entry in entries.items()}}
 
@@ -55,7 +55,7 @@ def encode_entries(entries: Mapping[str, Entry], mapped: bool) -> dict[str, Any]
 class Description(NamedTuple):
     """What a checkpoint says of itself below ``dcp``. ``mapped``: DCP's planner had flattened the state."""
 
-    entries: dict[str, Entry]
+    entries: dict[str, FlatName]
     mapped: bool
 
 
@@ -74,7 +74,7 @@ def decode_entries(tree: Mapping[Any, Any], where: str) -> Description:
     for name, one in node["entries"].items():
         if not (isinstance(name, str) and isinstance(one, tuple) and len(one) == 3 and one[0] in (TENSOR, VALUE)):
             raise UnsafeContent("a malformed entry of a state dict", where=where)
-        entries[name] = Entry(one[0], _checked(one[1], where), _checked(one[2], where))
+        entries[name] = FlatName(one[0], _checked(one[1], where), _checked(one[2], where))
     return Description(entries, bool(node.get("mapped")))
 
 

@@ -21,13 +21,13 @@ from relight.capture import environment
 from relight.capture.tensors import TensorSource, dtype_name, resolved, why_not
 from relight.capture.walk import Walker
 from relight.checkpointer.metric_values import check_metrics, numbers_of
-from relight.commit import Attempt, Place, SaveReport, SaveRequest
-from relight.commit.save import Seat, new_id
+from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.commit.save import Participant, new_id
 from relight.errors import ConfigError, IncompatibleState
-from relight.foreign.nesting import Kept, Path, name_of, nested
+from relight.foreign.nesting import OpaqueNode, Path, name_of, nested
 from relight.format import Leaf, encode_tree
 from relight.format.step_number import step_of
-from relight.interop.dcp_orders import Orders, arrange, complete, is_single, is_usable, mapping_of, to_the_first
+from relight.interop.dcp_orders import WriteOrders, arrange, complete, is_single, is_usable, mapping_of, to_the_first
 from relight.interop.dcp_tree import OWN, apart, encode_entries, usual
 from relight.layout import Box, Bytes, Item, whole
 from relight.log import Log
@@ -39,17 +39,17 @@ _LIVES_MAX = 8
 
 
 @dataclasses.dataclass
-class _Life:
+class _WriterMemory:
     """What a writer remembers from save to save, in whichever process it saves: copies of it that were pickled share it."""
 
     attempt: Attempt | None = None
     plans: list[SavePlan] = dataclasses.field(default_factory=list)
     own: dict[str, WriteItem] = dataclasses.field(default_factory=dict)
-    orders: Orders | None = None
+    orders: WriteOrders | None = None
     """The coordinator's own, of the save that is being made."""
 
 
-_lives: OrderedDict[str, _Life] = OrderedDict()
+_lives: OrderedDict[str, _WriterMemory] = OrderedDict()
 
 
 class StorageWriter(_StorageWriter):
@@ -141,15 +141,15 @@ class StorageWriter(_StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's part, and see the checkpoint committed. Nothing of it is there if any rank fails."""
         orders = plan.storage_data
-        if not isinstance(orders, Orders):
+        if not isinstance(orders, WriteOrders):
             raise ConfigError("the planner lost what the coordinator said", hint="finish_plan() has to keep the plan's storage_data")
         if orders.rank == 0:
             assert self._life.orders is not None and self._life.orders.id == orders.id
             orders = self._life.orders
         store_url, run = split_run(self.url)
         store = open_bytes(store_url)
-        attempt = Attempt(Place(store, Log(store, run), orders.store_id, orders.run_id, orders.epoch))
-        seat = Seat(orders.rank, orders.world, orders.digest, self.timeout_s) if orders.world > 1 else None
+        attempt = Attempt(CommitTarget(store, Log(store, run), orders.store_id, orders.run_id, orders.epoch))
+        seat = Participant(orders.rank, orders.world, orders.digest, self.timeout_s) if orders.world > 1 else None
         assert self.step is not None
         try:
             items, tree = _gather(plan, planner, orders)
@@ -181,8 +181,8 @@ class StorageWriter(_StorageWriter):
         metadata.storage_meta = self.storage_meta()
 
     @property
-    def _life(self) -> _Life:
-        life = _lives.setdefault(self._key, _Life())
+    def _life(self) -> _WriterMemory:
+        life = _lives.setdefault(self._key, _WriterMemory())
         _lives.move_to_end(self._key)
         while len(_lives) > _LIVES_MAX:
             _lives.popitem(last=False)
@@ -205,7 +205,7 @@ def _raising(error: BaseException) -> Callable[[], None]:
     return fail
 
 
-def _gather(plan: SavePlan, planner: SavePlanner, orders: Orders) -> tuple[list[Item], dict[Any, Any]]:
+def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[list[Item], dict[Any, Any]]:
     """The part's items and its tree. All that cannot be saved is in one ``IncompatibleState``."""
     mapping = mapping_of(plan)
     refused: list[str] = []
@@ -248,7 +248,7 @@ def _gather(plan: SavePlan, planner: SavePlanner, orders: Orders) -> tuple[list[
     for item in values:
         name = item.index.fqn
         node = walker.value(lookup(item.index), name_of(position(name)))  # type: ignore[misc]
-        nodes[name] = (position(name), Kept(node))
+        nodes[name] = (position(name), OpaqueNode(node))
     if walker.spreads:
         walker.refuse(walker.items[min(walker.spreads)].name, "spread over ranks, inside a value that the planner did not flatten")
     walker.refused[:0] = refused

@@ -10,10 +10,10 @@ import torch
 from relight.capture.rebuild import numpy_dtype
 from relight.capture.tensors import TORCH_DTYPES
 from relight.errors import IncompatibleState, UnsafeContent
-from relight.foreign.archive import Archive, Kind, Storage
+from relight.foreign.archive import Storage, StorageKind, TorchArchive
 from relight.foreign.files import pread
-from relight.foreign.pickles import Call, Class, Made
-from relight.foreign.tensors import Compound, Span, Spec
+from relight.foreign.pickles import AllowedCall, AllowedClass, UnpickledObject
+from relight.foreign.tensors import Compound, FileRange, Spec
 from relight.format import Leaf
 
 VALUES_MORE = 10_000
@@ -21,9 +21,9 @@ VALUES_MORE = 10_000
 LEVELS_MAX = 80
 
 
-def value_of(handle: int, span: Span, where: str) -> Any:
+def value_of(handle: int, span: FileRange, where: str) -> Any:
     """What ``torch.save`` wrote there, with its tensors and arrays. ``UnsafeContent`` for what nests too deeply, or repeats itself."""
-    archive = Archive(handle, span, where)
+    archive = TorchArchive(handle, span, where)
     try:
         return _Values(handle, where, 16 * span.length, archive.said + VALUES_MORE).value(archive.content(), 0)
     except (TypeError, RuntimeError, KeyError) as error:
@@ -62,7 +62,7 @@ class _Values:
             raise UnsafeContent("values nested too deeply, or too many", where=self._where)
         if isinstance(node, Spec):
             return self._tensor(node)
-        if isinstance(node, Made):
+        if isinstance(node, UnpickledObject):
             return self._array(node)
         if isinstance(node, Leaf):
             return self._leaf(node)
@@ -70,7 +70,7 @@ class _Values:
             return {self.value(key, level + 1): self.value(one, level + 1) for key, one in node.items()}
         if type(node) in (list, tuple, set, frozenset):
             return type(node)(self.value(one, level + 1) for one in node)
-        if isinstance(node, (Class, Call, Storage, Kind, Compound)):
+        if isinstance(node, (AllowedClass, AllowedCall, Storage, StorageKind, Compound)):
             raise UnsafeContent("a class, a storage or a sparse tensor as a value", where=self._where)
         return node
 
@@ -88,7 +88,7 @@ class _Values:
             self._read[id(node)] = node, read_spec(self._handle, node, self._where)
         return self._read[id(node)][1]
 
-    def _array(self, node: Made) -> Any:
+    def _array(self, node: UnpickledObject) -> Any:
         import numpy as np
 
         try:
@@ -104,7 +104,7 @@ class _Values:
 
 
 def _dtype_of(node: Any) -> Any:
-    if not isinstance(node, Made) or node.name != "dtype":
+    if not isinstance(node, UnpickledObject) or node.name != "dtype":
         raise ValueError("no dtype")
     order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
     return numpy_dtype(f"{order}{node.args[0]}")

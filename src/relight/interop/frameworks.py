@@ -96,7 +96,7 @@ def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> An
     return found["file"]
 
 
-class Asked:
+class StateFunctions:
     """A component whose state is asked of, and given back to, whoever has it: two functions as ``state_dict`` and ``load_state_dict``."""
 
     def __init__(self, ask: Callable[[], dict[str, Any]], tell: Callable[[dict[str, Any]], None]) -> None:

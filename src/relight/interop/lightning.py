@@ -18,7 +18,16 @@ from relight.capture import leave_epoch
 from relight.checkpointer import Checkpointer
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STORE_FILE
-from relight.interop.frameworks import Asked, checkpointer_options, loaders_in, needed, numbers, read_as_file, save_options, write_as_file
+from relight.interop.frameworks import (
+    StateFunctions,
+    checkpointer_options,
+    loaders_in,
+    needed,
+    numbers,
+    read_as_file,
+    save_options,
+    write_as_file,
+)
 
 _HERE = "pytorch_lightning" if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules else "lightning.pytorch"
 if TYPE_CHECKING:
@@ -32,7 +41,7 @@ else:
 _LOADERS = "combined_loader"
 
 
-class Checkpoints(Checkpoint):
+class LightningCheckpoints(Checkpoint):
     """A callback that saves all that ``trainer.fit`` needs to go on, without waiting, and goes on from it by itself.
 
     ``path`` and ``options`` are ``relight.Checkpointer``'s: ``save=relight.every(steps=…) | relight.best("val_loss")``,
@@ -69,7 +78,7 @@ class Checkpoints(Checkpoint):
         trainer.fit_loop.setup_data()
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
         optimizers = {f"optimizer_{i}": one for i, one in enumerate(trainer.optimizers)}
-        rest = Asked(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
+        rest = StateFunctions(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
         self._loaders = loaders_in(trainer.train_dataloader)
         given = {"fresh": not self._resume, **self._options}
@@ -144,7 +153,7 @@ def _ask(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
     data = getattr(trainer, "datamodule", None)
     return {
         "loops": loops,
-        "callbacks": {one.state_key: one.state_dict() for one in trainer.callbacks if not isinstance(one, Checkpoints)},
+        "callbacks": {one.state_key: one.state_dict() for one in trainer.callbacks if not isinstance(one, LightningCheckpoints)},
         "precision": trainer.precision_plugin.state_dict(),
         "datamodule": data.state_dict() if data is not None else {},
         "extra": extra,

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from relight.api import Store, load
-from relight.capture import Frozen, frozen_generators
+from relight.capture import RngSnapshot, frozen_generators
 from relight.capture.rng import restore_devices, restore_host
 from relight.checkpointer import Checkpointer
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState
-from relight.interop.frameworks import Asked, checkpointer_options, needed, numbers
+from relight.interop.frameworks import StateFunctions, checkpointer_options, needed, numbers
 from relight.observe import emit
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ else:
 _NO_WEIGHTS = b'{"__metadata__":{"format":"pt"}}'
 
 
-class Checkpoints(TrainerCallback):
+class TrainerCheckpoints(TrainerCallback):
     """Saves all that ``trainer.train`` needs to go on, without waiting.
 
     ``path`` and ``options`` are ``relight.Checkpointer``'s, ``path`` one store's. Metrics are what the Trainer logs and evaluates
@@ -49,7 +49,7 @@ class Checkpoints(TrainerCallback):
         self._ckpt: Checkpointer | None = None
         self._chosen: str | None = None
         self._folder: tempfile.TemporaryDirectory[str] | None = None
-        self._rng: Frozen | None = None
+        self._rng: RngSnapshot | None = None
         self._told, self._metrics = 0, dict[str, Any]()
 
     def resume(self, trainer: Trainer, which: str | int = "latest") -> str | None:
@@ -128,7 +128,7 @@ class Checkpoints(TrainerCallback):
         found: dict[str, object] = {"model": trainer.model_wrapped, "optimizer": inner, "scheduler": trainer.lr_scheduler}
         if trainer.accelerator.scaler is not None:
             found["scaler"] = trainer.accelerator.scaler
-        return {**found, "trainer": Asked(lambda: {"state": _text_of(trainer)}, lambda state: None)}
+        return {**found, "trainer": StateFunctions(lambda: {"state": _text_of(trainer)}, lambda state: None)}
 
     def _choose(self, which: str | int) -> str | None:
         """The id; None on a run without a checkpoint."""

@@ -7,7 +7,7 @@ plug-in knows (entry points ``relight.keys``). Always holds: what a spec leads t
 
 from relight.keys.chain import Keychain, keychain_from_settings, resolve
 from relight.keys.files import write_key_file
-from relight.keys.guard import Guard
+from relight.keys.guard import StoreSecurity
 from relight.keys.providers import Provider
 
-__all__ = ["Guard", "Keychain", "Provider", "keychain_from_settings", "resolve", "write_key_file"]
+__all__ = ["Keychain", "Provider", "StoreSecurity", "keychain_from_settings", "resolve", "write_key_file"]

@@ -15,7 +15,7 @@ SIGN, TRUST, ANCHOR = "RELIGHT_SIGN", "RELIGHT_TRUST", "RELIGHT_ANCHOR"
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class StoreSecurity:
     """All of it; None and "" for none. Stores of one run have one, in all processes."""
 
     keys: Keychain | None = None
@@ -30,7 +30,7 @@ class Guard:
         sign: str | None = None,
         trust: str | Sequence[str] | None = None,
         anchor: str | os.PathLike[str] | None = None,
-    ) -> Guard:
+    ) -> StoreSecurity:
         """What is named; for what is None, what the settings name."""
         for what, value in (("sign", sign), ("anchor", anchor)):
             if value is not None and not isinstance(value, (str, os.PathLike)):
@@ -61,7 +61,7 @@ class Guard:
         }
 
     @classmethod
-    def from_wire(cls, told: dict[str, Any]) -> Guard:
+    def from_wire(cls, told: dict[str, Any]) -> StoreSecurity:
         """What another process told."""
         keys, signer, trust = told["keys"], told["signer"], told["trust"]
         return cls(

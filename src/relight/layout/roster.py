@@ -18,8 +18,8 @@ import msgspec
 
 from relight.errors import IncompatibleState
 from relight.layout.boxes import Box, whole
-from relight.layout.shards import Cut, Piece, boxes_of_run, local_pieces
-from relight.layout.shares import Held, share_out
+from relight.layout.shards import Cut, LocalBox, boxes_of_run, local_pieces
+from relight.layout.shares import SharedBox, share_out
 
 REPLICATED = (-1, 1)
 """A placement along which all ranks hold the same. Others are ``(dimension of the tensor, split)``, see ``Cut``."""
@@ -32,7 +32,7 @@ class Mesh(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[int, ...]
 
 
-class Entry(msgspec.Struct, frozen=True, array_like=True):
+class TableEntry(msgspec.Struct, frozen=True, array_like=True):
     """One tensor. ``mesh`` is −1 for a plain one, else the number of its mesh, and ``placements`` has one for each dimension of that.
 
     ``flat``: not the tensor but its elements, row by row, were cut, as part of a longer line: ``(where it begins in that line, elements of
@@ -54,7 +54,7 @@ class Table(msgspec.Struct, frozen=True, array_like=True):
     """What a rank has a part in."""
 
     meshes: tuple[Mesh, ...]
-    entries: tuple[Entry, ...]
+    entries: tuple[TableEntry, ...]
 
 
 class Work(NamedTuple):
@@ -65,7 +65,7 @@ class Work(NamedTuple):
     piece: int
 
 
-class Roster:
+class TensorOwnership:
     """All ranks' tables: ``table_of[rank]`` is the number of its own. ``IncompatibleState`` names tensors and ranks that do not agree."""
 
     def __init__(self, tables: Sequence[Table], table_of: Sequence[int]) -> None:
@@ -94,7 +94,7 @@ class Roster:
         """Whether ``rank`` is the lowest with its table: it writes what is the same for all of them, and 0-d tensors."""
         return self._ranks[self.table_of[rank]][0] == rank
 
-    def pieces(self, rank: int) -> list[list[Piece]]:
+    def pieces(self, rank: int) -> list[list[LocalBox]]:
         """What ``rank`` holds of each of its entries. ``at`` of a flat one is the element of the rank's own run where the box begins."""
         held = self._view(rank)
         return [held.pieces(entry) for entry in held.table.entries]
@@ -102,7 +102,7 @@ class Roster:
     def work(self, rank: int) -> list[Work]:
         """What ``rank`` writes. Costs some microseconds for each of its entries, whatever the number of ranks."""
         view = self._view(rank)
-        held: list[Held] = []
+        held: list[SharedBox] = []
         homes: list[tuple[int, int]] = []
         leads = self.leads(rank)
         found: list[Work] = []
@@ -114,14 +114,14 @@ class Roster:
                 continue
             ranks = self._holders(entry, rank)
             for number, piece in enumerate(view.pieces(entry)):
-                held.append(Held(piece.box, entry.weight, ranks))
+                held.append(SharedBox(piece.box, entry.weight, ranks))
                 homes.append((index, number))
         for share in share_out(held, rank):
             index, number = homes[share.number]
             found.append(Work(index, share.box, number))
         return sorted(found)
 
-    def shared(self, rank: int) -> list[tuple[int, Piece, tuple[int, ...]]]:
+    def shared(self, rank: int) -> list[tuple[int, LocalBox, tuple[int, ...]]]:
         """What other ranks hold as well: the number of the entry, the piece, and all who hold it. In an order that all of those know."""
         view = self._view(rank)
         entries = view.table.entries
@@ -137,7 +137,7 @@ class Roster:
             self._views[rank] = _Held(self.tables[self.table_of[rank]], rank)
         return self._views[rank]
 
-    def _holders(self, entry: Entry, rank: int) -> tuple[int, ...]:
+    def _holders(self, entry: TableEntry, rank: int) -> tuple[int, ...]:
         """The ranks that hold what ``rank`` holds of ``entry``, ascending."""
         homes = self._homes[entry.name]
         own = self.table_of[rank]
@@ -157,7 +157,7 @@ class Roster:
                 found.update(self._alike(entry, number, other, self.tables[number].meshes[other].ranks[mesh.ranks.index(rank)]))
         return tuple(sorted(found))
 
-    def _alike(self, entry: Entry, number: int, mesh_number: int, rank: int) -> tuple[int, ...]:
+    def _alike(self, entry: TableEntry, number: int, mesh_number: int, rank: int) -> tuple[int, ...]:
         """Ranks of a mesh that differ from ``rank`` only along dimensions over which the entry is replicated."""
         key = (number, mesh_number, entry.placements, entry.flat is not None, rank)
         if key not in self._replicas:
@@ -189,7 +189,7 @@ class Roster:
             if self._sound[key]:
                 yield f"{name}: {self._sound[key]}"
 
-    def _without(self, number: int, entry: Entry, homes: Sequence[tuple[int, int]]) -> list[int]:
+    def _without(self, number: int, entry: TableEntry, homes: Sequence[tuple[int, int]]) -> list[int]:
         """Ranks that hold elements of a flattened tensor, and do not list it."""
         assert entry.flat is not None
         begin, count = entry.flat
@@ -219,9 +219,9 @@ class _Held:
         self.table, self._rank = table, rank
         self.order = sorted(range(len(table.entries)), key=lambda index: table.entries[index].name)
         """Numbers of the entries, by name: an order that all who hold them know."""
-        self._known: dict[tuple[object, ...], list[Piece]] = {}
+        self._known: dict[tuple[object, ...], list[LocalBox]] = {}
 
-    def pieces(self, entry: Entry) -> list[Piece]:
+    def pieces(self, entry: TableEntry) -> list[LocalBox]:
         """Of one entry."""
         key = (entry.shape, entry.mesh, entry.placements, entry.flat)
         if key not in self._known:
@@ -229,10 +229,10 @@ class _Held:
         return self._known[key]
 
 
-def pieces_of(entry: Entry, meshes: Sequence[Mesh], rank: int) -> list[Piece]:
+def pieces_of(entry: TableEntry, meshes: Sequence[Mesh], rank: int) -> list[LocalBox]:
     """What ``rank`` holds of ``entry``."""
     if entry.mesh < 0:
-        return [Piece(whole(entry.shape), (0,) * len(entry.shape))] if prod(entry.shape) else []
+        return [LocalBox(whole(entry.shape), (0,) * len(entry.shape))] if prod(entry.shape) else []
     mesh = meshes[entry.mesh]
     own = coordinate(mesh, rank)
     if entry.flat is not None:
@@ -241,7 +241,7 @@ def pieces_of(entry: Entry, meshes: Sequence[Mesh], rank: int) -> list[Piece]:
         last = min(prod(entry.shape), count * (own[-1] + 1) - begin)
         pieces, at = [], 0
         for box in boxes_of_run(entry.shape, first, max(first, last)):
-            pieces.append(Piece(box, (at,)))
+            pieces.append(LocalBox(box, (at,)))
             at += box.elements
         return pieces
     cuts = [Cut(dim, extent, at, split) for (dim, split), extent, at in zip(entry.placements, mesh.shape, own, strict=True) if dim >= 0]
@@ -265,19 +265,19 @@ def _number(shape: Sequence[int], at: Sequence[int]) -> int:
     return number
 
 
-def _free(entry: Entry, dims: int) -> list[bool]:
+def _free(entry: TableEntry, dims: int) -> list[bool]:
     if entry.flat is not None:
         return [True] * (dims - 1) + [False]
     return [dim < 0 for dim, _ in entry.placements]
 
 
-def _spread(table: Table, entry: Entry) -> tuple[object, ...]:
+def _spread(table: Table, entry: TableEntry) -> tuple[object, ...]:
     """Equal for entries that are the same tensor, spread in the same way."""
     mesh = table.meshes[entry.mesh].shape if entry.mesh >= 0 else None
     return entry.dtype, entry.shape, entry.role, mesh, entry.placements, entry.flat
 
 
-def _mismatch_text(table: Table, entry: Entry) -> str:
+def _mismatch_text(table: Table, entry: TableEntry) -> str:
     said = f"{entry.dtype} {list(entry.shape)} ({entry.role})"
     if entry.mesh < 0:
         return said

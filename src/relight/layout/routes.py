@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relight.layout.boxes import Box, whole
-from relight.layout.roster import Entry, Roster
+from relight.layout.roster import TableEntry, TensorOwnership
 
 
 class Route(NamedTuple):
@@ -20,16 +20,16 @@ class Route(NamedTuple):
 class Gathering(NamedTuple):
     """One tensor, as some rank's table has it, and all of its boxes."""
 
-    entry: Entry
+    entry: TableEntry
     routes: tuple[Route, ...]
 
 
-def gatherings(roster: Roster) -> list[Gathering]:
+def gatherings(roster: TensorOwnership) -> list[Gathering]:
     """All tensors of all ranks: first those of rank 0, in its table's order, then what others have besides, in theirs.
 
     Costs some microseconds for each entry of each rank.
     """
-    found: dict[str, tuple[Entry, dict[Box, Route]]] = {}
+    found: dict[str, tuple[TableEntry, dict[Box, Route]]] = {}
     for rank, number in enumerate(roster.table_of):
         for index, (entry, pieces) in enumerate(zip(roster.tables[number].entries, roster.pieces(rank), strict=True)):
             _, routes = found.setdefault(entry.name, (entry, {}))

@@ -25,7 +25,7 @@ class Cut(NamedTuple):
     split: int = 1
 
 
-class Piece(NamedTuple):
+class LocalBox(NamedTuple):
     """A box of the global shape, and where it begins in the rank's own tensor."""
 
     box: Box
@@ -37,14 +37,14 @@ def local_shape(shape: Sequence[int], cuts: Sequence[Cut]) -> tuple[int, ...]:
     return tuple(sum(size for _, size in runs) for runs in _runs(shape, cuts))
 
 
-def local_pieces(shape: Sequence[int], cuts: Sequence[Cut]) -> list[Piece]:
+def local_pieces(shape: Sequence[int], cuts: Sequence[Cut]) -> list[LocalBox]:
     """What is left of ``shape`` behind all cuts, as boxes. None if nothing is; one unless a cut was strided."""
     runs = _runs(shape, cuts)
     if not all(runs):
         return []
     places = [[0, *accumulate(size for _, size in held)] for held in runs]
     return [
-        Piece(
+        LocalBox(
             Box(tuple(run[0] for run in chosen), tuple(run[1] for run in chosen)),
             tuple(place[number] for place, number in zip(places, numbers, strict=True)),
         )

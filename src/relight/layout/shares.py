@@ -17,7 +17,7 @@ ROW_BYTES_MAX = 1 << 20
 """Rows longer than this are cut where the share ends."""
 
 
-class Held(NamedTuple):
+class SharedBox(NamedTuple):
     """A box that ``ranks`` (ascending) all hold. ``weight`` is the bytes of one element."""
 
     box: Box
@@ -25,24 +25,24 @@ class Held(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class Share(NamedTuple):
+class AssignedBox(NamedTuple):
     """``box`` of piece ``number`` is to be written by the rank that asked."""
 
     number: int
     box: Box
 
 
-def share_out(pieces: Sequence[Held], rank: int) -> list[Share]:
+def share_out(pieces: Sequence[SharedBox], rank: int) -> list[AssignedBox]:
     """What ``rank`` writes of ``pieces``, which are those it holds, in an order that all who hold them know. Empty boxes belong to nobody.
 
     Bytes differ between ranks by a row for each set of ranks at most; 0-d tensors belong to the lowest rank.
     """
-    shares: list[Share] = []
+    shares: list[AssignedBox] = []
     lines: dict[tuple[int, ...], list[int]] = {}
     for number, piece in enumerate(pieces):
         if len(piece.ranks) == 1 or not piece.box.size:
             if piece.ranks[0] == rank and piece.box.elements:
-                shares.append(Share(number, piece.box))
+                shares.append(AssignedBox(number, piece.box))
         elif piece.box.elements:
             lines.setdefault(piece.ranks, []).append(number)
     for ranks, line in lines.items():
@@ -50,24 +50,24 @@ def share_out(pieces: Sequence[Held], rank: int) -> list[Share]:
     return sorted(shares)
 
 
-def _of_line(pieces: Sequence[Held], line: Iterable[int], turn: int, count: int) -> list[Share]:
+def _of_line(pieces: Sequence[SharedBox], line: Iterable[int], turn: int, count: int) -> list[AssignedBox]:
     lengths = [(number, pieces[number].box.elements * pieces[number].weight) for number in line]
     total = sum(length for _, length in lengths)
     begin, end = total * turn // count, total * (turn + 1) // count
-    shares: list[Share] = []
+    shares: list[AssignedBox] = []
     at = 0
     for number, length in lengths:
         piece = pieces[number]
         first, last = _cut(piece, begin - at), _cut(piece, end - at)
         at += length
         if first == 0 and last == piece.box.elements:
-            shares.append(Share(number, piece.box))
+            shares.append(AssignedBox(number, piece.box))
         else:
-            shares += [Share(number, placed(box, piece.box)) for box in boxes_of_run(piece.box.size, first, last)]
+            shares += [AssignedBox(number, placed(box, piece.box)) for box in boxes_of_run(piece.box.size, first, last)]
     return shares
 
 
-def _cut(piece: Held, byte: int) -> int:
+def _cut(piece: SharedBox, byte: int) -> int:
     """The element at which a line is cut that was to be cut at ``byte`` of this piece."""
     elements = piece.box.elements
     if byte <= 0 or byte >= elements * piece.weight:

@@ -82,7 +82,7 @@ class Bytes:
         self._view[start : start + len(data)] = data
 
 
-class Place(msgspec.Struct, frozen=True, gc=False):
+class HostMemorySink(msgspec.Struct, frozen=True, gc=False):
     """A sink that is host memory, by its address: what small tensors get, as a buffer object for each would cost more than the copy.
 
     ``length`` bytes from ``address`` on belong to ``owner``, which is kept alive, and are writable.

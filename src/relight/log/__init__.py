@@ -8,8 +8,8 @@ from relight.log.ancestors import FRESH, line_of, newest_good
 from relight.log.chain import Log
 from relight.log.history import Checkpoint, History, fold
 from relight.log.identity import read_store, require_store
-from relight.log.view import Fault, View
+from relight.log.view import Fault, LogView
 
 __all__ = [
-    "FRESH", "Checkpoint", "Fault", "History", "Log", "View", "fold", "line_of", "newest_good", "read_store", "require_store",
+    "FRESH", "Checkpoint", "Fault", "History", "Log", "LogView", "fold", "line_of", "newest_good", "read_store", "require_store",
 ]  # fmt: skip

@@ -15,19 +15,19 @@ from relight.errors import CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Record
 from relight.format.digest import ZERO_HEX
 from relight.observe import emit
-from relight.store.anchored import Anchor, Gap, Known, RawRecord, Seen
+from relight.store.anchored import Anchor, AnchorMemory, Gap, HighestRecord, RawRecord
 
 if TYPE_CHECKING:
-    from relight.log.view import View
+    from relight.log.view import LogView
 
 _SHOWN = 8
 
 
-class Memory(NamedTuple):
+class LogMemory(NamedTuple):
     """What was remembered of a run before its log was listed: a listing must have that much."""
 
-    known: Known
-    seen: Seen
+    known: AnchorMemory
+    seen: HighestRecord
     first: bool
     """Whether this process has not confirmed ``known`` yet."""
 
@@ -37,18 +37,18 @@ class Memory(NamedTuple):
         return max(self.known.top, self.seen.seq)
 
 
-def recall(anchor: Anchor, run: str) -> Memory:
+def recall(anchor: Anchor, run: str) -> LogMemory:
     """Return what is remembered of a run. Cost: one listing for each run and process."""
     known = anchor.confirmed.get(run)
-    return Memory(anchor.read(run) if known is None else known, anchor.seen.get(run, Seen()), known is None)
+    return LogMemory(anchor.read(run) if known is None else known, anchor.seen.get(run, HighestRecord()), known is None)
 
 
-def doubtful(memory: Memory, view: View) -> list[int]:
+def doubtful(memory: LogMemory, view: LogView) -> list[int]:
     """The records that do not count and are in no gap: those that a listing lacks are asked for by name before ``check``."""
     return _uncounted(view, memory.known, view.head)
 
 
-def check(anchor: Anchor, view: View, memory: Memory, unread: Collection[int]) -> None:
+def check(anchor: Anchor, view: LogView, memory: LogMemory, unread: Collection[int]) -> None:
     """Raise ``CorruptCheckpoint`` if the log lacks what is remembered. Move the anchor on to what this reader has seen.
 
     ``unread``: records that the store failed to return just now: ``StoreUnavailable`` if they are among those that must count. Cost: the
@@ -82,11 +82,11 @@ def check(anchor: Anchor, view: View, memory: Memory, unread: Collection[int]) -
         what = f"anchor of an earlier version accepted for run {view.run}: {len(old)} records before its newest do not count"
         emit("anchor.adopted", what, run=view.run, count=len(old))
     newest = max(hashes.keys() - anchor.untrusted.get(view.run, ()), default=-1)
-    if newest > anchor.seen.get(view.run, Seen()).seq:
-        anchor.seen[view.run] = Seen(newest, hashes[newest])
+    if newest > anchor.seen.get(view.run, HighestRecord()).seq:
+        anchor.seen[view.run] = HighestRecord(newest, hashes[newest])
 
 
-def wrote(anchor: Anchor, view: View, record: Record) -> None:
+def wrote(anchor: Anchor, view: LogView, record: Record) -> None:
     """Move the anchor to ``record``, which this process appended to ``view``; ``anchor.failed`` reports why it stays where it is."""
     anchor.writes.add(view.run)
     try:
@@ -98,9 +98,9 @@ def wrote(anchor: Anchor, view: View, record: Record) -> None:
         anchor.failed(view.run, "untrusted", why, once=True)
 
 
-def _follow(anchor: Anchor, view: View, record: Record) -> str:
+def _follow(anchor: Anchor, view: LogView, record: Record) -> str:
     """Move the anchor to a record that was appended. Return why readers would not trust it, if so."""
-    known = anchor.confirmed.get(view.run, Known())
+    known = anchor.confirmed.get(view.run, AnchorMemory())
     if record.seq <= known.top:
         return ""
     raw = anchor.raw(view.run, record.seq)
@@ -119,7 +119,7 @@ def _follow(anchor: Anchor, view: View, record: Record) -> str:
     return ""
 
 
-def _confirm_pins(anchor: Anchor, view: View, known: Known) -> RawRecord | None:
+def _confirm_pins(anchor: Anchor, view: LogView, known: AnchorMemory) -> RawRecord | None:
     """Raise unless every pinned record is there. Return the highest."""
     raw = None
     for pin in known.pins:
@@ -129,7 +129,7 @@ def _confirm_pins(anchor: Anchor, view: View, known: Known) -> RawRecord | None:
     return raw
 
 
-def _uncounted(view: View, known: Known, last: int, first: int = 0) -> list[int]:
+def _uncounted(view: LogView, known: AnchorMemory, last: int, first: int = 0) -> list[int]:
     """The records from ``first`` to ``last`` that do not count, and are in no gap. What a summary stands for counts, but its faults."""
     counted = {record.seq for record in view.newer if first <= record.seq <= last}
     begin = max(first, view.base + 1)
@@ -140,12 +140,12 @@ def _uncounted(view: View, known: Known, last: int, first: int = 0) -> list[int]
     return sorted((set(range(begin, last + 1)) | doubted) - counted - passed)
 
 
-def _faults_below(view: View) -> set[int]:
+def _faults_below(view: LogView) -> set[int]:
     """The records that a summary names as faults."""
     return {fault.seq for fault in view.summary.faults} if view.summary is not None else set()
 
 
-def _hashes(view: View) -> dict[int, str]:
+def _hashes(view: LogView) -> dict[int, str]:
     """Chain hashes of the records that count, by number, as far as they are known: a summary has only that of its last record."""
     hashes = {record.seq: record.file_hash for record in view.newer}
     if view.summary is not None and view.base not in _faults_below(view):
@@ -153,14 +153,14 @@ def _hashes(view: View) -> dict[int, str]:
     return hashes
 
 
-def _passed_unrecorded(known: Known, missing: list[int]) -> list[int]:
+def _passed_unrecorded(known: AnchorMemory, missing: list[int]) -> list[int]:
     """Those of ``missing`` that an earlier version passed without a gap: no pin of this version is above them, and none pins them."""
     bound = max((pin.seq for pin in known.pins if pin.whole), default=-1)
     pinned = {pin.seq for pin in known.pins}
     return [seq for seq in missing if seq > bound and seq not in pinned]
 
 
-def _check_counted(anchor: Anchor, view: View, hashes: dict[int, str], known: Known, missing: list[int]) -> None:
+def _check_counted(anchor: Anchor, view: LogView, hashes: dict[int, str], known: AnchorMemory, missing: list[int]) -> None:
     if missing:
         why = {fault.seq: fault.reason for fault in view.faults}
         shown = [f"record {seq}: {why.get(seq, 'the record is missing')}" for seq in missing[:_SHOWN]]
@@ -170,7 +170,7 @@ def _check_counted(anchor: Anchor, view: View, hashes: dict[int, str], known: Kn
             _refuse(anchor, view, f"record {gap.first - 1} is not the one that was seen there")
 
 
-def _move(anchor: Anchor, view: View, known: Known, unread: Collection[int]) -> None:
+def _move(anchor: Anchor, view: LogView, known: AnchorMemory, unread: Collection[int]) -> None:
     """Move the anchor as far as a reader may. The log was compared with ``known``.
 
     A reader without trusted signers cannot judge a signed log, so it leaves that log's anchor where it is.
@@ -188,7 +188,7 @@ def _move(anchor: Anchor, view: View, known: Known, unread: Collection[int]) -> 
         anchor.move(view.run, top, raw)
 
 
-def _furthest(anchor: Anchor, view: View, top: int, unread: Collection[int]) -> int:
+def _furthest(anchor: Anchor, view: LogView, top: int, unread: Collection[int]) -> int:
     """The highest record to which a reader may move the anchor from ``top``, which counts: never past one that was not read just now."""
     end = min((seq for seq in unread if seq > top), default=view.head + 1)
     hashes = {seq: hash for seq, hash in _hashes(view).items() if top <= seq < end}
@@ -205,7 +205,7 @@ def _furthest(anchor: Anchor, view: View, top: int, unread: Collection[int]) -> 
     return newest
 
 
-def _gaps(view: View, first: int, last: int, besides: Collection[Gap] = ()) -> list[Gap]:
+def _gaps(view: LogView, first: int, last: int, besides: Collection[Gap] = ()) -> list[Gap]:
     """The runs of records from ``first`` to ``last`` that do not count, and are in no gap of ``besides``."""
     hashes, below = _hashes(view), _faults_below(view)
     passed = {seq for gap in besides for seq in range(gap.first, gap.last + 1)}
@@ -220,7 +220,7 @@ def _gaps(view: View, first: int, last: int, besides: Collection[Gap] = ()) -> l
     return found
 
 
-def _refuse(anchor: Anchor, view: View, what: str, details: tuple[str, ...] = ()) -> NoReturn:
+def _refuse(anchor: Anchor, view: LogView, what: str, details: tuple[str, ...] = ()) -> NoReturn:
     raise CorruptCheckpoint(
         f"{what}: it was rolled back, or records were lost",
         where=f"{view.run}",

@@ -26,7 +26,7 @@ from relight.log.nested import refuse_store_as_run
 from relight.log.slots import Slot, most_common, recorded_run, recorded_store, why_void
 from relight.log.summarizing import Summaries
 from relight.log.summary import vouched
-from relight.log.view import Fault, LogSummary, View
+from relight.log.view import Fault, LogSummary, LogView
 from relight.store import ByteStore
 from relight.store.again import decode_with_reread, sleep
 from relight.store.anchored import anchor_of
@@ -88,9 +88,9 @@ class Log:
         self._settled_folders: set[str] = set()
         self._own_head = self._newest = -1
         self._looked = False
-        self._judged: View | None = None
+        self._judged: LogView | None = None
         """The last view, as long as nothing was read or written since."""
-        self._checked: View | None = None
+        self._checked: LogView | None = None
         """The last view that was compared with the anchor."""
         self._absent: set[int] = set()
         """Numbers below the head that were asked for by name, and are missing."""
@@ -101,7 +101,7 @@ class Log:
         """The run's name."""
         return self._run
 
-    def read(self) -> View:
+    def read(self) -> LogView:
         """The log as it is now. ``CheckpointNotFound`` if there is no such run."""
         view = self._view()
         if view.head < 0:
@@ -112,7 +112,7 @@ class Log:
             raise CheckpointNotFound(f"no run {self._run!r} here", where=self._store.url, hint=hint)
         return view
 
-    def start(self) -> View:
+    def start(self) -> LogView:
         """The log as it is now, with record 0 made if there is none."""
         if self._anchor is not None:
             self._view()  # first, as a store that was emptied must not be made again under another id
@@ -142,7 +142,7 @@ class Log:
             view = self._view()
         return view
 
-    def _view_or_refuse(self) -> View:
+    def _view_or_refuse(self) -> LogView:
         """Look again at a log that seemed empty. ``CorruptCheckpoint`` if it is empty, and there are checkpoint directories: no attempt
         makes one before the log's first record, so the log was lost. An attempt that began from scratch there would hide them.
         """
@@ -162,7 +162,7 @@ class Log:
             hint=f"copy the directory {LOG_DIR}/ back from where the run came from; or rebuild the log: relight recover {where}",
         )
 
-    def begin_rebuilt(self, run_id: str) -> View:
+    def begin_rebuilt(self, run_id: str) -> LogView:
         """Make record 0 of a run whose log was lost, for the run id that its checkpoints have. Return the log with it.
 
         ``CorruptCheckpoint`` if there is a log after all, or the store has no id.
@@ -174,7 +174,7 @@ class Log:
             raise CorruptCheckpoint("the log that was missing is there again", where=f"{self._store.url.rstrip('/')}/{self._run}")
         return self._view()
 
-    def append(self, decide: Callable[[View], tuple[Body, int] | None]) -> Record | None:
+    def append(self, decide: Callable[[LogView], tuple[Body, int] | None]) -> Record | None:
         """Append what ``decide(view)`` gives, ``(body, epoch)``; None to append nothing. The single commit point.
 
         When somebody else takes the number first, ``decide`` is asked again with the new view. ``Uncertain`` if the store cannot tell
@@ -224,7 +224,7 @@ class Log:
         """Make record ``seq`` durable by name: another process may have appended it, and been killed before that."""
         self._folders.sync(seq)
 
-    def _append(self, view: View, body: Body, epoch: int, run_id: str) -> Record | None:
+    def _append(self, view: LogView, body: Body, epoch: int, run_id: str) -> Record | None:
         unread = next((seq for seq in self._unread if seq <= view.head), None)
         if unread is not None:  # it may be a FENCE, or the very COMMIT that is to be appended
             reason = self._slots[unread].reason
@@ -276,7 +276,7 @@ class Log:
         except StoreUnavailable as error:
             raise Uncertain(f"cannot tell whose record that is: {error.what}", where=key) from error
 
-    def _sync_parents(self, view: View) -> None:
+    def _sync_parents(self, view: LogView) -> None:
         """Before the first append, and whenever the head is another writer's, make durable what we are about to stand on.
 
         Whoever made the directories or the head record may have been killed between making and fsyncing them.
@@ -320,7 +320,7 @@ class Log:
         before, record = self._load(seq - 1), self._load(seq).record
         return before.file_hash is not None and record is not None and record.prev == before.file_hash
 
-    def _has_unlisted(self, view: View) -> bool:
+    def _has_unlisted(self, view: LogView) -> bool:
         """Whether a record that seems missing is there after all: a listing may have been older than the record."""
         missing = [fault.seq for fault in view.faults if view.base < fault.seq <= view.head and fault.seq not in self._slots]
         for seq in missing[:GAP_MAX]:
@@ -329,7 +329,7 @@ class Log:
                 self._put(seq, slot)
         return any(seq in self._slots for seq in missing)
 
-    def _view(self) -> View:
+    def _view(self) -> LogView:
         """The log as it is now. ``CorruptCheckpoint`` if the store's anchor remembers what the log lacks."""
         if self._anchor is None:
             return self._list_and_read()
@@ -343,7 +343,7 @@ class Log:
         self._checked = view
         return view
 
-    def _with_unlisted(self, view: View, numbers: list[int]) -> View:
+    def _with_unlisted(self, view: LogView, numbers: list[int]) -> LogView:
         """Ask by name, once, for each of ``numbers`` that a listing lacked: it may have been older. Return the log with those found."""
         for seq in numbers:
             if seq in self._slots or seq in self._absent:
@@ -361,7 +361,7 @@ class Log:
             self._judged = self._judge(view.head)
         return self._judged
 
-    def _list_and_read(self) -> View:
+    def _list_and_read(self) -> LogView:
         numbers = self._listed()
         head = self._unlisted(max(numbers, default=-1))
         if head < self._base:  # the log was cut back to before the summary
@@ -452,7 +452,7 @@ class Log:
             return True
         return (first.record.store, first.record.run) == (summary.store, summary.run)
 
-    def _forget(self, view: View) -> None:
+    def _forget(self, view: LogView) -> None:
         """Take a newer summary in the place of the records that it covers, so that memory stays bounded."""
         notes = [record for record in reversed(view.newer) if vouched(record) is not None]
         for note in notes[:1]:
@@ -535,7 +535,7 @@ class Log:
         self._texts.pop(record.prev, None)  # the next record chains to another
         return record
 
-    def _judge(self, head: int) -> View:
+    def _judge(self, head: int) -> LogView:
         """Which records count: right store and run, and the bytes their successor chained to."""
         slots, summary = self._slots, self._summary
         self._name_store_and_run()
@@ -564,10 +564,10 @@ class Log:
         head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
         self._vouched = max([found[0] for one in good if (found := vouched(one)) is not None], default=self._base)
         if summary is None:
-            return View(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
+            return LogView(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
         if head == summary.upto:
             head_hash = summary.hash
-        return View(
+        return LogView(
             self._run, self._store_id, self._run_id, (*summary.records, *good), (*summary.faults, *faults), head, head_hash,
             summary,
         )  # fmt: skip

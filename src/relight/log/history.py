@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from relight.format import Record
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, RetireBody, SweepBody, TagBody
-from relight.log.view import Line, LogSummary, View
+from relight.log.view import Line, LogSummary, LogView
 
 ROLLED_BACK = "rolled back"
 """Topic of the NOTE that what the run did from step ``before`` on is not to be gone on from, and that it does not train on the samples of
@@ -118,16 +118,16 @@ class History:
         return sorted(name for name, target in self.tags.items() if target == checkpoint_id)
 
 
-def fold(view: View | Sequence[Record]) -> History:
+def fold(view: LogView | Sequence[Record]) -> History:
     """The history that ``records``, in order, amount to.
 
     A COMMIT, TAG, RETIRE, RECALL or SWEEP of an epoch below the highest FENCE before it is void. A retired checkpoint comes back by RECALL
     alone, and not after its SWEEP. A second COMMIT of an id is void while the checkpoint is live or may be recalled, and within
     ``REPEATED_WITHIN`` records of its RETIRE. A view with a summary continues from the state that the summary has.
     """
-    summary = view.summary if isinstance(view, View) else None
+    summary = view.summary if isinstance(view, LogView) else None
     history = _restored(summary) if summary is not None else History()
-    for record in view.newer if isinstance(view, View) else view:
+    for record in view.newer if isinstance(view, LogView) else view:
         body = record.body
         if isinstance(body, FenceBody):
             if record.epoch <= history.epoch:

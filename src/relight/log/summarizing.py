@@ -7,7 +7,7 @@ from relight.format import Record, hexdigest
 from relight.format.names import LOG_DIR, summary_file
 from relight.format.records import NoteBody
 from relight.log.summary import TOPIC, condense, decode, encode, vouched
-from relight.log.view import LogSummary, View
+from relight.log.view import LogSummary, LogView
 from relight.observe import emit
 from relight.store import ByteStore
 from relight.store.base import trusts
@@ -61,7 +61,7 @@ class Summaries:
         if found is not None:
             self.refused.add(found[1])
 
-    def write(self, view: View) -> NoteBody:
+    def write(self, view: LogView) -> NoteBody:
         """Write the summary of all records of a view, durably. Return the NOTE that vouches for it. Cost: one file."""
         summary = condense(view, trusted=trusts(self._store))
         data = encode(summary)

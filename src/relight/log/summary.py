@@ -34,7 +34,7 @@ from relight.format.records import (
 )  # fmt: skip
 from relight.log.ancestors import FRESH, REBUILT, epochs_of, parents_of
 from relight.log.history import REPEATED_WITHIN, Checkpoint, History, fold
-from relight.log.view import Fault, Line, LogSummary, View
+from relight.log.view import Fault, Line, LogSummary, LogView
 from relight.typed import from_json_bytes
 
 SUMMARY_EVERY = 64
@@ -62,7 +62,7 @@ WRITTEN_NOTES = "note"
 _NO_HASH = "0" * 64
 
 
-def condense(view: View, *, trusted: bool) -> LogSummary:
+def condense(view: LogView, *, trusted: bool) -> LogSummary:
     """Summarize all records of a view. ``trusted``: whether only records of named signers were counted."""
     history = fold(view)
     full, stubs = _kept(history, view.head)
@@ -127,7 +127,7 @@ def _fences(history: History, kept: Iterable[Checkpoint]) -> list[Record]:
     return [*(fence for at, fence in enumerate(older) if at < FIRST_FENCES or fence.epoch in epochs), *newest]
 
 
-def _records(view: View, history: History, full: dict[str, Checkpoint], others: list[Record]) -> dict[int, Record]:
+def _records(view: LogView, history: History, full: dict[str, Checkpoint], others: list[Record]) -> dict[int, Record]:
     """The records that are kept, by number, without the COMMITs of which less is kept."""
     commits = {one.seq for one in full.values()} | {record.seq for record in history.recallable.values()}
     found = {record.seq: record for record in others}

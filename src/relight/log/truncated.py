@@ -8,7 +8,7 @@ from relight.format.records import CommitBody, NoteBody
 from relight.log.chain import NAMES_SHOWN, Log
 from relight.log.history import fold
 from relight.log.identity import checkpoint_dirs, peek_root
-from relight.log.view import View
+from relight.log.view import LogView
 from relight.store import ByteStore
 from relight.store.again import sleep
 
@@ -20,7 +20,7 @@ PAUSES_S = (0.05, 0.2, 0.5)
 """Seconds between readings of a log that seems to lack records, before it counts as truncated."""
 
 
-def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
+def unlogged(store: ByteStore, view: LogView, names: list[str]) -> list[str]:
     """Return those of the directories ``names`` that prove that records of the log were lost.
 
     Either the log does not know the directory's attempt, though a FENCE precedes an attempt's first directory. Or the directory is of
@@ -52,13 +52,13 @@ def unlogged(store: ByteStore, view: View, names: list[str]) -> list[str]:
     return found if len(missing) > view.head + 1 - view.counted else []
 
 
-def is_being_rebuilt(view: View) -> bool:
+def is_being_rebuilt(view: LogView) -> bool:
     """Return whether ``relight recover`` began to append what the log lacks, and did not get to its end."""
     topics = [record.body.topic for record in view.records if isinstance(record.body, NoteBody)]
     return next((topic == REBUILDING for topic in reversed(topics) if topic in (REBUILDING, REBUILT)), False)
 
 
-def refuse_truncated(store: ByteStore, log: Log, view: View | None = None) -> None:
+def refuse_truncated(store: ByteStore, log: Log, view: LogView | None = None) -> None:
     """Raise ``CorruptCheckpoint`` if the log's newest records were lost: an attempt would hide, and later delete, what they commit.
 
     ``view``: the log as it was read just now. A view that others have outrun meanwhile, or with records that could not be read for a
@@ -89,7 +89,7 @@ def refuse_truncated(store: ByteStore, log: Log, view: View | None = None) -> No
     )
 
 
-def whole_log(store: ByteStore, run: str) -> View:
+def whole_log(store: ByteStore, run: str) -> LogView:
     """Read the log of ``run``. ``CorruptCheckpoint`` if its newest records were lost. Costs one listing more than reading."""
     log = Log(store, run)
     view = log.read()
@@ -97,6 +97,6 @@ def whole_log(store: ByteStore, run: str) -> View:
     return view
 
 
-def _some_newer(view: View, names: list[str]) -> bool:
+def _some_newer(view: LogView, names: list[str]) -> bool:
     epoch = fold(view).epoch
     return any((parsed := parse_dir(name)) is not None and parsed.epoch > epoch for name in names)

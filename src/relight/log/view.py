@@ -61,7 +61,7 @@ class LogSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LogView:
     """What the log says now. ``head`` is the highest number there, −1 if none; ``head_hash`` what the next record chains to.
 
     If the reader began at a summary, ``records`` are those of the summary that still matter and all newer ones.

@@ -13,15 +13,15 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from relight.errors import ConfigError, StoreUnavailable
-from relight.migrate.work import Task, work
+from relight.migrate.work import MigrationTask, work
 from relight.world.children import safe_spawn
 
 ENGINES = ("local", "ray")
-Outcome = tuple[Task, dict[str, Any]]
+Outcome = tuple[MigrationTask, dict[str, Any]]
 _PR_SET_PDEATHSIG = 1
 
 
-def outcomes(engine: str, jobs: int, tasks: Sequence[Task]) -> Iterator[Outcome]:
+def outcomes(engine: str, jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
     """What comes of the tasks, as it comes. They begin in order, and at most ``jobs`` are begun and not ended: a task may wait for those
     before it, so all of these must be able to run."""
     if engine not in ENGINES:
@@ -38,13 +38,13 @@ def die_with_parent(parent: int) -> None:
         os._exit(1)
 
 
-def _local(jobs: int, tasks: Sequence[Task]) -> Iterator[Outcome]:
+def _local(jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
     context = multiprocessing.get_context("spawn")
     with safe_spawn():
         made = ProcessPoolExecutor(jobs, mp_context=context, initializer=die_with_parent, initargs=(os.getpid(),))
     with made as pool:
         waiting = deque(tasks)
-        running: dict[Future[dict[str, Any]], Task] = {}
+        running: dict[Future[dict[str, Any]], MigrationTask] = {}
         try:
             while waiting or running:
                 while waiting and len(running) < jobs:
@@ -61,7 +61,7 @@ def _local(jobs: int, tasks: Sequence[Task]) -> Iterator[Outcome]:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _ray(jobs: int, tasks: Sequence[Task]) -> Iterator[Outcome]:
+def _ray(jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
     try:
         import ray
     except ImportError as error:
@@ -72,7 +72,7 @@ def _ray(jobs: int, tasks: Sequence[Task]) -> Iterator[Outcome]:
     try:
         jobs = max(1, min(jobs, int(ray.cluster_resources().get("CPU", 1))))
         remote: Callable[..., Any] = ray.remote(num_cpus=1, max_retries=0)(work).remote
-        waiting, running = deque(tasks), dict[Any, Task]()
+        waiting, running = deque(tasks), dict[Any, MigrationTask]()
         while waiting or running:
             while waiting and len(running) < jobs:
                 task = waiting.popleft()

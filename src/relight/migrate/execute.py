@@ -13,10 +13,10 @@ from relight.commit import Attempt
 from relight.errors import LeaseHeld
 from relight.format import hexdigest
 from relight.migrate.engines import outcomes
-from relight.migrate.finding import Source
-from relight.migrate.journal import Done, Journal
+from relight.migrate.finding import MigrationSource
+from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import REASON, MigratePlan
-from relight.migrate.work import Task
+from relight.migrate.work import MigrationTask
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.store import open_bytes
 
@@ -52,7 +52,7 @@ def execute_migration(
     at may be swept, and nothing comes twice. ``LeaseHeld`` if another session begins meanwhile.
     """
     started, store = time.monotonic(), open_bytes(plan.url)
-    journal = Journal(store, plan.old)
+    journal = MigrationJournal(store, plan.old)
     report = MigrateReport(there=len(plan.there), unreadable=list(plan.unreadable))
     if not plan.todo and not any(_to_check(plan, journal, 0)):
         return report
@@ -78,7 +78,7 @@ def execute_migration(
     return report
 
 
-def _run(engine: str, jobs: int, tasks: Sequence[Task]) -> Iterator[tuple[Task, dict[str, Any]]]:
+def _run(engine: str, jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[tuple[MigrationTask, dict[str, Any]]]:
     with closing(outcomes(engine, jobs, tasks)) as found:  # type: ignore[type-var]
         for task, said in found:
             if said.get("error") == LeaseHeld.kind:
@@ -86,7 +86,7 @@ def _run(engine: str, jobs: int, tasks: Sequence[Task]) -> Iterator[tuple[Task, 
             yield task, said
 
 
-def _take(report: MigrateReport, task: Task, said: dict[str, Any]) -> None:
+def _take(report: MigrateReport, task: MigrationTask, said: dict[str, Any]) -> None:
     if said["ok"]:
         report.brought.append(said)
         report.bytes += task.bytes
@@ -94,21 +94,21 @@ def _take(report: MigrateReport, task: Task, said: dict[str, Any]) -> None:
         report.failed.append((task.source, str(said["error"]), str(said["what"]), str(said["hint"])))
 
 
-def _to_bring(plan: MigratePlan, session: int) -> Iterator[Task]:
+def _to_bring(plan: MigratePlan, session: int) -> Iterator[MigrationTask]:
     last: dict[str, int] = {}
     for number, one in enumerate(plan.todo):
         facts = (plan.url, plan.old, session, number, one.name, one.path, one.run, one.step, one.bytes)
-        yield Task("bring", *facts, after=last.get(one.run), compress=plan.compress)
+        yield MigrationTask("bring", *facts, after=last.get(one.run), compress=plan.compress)
         last[one.run] = number
 
 
-def _to_check(plan: MigratePlan, journal: Journal, session: int) -> Iterator[Task]:
+def _to_check(plan: MigratePlan, journal: MigrationJournal, session: int) -> Iterator[MigrationTask]:
     """Of all that was ever brought: those that fall to the lot, which is the same each time, and of each run the newest."""
     if not plan.check:
         return
-    done = Done(journal)
+    done = MigrationState(journal)
     found = [one for one in [*plan.there, *plan.todo] if one.name in done.brought]
-    newest: dict[str, Source] = {}
+    newest: dict[str, MigrationSource] = {}
     for one in found:
         if one.run not in newest or one.step >= newest[one.run].step:
             newest[one.run] = one
@@ -117,5 +117,7 @@ def _to_check(plan: MigratePlan, journal: Journal, session: int) -> Iterator[Tas
         checkpoint_id = str(done.brought[one.name]["id"])
         drawn = int(hexdigest(one.name.encode())[:8], 16) < plan.check * 2**32 or newest[one.run] is one
         if drawn and checkpoint_id not in done.checked:
-            yield Task("check", plan.url, plan.old, session, number, one.name, one.path, one.run, one.step, one.bytes, None, checkpoint_id)
+            yield MigrationTask(
+                "check", plan.url, plan.old, session, number, one.name, one.path, one.run, one.step, one.bytes, None, checkpoint_id
+            )
             number += 1

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState, RelightError, StoreUnavailable
-from relight.foreign import Found, detect
+from relight.foreign import DetectedCheckpoint, detect
 from relight.foreign.bucket import SCHEMES, BucketFiles, Listing, is_bucket
 from relight.foreign.look import detect_files
 from relight.format.names import STORE_FILE, is_run_name
@@ -25,7 +25,7 @@ _NUMBER = re.compile(r"[0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MigrationSource:
     """A checkpoint that was found: ``name`` is its path below the directory that was searched."""
 
     name: str
@@ -41,7 +41,7 @@ class Source:
 class Findings:
     """Checkpoints, by run and step; what seems to be one and cannot be read, with why; what was excluded."""
 
-    sources: list[Source]
+    sources: list[MigrationSource]
     unreadable: list[tuple[str, str]]
     excluded: int = 0
 
@@ -54,21 +54,21 @@ def find(old: str, run: str | None = None, skip: str = "", exclude: Sequence[str
     does not say its step has the last number in its name. What is called as a checkpoint and cannot be read is ``unreadable``, unless its
     path matches a pattern of ``exclude``.
     """
-    place: _Place = _Bucket(old) if is_bucket(old) else _Folder(old)
+    place: _Candidate = _Bucket(old) if is_bucket(old) else _Folder(old)
     root = place.path
-    found: list[tuple[str, Found]] = []
+    found: list[tuple[str, DetectedCheckpoint]] = []
     unreadable: list[tuple[str, str]] = []
     excluded = 0
     for name, what in _walk(place, "", skip):
         if any(fnmatchcase(name, one) or fnmatchcase(os.path.basename(name), one) for one in exclude):
             excluded += 1
-        elif isinstance(what, Found):
+        elif isinstance(what, DetectedCheckpoint):
             found.append((name, what))
         else:
             unreadable.append((name or ".", str(what.what)))
     names = _runs({os.path.dirname(name) for name, _ in found}, run or os.path.basename(root))
     sources = [
-        Source(
+        MigrationSource(
             name or os.path.basename(root),
             one.path,
             names[os.path.dirname(name)],
@@ -82,7 +82,7 @@ def find(old: str, run: str | None = None, skip: str = "", exclude: Sequence[str
     return Findings(sorted(sources, key=lambda one: (one.run, one.step, one.name)), sorted(unreadable), excluded)
 
 
-class _Place(Protocol):
+class _Candidate(Protocol):
     """A folder, or something in one, that may be a checkpoint."""
 
     path: str
@@ -93,10 +93,10 @@ class _Place(Protocol):
     def has(self, name: str) -> bool:
         """Whether a file of that name lies in it."""
 
-    def detect(self) -> Found:
+    def detect(self) -> DetectedCheckpoint:
         """As ``foreign.look``."""
 
-    def inside(self) -> list[tuple[str, bool, _Place]]:
+    def inside(self) -> list[tuple[str, bool, _Candidate]]:
         """What lies in it, by name: whether each is a folder, and that."""
 
 
@@ -113,16 +113,16 @@ class _Folder:
     def has(self, name: str) -> bool:
         return os.path.exists(os.path.join(self.path, name))
 
-    def detect(self) -> Found:
+    def detect(self) -> DetectedCheckpoint:
         return detect(self.path)
 
-    def inside(self) -> list[tuple[str, bool, _Place]]:
+    def inside(self) -> list[tuple[str, bool, _Candidate]]:
         try:
             with os.scandir(self.path) as entries:
                 there = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)) for entry in entries)
         except OSError as error:
             raise StoreUnavailable(f"cannot be listed: {error.strerror}", where=self.path) from error
-        found: list[tuple[str, bool, _Place]] = []
+        found: list[tuple[str, bool, _Candidate]] = []
         for name, is_dir, is_file in there:
             if is_dir or is_file:
                 found.append((name, is_dir, _below(self.path, name)))
@@ -143,11 +143,11 @@ class _NotAFile:
     def has(self, name: str) -> bool:
         return False
 
-    def detect(self) -> Found:
+    def detect(self) -> DetectedCheckpoint:
         what = "a link, which is not followed" if os.path.islink(self.path) else "not a regular file"
         raise IncompatibleState(what, where=self.path)
 
-    def inside(self) -> list[tuple[str, bool, _Place]]:
+    def inside(self) -> list[tuple[str, bool, _Candidate]]:
         return []
 
 
@@ -180,10 +180,10 @@ class _Bucket:
     def has(self, name: str) -> bool:
         return f"{self._name}/{name}".lstrip("/") in self._listing.versions
 
-    def detect(self) -> Found:
+    def detect(self) -> DetectedCheckpoint:
         return detect_files(BucketFiles(self._listing, self._name, is_folder=self._is_folder))
 
-    def inside(self) -> list[tuple[str, bool, _Place]]:
+    def inside(self) -> list[tuple[str, bool, _Candidate]]:
         home = f"{self._name}/" if self._name else ""
         return [
             (name, is_folder, _Bucket("", self._listing, f"{home}{name}", is_folder=is_folder))
@@ -191,7 +191,7 @@ class _Bucket:
         ]
 
 
-def _walk(place: _Place, name: str, skip: str, level: int = 0) -> Iterator[tuple[str, Found | RelightError]]:
+def _walk(place: _Candidate, name: str, skip: str, level: int = 0) -> Iterator[tuple[str, DetectedCheckpoint | RelightError]]:
     if place.path == skip or place.has(STORE_FILE):
         return
     is_folder = place.is_folder()
@@ -212,7 +212,9 @@ def _walk(place: _Place, name: str, skip: str, level: int = 0) -> Iterator[tuple
         yield name, unknown
 
 
-def _inside(place: _Place, name: str, skip: str, level: int, *, files: bool = True) -> Iterator[tuple[str, Found | RelightError]]:
+def _inside(
+    place: _Candidate, name: str, skip: str, level: int, *, files: bool = True
+) -> Iterator[tuple[str, DetectedCheckpoint | RelightError]]:
     if not place.is_folder():
         return
     try:
@@ -231,7 +233,7 @@ def _inside(place: _Place, name: str, skip: str, level: int, *, files: bool = Tr
             yield from _walk(what, path, skip, level + 1)
 
 
-def _step(name: str, found: Found) -> int:
+def _step(name: str, found: DetectedCheckpoint) -> int:
     if found.step is not None:
         return found.step
     numbers = _NUMBER.findall(os.path.basename(name))

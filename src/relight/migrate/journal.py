@@ -19,7 +19,7 @@ BEGIN = "begin.json"
 RECORD_BYTES_MAX = 1 << 20
 
 
-class Journal:
+class MigrationJournal:
     """The sessions of the migration of one place to one store."""
 
     def __init__(self, store: ByteStore, old: str) -> None:
@@ -81,10 +81,10 @@ class Journal:
         return found
 
 
-class Done:
+class MigrationState:
     """What a journal amounts to: what was brought, by source, and which of that was checked."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: MigrationJournal) -> None:
         self.brought: dict[str, dict[str, Any]] = {}
         self.checked: set[str] = set()
         self.runs: set[str] = set()

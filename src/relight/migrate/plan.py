@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from relight.catalog import Run
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.foreign.bucket import is_bucket
-from relight.migrate.finding import Source, find
-from relight.migrate.journal import Done, Journal
+from relight.migrate.finding import MigrationSource, find
+from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.store import open_bytes
 from relight.store.urls import absolute
 
@@ -25,8 +25,8 @@ class MigratePlan:
 
     old: str
     url: str
-    todo: list[Source]
-    there: list[Source]
+    todo: list[MigrationSource]
+    there: list[MigrationSource]
     unreadable: list[tuple[str, str]]
     check: float
     compress: bool = False
@@ -53,7 +53,7 @@ def plan_migration(
     if not 0 <= check <= 1:
         raise ConfigError(f"a part of {check:g}", hint="--check 10%, full or none")
     store = open_bytes(url)
-    done = Done(Journal(store, place_of(old)))
+    done = MigrationState(MigrationJournal(store, place_of(old)))
     found = find(old, run, skip=place_of(url), exclude=exclude)
     if not found.sources and not found.unreadable:
         left = f"; {found.excluded} excluded" if found.excluded else ""

@@ -9,9 +9,9 @@ from relight.catalog import Run
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, UnsafeContent
 from relight.format.records import Body, RetireBody
-from relight.log import Checkpoint, Log, View, fold
+from relight.log import Checkpoint, Log, LogView, fold
 from relight.log.truncated import refuse_truncated
-from relight.migrate.journal import Done, Journal
+from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.migrate.plan import REASON, place_of
 from relight.migrate.work import MIGRATED
 from relight.reclaim import execute_sweep, plan_sweep
@@ -33,8 +33,8 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
     """Retire and delete what was brought from ``old``, and nothing else. A tag, or a later checkpoint that needs it, keeps one; the logs of
     the runs stay, and say so. Said again, it goes on where it was. ``CheckpointNotFound`` if nothing was brought."""
     store = open_bytes(url)
-    journal = Journal(store, place_of(old))
-    done = Done(journal)
+    journal = MigrationJournal(store, place_of(old))
+    done = MigrationState(journal)
     brought = _brought(store, journal, done)
     if not any(brought.values()):
         raise CheckpointNotFound("nothing was brought here from there", where=f"{url}, from {old}")
@@ -49,7 +49,9 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
         log = Log(store, run)
         going: list[str] = []
 
-        def decide(view: View, mine: set[str] = mine, going: list[str] = going, report: RollBackReport = report) -> tuple[Body, int] | None:
+        def decide(
+            view: LogView, mine: set[str] = mine, going: list[str] = going, report: RollBackReport = report
+        ) -> tuple[Body, int] | None:
             history = fold(view)
             needed = {donor for one in history.live if one.id not in mine for donor in one.requires}
             going.clear()
@@ -76,7 +78,7 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
     return report
 
 
-def _brought(store: ByteStore, journal: Journal, done: Done) -> dict[str, set[str]]:
+def _brought(store: ByteStore, journal: MigrationJournal, done: MigrationState) -> dict[str, set[str]]:
     """Ids by run: what the journal says, and what was committed by somebody who was killed before the journal had it."""
     found: dict[str, set[str]] = {run: set() for run in done.runs}
     for one in done.brought.values():
@@ -90,7 +92,7 @@ def _brought(store: ByteStore, journal: Journal, done: Done) -> dict[str, set[st
     return found
 
 
-def _is_ours(run: Run, checkpoint: Checkpoint, journal: Journal) -> bool:
+def _is_ours(run: Run, checkpoint: Checkpoint, journal: MigrationJournal) -> bool:
     try:
         said = run.open(checkpoint).root.user.get(MIGRATED)
     except (CorruptCheckpoint, UnsafeContent):

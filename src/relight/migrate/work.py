@@ -12,11 +12,11 @@ from typing import Any
 from relight.catalog import Opened, Run, verify_checkpoint
 from relight.catalog.slabs import SLAB_BYTES, SlabReader, is_straight, slabs_of
 from relight.catalog.whole import whole_of
-from relight.commit.earlier import Smaller
+from relight.commit.earlier import IncrementalState
 from relight.errors import LeaseHeld, RelightError
 from relight.foreign import detect, import_checkpoint
 from relight.foreign.found import plant
-from relight.migrate.journal import Journal
+from relight.migrate.journal import MigrationJournal
 from relight.policy.compact import Compact
 from relight.store import open_bytes
 
@@ -28,7 +28,7 @@ _POLL_S = (0.01, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class MigrationTask:
     """``kind`` is ``bring`` or ``check``. ``after`` is the number of the task whose commit comes before this one's, None for none."""
 
     kind: str
@@ -46,10 +46,10 @@ class Task:
     compress: bool = False
 
 
-def work(task: Task) -> dict[str, Any]:
+def work(task: MigrationTask) -> dict[str, Any]:
     """Do it, and put what came of it into the journal. Errors of ours are an answer."""
     store = open_bytes(task.url)
-    journal = Journal(store, task.old)
+    journal = MigrationJournal(store, task.old)
     started = time.monotonic()
     said: dict[str, Any] = {"kind": task.kind, "source": task.source, "run": task.run, "step": task.step, "bytes": task.bytes}
     try:
@@ -70,16 +70,16 @@ def error_record(error: BaseException) -> dict[str, Any]:
     return {"error": type(error).__name__, "what": str(error)[:2000], "where": "", "hint": ""}
 
 
-def _bring(task: Task, journal: Journal) -> dict[str, Any]:
+def _bring(task: MigrationTask, journal: MigrationJournal) -> dict[str, Any]:
     found = detect(task.path)
     mark = {MIGRATED: {"journal": journal.prefix, "source": task.source}}
-    smaller = Smaller(Compact(reuse=False, codecs="always")) if task.compress else None
+    smaller = IncrementalState(Compact(reuse=False, codecs="always")) if task.compress else None
     turn = partial(_turn, task, journal)
     report = import_checkpoint(found, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
     return {"id": report.id, "tensors": report.tensors, "format": found.format, "left_out": [list(one) for one in report.left_out[:100]]}
 
 
-def _turn(task: Task, journal: Journal) -> None:
+def _turn(task: MigrationTask, journal: MigrationJournal) -> None:
     """Wait until those before it are committed, or have failed. ``LeaseHeld`` if another session has begun: it is in charge of the run
     then, and what this one still would commit, its log refuses."""
     end, pause = time.monotonic() + TURN_S_MAX, _POLL_S[0]
@@ -92,7 +92,7 @@ def _turn(task: Task, journal: Journal) -> None:
     journal.check_newest(task.session)
 
 
-def _check(task: Task) -> dict[str, Any]:
+def _check(task: MigrationTask) -> dict[str, Any]:
     """All bytes are what was committed, and what was committed is what the source has now."""
     store = open_bytes(task.url)
     run = Run(store, task.run)
@@ -106,7 +106,7 @@ def _check(task: Task) -> dict[str, Any]:
     return {"id": task.id}
 
 
-def _differences(task: Task, opened: Opened) -> Iterator[str]:
+def _differences(task: MigrationTask, opened: Opened) -> Iterator[str]:
     planted = plant(detect(task.path).content, detect(task.path).files)
     whole = whole_of(opened)
     number_of = {tensor.name: index for index, tensor in enumerate(whole.tensors)}

@@ -15,7 +15,7 @@ SECONDS = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MetricSource:
     """From which event: one each, or the number in ``field``. ``once``: the fields of which an event with the same values counts once,
     however many ranks tell of it."""
 
@@ -37,7 +37,7 @@ class Metric:
     panel: str
     """The row of the dashboard in which it is shown."""
     labels: tuple[str, ...] = ()
-    made: Made | None = None
+    made: MetricSource | None = None
     fields: tuple[tuple[str, str], ...] = ()
     """Labels that are called otherwise than the event's field: ``(label, field)``."""
 
@@ -101,49 +101,53 @@ METRICS: tuple[Metric, ...] = (
     Metric("relight_steps_total", COUNTER, "Steps that ended for the first time.", JOB),
     Metric("relight_risk_ratio", GAUGE, "Score of the latest alarm of a failure to come, 0 once it is a quarter of an hour old.", JOB),
     # from events
-    Metric("relight_saves_total", COUNTER, "Saves that became checkpoints.", SAVING, made=Made("save.durable", once=("id",))),
-    Metric("relight_saves_failed_total", COUNTER, "Saves that did not, as each rank tells.", SAVING, ("kind",), Made("save.failed")),
+    Metric("relight_saves_total", COUNTER, "Saves that became checkpoints.", SAVING, made=MetricSource("save.durable", once=("id",))),
+    Metric("relight_saves_failed_total", COUNTER, "Saves that did not, as each rank tells.", SAVING, ("kind",),
+           MetricSource("save.failed")),
     Metric("relight_saves_put_off_total", COUNTER, "Saves that were made later, as those before were still written.", SAVING,
-            made=Made("save.coalesced", once=("step",))),
-    Metric("relight_saves_held_total", COUNTER, "Saves that waited in memory for room.", SAVING, made=Made("save.held", once=("id",))),
+            made=MetricSource("save.coalesced", once=("step",))),
+    Metric("relight_saves_held_total", COUNTER, "Saves that waited in memory for room.", SAVING,
+           made=MetricSource("save.held", once=("id",))),
     Metric("relight_saved_bytes_total", COUNTER, "Bytes of checkpoints that became durable.", SAVING,
-            made=Made("save.durable", "bytes", once=("id",))),
+            made=MetricSource("save.durable", "bytes", once=("id",))),
     Metric("relight_save_blocked_seconds", HISTOGRAM, "What a save kept the training of a rank waiting.", SAVING,
-            made=Made("save.durable", "blocked_s")),
+            made=MetricSource("save.durable", "blocked_s")),
     Metric("relight_save_snapshot_seconds", HISTOGRAM, "What copying a rank's values took, behind the call as a rule.", SAVING,
-            made=Made("save.sealed", "seconds")),
+            made=MetricSource("save.sealed", "seconds")),
     Metric("relight_save_durable_seconds", HISTOGRAM, "From the call until the checkpoint was durable.", SAVING,
-            made=Made("save.durable", "seconds", once=("id",))),
+            made=MetricSource("save.durable", "seconds", once=("id",))),
     Metric("relight_save_phase_seconds", HISTOGRAM, "Each part of a rank's way to a checkpoint.", SAVING,
-            ("phase",), Made("save.span", "end", "start"), (("phase", "span"),)),
-    Metric("relight_restores_total", COUNTER, "Restores, by where the bytes came from.", RESTORING, ("source",), Made("restore.done")),
-    Metric("relight_restore_seconds", HISTOGRAM, "What a restore took.", RESTORING, ("source",), Made("restore.done", "seconds")),
-    Metric("relight_restored_bytes_total", COUNTER, "Bytes that restores read.", RESTORING, ("source",), Made("restore.done", "bytes")),
+            ("phase",), MetricSource("save.span", "end", "start"), (("phase", "span"),)),
+    Metric("relight_restores_total", COUNTER, "Restores, by where the bytes came from.", RESTORING, ("source",),
+           MetricSource("restore.done")),
+    Metric("relight_restore_seconds", HISTOGRAM, "What a restore took.", RESTORING, ("source",), MetricSource("restore.done", "seconds")),
+    Metric("relight_restored_bytes_total", COUNTER, "Bytes that restores read.", RESTORING, ("source",),
+           MetricSource("restore.done", "bytes")),
     Metric("relight_restores_skipped_total", COUNTER, "Checkpoints that a restore passed over.", RESTORING,
-            ("kind",), Made("restore.skipped")),
+            ("kind",), MetricSource("restore.skipped")),
     Metric("relight_damaged_files_total", COUNTER, "Damaged files that no tier has whole.", RESTORING,
-            made=Made("scrub.damaged", once=("file",))),
+            made=MetricSource("scrub.damaged", once=("file",))),
     Metric("relight_drains_total", COUNTER, "Checkpoints copied to a further tier.", TIERS,
-            ("tier",), Made("drain.done", once=("tier", "id"))),
+            ("tier",), MetricSource("drain.done", once=("tier", "id"))),
     Metric("relight_drained_bytes_total", COUNTER, "Bytes copied there.", TIERS,
-            ("tier",), Made("drain.done", "bytes", once=("tier", "id"))),
+            ("tier",), MetricSource("drain.done", "bytes", once=("tier", "id"))),
     Metric("relight_drain_seconds", HISTOGRAM, "What copying one took.", TIERS,
-            ("tier",), Made("drain.done", "seconds", once=("tier", "id"))),
+            ("tier",), MetricSource("drain.done", "seconds", once=("tier", "id"))),
     Metric("relight_drains_failed_total", COUNTER, "Tries to copy that failed, as each rank tells.", TIERS,
-            ("tier",), Made("drain.failed")),
-    Metric("relight_prunes_total", COUNTER, "Times that retention removed something.", CHECKPOINTS, made=Made("prune.done")),
-    Metric("relight_prunes_failed_total", COUNTER, "Times that it could not.", CHECKPOINTS, ("kind",), Made("prune.failed")),
+            ("tier",), MetricSource("drain.failed")),
+    Metric("relight_prunes_total", COUNTER, "Times that retention removed something.", CHECKPOINTS, made=MetricSource("prune.done")),
+    Metric("relight_prunes_failed_total", COUNTER, "Times that it could not.", CHECKPOINTS, ("kind",), MetricSource("prune.failed")),
     Metric("relight_recovery_seconds", HISTOGRAM, "From a failure to the first step behind it.", JOB,
-            made=Made("run.recovered", "seconds", once=("incident",))),
+            made=MetricSource("run.recovered", "seconds", once=("incident",))),
     Metric("relight_steps_lost_total", COUNTER, "Steps that had to be done again after failures.", JOB,
-            made=Made("run.recovered", "steps_lost", once=("incident",))),
+            made=MetricSource("run.recovered", "steps_lost", once=("incident",))),
     Metric("relight_alarms_total", COUNTER, "Alarms of failures to come, by class.", JOB,
-            ("class",), Made("foresee.alarm"), (("class", "kind"),)),
+            ("class",), MetricSource("foresee.alarm"), (("class", "kind"),)),
     Metric("relight_alarms_settled_total", COUNTER, "Alarms by outcome: true, false; and failures without an alarm: missed.", JOB,
-            ("detector", "outcome"), Made("foresee.settled")),
+            ("detector", "outcome"), MetricSource("foresee.settled")),
     Metric("relight_events_total", COUNTER, "Events, by level.", EVENTS_ROW, ("level",)),
     Metric("relight_events_lost_total", COUNTER, "Events that came faster than they could be written down.", EVENTS_ROW,
-            made=Made("events.lost", "count")),
+            made=MetricSource("events.lost", "count")),
 )  # fmt: skip
 """All of them. A metric in no row of a dashboard, or a panel or rule of one that is not here, fails a test."""
 

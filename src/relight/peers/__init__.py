@@ -6,10 +6,10 @@ every other byte. Nobody waits without a deadline, and no stranger is heard. May
 ``format.digest``, ``observe``, ``errors``. Never torch, nor the log: what counts, others say.
 """
 
-from relight.peers.parts import Part
-from relight.peers.protecting import Peers
+from relight.peers.parts import HeldPartFile
+from relight.peers.protecting import PeerService
 from relight.peers.reading import Remote
-from relight.peers.rings import Peer, Ring, Rings, Shared, rings
+from relight.peers.rings import FailureGroup, Peer, PeerRing, Rings, rings
 from relight.peers.wire import TOKEN_BYTES
 
-__all__ = ["TOKEN_BYTES", "Part", "Peer", "Peers", "Remote", "Ring", "Rings", "Shared", "rings"]
+__all__ = ["TOKEN_BYTES", "FailureGroup", "HeldPartFile", "Peer", "PeerRing", "PeerService", "Remote", "Rings", "rings"]

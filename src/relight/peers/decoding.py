@@ -12,14 +12,14 @@ from typing import NamedTuple
 
 from relight.errors import ConfigError
 from relight.peers.galois import MEMBERS_MAX, ROWS_MAX, weigh
-from relight.peers.messages import Inventory, Own, Parity, Read, Segment
+from relight.peers.messages import Inventory, Own, Parity, ReadRequest, Segment
 
 
-class Source(NamedTuple):
+class CodedSource(NamedTuple):
     """``length`` bytes at an address; ``asked`` names them from the first on. ``factor``: what they are multiplied with."""
 
     address: str
-    asked: Read
+    asked: ReadRequest
     length: int
     factor: int
 
@@ -34,7 +34,7 @@ class Source(NamedTuple):
         return self.name in bad or self.address in bad
 
 
-class Known(NamedTuple):
+class KnownPart(NamedTuple):
     """A part that was, or is, in some agent's memory: how its packs lie in it."""
 
     starts: tuple[int, ...]
@@ -72,22 +72,24 @@ class Shelves:
                 if member.rank >= 0:
                     self._stripes.setdefault((str(id), member.rank), []).append(stripe)
 
-    def known(self, id: str, rank: int) -> list[Known]:
+    def known(self, id: str, rank: int) -> list[KnownPart]:
         """All ways in which that part is described: one, unless somebody is wrong. What agents have themselves first."""
-        own = [Known(one.starts, one.sizes) for _, one in self._own.get((id, rank), [])]
-        told = [Known(m.starts, m.sizes) for stripe in self._stripes.get((id, rank), []) for m in stripe.members if m.rank == rank]
+        own = [KnownPart(one.starts, one.sizes) for _, one in self._own.get((id, rank), [])]
+        told = [KnownPart(m.starts, m.sizes) for stripe in self._stripes.get((id, rank), []) for m in stripe.members if m.rank == rank]
         return list(dict.fromkeys(own + told))
 
-    def whole(self, id: str, rank: int, known: Known, bad: Collection[object] = ()) -> Source | None:
+    def whole(self, id: str, rank: int, known: KnownPart, bad: Collection[object] = ()) -> CodedSource | None:
         """An agent that has that part itself."""
         for address, own in self._own.get((id, rank), []):
             length = max((start + size for start, size in zip(own.starts, own.sizes)), default=0) - min(own.starts, default=0)
-            found = Source(address, Read(id, rank, 0, 0), length, 1)
-            if Known(own.starts, own.sizes) == known and not found.among(bad):
+            found = CodedSource(address, ReadRequest(id, rank, 0, 0), length, 1)
+            if KnownPart(own.starts, own.sizes) == known and not found.among(bad):
                 return found
         return None
 
-    def sums(self, id: str, rank: int, known: Known, number: int, bad: Collection[object] = ()) -> Iterator[tuple[list[Source], int]]:
+    def sums(
+        self, id: str, rank: int, known: KnownPart, number: int, bad: Collection[object] = ()
+    ) -> Iterator[tuple[list[CodedSource], int]]:
         """Ways to make segment ``number`` of that part: what adds up to it, and how many agents its stripe is on."""
         for stripe in self._stripes.get((id, rank), []):
             for target, member in enumerate(stripe.members):
@@ -96,7 +98,7 @@ class Shelves:
                     if sources is not None:
                         yield sources, stripe.of
 
-    def segments(self, id: str, rank: int, known: Known) -> list[Segment]:
+    def segments(self, id: str, rank: int, known: KnownPart) -> list[Segment]:
         """The segments of that part that some stripe has, without repetition, by where they begin."""
         found = {
             (m.offset, m.length, m.number): m
@@ -106,22 +108,22 @@ class Shelves:
         }
         return [found[key] for key in sorted(found)]
 
-    def _sum(self, id: str, stripe: Stripe, target: int, bad: Collection[object]) -> list[Source] | None:
-        present: dict[int, Source] = {}
+    def _sum(self, id: str, stripe: Stripe, target: int, bad: Collection[object]) -> list[CodedSource] | None:
+        present: dict[int, CodedSource] = {}
         missing = [target]
         for number, member in enumerate(stripe.members):
             if number == target or not member.length:
                 continue  # what has no bytes adds nothing
-            own = self.whole(id, member.rank, Known(member.starts, member.sizes), bad)
+            own = self.whole(id, member.rank, KnownPart(member.starts, member.sizes), bad)
             if own is None:
                 missing.append(number)
             else:
-                read = Read(id, member.rank, member.offset, 0)
-                present[number] = Source(own.address, read, member.length, 1)
-        rows: list[tuple[int, Source]] = []
+                read = ReadRequest(id, member.rank, member.offset, 0)
+                present[number] = CodedSource(own.address, read, member.length, 1)
+        rows: list[tuple[int, CodedSource]] = []
         for row, (address, piece) in sorted(stripe.rows.items()):
-            read = Read(id, -1, 0, 0, piece.ring, piece.lane, piece.stripe, row)
-            source = Source(address, read, piece.length, 1)
+            read = ReadRequest(id, -1, 0, 0, piece.ring, piece.lane, piece.stripe, row)
+            source = CodedSource(address, read, piece.length, 1)
             if not source.among(bad) and len(rows) < len(missing):
                 rows.append((row, source))
         if len(rows) < len(missing):

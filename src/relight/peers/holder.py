@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.arena import Memory, allocate, room_for
+from relight.arena import SharedMemory, allocate, room_for
 from relight.errors import NoSpace
 from relight.peers.galois import BLOCK, accumulate, coefficient
-from relight.peers.messages import GONE, LENGTH_MAX, OLD, ROOM, ROSTER, VOID, Contribute, Parity, Read, Refused, Segment
+from relight.peers.messages import GONE, LENGTH_MAX, OLD, ROOM, ROSTER, VOID, Contribute, Parity, PeerRefusal, ReadRequest, Segment
 from relight.peers.parts import blob_length, cut
-from relight.peers.rings import Ring
-from relight.peers.wire import Gone
+from relight.peers.rings import PeerRing
+from relight.peers.wire import PeerLost
 
 PENDING_MAX = 2
 """A member may have gone on to the next checkpoint while others still send this one: both may be completed."""
@@ -31,7 +31,7 @@ class Refusal(Exception):  # caught before it leaves this room: it becomes an an
 
     def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
-        self.answer = Refused(code, why)
+        self.answer = PeerRefusal(code, why)
 
 
 class _Member:
@@ -45,15 +45,15 @@ class _Member:
         """Whose connection goes on with it: a former one, whose bytes may still be under way here, adds nothing any more."""
 
 
-class _Piece:
+class _ParityPiece:
     """One piece of parity."""
 
-    def __init__(self, first: Contribute, absent: dict[int, Segment], ring: Ring) -> None:
+    def __init__(self, first: Contribute, absent: dict[int, Segment], ring: PeerRing) -> None:
         self.id, self.seq, self.lane = first.id, first.seq, first.lane
         self.ring, self.stripe, self.row = first.ring, first.stripe, first.row
         self.absent, self.data, self.of = absent, ring.data, ring.data + ring.parity
         self.members: dict[int, _Member] = {}
-        self.memory: Memory | None = None
+        self.memory: SharedMemory | None = None
         self.complete = self.dropped = False
         self.lock = threading.Lock()
 
@@ -78,18 +78,18 @@ class _Piece:
 class Turn(NamedTuple):
     """One connection's right to go on with one contribution."""
 
-    piece: _Piece
+    piece: _ParityPiece
     member: _Member
     mark: object
     factor: int
 
 
-class _Place:
+class _StripeRow:
     """A row of a lane: every agent holds one piece of each at a time."""
 
     def __init__(self) -> None:
-        self.complete: _Piece | None = None
-        self.pending: list[_Piece] = []
+        self.complete: _ParityPiece | None = None
+        self.pending: list[_ParityPiece] = []
         self.voided: deque[str] = deque(maxlen=_VOIDED_MAX)
 
 
@@ -98,8 +98,8 @@ class Holder:
 
     def __init__(self, memory: int | None, completed: Callable[[Parity], None] = lambda piece: None) -> None:
         self._budget, self._completed = memory, completed
-        self._places: dict[tuple[int, int], _Place] = {}
-        self._ring: Ring | None = None
+        self._places: dict[tuple[int, int], _StripeRow] = {}
+        self._ring: PeerRing | None = None
         self._fingerprint = b""
         self._me = -1
         self._used = 0
@@ -111,7 +111,7 @@ class Holder:
         with self._lock:
             return self._used
 
-    def join(self, ring: Ring | None, me: str) -> None:
+    def join(self, ring: PeerRing | None, me: str) -> None:
         """Take contributions of that ring's members. What is on its way from another ring's is dropped; what is complete stays."""
         position = None if ring is None else ring.position(me)
         with self._lock:
@@ -131,7 +131,7 @@ class Holder:
             if ring is None or asked.ring != self._fingerprint:
                 raise Refusal(ROSTER, "another ring is joined here, or none yet")
             self._check(ring, asked)
-            place = self._places.setdefault((asked.lane, asked.row), _Place())
+            place = self._places.setdefault((asked.lane, asked.row), _StripeRow())
             if asked.id in place.voided:
                 raise Refusal(VOID, "a member's memory changed while it was sent")
             piece = self._find_or_make(place, asked, ring)
@@ -146,10 +146,10 @@ class Holder:
         with piece.lock:
             self._check_turn(turn)
             if offset != member.got or offset + len(data) > member.segment.length or member.whole:
-                raise Gone(f"byte {offset} came when byte {member.got} of {member.segment.length} was next")
+                raise PeerLost(f"byte {offset} came when byte {member.got} of {member.segment.length} was next")
             assert piece.memory is not None
             if len(data) % BLOCK and offset + len(data) < member.segment.length:
-                raise Gone(f"{len(data)} bytes in the middle are not whole blocks")
+                raise PeerLost(f"{len(data)} bytes in the middle are not whole blocks")
             whole = len(data) - len(data) % BLOCK
             room = piece.memory.view[offset : offset + whole + BLOCK]
             accumulate(room[:whole], data[:whole], turn.factor)
@@ -164,7 +164,7 @@ class Holder:
             with piece.lock:
                 self._check_turn(turn)
                 if member.got != member.segment.length:
-                    raise Gone(f"whole, with {member.got} of {member.segment.length} bytes")
+                    raise PeerLost(f"whole, with {member.got} of {member.segment.length} bytes")
                 member.whole = True
                 wanted = piece.data - len(piece.absent)
                 newly = not piece.complete and len(piece.members) == wanted and all(one.whole for one in piece.members.values())
@@ -193,7 +193,7 @@ class Holder:
         with self._lock:
             return [place.complete.described() for place in self._places.values() if place.complete is not None]
 
-    def read(self, asked: Read) -> memoryview:
+    def read(self, asked: ReadRequest) -> memoryview:
         """A view of those bytes of a complete piece, which stay what they are as long as the view lives. ``Refusal``."""
         with self._lock:
             place = self._places.get((asked.lane, asked.row))
@@ -211,24 +211,24 @@ class Holder:
             for place in self._places.values():
                 self._drop(place, [*place.pending, *([place.complete] if place.complete is not None else [])])
 
-    def _check(self, ring: Ring, asked: Contribute) -> None:
+    def _check(self, ring: PeerRing, asked: Contribute) -> None:
         """That the roster has such a member, and that what it says of itself can be."""
         segment, stripes = asked.segment, len(ring.peers)
         if not (0 <= asked.row < ring.parity and asked.stripe < stripes and segment.number < ring.data):
-            raise Gone("there is no such piece")
+            raise PeerLost("there is no such piece")
         peer = ring.member(asked.stripe, segment.number)
         ranks = peer.ranks
         if ring.holder(asked.stripe, asked.row) is not ring.peers[self._me] or peer.id != segment.owner:
-            raise Gone("that piece is not held here for that member")
+            raise PeerLost("that piece is not held here for that member")
         if asked.lane >= len(ranks) or ranks[asked.lane] != segment.rank:
-            raise Gone(f"agent {peer.id!r} has no rank {segment.rank} in lane {asked.lane}")
+            raise PeerLost(f"agent {peer.id!r} has no rank {segment.rank} in lane {asked.lane}")
         length = blob_length(segment.starts, segment.sizes)
         if len(segment.starts) != len(segment.sizes) or not 0 <= length <= LENGTH_MAX:
-            raise Gone("packs that cannot be")
+            raise PeerLost("packs that cannot be")
         if cut(length, ring.data)[segment.number] != (segment.offset, segment.length):
-            raise Gone("this is not how a segment is cut")
+            raise PeerLost("this is not how a segment is cut")
 
-    def _find_or_make(self, place: _Place, asked: Contribute, ring: Ring) -> _Piece:
+    def _find_or_make(self, place: _StripeRow, asked: Contribute, ring: PeerRing) -> _ParityPiece:
         complete = place.complete
         if complete is not None and (complete.id, complete.ring) == (asked.id, asked.ring):
             return complete
@@ -247,11 +247,11 @@ class Holder:
             peer = ring.member(asked.stripe, number)
             if asked.lane >= len(peer.ranks):
                 absent[number] = Segment(peer.id, -1, number, 0, 0)
-        piece = _Piece(asked, absent, ring)
+        piece = _ParityPiece(asked, absent, ring)
         place.pending.append(piece)
         return piece
 
-    def _member(self, place: _Place, piece: _Piece, asked: Contribute) -> _Member:
+    def _member(self, place: _StripeRow, piece: _ParityPiece, asked: Contribute) -> _Member:
         known = piece.members.get(asked.segment.number)
         if known is not None:
             if (known.segment, known.life) == (asked.segment, asked.life):
@@ -264,7 +264,7 @@ class Holder:
         member = piece.members[asked.segment.number] = _Member(asked.segment, asked.life)
         return member
 
-    def _make_room(self, place: _Place, piece: _Piece, length: int) -> None:
+    def _make_room(self, place: _StripeRow, piece: _ParityPiece, length: int) -> None:
         """Have the piece be at least that long: what is there stays, what is added is zero. Without room all of it is given up."""
         size = -(-length // BLOCK) * BLOCK
         former = piece.memory
@@ -276,7 +276,7 @@ class Holder:
                 if not older:
                     raise NoSpace(why)
                 self._drop(place, older)
-            grown = Memory(allocate(size, "relight-parity") if former is None else _extended(former, size), size, writable=True)
+            grown = SharedMemory(allocate(size, "relight-parity") if former is None else _extended(former, size), size, writable=True)
         except (NoSpace, OSError) as error:
             self._drop(place, [piece])
             raise Refusal(ROOM, error.what if isinstance(error, NoSpace) else str(error)) from error
@@ -292,7 +292,7 @@ class Holder:
             return f"{size >> 20} MiB more of parity are wanted, {self._used >> 20} of {self._budget >> 20} MiB are in use"
         return room_for(size)
 
-    def _drop(self, place: _Place, pieces: list[_Piece]) -> None:
+    def _drop(self, place: _StripeRow, pieces: list[_ParityPiece]) -> None:
         """Let them go. One that was on its way can never be complete any more: members that were whole do not send again."""
         for piece in pieces:
             self._used -= piece.size
@@ -306,10 +306,10 @@ class Holder:
     @staticmethod
     def _check_turn(turn: Turn) -> None:
         if turn.piece.dropped or turn.member.turn is not turn.mark:
-            raise Gone("the piece is dropped, or another connection goes on with it")
+            raise PeerLost("the piece is dropped, or another connection goes on with it")
 
 
-def _extended(memory: Memory, size: int) -> int:
+def _extended(memory: SharedMemory, size: int) -> int:
     """Another descriptor of that memory, which is ``size`` bytes long from now on."""
     fd = os.dup(memory.fd)
     try:

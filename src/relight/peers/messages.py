@@ -54,14 +54,14 @@ class Contribute(msgspec.Struct, frozen=True, tag=True, array_like=True):
     segment: Segment
 
 
-class Piece(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SegmentPiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The next ``length`` bytes of the segment, behind this message; they begin at ``offset`` of it."""
 
     offset: Count
     length: Count
 
 
-class Whole(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class SegmentEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """That was all of it, and the memory it came from did not change meanwhile."""
 
 
@@ -69,11 +69,11 @@ class Void(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The memory changed: what I sent of that checkpoint counts for nothing."""
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StatusRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """What have you?"""
 
 
-class Read(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """``length`` bytes from ``offset`` on of the blob of ``rank``; with ``row`` ≥ 0, of that piece of parity instead."""
 
     id: str
@@ -92,7 +92,7 @@ class Going(msgspec.Struct, frozen=True, tag=True, array_like=True):
     got: Count
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class PeerRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """No. ``code`` is for programs: one of those below."""
 
     code: str
@@ -103,7 +103,7 @@ ROSTER, ROOM, VOID, OLD, GONE = "roster", "room", "void", "old", "gone"
 """Another ring is joined here · there is no memory · a member's memory changed · something newer is complete · it is not there."""
 
 
-class Done(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Acknowledged(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Understood. ``complete``: all members are whole."""
 
     complete: bool
@@ -149,5 +149,5 @@ class Data(msgspec.Struct, frozen=True, tag=True, array_like=True):
     length: Count
 
 
-Request = Contribute | Piece | Whole | Void | Ask | Read
-Answer = Going | Refused | Done | Inventory | Data
+Request = Contribute | SegmentPiece | SegmentEnd | Void | StatusRequest | ReadRequest
+Answer = Going | PeerRefusal | Acknowledged | Inventory | Data

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from relight.arena import Memory
+from relight.arena import SharedMemory
 from relight.peers.galois import BLOCK
 from relight.peers.messages import Own
 
@@ -14,7 +14,7 @@ KEPT_MAX = 4
 """Of a lane: more checkpoints than a node has slots for are not in its memory."""
 
 
-class Part(NamedTuple):
+class HeldPartFile(NamedTuple):
     """A rank's part of a committed checkpoint, in a slot of its node's agent.
 
     ``seq`` tells newer from older, for all agents and attempts alike: the epoch above, the number of the save below. ``lane``: the
@@ -26,7 +26,7 @@ class Part(NamedTuple):
     seq: int
     rank: int
     lane: int
-    memory: Memory
+    memory: SharedMemory
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     is_there: Callable[[], bool]
@@ -70,10 +70,10 @@ class Parts:
     """What this agent can serve of its own. Any thread."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[str, int], Part] = {}
+        self._held: dict[tuple[str, int], HeldPartFile] = {}
         self._lock = threading.Lock()
 
-    def add(self, part: Part) -> None:
+    def add(self, part: HeldPartFile) -> None:
         """Serve it from now on, as long as it is there."""
         with self._lock:
             self._held.pop((part.id, part.rank), None)
@@ -83,7 +83,7 @@ class Parts:
             for one in {(one.id, one.rank) for one in gone + lane[:-KEPT_MAX]}:
                 del self._held[one]
 
-    def remove(self, id: str, rank: int) -> Part | None:
+    def remove(self, id: str, rank: int) -> HeldPartFile | None:
         """Serve it no more."""
         with self._lock:
             return self._held.pop((id, rank), None)
@@ -93,18 +93,18 @@ class Parts:
         with self._lock:
             self._held.clear()
 
-    def find(self, id: str, rank: int) -> Part | None:
+    def find(self, id: str, rank: int) -> HeldPartFile | None:
         """It, if it was added; whether it is still there is another question."""
         with self._lock:
             return self._held.get((id, rank))
 
-    def there(self) -> list[Part]:
+    def there(self) -> list[HeldPartFile]:
         """All that is there, oldest first."""
         with self._lock:
             held = list(self._held.values())
         return sorted((one for one in held if one.there()), key=lambda one: (one.seq, one.lane))
 
-    def newest(self) -> list[Part]:
+    def newest(self) -> list[HeldPartFile]:
         """Of each lane the newest that is there."""
         return list({one.lane: one for one in self.there()}.values())
 

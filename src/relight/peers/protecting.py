@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from relight.errors import ConfigError
 from relight.peers.holder import Holder
 from relight.peers.messages import Parity
-from relight.peers.parts import Part, Parts
-from relight.peers.rings import Peer, Ring, Rings, rings
+from relight.peers.parts import HeldPartFile, Parts
+from relight.peers.rings import Peer, PeerRing, Rings, rings
 from relight.peers.sender import Sender, Tell
-from relight.peers.server import Server
+from relight.peers.server import PeerServer
 from relight.peers.wire import check_token, join_address
 
 ANYWHERE = ("192.0.2.1", 9)
 """An address of nobody (RFC 5737): the route to it tells which of this node's addresses others see."""
 
 
-class Peers:
+class PeerService:
     """One agent among others. Serves from construction to ``close``; protects once it has joined a roster.
 
     ``host``: the address to listen at, told to others; "" for all of this node's, of which the one that routes lead from is told. ``port``:
@@ -36,10 +36,10 @@ class Peers:
         if bytes_per_second is not None and not 0 < bytes_per_second < float("inf"):
             raise ConfigError(f"bytes_per_second= is a number above 0, not {bytes_per_second!r}")
         self._joining = threading.Lock()
-        self._joined: tuple[Ring | None] | None = None
+        self._joined: tuple[PeerRing | None] | None = None
         self._parts = Parts()
         self._holder = Holder(memory, self._completed)
-        self._server = Server(host, port, lambda: self._token, lambda: self._me, self._parts, self._holder)
+        self._server = PeerServer(host, port, lambda: self._token, lambda: self._me, self._parts, self._holder)
         self._sender = Sender(lambda: self._token, tell, bytes_per_second)
         self.address = join_address(host or own_address(), self._server.port)
         """Where others reach this agent."""
@@ -79,7 +79,7 @@ class Peers:
             self._sender.join(None, self._me, [])
             self._joined = None
 
-    def offer(self, part: Part) -> None:
+    def offer(self, part: HeldPartFile) -> None:
         """Serve this part, which is committed, and have it protected. Returns at once."""
         self._parts.add(part)
         self._sender.offer(part)

@@ -11,10 +11,10 @@ from typing import TypeVar
 
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import emit
-from relight.peers.decoding import Known, Shelves, Source
+from relight.peers.decoding import CodedSource, KnownPart, Shelves
 from relight.peers.galois import BLOCK, accumulate
-from relight.peers.messages import PIECE_BYTES, Ask, Data, Inventory, Read, Refused
-from relight.peers.wire import Caller, Gone, call, check_token
+from relight.peers.messages import PIECE_BYTES, Data, Inventory, PeerRefusal, ReadRequest, StatusRequest
+from relight.peers.wire import Caller, PeerLost, call, check_token
 from relight.store.base import Reader
 from relight.store.buffers import page_buffer
 from relight.world.new_threads import ThreadPool
@@ -69,7 +69,7 @@ class Remote:
         """Pack number ``pack`` of that part; None if it is not to be had. Its bytes are not checked: they may be wrong."""
         for known in self._shelves.known(id, rank):
             if pack < len(known.starts) and self._how(id, rank, known) is not None:
-                return _Reader(self, id, rank, known, pack)
+                return _PeerPackReader(self, id, rank, known, pack)
         return None
 
     def close(self) -> None:
@@ -83,7 +83,7 @@ class Remote:
 
     # -- what readers need
 
-    def read(self, id: str, rank: int, known: Known, offset: int, into: memoryview) -> None:
+    def read(self, id: str, rank: int, known: KnownPart, offset: int, into: memoryview) -> None:
         """Fill ``into`` from ``offset`` of the blob: from whoever has it, else from parity. ``StoreUnavailable`` when no way is left."""
         while into:
             try:
@@ -96,7 +96,7 @@ class Remote:
             except _Failed as failed:
                 self._pass_over(failed)
 
-    def _rebuild_some(self, id: str, rank: int, known: Known, offset: int, into: memoryview) -> int:
+    def _rebuild_some(self, id: str, rank: int, known: KnownPart, offset: int, into: memoryview) -> int:
         """Make the first bytes of that, up to a window or the end of their segment; how many."""
         for segment in self._shelves.segments(id, rank, known):
             if segment.offset <= offset < segment.offset + segment.length:
@@ -122,14 +122,14 @@ class Remote:
         if new:
             emit("peers.silent", f"the peer at {address} failed while it was read from: {failed.why}", address=address, why=failed.why)
 
-    def _copy(self, source: Source, offset: int, into: memoryview) -> None:
+    def _copy(self, source: CodedSource, offset: int, into: memoryview) -> None:
         """Straight to where it belongs."""
         if offset + len(into) > source.length:
             raise CorruptCheckpoint(f"the part ends at byte {source.length}, sooner than it should", where=source.address)
         with self._calling([source]) as (wire,):
             _pull(wire, source, offset, into)
 
-    def _sum(self, sources: list[Source], begin: int, into: memoryview) -> None:
+    def _sum(self, sources: list[CodedSource], begin: int, into: memoryview) -> None:
         """Of each source the same range, times its factor, added up. All are asked before the first is waited for: they send at once."""
         plain = all(source.factor == 1 for source in sources)
         first = begin if plain else begin // BLOCK * BLOCK
@@ -164,7 +164,7 @@ class Remote:
                 self._rooms.append(rooms)
 
     @contextlib.contextmanager
-    def _calling(self, sources: list[Source]) -> Iterator[list[Caller]]:
+    def _calling(self, sources: list[CodedSource]) -> Iterator[list[Caller]]:
         """A connection for each; kept for the next if nothing went wrong, as answers may still be under way otherwise."""
         wires: list[Caller] = []
         try:
@@ -203,14 +203,14 @@ class Remote:
             try:
                 wire = call(address, self._token, self._timeout_s)
                 try:
-                    wire.send(Ask())
+                    wire.send(StatusRequest())
                     answer = wire.receive()
                     if not isinstance(answer, Inventory):
-                        raise Gone(f"it answered {type(answer).__name__}")
-                except Gone:
+                        raise PeerLost(f"it answered {type(answer).__name__}")
+                except PeerLost:
                     wire.close()
                     raise
-            except Gone as error:
+            except PeerLost as error:
                 why = str(error)
                 if time.monotonic() > ends:
                     break
@@ -220,7 +220,7 @@ class Remote:
         emit("peers.silent", f"the peer at {address} is left out: {why}", address=address, why=why)
         return None
 
-    def _how(self, id: str, rank: int, known: Known) -> str | None:
+    def _how(self, id: str, rank: int, known: KnownPart) -> str | None:
         bad = self._bad
         whole = self._shelves.whole(id, rank, known, bad)
         if whole is not None:
@@ -235,10 +235,10 @@ class Remote:
         return said if said is not None and reached >= length else None
 
 
-class _Reader:
+class _PeerPackReader:
     """One pack. See ``store.Reader``; any thread."""
 
-    def __init__(self, remote: Remote, id: str, rank: int, known: Known, pack: int) -> None:
+    def __init__(self, remote: Remote, id: str, rank: int, known: KnownPart, pack: int) -> None:
         self._remote, self._id, self._rank, self._known = remote, id, rank, known
         self._start, self.size = known.starts[pack] - min(known.starts), known.sizes[pack]
 
@@ -258,24 +258,24 @@ class _Reader:
 
 
 class _Failed(Exception):  # caught above: another way is taken
-    def __init__(self, source: Source, why: str, refused: bool) -> None:
+    def __init__(self, source: CodedSource, why: str, refused: bool) -> None:
         super().__init__(why)
         self.source, self.why, self.refused = source, why, refused
 
 
-class _NotThere(Gone):
+class _NotThere(PeerLost):
     """It answered that it has not what was asked for, or not any more."""
 
 
-def _of(source: Source, call: Callable[[], T]) -> T:
+def _of(source: CodedSource, call: Callable[[], T]) -> T:
     """What ``call`` gives; what breaks is that source's failure."""
     try:
         return call()
-    except Gone as error:
+    except PeerLost as error:
         raise _Failed(source, str(error), isinstance(error, _NotThere)) from error
 
 
-def _pull(wire: Caller, source: Source, offset: int, into: memoryview) -> None:
+def _pull(wire: Caller, source: CodedSource, offset: int, into: memoryview) -> None:
     """Many pieces over one connection, the next ones asked for while one comes."""
     pieces = [(at, min(PIECE_BYTES, len(into) - at)) for at in range(0, len(into), PIECE_BYTES)]
     for at, length in pieces[:AHEAD]:
@@ -287,21 +287,21 @@ def _pull(wire: Caller, source: Source, offset: int, into: memoryview) -> None:
         _receive(wire, source, into[at : at + length])
 
 
-def _request(wire: Caller, source: Source, offset: int, length: int) -> None:
+def _request(wire: Caller, source: CodedSource, offset: int, length: int) -> None:
     asked = source.asked
-    read = Read(asked.id, asked.rank, asked.offset + offset, length, asked.ring, asked.lane, asked.stripe, asked.row)
+    read = ReadRequest(asked.id, asked.rank, asked.offset + offset, length, asked.ring, asked.lane, asked.stripe, asked.row)
     _of(source, lambda: wire.send(read))
 
 
-def _receive(wire: Caller, source: Source, into: memoryview) -> None:
+def _receive(wire: Caller, source: CodedSource, into: memoryview) -> None:
     """The next answer, believed only if the memory was the same when all of it had been sent."""
 
     def take() -> None:
         answer = wire.receive()
-        if isinstance(answer, Refused):
+        if isinstance(answer, PeerRefusal):
             raise _NotThere(answer.why)
         if not isinstance(answer, Data) or answer.length != len(into):
-            raise Gone(f"it answered {type(answer).__name__}")
+            raise PeerLost(f"it answered {type(answer).__name__}")
         wire.receive_into(into)
         verdict = memoryview(bytearray(1))
         wire.receive_into(verdict)

@@ -30,7 +30,7 @@ class Peer(NamedTuple):
     ranks: tuple[int, ...]
 
 
-class Ring(NamedTuple):
+class PeerRing(NamedTuple):
     """Agents in a circle. Positions count from 0, and go on from the beginning behind the last."""
 
     peers: tuple[Peer, ...]
@@ -64,7 +64,7 @@ class Ring(NamedTuple):
         return all(sum((gone + gone)[at : at + stripe]) <= self.parity for at in range(len(gone)))
 
 
-class Shared(NamedTuple):
+class FailureGroup(NamedTuple):
     """Several agents of a ring that may be lost at once."""
 
     kind: str
@@ -81,11 +81,11 @@ class Shared(NamedTuple):
 class Rings(NamedTuple):
     """All rings. ``shared`` lists places with several agents of a ring; ``short`` says why k and m are smaller than asked for."""
 
-    rings: tuple[Ring, ...]
-    shared: tuple[Shared, ...]
+    rings: tuple[PeerRing, ...]
+    shared: tuple[FailureGroup, ...]
     short: str = ""
 
-    def ring_of(self, id: str) -> Ring | None:
+    def ring_of(self, id: str) -> PeerRing | None:
         """The ring that the agent ``id`` is on; None if it is on none."""
         return next((ring for ring in self.rings if ring.position(id) is not None), None)
 
@@ -108,7 +108,7 @@ def rings(peers: Sequence[Peer], data: int, parity: int) -> Rings:
     racks, hosts = Counter(peer.rack for peer in peers), Counter((peer.rack, peer.host) for peer in peers)
     line = sorted(peers, key=lambda one: (-racks[one.rack], one.rack, -hosts[one.rack, one.host], one.host, one.id))
     count = len(line) // (k + m)
-    found = tuple(Ring(_arrange(line[number::count], k, m), k, m) for number in range(count))
+    found = tuple(PeerRing(_arrange(line[number::count], k, m), k, m) for number in range(count))
     return Rings(found, tuple(one for ring in found for one in _shared(ring)), short)
 
 
@@ -175,12 +175,12 @@ def _beside(places: Sequence[str]) -> int:
     return sum(place == places[at - 1] for at, place in enumerate(places))
 
 
-def _shared(ring: Ring) -> list[Shared]:
+def _shared(ring: PeerRing) -> list[FailureGroup]:
     found = []
     for kind in ("rack", "host"):
         places = Counter(place for peer in ring.peers if (place := getattr(peer, kind)))
         for place, count in sorted(places.items()):
             if count > 1:
                 survived = ring.survives(lambda peer, kind=kind, place=place: getattr(peer, kind) == place)  # type: ignore[misc]
-                found.append(Shared(kind, place, count, len(ring.peers), survived))
+                found.append(FailureGroup(kind, place, count, len(ring.peers), survived))
     return found

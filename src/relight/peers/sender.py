@@ -11,10 +11,23 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from relight.peers.galois import BLOCK
-from relight.peers.messages import OLD, PIECE_BYTES, ROSTER, VOID, Contribute, Done, Going, Piece, Refused, Segment, Void, Whole
-from relight.peers.parts import Part, cut
-from relight.peers.rings import Peer, Ring
-from relight.peers.wire import Caller, Gone, call
+from relight.peers.messages import (
+    OLD,
+    PIECE_BYTES,
+    ROSTER,
+    VOID,
+    Acknowledged,
+    Contribute,
+    Going,
+    PeerRefusal,
+    Segment,
+    SegmentEnd,
+    SegmentPiece,
+    Void,
+)
+from relight.peers.parts import HeldPartFile, cut
+from relight.peers.rings import Peer, PeerRing
+from relight.peers.wire import Caller, PeerLost, call
 
 Tell = Callable[[str, str, dict[str, Any]], None]
 AT_ONCE = 4
@@ -28,7 +41,7 @@ _PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
 class _Given(NamedTuple):
     """What is to be sent to one holder: one segment of a part, for one row of its stripe."""
 
-    part: Part
+    part: HeldPartFile
     holder: Peer
     stripe: int
     row: int
@@ -44,13 +57,13 @@ class Sender:
 
     def __init__(self, token: Callable[[], bytes], tell: Tell, bytes_per_second: float | None = None) -> None:
         self._token, self._tell = token, tell
-        self._pace = _Pace(bytes_per_second)
+        self._pace = _ByteRate(bytes_per_second)
         self.step = PIECE_BYTES if bytes_per_second is None else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
         """How much is sent at a time: a tenth of a second's, where there is a limit."""
         self.life = secrets.token_bytes(8)
         self._changed = threading.Condition()
-        self._waiting: dict[int, Part] = {}
-        self._ring: Ring | None = None
+        self._waiting: dict[int, HeldPartFile] = {}
+        self._ring: PeerRing | None = None
         self._me = ""
         self._joined = 0
         self._busy = self._closed = False
@@ -58,7 +71,7 @@ class Sender:
         self._thread = threading.Thread(target=self._work, name="relight-peers-send", daemon=True)
         self._thread.start()
 
-    def join(self, ring: Ring | None, me: str, again: list[Part]) -> None:
+    def join(self, ring: PeerRing | None, me: str, again: list[HeldPartFile]) -> None:
         """Send to that ring from now on: what is under way to another is stopped, and those parts go to this one."""
         with self._changed:
             self._ring, self._me = ring, me
@@ -67,7 +80,7 @@ class Sender:
                 self._waiting.setdefault(part.lane, part)
             self._changed.notify_all()
 
-    def offer(self, part: Part) -> None:
+    def offer(self, part: HeldPartFile) -> None:
         """Send it, unless a newer one of its lane comes before its turn does."""
         with self._changed:
             waiting = self._waiting.get(part.lane)
@@ -111,7 +124,7 @@ class Sender:
                 assert ring is not None
                 self._send(pool, sorted(parts, key=lambda one: one.lane), ring, me, joined)
 
-    def _send(self, pool: ThreadPoolExecutor, parts: list[Part], ring: Ring, me: str, joined: int) -> None:
+    def _send(self, pool: ThreadPoolExecutor, parts: list[HeldPartFile], ring: PeerRing, me: str, joined: int) -> None:
         """All of them, to all of their holders, some of these at a time: one that is not there keeps nobody else waiting."""
         started = time.monotonic()
         position = ring.position(me)
@@ -133,7 +146,7 @@ class Sender:
         for part in parts:
             self._report(part, errands, seconds)
 
-    def _report(self, part: Part, errands: list[_Errand], seconds: float) -> None:
+    def _report(self, part: HeldPartFile, errands: list[_Errand], seconds: float) -> None:
         failed = [(errand.holder, why) for errand in errands if (why := errand.failed.get(part.lane)) is not None]
         if any(not why for _, why in failed):  # nobody's fault: others were quicker with the next one
             return
@@ -148,7 +161,7 @@ class Sender:
             fields = {"checkpoint": part.id, "rank": part.rank, "bytes": total, "seconds": seconds, "peers": len(errands)}
             self._tell("peers.sent", say, fields)
 
-    def _fail(self, part: Part, why: str, holder: Peer | None = None) -> None:
+    def _fail(self, part: HeldPartFile, why: str, holder: Peer | None = None) -> None:
         by, peer, address = ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
         say = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
         self._tell("peers.failed", say, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
@@ -165,7 +178,7 @@ class Sender:
         with self._changed:
             if self._closed:
                 wire.close()
-                raise Gone("closed")
+                raise PeerLost("closed")
             self._wires.add(wire)
         return wire
 
@@ -180,7 +193,7 @@ class Sender:
         with self._changed:
             self._changed.wait_for(lambda: self.stopped(joined), seconds)
 
-    def superseded(self, part: Part) -> bool:
+    def superseded(self, part: HeldPartFile) -> bool:
         """Whether a newer one of its lane is waiting."""
         with self._changed:
             waiting = self._waiting.get(part.lane)
@@ -232,7 +245,7 @@ class _Errand:
                 if refused.code != ROSTER:
                     self.failed[lane] = "" if refused.code == OLD else why
                     return True
-            except Gone as error:
+            except PeerLost as error:
                 self._hang_up()
                 why = str(error)
             if self._sender.stopped(self._joined):
@@ -245,17 +258,17 @@ class _Errand:
             self._sender.rest(pause, self._joined)
             pause = min(2 * pause, _PAUSE_MAX_S)
 
-    def _give(self, given: _Given) -> Refused | None:
+    def _give(self, given: _Given) -> PeerRefusal | None:
         """Once. None: it is done."""
         if self._wire is None:
             self._wire = self._sender.call(given.holder.address)
         wire, part, segment = self._wire, given.part, given.segment
         wire.send(Contribute(part.id, part.seq, part.lane, self._ring, given.stripe, given.row, self._sender.life, segment))
         answer = wire.receive()
-        if isinstance(answer, Refused):
+        if isinstance(answer, PeerRefusal):
             return answer
         if not isinstance(answer, Going) or answer.got > segment.length:
-            raise Gone(f"it answered {type(answer).__name__}")
+            raise PeerLost(f"it answered {type(answer).__name__}")
         at = answer.got
         while at < segment.length:
             if self._sender.stopped(self._joined):
@@ -265,19 +278,19 @@ class _Errand:
             data = part.read(segment.offset + at, step)
             if data is None:
                 break
-            wire.send(Piece(at, step), data)
+            wire.send(SegmentPiece(at, step), data)
             self.sent[part.lane] += step
             self._moved = time.monotonic()
             at += step
         # All bytes have been copied to the system by now, so what is seen here holds for every one of them.
         whole = at == segment.length and part.there()
-        wire.send(Whole() if whole else Void())
+        wire.send(SegmentEnd() if whole else Void())
         answer = wire.receive()
-        if isinstance(answer, Refused):
+        if isinstance(answer, PeerRefusal):
             return answer
-        if not isinstance(answer, Done):
-            raise Gone(f"it answered {type(answer).__name__}")
-        return None if whole else Refused(VOID, "the next save came before it was sent")
+        if not isinstance(answer, Acknowledged):
+            raise PeerLost(f"it answered {type(answer).__name__}")
+        return None if whole else PeerRefusal(VOID, "the next save came before it was sent")
 
     def _hang_up(self) -> None:
         if self._wire is not None:
@@ -285,7 +298,7 @@ class _Errand:
             self._wire = None
 
 
-def _plan(parts: list[Part], ring: Ring, position: int) -> list[_Given]:
+def _plan(parts: list[HeldPartFile], ring: PeerRing, position: int) -> list[_Given]:
     """Every segment, to every row of its stripe."""
     me, found = ring.peers[position].id, []
     for part in parts:
@@ -296,7 +309,7 @@ def _plan(parts: list[Part], ring: Ring, position: int) -> list[_Given]:
     return found
 
 
-class _Pace:
+class _ByteRate:
     """So many bytes a second, over all threads."""
 
     def __init__(self, bytes_per_second: float | None) -> None:

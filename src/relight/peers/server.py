@@ -17,21 +17,21 @@ from relight.peers.holder import Holder, Refusal, Turn
 from relight.peers.messages import (
     GONE,
     PIECE_BYTES,
+    Acknowledged,
     Answer,
-    Ask,
     Contribute,
     Data,
-    Done,
     Going,
     Inventory,
-    Piece,
-    Read,
+    ReadRequest,
     Request,
+    SegmentEnd,
+    SegmentPiece,
+    StatusRequest,
     Void,
-    Whole,
 )
-from relight.peers.parts import Part, Parts
-from relight.peers.wire import Called, Gone, answer, join_address
+from relight.peers.parts import HeldPartFile, Parts
+from relight.peers.wire import Called, PeerLost, answer, join_address
 from relight.store.buffers import page_buffer
 
 HANDSHAKE_S = 5.0
@@ -45,7 +45,7 @@ _TICK_S = 0.25
 _THERE, _NOT_THERE = b"\1", b"\0"
 
 
-class Server:
+class PeerServer:
     """Listens from construction to ``close``. ``StoreUnavailable`` if the port cannot be had."""
 
     def __init__(self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder) -> None:
@@ -111,7 +111,7 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with contextlib.suppress(Gone):
+            with contextlib.suppress(PeerLost):
                 wire = answer(connection, self._token(), MESSAGE_S, HANDSHAKE_S)
                 with self._lock:
                     welcome = connection in self._strangers and len(self._friends) < FRIENDS_MAX and not self._closed
@@ -149,13 +149,13 @@ class _Session:
                 self._wire.send(found)
 
     def _receive(self, request: Request) -> Answer | None:
-        if isinstance(request, Piece):
+        if isinstance(request, SegmentPiece):
             self._take(request)
             return None
-        if isinstance(request, Read):
+        if isinstance(request, ReadRequest):
             self._give(request)
             return None
-        if isinstance(request, Ask):
+        if isinstance(request, StatusRequest):
             return Inventory(self._me(), self._parts.inventory(), self._holder.inventory())
         if isinstance(request, Contribute):
             self._turn = None
@@ -163,27 +163,27 @@ class _Session:
             return Going(got)
         turn, self._turn = self._turn, None
         if turn is None:
-            raise Gone("an end without a beginning")
-        if isinstance(request, Whole):
-            return Done(self._holder.end(turn))
+            raise PeerLost("an end without a beginning")
+        if isinstance(request, SegmentEnd):
+            return Acknowledged(self._holder.end(turn))
         assert isinstance(request, Void)
         self._holder.void(turn)
-        return Done(False)
+        return Acknowledged(False)
 
-    def _take(self, piece: Piece) -> None:
+    def _take(self, piece: SegmentPiece) -> None:
         """All of it comes before any of it is added: one that breaks off in the middle is sent again from its beginning."""
         if self._turn is None or not 0 < piece.length <= PIECE_BYTES:
-            raise Gone("bytes that nobody asked for")
+            raise PeerLost("bytes that nobody asked for")
         if self._room is None:
             self._room = page_buffer(PIECE_BYTES)
         data = self._room[: piece.length]
         self._wire.receive_into(data)
         self._holder.add(self._turn, piece.offset, data)
 
-    def _give(self, asked: Read) -> None:
+    def _give(self, asked: ReadRequest) -> None:
         if asked.length > PIECE_BYTES:
-            raise Gone(f"{asked.length} bytes at once")
-        part: Part | None = None
+            raise PeerLost(f"{asked.length} bytes at once")
+        part: HeldPartFile | None = None
         if asked.row < 0:
             part = self._parts.find(asked.id, asked.rank)
             data = None if part is None else part.read(asked.offset, asked.length)

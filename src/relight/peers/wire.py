@@ -30,11 +30,11 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
-class Gone(ConnectionError):
+class PeerLost(ConnectionError):
     """The other end is not there any more, is too slow, or makes no sense. The connection is of no more use."""
 
 
-class Wire(Generic[S, T]):
+class PeerConnection(Generic[S, T]):
     """One connection, used by one thread: sends ``S``, receives ``T``. ``timeout_s`` is for each message; its bytes may take more."""
 
     def __init__(self, connection: socket.socket, decoder: msgspec.msgpack.Decoder[T], limit: int, timeout_s: float) -> None:
@@ -61,13 +61,13 @@ class Wire(Generic[S, T]):
         self._fill(room[1:], ends)
         length = int.from_bytes(room, "little")
         if length > self._limit:
-            raise Gone(f"a message of {length} bytes")
+            raise PeerLost(f"a message of {length} bytes")
         body = bytearray(length)
         self._fill(memoryview(body), ends + length / BYTES_PER_SECOND_MIN)
         try:
             return self._decoder.decode(body)
         except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-            raise Gone(f"not a message: {error}") from error
+            raise PeerLost(f"not a message: {error}") from error
 
     def receive_into(self, room: memoryview) -> None:
         """Fill ``room`` with what comes. ``Gone`` if it does not, in time."""
@@ -108,11 +108,11 @@ class Wire(Generic[S, T]):
                 if parts:
                     parts[0] = parts[0][sent:]
         except (OSError, ValueError) as error:  # ValueError: closed by another thread
-            raise Gone(f"{error}") from error
+            raise PeerLost(f"{error}") from error
 
 
-Caller = Wire[Request, Answer]
-Called = Wire[Answer, Request]
+Caller = PeerConnection[Request, Answer]
+Called = PeerConnection[Answer, Request]
 _answers: msgspec.msgpack.Decoder[Answer] = msgpack_decoder(Answer)
 _requests: msgspec.msgpack.Decoder[Request] = msgpack_decoder(Request)
 
@@ -123,20 +123,20 @@ def call(address: str, token: bytes, timeout_s: float) -> Caller:
     try:
         connection = socket.create_connection(split_address(address), timeout_s)
     except OSError as error:
-        raise Gone(f"{address}: {error}") from error
+        raise PeerLost(f"{address}: {error}") from error
     try:
         _prepare(connection)
         theirs = _take(connection, len(_MAGIC) + _NONCE_BYTES, ends)
         if not theirs.startswith(_MAGIC):
-            raise Gone(f"{address}: this is no agent of this version")
+            raise PeerLost(f"{address}: this is no agent of this version")
         theirs, own = theirs[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
         _give(connection, own + _proof(token, b"caller", theirs, own), ends)
         if not hmac.compare_digest(_take(connection, _PROOF_BYTES, ends), _proof(token, b"called", theirs, own)):
-            raise Gone(f"{address}: it does not know the token")
+            raise PeerLost(f"{address}: it does not know the token")
     except BaseException:
         connection.close()
         raise
-    return Wire(connection, _answers, ANSWER_BYTES_MAX, timeout_s)
+    return PeerConnection(connection, _answers, ANSWER_BYTES_MAX, timeout_s)
 
 
 def answer(connection: socket.socket, token: bytes, timeout_s: float, patience_s: float) -> Called:
@@ -148,9 +148,9 @@ def answer(connection: socket.socket, token: bytes, timeout_s: float, patience_s
     theirs = _take(connection, _NONCE_BYTES + _PROOF_BYTES, ends)
     theirs, proof = theirs[:_NONCE_BYTES], theirs[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, b"caller", own, theirs)):
-        raise Gone("a stranger")
+        raise PeerLost("a stranger")
     _give(connection, _proof(token, b"called", own, theirs), ends)
-    return Wire(connection, _requests, HEADER_BYTES_MAX, timeout_s)
+    return PeerConnection(connection, _requests, HEADER_BYTES_MAX, timeout_s)
 
 
 def check_token(token: bytes) -> bytes:
@@ -164,7 +164,7 @@ def split_address(address: str) -> tuple[str, int]:
     """``host:port``, ``[v6]:port``. ``Gone`` for what is neither: addresses come from others."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise Gone(f"{address[:80]!r} is no address")
+        raise PeerLost(f"{address[:80]!r} is no address")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -179,16 +179,16 @@ def fill(connection: socket.socket, room: memoryview, ends: float) -> None:
         while len(room):
             left = ends - time.monotonic()
             if left <= 0:
-                raise Gone("too slow")
+                raise PeerLost("too slow")
             connection.settimeout(left)
             got = connection.recv_into(room)
             if not got:
-                raise Gone("closed")
+                raise PeerLost("closed")
             room = room[got:]
     except (TimeoutError, ValueError) as error:
-        raise Gone(str(error) or "too slow") from error
+        raise PeerLost(str(error) or "too slow") from error
     except OSError as error:
-        raise error if isinstance(error, Gone) else Gone(str(error)) from error
+        raise error if isinstance(error, PeerLost) else PeerLost(str(error)) from error
 
 
 def _prepare(connection: socket.socket) -> None:
@@ -214,4 +214,4 @@ def _give(connection: socket.socket, data: bytes, ends: float) -> None:
         connection.settimeout(max(0.001, ends - time.monotonic()))
         connection.sendall(data)
     except OSError as error:
-        raise Gone(str(error)) from error
+        raise PeerLost(str(error)) from error

@@ -2,13 +2,29 @@
 
 from relight.policy.adaptive import Adaptive, adaptive
 from relight.policy.compact import Compact
-from relight.policy.keep import Candidate, Keep, Verdict, decide_keep, keep
+from relight.policy.keep import Candidate, Keep, KeepVerdict, decide_keep, keep
 from relight.policy.limits import Limits
 from relight.policy.peers import Peers
 from relight.policy.tiers import Tier, Tiers, tier
-from relight.policy.when import EpochsDone, Facts, Trigger, best, every
+from relight.policy.when import EpochsDone, Trigger, TriggerInput, best, every
 
 __all__ = [
-    "Adaptive", "Candidate", "Compact", "EpochsDone", "Facts", "Keep", "Limits", "Peers", "Tier", "Tiers", "Trigger", "Verdict", "adaptive",
-    "best", "decide_keep", "every", "keep", "tier",
+    "Adaptive",
+    "Candidate",
+    "Compact",
+    "EpochsDone",
+    "Keep",
+    "KeepVerdict",
+    "Limits",
+    "Peers",
+    "Tier",
+    "Tiers",
+    "Trigger",
+    "TriggerInput",
+    "adaptive",
+    "best",
+    "decide_keep",
+    "every",
+    "keep",
+    "tier",
 ]  # fmt: skip

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relight.errors import ConfigError, shown
-from relight.policy.units import Span, name_of, number_above_0, seconds_of, share_of, whole_of
-from relight.policy.when import Facts, Trigger
+from relight.policy.units import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
+from relight.policy.when import Trigger, TriggerInput
 
 SOONEST = 0.5
 """A loss that has dropped brings a save forward, to no less than this share of the interval."""
@@ -54,7 +54,7 @@ class Adaptive(Trigger):
         most_s = math.inf if self.at_most_s is None else max(interval_s, self.at_most_s)
         return min(max(scaled_s, self.at_least_s), most_s), "; ".join(reasons)
 
-    def due(self, facts: Facts) -> str | None:
+    def due(self, facts: TriggerInput) -> str | None:
         """See ``Trigger``. Where no interval is known, another rank knows it, and asks."""
         if facts.interval_s is None:
             return None
@@ -79,11 +79,11 @@ class Adaptive(Trigger):
 
 def adaptive(
     *,
-    at_least: str | float | Span | None = None,
-    at_most: str | float | Span | None = None,
+    at_least: str | float | Duration | None = None,
+    at_most: str | float | Duration | None = None,
     overhead: float = 0.5,
     total_steps: int | None = None,
-    mtbf: str | float | Span | None = None,
+    mtbf: str | float | Duration | None = None,
     loss: str | None = None,
     drop: float | None = None,
     risk: Callable[[], float] | None = None,

@@ -189,7 +189,7 @@ def is_used(rules: Compact, pattern: str, tensors: Iterable[tuple[str, str]]) ->
     return any(lossy_ways(rules, name, dtype) and _named(patterns, name) == pattern for name, dtype in tensors)
 
 
-class Sample(NamedTuple):
+class CodecSample(NamedTuple):
     """What is known of a save's chunks of one dtype and role, such as ``bfloat16 param``; of those that must be written."""
 
     kind: str
@@ -211,7 +211,7 @@ class Experience:
     """The share of bytes of the save that is being made that may be as in an earlier one, by samples of each chunk; None: not sampled."""
     untrained: float | None = None
     """The share of the first save that nothing trains, if there is a checkpoint before it that may have the same."""
-    samples: tuple[Sample, ...] | None = None
+    samples: tuple[CodecSample, ...] | None = None
     """What coding the last save comes to, by kind of chunk; empty: there is nothing in it to code."""
     lane_s_per_byte: float | None = None
     """What the store took, of one that writes a file at a time."""
@@ -271,7 +271,7 @@ def should_take(seen: Experience, under: Conditions, kinds: Collection[str]) -> 
     return min(longer * DRAG, stored + spent) if seen.drag is None else longer * seen.drag
 
 
-def _left(coded: Iterable[Sample]) -> float:
+def _left(coded: Iterable[CodecSample]) -> float:
     """What is stored of a byte, with these coded."""
     return 1 - sum(one.weight * (1 - one.coded) for one in coded)
 

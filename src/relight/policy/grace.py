@@ -35,7 +35,7 @@ class Fit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Hurry:
+class GraceState:
     """What one rank knows when it is to end."""
 
     left_s: float | None
@@ -51,7 +51,7 @@ class Hurry:
         return _DEAR * self.usual_s * (1.0 + self.before)
 
 
-def fits(ranks: Sequence[Hurry]) -> Fit:
+def fits(ranks: Sequence[GraceState]) -> Fit:
     """Of all ranks together: the slowest counts, and whoever has least time. Where nothing is known it is tried, as the last one stands."""
     left = min((one.left_s for one in ranks if one.left_s is not None), default=None)
     need = max(one.need_s for one in ranks)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from relight.policy.best_by import MODES, listed, mode_for, mode_of, only_metric
-from relight.policy.units import Span, bytes_of, check_bool, one_of, seconds_of, whole_of
+from relight.policy.units import Duration, bytes_of, check_bool, one_of, seconds_of, whole_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class KeepVerdict:
     """Whether one checkpoint stays, and why."""
 
     id: str
@@ -89,14 +89,14 @@ def keep(
     metric: str | None = None,
     mode: str | None = None,
     every: int | None = None,
-    within: str | float | Span | None = None,
+    within: str | float | Duration | None = None,
     hourly: int | None = None,
     daily: int | None = None,
     weekly: int | None = None,
     monthly: int | None = None,
     budget: str | int | None = None,
     lag_steps: int | None = None,
-    undo_window: str | float | Span | None = None,
+    undo_window: str | float | Duration | None = None,
     prune_abandoned: bool = False,
 ) -> Keep:
     """What to keep: whatever any of these rules keeps.
@@ -137,7 +137,7 @@ def keep(
     )
 
 
-def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
+def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[KeepVerdict]:
     """A verdict for each of ``checkpoints``, in their order. Pure; no clock.
 
     Checkpoints known to be damaged count for no rule, and stay only if tagged, held, or needed by another; so do those behind which
@@ -172,14 +172,14 @@ def decide_keep(rules: Keep, checkpoints: Sequence[Candidate]) -> list[Verdict]:
             reasons[one.id].append(f"its bytes are needed by {', '.join(users)}")
     if not any(one.verified and reasons[one.id] for one in checkpoints):
         return [
-            Verdict(one.id, one.step, True, ", ".join(reasons[one.id]) or "nothing that would stay is known to verify")
+            KeepVerdict(one.id, one.step, True, ", ".join(reasons[one.id]) or "nothing that would stay is known to verify")
             for one in checkpoints
         ]
     evicted = _evicted(rules, newest_first, counted, reasons)
     return [
-        Verdict(one.id, one.step, False, evicted[one.id])
+        KeepVerdict(one.id, one.step, False, evicted[one.id])
         if one.id in evicted
-        else Verdict(one.id, one.step, bool(reasons[one.id]), ", ".join(reasons[one.id]) or _why_not(rules, one))
+        else KeepVerdict(one.id, one.step, bool(reasons[one.id]), ", ".join(reasons[one.id]) or _why_not(rules, one))
         for one in checkpoints
     ]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 
 from relight.errors import ConfigError, shown
 from relight.policy.keep import RULES, Candidate, Keep, decide_keep, lasting
-from relight.policy.units import Span, bytes_of, number_above_0, seconds_of, whole_of
+from relight.policy.units import Duration, bytes_of, number_above_0, seconds_of, whole_of
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOTE_TOPIC = "tiers"
@@ -53,7 +53,7 @@ class Tier:
     """How far it may be behind; None: as ``relight.adaptive()`` finds best."""
 
 
-class Pace(NamedTuple):
+class TierPace(NamedTuple):
     """How soon behind the one before a tier gets the next."""
 
     least_s: float = 0.0
@@ -66,7 +66,7 @@ class Pace(NamedTuple):
         return known and 0 <= one.time_s - self.last_s < self.least_s  # type: ignore[operator]
 
 
-AT_ONCE = Pace()
+AT_ONCE = TierPace()
 
 
 class Group(NamedTuple):
@@ -126,7 +126,7 @@ def tier(
     bytes_per_second: float | None = None,
     quorum: int | None = None,
     capacity: str | int | None = None,
-    lag: str | float | Span | None = None,
+    lag: str | float | Duration | None = None,
 ) -> Tier:
     """One store for ``relight.Tiers``: the run there, what stays there, and how fast it may be copied to.
 
@@ -195,7 +195,7 @@ def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
     return tuple(found)
 
 
-def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: Pace = AT_ONCE, had: Sequence[Candidate] = ()) -> list[str]:
+def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: TierPace = AT_ONCE, had: Sequence[Candidate] = ()) -> list[str]:
     """Ids of those that a further tier with such rules still lacks, in the order in which they are to be copied: oldest first.
 
     The newest, and what the rules name for good. ``after`` is the ``seq`` of the newest that the tier has, or had: nothing older is copied

@@ -17,14 +17,14 @@ for _power, _letter in enumerate("kmgtp", start=1):
     _BYTES.update({f"{_letter}b": 1000**_power, f"{_letter}ib": 1024**_power})
 
 
-class Span(Protocol):
+class Duration(Protocol):
     """A length of time, such as a ``timedelta``."""
 
     def total_seconds(self) -> float:
         """As a number."""
 
 
-def seconds_of(amount: str | float | Span, what: str) -> float:
+def seconds_of(amount: str | float | Duration, what: str) -> float:
     """``"36h"``, ``"7d"``, ``"90m"``, a ``timedelta``, or a number of seconds. ``what`` names it in the error."""
     if isinstance(amount, str):
         parsed = _AMOUNT.match(amount)

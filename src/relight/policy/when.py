@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.policy.best_by import mode_for
-from relight.policy.units import Span, number_above_0, seconds_of, whole_of
+from relight.policy.units import Duration, number_above_0, seconds_of, whole_of
 
 if TYPE_CHECKING:
     from relight.policy.adaptive import Adaptive
@@ -28,7 +28,7 @@ class EpochsDone(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class TriggerInput:
     """What a trigger may read. Times are seconds of one monotonic clock."""
 
     step: int
@@ -54,7 +54,7 @@ class Trigger:
     ``by_step`` gives a reason on every rank, else at the next one.
     """
 
-    def due(self, facts: Facts) -> str | None:
+    def due(self, facts: TriggerInput) -> str | None:
         """Return the reason to save now, or None. The reason is a printable text; the checkpoint records it."""
         raise NotImplementedError
 
@@ -65,7 +65,7 @@ class Trigger:
         """
         return None
 
-    def soon(self, facts: Facts) -> bool:
+    def soon(self, facts: TriggerInput) -> bool:
         """Return whether ``due`` will give a reason at the next step. Then several ranks, which agree a step ahead, save at that step."""
         return False
 
@@ -104,14 +104,14 @@ class Trigger:
 class _Any(Trigger):
     parts: tuple[Trigger, ...]
 
-    def due(self, facts: Facts) -> str | None:
+    def due(self, facts: TriggerInput) -> str | None:
         reasons = [reason for part in self.parts if (reason := part.due(facts))]
         return ", ".join(reasons) or None
 
     def by_step(self, step: int, previous: int | None = None) -> str | None:
         return ", ".join(reason for part in self.parts if (reason := part.by_step(step, previous))) or None
 
-    def soon(self, facts: Facts) -> bool:
+    def soon(self, facts: TriggerInput) -> bool:
         return any(part.soon(facts) for part in self.parts)
 
     @property
@@ -140,7 +140,7 @@ class _Every(Trigger):
     steps: int | None
     seconds: float | None
 
-    def due(self, facts: Facts) -> str | None:
+    def due(self, facts: TriggerInput) -> str | None:
         by_step = self.by_step(facts.step, facts.previous)
         if by_step is not None:
             return by_step
@@ -160,13 +160,13 @@ class _Epochs(Trigger):
     epochs: int
     loader: str
 
-    def due(self, facts: Facts) -> str | None:
+    def due(self, facts: TriggerInput) -> str | None:
         done = facts.epochs.get(self.loader)
         if done is None or done.now // self.epochs <= done.before // self.epochs:
             return None
         return f"every {self.epochs} epochs: {done.now} done" if self.epochs > 1 else f"every epoch: {done.now} done"
 
-    def soon(self, facts: Facts) -> bool:
+    def soon(self, facts: TriggerInput) -> bool:
         done = facts.epochs.get(self.loader)
         return done is not None and done.next // self.epochs > done.now // self.epochs
 
@@ -180,7 +180,7 @@ class _Best(Trigger):
     metric: str
     mode: str
 
-    def due(self, facts: Facts) -> str | None:
+    def due(self, facts: TriggerInput) -> str | None:
         value = facts.metrics.get(self.metric)
         if value is None or not math.isfinite(value):
             return None
@@ -201,7 +201,7 @@ class _Best(Trigger):
 
 
 def every(
-    amount: int | str | Span | None = None,
+    amount: int | str | Duration | None = None,
     /,
     *,
     steps: int | None = None,

@@ -3,7 +3,7 @@
 May import everything below it. The comparing is pure; only ``recorder`` runs inside the script's process.
 """
 
-from relight.prove.compare import Difference, Drift, compare, drift
+from relight.prove.compare import FirstDifference, MetricDrift, compare, drift
 from relight.prove.drive import ProveOptions, ProveReport, run
 
-__all__ = ["Difference", "Drift", "ProveOptions", "ProveReport", "compare", "drift", "run"]
+__all__ = ["FirstDifference", "MetricDrift", "ProveOptions", "ProveReport", "compare", "drift", "run"]

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
-from relight.prove.trace import Entry
+from relight.prove.trace import TraceEntry
 
 SAMPLES, BATCHES, METRICS = "samples", "batches", "metrics"
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first thing that differs. ``what`` is its path or ``samples``, ``batches``, ``metrics/<name>``; ``also`` what differs with it."""
 
     step: int
@@ -26,7 +26,7 @@ class Difference:
         return asdict(self)
 
 
-class Drift(NamedTuple):
+class MetricDrift(NamedTuple):
     """A metric of one step after the resume, in both runs; ``relative``: how far off the resumed one's is."""
 
     step: int
@@ -36,7 +36,7 @@ class Drift(NamedTuple):
     relative: float
 
 
-def drift(straight: Sequence[Entry], resumed: Sequence[Entry]) -> tuple[Drift, ...]:
+def drift(straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry]) -> tuple[MetricDrift, ...]:
     """Every metric that is a number, of every step that both have."""
     by_step, rows = {entry.step: entry for entry in straight if entry.kind == "step"}, []
     for entry in resumed:
@@ -48,11 +48,11 @@ def drift(straight: Sequence[Entry], resumed: Sequence[Entry]) -> tuple[Drift, .
                 one, two = float.fromhex(other.metrics[name]), float.fromhex(text)
             except (KeyError, ValueError, OverflowError):
                 continue
-            rows.append(Drift(entry.step, name, one, two, abs(two - one) / max(abs(one), 1e-30)))
+            rows.append(MetricDrift(entry.step, name, one, two, abs(two - one) / max(abs(one), 1e-30)))
     return tuple(rows)
 
 
-def compare(straight: Sequence[Entry], resumed: Sequence[Entry], *, kinds: dict[str, str]) -> tuple[int, Difference | None]:
+def compare(straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry], *, kinds: dict[str, str]) -> tuple[int, FirstDifference | None]:
     """``(steps that agree, first difference)``. ``kinds`` maps component names to their kinds.
 
     Within a step, differences are ordered as effects follow causes: which samples, what was in them, random numbers, the loss, scaler,
@@ -68,12 +68,12 @@ def compare(straight: Sequence[Entry], resumed: Sequence[Entry], *, kinds: dict[
         found = _differences(other, entry, kinds, state_only=restored)
         if found:
             when = "right after the restore" if restored else f"at the end of step {entry.step}"
-            return agreed, Difference(entry.step, when, found[0], explain(found, kinds, restored), tuple(found[1:40]))
+            return agreed, FirstDifference(entry.step, when, found[0], explain(found, kinds, restored), tuple(found[1:40]))
         agreed += not restored
     return agreed, None
 
 
-def _differences(a: Entry, b: Entry, kinds: dict[str, str], *, state_only: bool) -> list[str]:
+def _differences(a: TraceEntry, b: TraceEntry, kinds: dict[str, str], *, state_only: bool) -> list[str]:
     found: list[str] = []
     if not state_only:
         if a.samples != b.samples:

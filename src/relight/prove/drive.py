@@ -17,8 +17,8 @@ import msgspec
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.observe.own_files import OwnFiles
 from relight.policy.compact import LOSSY
-from relight.prove.compare import Difference, Drift, compare, drift
-from relight.prove.recorder_config import Config
+from relight.prove.compare import FirstDifference, MetricDrift, compare, drift
+from relight.prove.recorder_config import RecorderConfig
 from relight.prove.trace import read_trace
 from relight.typed import from_json_bytes
 from relight.world.children import child_command
@@ -51,9 +51,9 @@ class ProveReport:
     k: int
     steps_compared: int
     things_compared: int
-    difference: Difference | None
+    difference: FirstDifference | None
     seconds: float
-    drift: tuple[Drift, ...] = ()
+    drift: tuple[MetricDrift, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
@@ -109,7 +109,7 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     kinds = from_json_bytes((folder / "straight.kinds").read_bytes(), dict[str, str])
     _, unstable = compare(straight, killed, kinds=kinds)
     if unstable is not None:
-        difference: Difference | None = Difference(
+        difference: FirstDifference | None = FirstDifference(
             unstable.step,
             f"at the end of step {unstable.step}, before any kill",
             unstable.what,
@@ -129,7 +129,7 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
 
 
 def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, stop_after: int, kill: bool, run: str) -> None:
-    config = Config(
+    config = RecorderConfig(
         trace=str(folder / f"{name}.trace"),
         kinds=str(folder / f"{name}.kinds"),
         store=str(folder / "store"),

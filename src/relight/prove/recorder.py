@@ -20,20 +20,20 @@ from relight.checkpointer import Checkpointer, observers
 from relight.format import Digest, Leaf, hexdigest
 from relight.format.tree import join_path
 from relight.layout import Item
-from relight.prove.recorder_config import Config
-from relight.prove.trace import Entry, Trace, hexed
+from relight.prove.recorder_config import RecorderConfig
+from relight.prove.trace import StepTrace, TraceEntry, hexed
 from relight.typed import from_json_bytes
 from relight.world.children import enter_script
 
 SLICE_BYTES = 8 << 20
 
 
-class Recorder:
+class StepRecorder:
     """An observer of the script's Checkpointer; the first one made counts."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: RecorderConfig) -> None:
         self._config = config
-        self._trace = Trace(config.trace)
+        self._trace = StepTrace(config.trace)
         self._batches: list[str] = []
         self._watched: Checkpointer | None = None
 
@@ -50,7 +50,7 @@ class Recorder:
     def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
         """Record the state as restored."""
         if ckpt is self._watched and checkpoint_id is not None:
-            self._trace.write(Entry(kind="restored", step=step - 1, state=digest_state(ckpt.components)))
+            self._trace.write(TraceEntry(kind="restored", step=step - 1, state=digest_state(ckpt.components)))
 
     def on_end(self, ckpt: Checkpointer) -> None:
         """Nothing of it is compared."""
@@ -62,7 +62,7 @@ class Recorder:
         batches, self._batches[:] = list(self._batches), []
         if step >= self._config.record_from:
             self._trace.write(
-                Entry(
+                TraceEntry(
                     kind="step",
                     step=step,
                     metrics={name: hexed(value) for name, value in metrics.items()},
@@ -143,14 +143,14 @@ def _digest_any(value: Any) -> str:
 
 def main() -> None:
     """Run the script as ``python SCRIPT ARGS…`` would, with the recorder in place."""
-    config = from_json_bytes(sys.argv[1], Config)
+    config = from_json_bytes(sys.argv[1], RecorderConfig)
     script = sys.argv[2]
     sys.argv = sys.argv[2:]
     enter_script(script, as_module=False)
     random.seed(config.seed)
     np.random.seed(config.seed)
     torch.manual_seed(config.seed)
-    observers.append(Recorder(config))
+    observers.append(StepRecorder(config))
     runpy.run_path(script, run_name="__main__")
 
 

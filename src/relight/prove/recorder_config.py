@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 
-class Config(msgspec.Struct, kw_only=True):
+class RecorderConfig(msgspec.Struct, kw_only=True):
     """What the driver wants. The run ends after step ``stop_after``, by SIGKILL behind a save if ``kill``.
 
     ``seed`` is for generators the script does not seed itself; the resumed run gets another one, so that nothing agrees by luck.

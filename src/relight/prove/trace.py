@@ -12,7 +12,7 @@ from relight.errors import ConfigError
 from relight.typed import from_json_bytes
 
 
-class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
+class TraceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
     """One step (or, for ``kind`` ``restored``, the moment after a restore). Digests are hexadecimal, floats exact (``float.hex``).
 
     ``state`` maps the path of every tensor and value to its digest; ``batches`` are the digests of what the loaders delivered since the
@@ -27,18 +27,18 @@ class Entry(msgspec.Struct, kw_only=True, omit_defaults=True):
     state: dict[str, str] = {}
 
 
-class Trace:
+class StepTrace:
     """Written by the script's process, flushed with every entry, as the process may be killed right behind it."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: TraceEntry) -> None:
         """Append one entry."""
         os.write(self._fd, msgspec.json.encode(entry) + b"\n")
 
 
-def read_trace(path: Path) -> list[Entry]:
+def read_trace(path: Path) -> list[TraceEntry]:
     """The entries of a trace; a line cut short by a kill is left out."""
     if not path.exists():
         raise ConfigError(
@@ -49,7 +49,7 @@ def read_trace(path: Path) -> list[Entry]:
     entries = []
     for line in path.read_bytes().split(b"\n")[:-1]:
         try:
-            entries.append(from_json_bytes(line, Entry))
+            entries.append(from_json_bytes(line, TraceEntry))
         except msgspec.DecodeError:
             continue
     return entries

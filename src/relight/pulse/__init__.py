@@ -5,11 +5,11 @@ nothing of Relight but its errors.
 """
 
 from relight.pulse.asked import ASKED_FOR, FORESEEN, request_path, take_request, write_request
-from relight.pulse.page import LATE_AFTER, PAGE_BYTES, Beat, Page, read_beat
-from relight.pulse.risk import Warned, read_risk, risk_path, write_risk
+from relight.pulse.page import LATE_AFTER, PAGE_BYTES, Heartbeat, HeartbeatPage, read_beat
+from relight.pulse.risk import RiskWarning, read_risk, risk_path, write_risk
 from relight.pulse.standby import assert_past_standby
-from relight.pulse.teller import HANDING_OVER, SETTING, Teller, heartbeat, phase
-from relight.pulse.will import Left, Will, lost_of, make_will, read_will, will_of
+from relight.pulse.teller import HANDING_OVER, SETTING, HeartbeatWriter, heartbeat, phase
+from relight.pulse.will import RankState, RankStateWriter, lost_of, make_rank_state, rank_state_path, read_rank_state
 
 __all__ = [
     "ASKED_FOR",
@@ -18,24 +18,24 @@ __all__ = [
     "LATE_AFTER",
     "PAGE_BYTES",
     "SETTING",
-    "Beat",
-    "Left",
-    "Page",
-    "Teller",
-    "Warned",
-    "Will",
+    "Heartbeat",
+    "HeartbeatPage",
+    "HeartbeatWriter",
+    "RankState",
+    "RankStateWriter",
+    "RiskWarning",
     "assert_past_standby",
     "heartbeat",
     "lost_of",
-    "make_will",
+    "make_rank_state",
     "phase",
+    "rank_state_path",
     "read_beat",
+    "read_rank_state",
     "read_risk",
-    "read_will",
     "request_path",
     "risk_path",
     "take_request",
-    "will_of",
     "write_request",
     "write_risk",
 ]  # fmt: skip

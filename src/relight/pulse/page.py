@@ -25,7 +25,7 @@ _AT = 16
 _TRIES = 100
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """What a page says. Times are seconds of the monotonic clock; steps are −1, and losses not a number, as long as there are none."""
 
     pid: int = 0
@@ -73,7 +73,7 @@ def mapped(path: str | os.PathLike[str], size: int) -> mmap.mmap:
         os.close(descriptor)
 
 
-class Page:
+class HeartbeatPage:
     """A writer's end. One process, any of its threads one after the other."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -82,7 +82,7 @@ class Page:
         self._count = 0
         self._texts: tuple[str, ...] = ()
 
-    def write(self, beat: Beat) -> None:
+    def write(self, beat: Heartbeat) -> None:
         """All of it."""
         self._count += 2
         _COUNTER.pack_into(self._memory, 8, self._count - 1)
@@ -103,7 +103,7 @@ def make_page(path: str | os.PathLike[str]) -> None:
         file.truncate(PAGE_BYTES)
 
 
-def read_beat(path: str | os.PathLike[str]) -> Beat | None:
+def read_beat(path: str | os.PathLike[str]) -> Heartbeat | None:
     """What is there; None if nothing was written yet, or nothing whole is to be had: the writer died in the midst of it."""
     for _ in range(_TRIES):
         try:
@@ -133,10 +133,10 @@ def _still(path: str | os.PathLike[str], count: int) -> bool:
         return file.read(8) == _COUNTER.pack(count)
 
 
-def _decode(data: bytes) -> Beat:
+def _decode(data: bytes) -> Heartbeat:
     pid, phase, *rest = _BODY.unpack_from(data, _AT)
     texts, at = [], _TEXT_AT
     for room in _TEXTS:
         texts.append(data[at : at + room].split(b"\0", 1)[0].decode(errors="replace"))
         at += room
-    return Beat(pid, phase.rstrip(b"\0").decode(errors="replace"), *rest, *texts)
+    return Heartbeat(pid, phase.rstrip(b"\0").decode(errors="replace"), *rest, *texts)

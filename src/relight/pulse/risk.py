@@ -11,7 +11,7 @@ _BYTES_MAX = 4096
 _WHY_MAX = 200
 
 
-class Warned(NamedTuple):
+class RiskWarning(NamedTuple):
     """That something may fail here. Times are seconds of the monotonic clock, which processes of a machine have in common."""
 
     at: float
@@ -31,7 +31,7 @@ def risk_path(page: str | os.PathLike[str]) -> Path:
     return Path(page).with_name("risk")
 
 
-def write_risk(page: str | os.PathLike[str], warned: Warned) -> None:
+def write_risk(page: str | os.PathLike[str], warned: RiskWarning) -> None:
     """In place of what was told before, unless more is left of that. ``OSError`` if there is no room for it."""
     before = read_risk(page)
     if before is not None and before.remaining(warned.at) > warned.likely:
@@ -42,12 +42,12 @@ def write_risk(page: str | os.PathLike[str], warned: Warned) -> None:
     new.replace(path)
 
 
-def read_risk(page: str | os.PathLike[str]) -> Warned | None:
+def read_risk(page: str | os.PathLike[str]) -> RiskWarning | None:
     """What was told last; None if nothing was, or nothing that makes sense. A few microseconds."""
     try:
         with open(risk_path(page), "rb") as file:
             at, likely, within_s, why = json.loads(file.read(_BYTES_MAX))
-        found = Warned(float(at), float(likely), float(within_s), str(why))
+        found = RiskWarning(float(at), float(likely), float(within_s), str(why))
     except (OSError, ValueError, TypeError, RecursionError, OverflowError):
         return None
     return found if 0 <= found.likely <= 1 and 0 < found.within_s < float("inf") and abs(found.at) < float("inf") else None

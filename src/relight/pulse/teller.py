@@ -9,7 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from relight.pulse.page import UPDATING, Beat, Page
+from relight.pulse.page import UPDATING, Heartbeat, HeartbeatPage
 
 SETTING = "RELIGHT_PULSE"
 """The file of this process's page: set by ``relight run``."""
@@ -19,19 +19,19 @@ HANDING_OVER = "handing over"
 """The phase of a rank that saves what others held as well, as one of them has died: it is let finish."""
 
 
-class Teller:
+class HeartbeatWriter:
     """Says what this process is at. Without a page it says nothing, at no cost."""
 
     def __init__(self, path: str = "") -> None:
-        self._page: Page | None = None
+        self._page: HeartbeatPage | None = None
         self.path = path
         """Of its page; empty if there is none."""
-        self._beat = Beat(pid=os.getpid(), phase="starting", since=time.monotonic())
+        self._beat = Heartbeat(pid=os.getpid(), phase="starting", since=time.monotonic())
         self._lock = threading.Lock()
         self._asked: dict[int, float] = {}
         if path:
             try:
-                self._page = Page(path)
+                self._page = HeartbeatPage(path)
                 self._write()
             except (OSError, ValueError):
                 self.path = ""
@@ -136,14 +136,14 @@ def phase(name: str, expected_s: float = 0.0) -> contextlib.AbstractContextManag
     return heartbeat().during(name, expected_s)
 
 
-_teller: Teller | None = None
+_teller: HeartbeatWriter | None = None
 
 
-def heartbeat() -> Teller:
+def heartbeat() -> HeartbeatWriter:
     """This process's; a forked child has none of its parent's."""
     global _teller
     if _teller is None or _teller._beat.pid != os.getpid():
-        _teller = Teller(os.environ.pop(SETTING, "") if _teller is None else "")  # its own children are not the ones watched over
+        _teller = HeartbeatWriter(os.environ.pop(SETTING, "") if _teller is None else "")  # its own children are not the ones watched over
     return _teller
 
 

@@ -19,14 +19,14 @@ _COUNTER = struct.Struct("<Q")
 _MAGIC = b"rlwill01"
 
 
-class Left(NamedTuple):
+class RankState(NamedTuple):
     """What a rank left at the end of a step."""
 
     step: int
     data: bytes
 
 
-class Will:
+class RankStateWriter:
     """A rank's own end. One thread."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -46,13 +46,13 @@ class Will:
         return fits
 
 
-def make_will(path: str | os.PathLike[str]) -> None:
+def make_rank_state(path: str | os.PathLike[str]) -> None:
     """An empty one, for a rank to come."""
     with open(path, "wb") as file:
         file.truncate(WILL_BYTES)
 
 
-def read_will(path: str | os.PathLike[str]) -> Left | None:
+def read_rank_state(path: str | os.PathLike[str]) -> RankState | None:
     """What a rank left; None if it left nothing, nothing whole, or writes just now."""
     try:
         with open(path, "rb") as file:
@@ -65,10 +65,10 @@ def read_will(path: str | os.PathLike[str]) -> Left | None:
                 return None
     except OSError:
         return None
-    return Left(step, data[_HEAD.size : _HEAD.size + length])
+    return RankState(step, data[_HEAD.size : _HEAD.size + length])
 
 
-def will_of(page: str | os.PathLike[str], rank: int, ahead: bool = False) -> Path:
+def rank_state_path(page: str | os.PathLike[str], rank: int, ahead: bool = False) -> Path:
     """Where ``rank`` leaves its own, given any rank's page: beside it. ``ahead``: what it leaves in front of an update."""
     return Path(page).with_name(f"{'ahead' if ahead else 'will'}-{rank}")
 

@@ -9,7 +9,7 @@ Unknown files are never deleted.
 from relight.reclaim.prune import PrunePlan, PruneReport, execute, plan_prune, prune_a_share
 from relight.reclaim.rebuild import RebuildPlan, RebuildReport, execute_rebuild, plan_rebuild
 from relight.reclaim.recall import due_of, recall, sweep_recallable
-from relight.reclaim.room import Room
+from relight.reclaim.room import SpaceGuard
 from relight.reclaim.sweep import SweepPlan, SweepReport, execute_sweep, plan_sweep
 
 __all__ = [
@@ -17,7 +17,7 @@ __all__ = [
     "PruneReport",
     "RebuildPlan",
     "RebuildReport",
-    "Room",
+    "SpaceGuard",
     "SweepPlan",
     "SweepReport",
     "due_of",

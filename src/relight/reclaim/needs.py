@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 
 from relight.catalog.branches import needs_of
-from relight.log import History, View
+from relight.log import History, LogView
 
 
 def users_of(history: History, checkpoint_id: str) -> list[str]:
@@ -42,7 +42,7 @@ def oldest_together(history: History, ids: Sequence[str], at_most: int | None) -
     return [one for one in ids if one in going]
 
 
-def unsure(view: View, history: History) -> set[str]:
+def unsure(view: LogView, history: History) -> set[str]:
     """What may be kept by a record of which nothing is known: with a damaged one, or one that nobody trusted has signed, all that is older
     than it. It may be a COMMIT that needs their bytes, a tag, a hold, a branch, a recall."""
     newest = max((fault.seq for fault in view.damaged), default=-1)

@@ -13,11 +13,11 @@ from relight.catalog.tiers import copying_to, drained_to, groups_in, newest_seq,
 from relight.catalog.verify import verify_checkpoint
 from relight.errors import StoreUnavailable
 from relight.format.records import UNDO_S_MAX, Body, RetireBody
-from relight.log import Checkpoint, History, Log, View, fold, line_of, newest_good
+from relight.log import Checkpoint, History, Log, LogView, fold, line_of, newest_good
 from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import superseded
 from relight.log.truncated import refuse_truncated
-from relight.policy import Candidate, Keep, Verdict, decide_keep
+from relight.policy import Candidate, Keep, KeepVerdict, decide_keep
 from relight.policy.adaptive import is_routine
 from relight.policy.keep import with_recorded
 from relight.policy.tiers import owed, safe_on
@@ -37,7 +37,7 @@ class PrunePlan:
 
     run: str
     rules: Keep
-    verdicts: list[Verdict]
+    verdicts: list[KeepVerdict]
     bytes_freed: int
     relies_on: tuple[str, ...] = ()
     due: tuple[str, ...] = ()
@@ -103,7 +103,7 @@ def plan_prune(
     return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged)
 
 
-def _is_sound(store: ByteStore, view: View, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
+def _is_sound(store: ByteStore, view: LogView, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
     """Whether it verifies. ``StoreUnavailable`` if the store does not answer: that is no damage, and nothing is removed for it."""
     findings = verify_checkpoint(store, view, one, progress=progress)
     silent = next((found for found in findings if found.is_silence), None)
@@ -134,7 +134,7 @@ def execute(
     retired: list[str] = []
     undo_s = min(plan.rules.undo_s or 0.0, UNDO_S_MAX)
 
-    def decide(view: View) -> tuple[Body, int] | None:
+    def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
         holds = holds_of(history)
         if epoch is not None and history.epoch > epoch:

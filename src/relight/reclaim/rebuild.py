@@ -22,7 +22,7 @@ from relight.format.manifest import Root, decode_root
 from relight.format.names import ROOT_FILE, CheckpointDir, parse_dir
 from relight.format.records import Body, CommitBody, FenceBody, NoteBody, epoch_max
 from relight.format.strict import ROOT_BYTES_MAX
-from relight.log import Checkpoint, History, Log, View, fold, read_store
+from relight.log import Checkpoint, History, Log, LogView, fold, read_store
 from relight.log.ancestors import REBUILT as REBUILT_FENCE
 from relight.log.identity import checkpoint_dirs, peek_root
 from relight.log.listing import has_records
@@ -32,7 +32,7 @@ from relight.store.anchored import anchor_of
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class UncommittedDirectory:
     """A checkpoint directory that no record commits: its COMMIT if it is whole, else why it is left alone."""
 
     name: str
@@ -51,16 +51,16 @@ class RebuildPlan:
     run_id: str
     missing: bool
     interrupted: bool
-    found: tuple[Found, ...]
+    found: tuple[UncommittedDirectory, ...]
 
     @property
-    def commits(self) -> list[Found]:
+    def commits(self) -> list[UncommittedDirectory]:
         """What is to be committed, in the order of its records."""
         whole = [one for one in self.found if one.commit is not None]
         return sorted(whole, key=lambda one: (one.epoch, one.created, one.step))
 
     @property
-    def left(self) -> list[Found]:
+    def left(self) -> list[UncommittedDirectory]:
         """Directories that are left alone, each with the reason."""
         return [one for one in self.found if one.commit is None]
 
@@ -114,16 +114,16 @@ def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: 
     unknown = [name for name in names if (parsed := parse_dir(name)) is not None and parsed.id not in known]
     peeked = {name: peek_root(store, f"{run}/{name}") for name in unknown}
     store_id, run_id = (view.store_id, view.run_id) if view is not None else _ids(store, [one for one in peeked.values() if one], where)
-    ids = View(run, store_id, run_id, (), (), -1, "")
+    ids = LogView(run, store_id, run_id, (), (), -1, "")
     found = []
     for name in unknown:
         directory = parse_dir(name)
         assert directory is not None
         if peeked[name] is None:
-            found.append(Found(name, directory.step, directory.epoch, why="it has no root: its save was not finished"))
+            found.append(UncommittedDirectory(name, directory.step, directory.epoch, why="it has no root: its save was not finished"))
         elif directory.epoch < history.epoch:
             why = f"attempt {history.epoch} has superseded its attempt {directory.epoch}: a COMMIT would be void"
-            found.append(Found(name, directory.step, directory.epoch, why=why))
+            found.append(UncommittedDirectory(name, directory.step, directory.epoch, why=why))
         else:
             found.append(_examined(store, ids, name, directory, verify, progress))
     return RebuildPlan(run, run_id, missing, view is not None and is_being_rebuilt(view), tuple(found))
@@ -151,11 +151,11 @@ def execute_rebuild(plan: RebuildPlan, store: ByteStore) -> RebuildReport:
     return report
 
 
-def _append(log: Log, body: Callable[[View], Body], epoch: int | None = None) -> None:
+def _append(log: Log, body: Callable[[LogView], Body], epoch: int | None = None) -> None:
     log.append(lambda view: (body(view), fold(view).epoch if epoch is None else epoch))
 
 
-def _checked(one: Found, view: View) -> CommitBody:
+def _checked(one: UncommittedDirectory, view: LogView) -> CommitBody:
     assert one.commit is not None
     if fold(view).epoch != one.epoch:
         raise ConfigError(f"attempt {fold(view).epoch} has begun meanwhile", where=view.run, hint="stop the job that saves to this run")
@@ -188,8 +188,8 @@ def _ids(store: ByteStore, roots: list[dict[str, Any]], where: str) -> tuple[str
 
 
 def _examined(
-    store: ByteStore, ids: View, name: str, directory: CheckpointDir, verify: bool, progress: Callable[[int], None] | None
-) -> Found:
+    store: ByteStore, ids: LogView, name: str, directory: CheckpointDir, verify: bool, progress: Callable[[int], None] | None
+) -> UncommittedDirectory:
     prefix = f"{ids.run}/{name}"
     where = f"{prefix}/{ROOT_FILE}"
     try:
@@ -207,5 +207,5 @@ def _examined(
         if findings:
             raise CorruptCheckpoint(findings[0].detail, where=findings[0].file)
     except (CorruptCheckpoint, UnsafeContent, CheckpointNotFound) as error:
-        return Found(name, directory.step, directory.epoch, why=str(error).splitlines()[0])
-    return Found(name, directory.step, directory.epoch, body, root.created)
+        return UncommittedDirectory(name, directory.step, directory.epoch, why=str(error).splitlines()[0])
+    return UncommittedDirectory(name, directory.step, directory.epoch, body, root.created)

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 from relight.errors import CheckpointNotFound
 from relight.format.records import Body, RecallBody, RetireBody, SweepBody
-from relight.log import History, Log, View, fold
+from relight.log import History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import superseded
 from relight.log.truncated import refuse_truncated
@@ -19,7 +19,7 @@ from relight.reclaim.sweep import delete_checkpoints
 from relight.store import ByteStore
 
 
-def due_of(view: View, history: History) -> list[str]:
+def due_of(view: LogView, history: History) -> list[str]:
     """What may be swept: its time is over, by the records' times, none of which counts for later than the record behind it."""
     if not history.recallable:
         return []
@@ -54,7 +54,7 @@ def sweep_recallable(
         refuse_truncated(store, log)
     swept: list[str] = []
 
-    def decide(view: View) -> tuple[Body, int] | None:
+    def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
         if epoch is not None and history.epoch > epoch:
             raise superseded(history, epoch, run)
@@ -74,7 +74,7 @@ def recall(store: ByteStore, run: str, ids: Sequence[str], why: str = "") -> Non
     ``CheckpointNotFound`` if one of them is not there to be recalled: then none is.
     """
 
-    def decide(view: View) -> tuple[Body, int]:
+    def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)
         for one in ids:
             if one in history.recallable:

@@ -22,7 +22,7 @@ class _NoLonger(Exception):
 
 
 @dataclass(slots=True)
-class Room:
+class SpaceGuard:
     """The room of one attempt's run in one tier. ``leads``: whether it may remove what is not needed there."""
 
     store: ByteStore

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from relight.audit import Book
+from relight.audit import AuditLog
 from relight.audit.effects import ACTIONS as EFFECTS_OF
-from relight.audit.facts import Facts
+from relight.audit.facts import ActionFacts
 from relight.catalog.asking import LOOK_S, WHO_MAX, ask_for_save
 from relight.catalog.branches import check_free
 from relight.catalog.holds import hold, holds_of, release
@@ -28,10 +28,10 @@ from relight.policy.best_by import is_best
 from relight.reclaim import PrunePlan, execute, plan_prune
 from relight.run_names import dir_of, run_name
 from relight.serve.index import Index
-from relight.serve.pages_actions import Done, Planned
+from relight.serve.pages_actions import ActionOutcome, Planned
 from relight.serve.pages_views import ACTIONS
-from relight.serve.scope import Who, everything, require
-from relight.serve.state import State
+from relight.serve.scope import Caller, everything, require
+from relight.serve.state import TokenFile
 from relight.serve.tasks import Tasks
 from relight.serve.tasks_work import drill, verify, wait_for
 from relight.supervise.goodput import Account
@@ -56,18 +56,18 @@ WATCHED_S = 180.0
 """``relight run`` writes down once a minute where the time went: when that is older, it is likely not there any more."""
 RECORDED_S = 60.0
 assert FIELDS.keys() == ACTIONS.keys()
-Prepared = tuple[Planned, Callable[[], Done], Facts]
+Prepared = tuple[Planned, Callable[[], ActionOutcome], ActionFacts]
 
 
 class Actions:
     """Plans and executes for whoever is asking. ``done`` is called when a store was changed, with its id."""
 
-    def __init__(self, index: Index, state: State, book: Book, tasks: Tasks, done: Callable[[str], None] = lambda _: None) -> None:
+    def __init__(self, index: Index, state: TokenFile, book: AuditLog, tasks: Tasks, done: Callable[[str], None] = lambda _: None) -> None:
         self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
         self._recorded: dict[tuple[str, str], float] = {}
         """When a refusal by role was recorded last, by token and action."""
 
-    def plan(self, verb: str, fields: Mapping[str, str], who: Who) -> Planned:
+    def plan(self, verb: str, fields: Mapping[str, str], who: Caller) -> Planned:
         """What it would do; changes nothing. A plan that is refused is recorded: it shows what a caller tried."""
         try:
             return self._prepared(verb, fields, who)[0]
@@ -75,14 +75,14 @@ class Actions:
             self._record(verb, fields, who, f"planned only: {type(error).__name__}: {error}")
             raise
 
-    def refused(self, verb: str, who: Who, reason: str) -> None:
+    def refused(self, verb: str, who: Caller, reason: str) -> None:
         """Record that the role of ``who`` did not suffice, once every ``RECORDED_S`` for a token and action. Nothing is raised."""
         verb, now = verb if verb in FIELDS else "another action", time.monotonic()
         if now - self._recorded.get((who.token, verb), -RECORDED_S) >= RECORDED_S:
             self._recorded[who.token, verb] = now
             self._record(verb, {}, who, reason)
 
-    def _record(self, verb: str, fields: Mapping[str, str], who: Who, reason: str) -> None:
+    def _record(self, verb: str, fields: Mapping[str, str], who: Caller, reason: str) -> None:
         """Add a refusal to the audit log. A failure of that is an event: nothing was done that would have to be in it."""
         try:
             seq = self._book.begin(who.name, verb, self._on(fields), who.role, token=who.token, facts=_given(verb, fields))
@@ -90,7 +90,7 @@ class Actions:
         except (RelightError, OSError) as unwritten:
             emit("audit.failed", f"a refused request to {verb} is not in the audit log: {unwritten}", error=str(unwritten)[:500])
 
-    def execute(self, verb: str, fields: Mapping[str, str], who: Who, digest: str = "") -> Done:
+    def execute(self, verb: str, fields: Mapping[str, str], who: Caller, digest: str = "") -> ActionOutcome:
         """Do it. With ``digest``: only if it is still what that plan said, else ``Fenced``."""
         on = self._on(fields)
         if not who.may(ACTIONS.get(verb, "admin")):
@@ -123,7 +123,7 @@ class Actions:
             self._over(seq, fields, done)
         return done
 
-    def _over(self, seq: int, fields: Mapping[str, str], done: Done) -> None:
+    def _over(self, seq: int, fields: Mapping[str, str], done: ActionOutcome) -> None:
         self._book.end(seq, "ok" if done.ok else "failed", done.says)
         self._done(fields.get("store", ""))
 
@@ -134,7 +134,7 @@ class Actions:
         run = dir_of(fields.get("run", ""))  # the name may hold @, which ends the run here
         return f"{fields['store']}/{run}"[:300] + (f"@{which[:80]}" if which else "")
 
-    def _prepared(self, verb: str, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _prepared(self, verb: str, fields: Mapping[str, str], who: Caller) -> Prepared:
         if verb not in FIELDS:
             raise ConfigError(f"there is no action {verb[:40]!r}", hint=f"there are {', '.join(FIELDS)}")
         odd = [name for name in fields if name not in FIELDS[verb]]
@@ -171,7 +171,7 @@ class Actions:
         run = self._run(fields)
         return run, self._index.find(fields["store"], fields["run"], fields.get("which", "") or "latest")
 
-    def _tag(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _tag(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, one = self._one(fields)
         name = check_free(fields.get("name", ""))
         before = run.history().tags.get(name)
@@ -179,20 +179,20 @@ class Actions:
             f" instead of {before}." if before not in (None, one.id) else "."
         )
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             run.tag(name, one.id, by=who.name)
-            return Done(True, f"{name} names {one.id} (step {one.step})")
+            return ActionOutcome(True, f"{name} names {one.id} (step {one.step})")
 
-        facts = Facts(checkpoint=one.id, before=before or "", after=one.id)
+        facts = ActionFacts(checkpoint=one.id, before=before or "", after=one.id)
         return _planned("Tag", says, f"relight tag {_at(fields)} {name} {one.id}", (one.id, name, before)), do, facts
 
-    def _branch(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _branch(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, one = self._one(fields)
         to = check_run_name(fields.get("to", ""))
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             made = branch(run, one, to, by=who.name, why=fields.get("why", ""))
-            return Done(True, f"{made.name} goes on from {one.id} (step {one.step})" + ("" if made.made else ", as before"))
+            return ActionOutcome(True, f"{made.name} goes on from {one.id} (step {one.step})" + ("" if made.made else ", as before"))
 
         return (
             _planned(
@@ -202,10 +202,10 @@ class Actions:
                 (one.id, to),
             ),
             do,
-            Facts(checkpoint=one.id, after=to),
+            ActionFacts(checkpoint=one.id, after=to),
         )
 
-    def _pin(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _pin(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, one = self._one(fields)
         held = holds_of(run.history()).get(one.id)
 
@@ -214,12 +214,12 @@ class Actions:
 
         why = fields.get("why", "") or f"pinned by {who.name}"
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             if held is None:
                 hold(run.store, run.name, one.id, why)
             else:
                 release(run.store, run.name, one.id, why)
-            return Done(True, f"{one.id} (step {one.step}) is {'on hold' if held is None else 'released'}")
+            return ActionOutcome(True, f"{one.id} (step {one.step}) is {'on hold' if held is None else 'released'}")
 
         says = (
             f"Checkpoint {one.id} (step {one.step}) will be kept whatever the rules say."
@@ -234,10 +234,10 @@ class Actions:
                 (one.id, held),
             ),
             do,
-            Facts(checkpoint=one.id, before=words(held), after="" if held is not None else words(why)),
+            ActionFacts(checkpoint=one.id, before=words(held), after="" if held is not None else words(why)),
         )
 
-    def _verify(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _verify(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, one = self._one(fields)
         store = fields["store"]
 
@@ -245,10 +245,10 @@ class Actions:
             if ok:
                 self._index.verified[store, run.name, one.id] = time.time()
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             known = self._tasks.under_way("verify", store, run.name, one.id)
             task = known or self._tasks.begin("verify", store, run.name, who.name, lambda task: verify(task, run, one, verified), one.id)
-            return Done(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
+            return ActionOutcome(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
 
         return (
             _planned(
@@ -258,10 +258,10 @@ class Actions:
                 (one.id,),
             ),
             do,
-            Facts(checkpoint=one.id),
+            ActionFacts(checkpoint=one.id),
         )
 
-    def _prune(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _prune(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run = self._run(fields)
         numbers = {name: _number(name, fields[name]) for name in ("keep_last", "keep_every", "keep_best") if fields.get(name)}
         rules = keep(
@@ -286,21 +286,21 @@ class Actions:
             columns=("id", "step", "fate", "because"), rows=rows, danger=True
         )
         stay = [one.id for one in plan.verdicts if one.keep]
-        return planned, lambda: _pruned(plan, run), Facts(before=", ".join(one.id for one in plan.verdicts), after=", ".join(stay))
+        return planned, lambda: _pruned(plan, run), ActionFacts(before=", ".join(one.id for one in plan.verdicts), after=", ".join(stay))
 
-    def _promote(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _promote(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, one = self._one(fields)
         stage = fields.get("stage", "") or STAGES[-1]
         if stage not in STAGES:
             raise ConfigError(f"{stage[:40]!r} is no stage", hint=f"they are {', '.join(STAGES)}")
         before = run.history().tags.get(stage)
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             promote(run, one, stage, why=fields.get("why", ""), by=who.name)
-            return Done(True, f"{stage} is {one.id} (step {one.step})")
+            return ActionOutcome(True, f"{stage} is {one.id} (step {one.step})")
 
         says = f"{stage} will be checkpoint {one.id} (step {one.step})" + (f" instead of {before}." if before else ".")
-        facts = Facts(checkpoint=one.id, before=before or "", after=one.id)
+        facts = ActionFacts(checkpoint=one.id, before=before or "", after=one.id)
         return _planned("Promote", says, f"relight promote {_at(fields)}@{one.id} {stage}", (one.id, stage, before)), do, facts
 
     def _revoke(self, fields: Mapping[str, str]) -> Prepared:
@@ -309,9 +309,9 @@ class Actions:
         if found is None or not everything():  # tokens are not below any run
             raise CheckpointNotFound(f"no token {token_id[:40]!r}")
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             self._state.revoke(token_id)
-            return Done(True, f"the token {found.name} opens nothing any more")
+            return ActionOutcome(True, f"the token {found.name} opens nothing any more")
 
         planned = _planned(
             "Revoke",
@@ -319,9 +319,9 @@ class Actions:
             f"relight token revoke {token_id}",
             (token_id, found.state),
         )
-        return planned._replace(danger=True), do, Facts(before=found.state, after="revoked")
+        return planned._replace(danger=True), do, ActionFacts(before=found.state, after="revoked")
 
-    def _save(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _save(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, why = self._run(fields), fields.get("why", "")
         told_at = newest_account_time(self._index.state(fields["store"], run.name).accounts)
         ago_s = time.time() - told_at if told_at is not None else None
@@ -332,23 +332,23 @@ class Actions:
             "kill -USR1 of the training process, where it runs, has it save."
         )
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             seq = ask_for_save(run, who.name[:WHO_MAX], why)
             task = self._tasks.begin("save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S))
-            return Done(True, f"asked, in record {seq} of its log", task=task.id)
+            return ActionOutcome(True, f"asked, in record {seq} of its log", task=task.id)
 
         says = f"The job of {run.name} is asked to save at the end of its step, in your name."
         planned = _planned("Save now", says, f"relight save {_at(fields)}", (run.name, why))
-        return planned._replace(says=f"{says} {watched}"), do, Facts()  # seconds pass, and it is the same plan
+        return planned._replace(says=f"{says} {watched}"), do, ActionFacts()  # seconds pass, and it is the same plan
 
-    def _drill(self, fields: Mapping[str, str], who: Who) -> Prepared:
+    def _drill(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run = self._run(fields)
         url = f"{run.store.url.rstrip('/')}/{run.name}"
 
-        def do() -> Done:
+        def do() -> ActionOutcome:
             known = self._tasks.under_way("drill", fields["store"], run.name)
             task = known or self._tasks.begin("drill", fields["store"], run.name, who.name, lambda task: drill(task, url))
-            return Done(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
+            return ActionOutcome(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
 
         says = (
             "The newest two checkpoints are copied to this server's machine. There the newest is read to the byte and restored; damaged, "
@@ -356,12 +356,12 @@ class Actions:
             "Neither the run nor its job notices; copies are removed. Failures of the job itself need its script: "
             f"relight drill --from {_at(fields)} train.py, where it runs."
         )
-        return _planned("Drill", says, f"relight drill --copy {_at(fields)}", (run.name,)), do, Facts()
+        return _planned("Drill", says, f"relight drill --copy {_at(fields)}", (run.name,)), do, ActionFacts()
 
 
-def _pruned(plan: PrunePlan, run: Run) -> Done:
+def _pruned(plan: PrunePlan, run: Run) -> ActionOutcome:
     report = execute(plan, run.store)
-    return Done(True, f"{len(report.retired)} checkpoints have gone", "\n".join(report.retired[:50]))
+    return ActionOutcome(True, f"{len(report.retired)} checkpoints have gone", "\n".join(report.retired[:50]))
 
 
 def newest_account_time(accounts: Sequence[Account]) -> float | None:
@@ -370,10 +370,10 @@ def newest_account_time(accounts: Sequence[Account]) -> float | None:
     return max(ends, default=None)
 
 
-def _given(verb: str, fields: Mapping[str, str]) -> Facts:
+def _given(verb: str, fields: Mapping[str, str]) -> ActionFacts:
     """Return the fields that the action has: a caller chooses the names of any others, and so could fill the log."""
     known = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
-    return Facts(run=known.get("run", ""), why=known.get("why", ""), given=known)
+    return ActionFacts(run=known.get("run", ""), why=known.get("why", ""), given=known)
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:

@@ -19,7 +19,7 @@ from relight.run_names import shown_json
 from relight.serve import pieces
 from relight.serve.doors import needs, refuse_role
 from relight.serve.pages_views import ACTIONS
-from relight.serve.scope import Who, masked_error
+from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Working
 
 PREFIX = "/api/v1"
@@ -33,7 +33,7 @@ Changed = Annotated[bool, Query(description="Leave out tensors that are the same
 Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
 
 
-class Asked(BaseModel):
+class ActionRequest(BaseModel):
     """An action. Without ``confirm`` the answer is the plan; with the plan's digest it is done, if it is still the same."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -118,8 +118,8 @@ def router() -> APIRouter:
     _more_reading(made)
 
     @made.post("/actions/{verb}", dependencies=[needs("operator")], summary="Plan an action, or do what was planned")
-    async def act(request: Request, verb: Name, asked: Asked) -> Response:
-        who: Who = request.state.who
+    async def act(request: Request, verb: Name, asked: ActionRequest) -> Response:
+        who: Caller = request.state.who
         if verb not in ACTIONS:
             raise CheckpointNotFound(f"no action {verb[:40]!r}", hint=f"there are {', '.join(ACTIONS)}")
         if not who.may(ACTIONS[verb]):

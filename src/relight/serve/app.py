@@ -19,22 +19,22 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
-from relight.audit import Book
+from relight.audit import AuditLog
 from relight.audit.book import SETTING
 from relight.errors import RelightError
 from relight.serve import api, pages, pages_actions
 from relight.serve.actions import Actions
-from relight.serve.doors import FORM, Doors, Refused, Rules, answer, failures_of, needs
+from relight.serve.doors import FORM, AccessRules, AuthMiddleware, HttpRefusal, answer, failures_of, needs
 from relight.serve.doors import OPEN as OPEN
 from relight.serve.guesses import Guesses
-from relight.serve.heard import Around
+from relight.serve.heard import EventFeed
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.live import LOOK_S, PING_S, Hub
 from relight.serve.pages_render import HERE, render
-from relight.serve.reader import NOT_YET, POLL_S, Reader, open_readers
-from relight.serve.scope import Who
-from relight.serve.state import SESSION_S, State
+from relight.serve.reader import NOT_YET, POLL_S, StoreFollower, open_readers
+from relight.serve.scope import Caller
+from relight.serve.state import SESSION_S, TokenFile
 from relight.serve.tasks import Tasks
 from relight.serve.values import AuditRow
 from relight.store import open_bytes
@@ -46,27 +46,27 @@ Asked = Annotated[str, Query(max_length=200)]
 
 
 @dataclass(frozen=True)
-class Settings:
+class ServerSettings:
     """What a server is started with. ``audit``: the audit store's URL; by default ``RELIGHT_AUDIT``, else beside the state file.
     ``alerts``: the file with ``[alerts]``; by default ``relight.toml`` here."""
 
     stores: Sequence[str]
     state: Path | None = None
     audit: str = ""
-    rules: Rules = field(default_factory=Rules)
+    rules: AccessRules = field(default_factory=AccessRules)
     poll_s: float = POLL_S
     alerts: Path | None = None
 
 
-def create_app(settings: Settings) -> FastAPI:
+def create_app(settings: ServerSettings) -> FastAPI:
     """The application. Its readers begin when it is served. ``RelightError`` if a store is none, or the state file cannot be used."""
     hub = Hub()
     readers = open_readers(settings.stores, hub.changed, settings.poll_s)
-    state = State(settings.state)
-    book = Book(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
+    state = TokenFile(settings.state)
+    book = AuditLog(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
     jobs, tasks = Jobs(hub.changed, progressed=hub.progressed), Tasks(hub.changed)
     ids = {one.store.url: one.id for one in readers}
-    around = Around(
+    around = EventFeed(
         readers, read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
         kept=state.alarms(), keep=state.keep_alarms,
     )  # fmt: skip
@@ -116,7 +116,7 @@ def create_app(settings: Settings) -> FastAPI:
     _sessions(app, state, settings.rules)
     _errors(app)
     app.mount("/static", StaticFiles(directory=HERE / "static"), name="static")
-    app.add_middleware(Doors, state=state, rules=settings.rules, failures=app.state.failures)
+    app.add_middleware(AuthMiddleware, state=state, rules=settings.rules, failures=app.state.failures)
     return app
 
 
@@ -124,23 +124,23 @@ AUDIT_SHOWN = 2000
 """Newest entries of the audit log that pages and the API list: the commands show and export list all."""
 
 
-def _end(readers: Sequence[Reader], state: State) -> None:
+def _end(readers: Sequence[StoreFollower], state: TokenFile) -> None:
     for one in readers:
         one.close()
     state.close()
 
 
-def _audited(book: Book) -> list[AuditRow]:
+def _audited(book: AuditLog) -> list[AuditRow]:
     rows = book.newest(AUDIT_SHOWN)
     return [AuditRow(one.seq, one.at, one.who, one.what, one.on, one.how, one.role, one.token, dict(one.fields)) for one in rows]
 
 
-def _streams(app: FastAPI, hub: Hub, state: State) -> None:
+def _streams(app: FastAPI, hub: Hub, state: TokenFile) -> None:
     valid = _remembered(state.is_valid)
 
     @app.get("/events", dependencies=[needs("viewer")], include_in_schema=False)
     async def events(request: Request, store: Asked = "", run: Asked = "") -> Response:
-        who: Who = request.state.who
+        who: Caller = request.state.who
         asker = request.state.asker
         if hub.full(asker):
             return JSONResponse({"error": {"kind": "refused", "what": "too many event streams"}}, 503, {"retry-after": "30"})
@@ -154,11 +154,11 @@ def _streams(app: FastAPI, hub: Hub, state: State) -> None:
         return EventSourceResponse(hub.listen(store, run, asker, may_stay), ping=int(PING_S))
 
 
-def _remembered(ask: Callable[[Who], bool], for_s: float = LOOK_S / 2) -> Callable[[Who], bool]:
+def _remembered(ask: Callable[[Caller], bool], for_s: float = LOOK_S / 2) -> Callable[[Caller], bool]:
     """``ask``, whose answer holds for a moment: a thousand streams of one token look it up once."""
-    known: dict[Who, tuple[float, bool]] = {}
+    known: dict[Caller, tuple[float, bool]] = {}
 
-    def asked(who: Who) -> bool:
+    def asked(who: Caller) -> bool:
         now = time.monotonic()
         if who not in known or now - known[who][0] > for_s:
             for old in [one for one, (at, _) in known.items() if now - at > 60]:
@@ -169,7 +169,7 @@ def _remembered(ask: Callable[[Who], bool], for_s: float = LOOK_S / 2) -> Callab
     return asked
 
 
-def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
+def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> JSONResponse:  # in the loop: it waits for no thread
         return JSONResponse({"ok": True})
@@ -190,7 +190,7 @@ def _sessions(app: FastAPI, state: State, rules: Rules) -> None:
         who = state.who(token)
         if who is None:
             if wait := await failures.wrong(request.state.client, token):
-                raise Refused(429, "too many wrong tokens", wait)
+                raise HttpRefusal(429, "too many wrong tokens", wait)
             return HTMLResponse(_login_page("That is no valid token."), 401)
         made = RedirectResponse("/", 303)
         made.set_cookie(
@@ -228,8 +228,8 @@ def _errors(app: FastAPI) -> None:
     async def ours(request: Request, error: RelightError) -> Response:
         return pages.refused(request, error, api.status_of(error)) if for_people(request) else api.error_answer(error)
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, error: Refused) -> Response:
+    @app.exception_handler(HttpRefusal)
+    async def refused(request: Request, error: HttpRefusal) -> Response:
         return answer(error, request.headers)
 
     @app.exception_handler(RequestValidationError)

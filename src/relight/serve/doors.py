@@ -23,9 +23,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from relight.serve.guesses import Guesses
 from relight.serve.limits import Limiter
 from relight.serve.proxies import Proxies, asker_of, host_of
-from relight.serve.scope import ANONYMOUS, NOTHING, Who, asking
-from relight.serve.slots import Slots
-from relight.serve.state import State
+from relight.serve.scope import ANONYMOUS, NOTHING, Caller, asking
+from relight.serve.slots import StreamSlots
+from relight.serve.state import TokenFile
 from relight.watch.http import is_host
 
 OPEN = ("/login", "/healthz", "/readyz")
@@ -52,7 +52,7 @@ HEADERS = {
 }
 
 
-class Refused(Exception):
+class HttpRefusal(Exception):
     """An answer in place of what was asked for."""
 
     def __init__(self, status: int, says: str, wait_s: float = 0.0) -> None:
@@ -61,7 +61,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True)
-class Rules:
+class AccessRules:
     """Who may come in, and how. ``hosts``: names by which the server is reached, beside ``localhost`` and addresses."""
 
     hosts: tuple[str, ...] = ()
@@ -95,17 +95,17 @@ class Rules:
         return (*self.hosts, host_of(self.public)) if self.public else self.hosts
 
 
-def failures_of(rules: Rules) -> Guesses:
+def failures_of(rules: AccessRules) -> Guesses:
     """Return the counts of wrong tokens."""
     return Guesses(rules.failures_per_minute)
 
 
-class Doors:
+class AuthMiddleware:
     """The application, guarded."""
 
-    def __init__(self, app: ASGIApp, state: State, rules: Rules, failures: Guesses) -> None:
+    def __init__(self, app: ASGIApp, state: TokenFile, rules: AccessRules, failures: Guesses) -> None:
         self._app, self._state, self.rules, self.failures = app, state, rules, failures
-        self.slots = Slots()
+        self.slots = StreamSlots()
         self._proxies = Proxies(rules.proxy_from)
         self._all = Limiter(rules.requests_per_second, rules.burst)
         self._key = secrets.token_bytes(32)
@@ -129,13 +129,13 @@ class Doors:
                 self._limit(asker)
             self._check_origin(scope, headers)
             if who is None and scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
-                raise Refused(401, "authentication required: log in, or send Authorization: Bearer rl_…")
+                raise HttpRefusal(401, "authentication required: log in, or send Authorization: Bearer rl_…")
             if scope["path"] not in UNCOUNTED:  # a slow sender must hold its connection only, and no slot
                 received = await _whole(receive, BODY_BYTES_MAX if who is not None else LOGIN_BYTES_MAX)
                 if received is None:
                     return
                 receive = received
-        except Refused as refused:
+        except HttpRefusal as refused:
             await answer(refused, headers)(scope, receive, sender)
             return
         shown = f"{who.name}, {who.role}" + (f" of {who.scope}" if who.scope else "") if who is not None else ""
@@ -151,35 +151,35 @@ class Doors:
                 finally:
                     self.slots.give(asker)
             else:
-                await answer(Refused(503, "the server is busy", 1.0), headers)(scope, receive, sender)
+                await answer(HttpRefusal(503, "the server is busy", 1.0), headers)(scope, receive, sender)
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
         """What does not depend on who it is."""
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            raise Refused(405, "this server knows GET and POST")
+            raise HttpRefusal(405, "this server knows GET and POST")
         if not is_host(headers.getlist("host"), ("localhost", *self.rules.names)):
-            raise Refused(400, "this server is not called that: relight serve --host NAME says what it is called")
+            raise HttpRefusal(400, "this server is not called that: relight serve --host NAME says what it is called")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18:
-            raise Refused(400, "a length that is none")
+            raise HttpRefusal(400, "a length that is none")
         if int(length) > BODY_BYTES_MAX:
-            raise Refused(413, f"more than {BODY_BYTES_MAX} bytes")
+            raise HttpRefusal(413, f"more than {BODY_BYTES_MAX} bytes")
         if any(name.lower() in _IN_THE_QUERY for name, _ in parse_qsl(scope["query_string"].decode("latin-1"))):
-            raise Refused(400, "a token in an address is in every log: send it as a header, Authorization: Bearer …")
+            raise HttpRefusal(400, "a token in an address is in every log: send it as a header, Authorization: Bearer …")
         path = scope["path"]
         if (
             scope["method"] == "POST"
             and path.startswith("/api/")
             and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
         ):
-            raise Refused(415, "the API takes application/json")
+            raise HttpRefusal(415, "the API takes application/json")
 
     def _limit(self, asker: str) -> None:
         """Count one request."""
         if wait := self._all.wait_s(asker):
-            raise Refused(429, "too many requests", wait)
+            raise HttpRefusal(429, "too many requests", wait)
 
-    async def _who(self, scope: Scope, headers: Headers) -> tuple[Who | None, str]:
+    async def _who(self, scope: Scope, headers: Headers) -> tuple[Caller | None, str]:
         """Who is asking, and his word for forms. ``Refused`` for credentials that are none: they never fall back to less."""
         scope["state"]["bearer"] = False
         told = headers.getlist("authorization")
@@ -191,19 +191,19 @@ class Doors:
             if who is None:
                 self._limit(_asker(None, scope["state"]["client"]))
                 if wait := await self.failures.wrong(scope["state"]["client"], token):
-                    raise Refused(429, "too many wrong tokens", wait)
-                raise Refused(401, "no valid token: Authorization: Bearer rl_…, once")
+                    raise HttpRefusal(429, "too many wrong tokens", wait)
+                raise HttpRefusal(401, "no valid token: Authorization: Bearer rl_…, once")
             scope["state"]["bearer"] = True
             return who, ""
         if self.rules.proxy_header and self._proxies.trusts(_address(scope)):
             names = headers.getlist(self.rules.proxy_header)
             if len(names) == 1 and 0 < len(names[0]) <= 80 and names[0].isprintable():
                 word = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
-                return Who(names[0], self.rules.proxy_role, session="proxy"), word
+                return Caller(names[0], self.rules.proxy_role, session="proxy"), word
         for cookie in self._cookies(headers):
             if (found := self._state.session_user(cookie)) is not None:
                 return found
-        return (Who("anonymous", "viewer"), "") if self.rules.anonymous_read else (None, "")
+        return (Caller("anonymous", "viewer"), "") if self.rules.anonymous_read else (None, "")
 
     def _cookies(self, headers: Headers) -> list[str]:
         """Return the values of cookies with this server's exact name.
@@ -224,7 +224,7 @@ class Doors:
             here = f"https://{headers.get('host', '')}"
         here = self.rules.public or here
         if origins != [here] and not (not origins and headers.get("sec-fetch-site") == "same-origin"):
-            raise Refused(403, f"this was not sent by a page of this server{_proxy_hint(origins, here)}")
+            raise HttpRefusal(403, f"this was not sent by a page of this server{_proxy_hint(origins, here)}")
 
     def _with_headers(self, scope: Scope, send: Send) -> Send:
         static = scope["path"].startswith("/static/")
@@ -246,9 +246,9 @@ def needs(role: str) -> Any:
     """A route's declaration: only those who may at least ``role``. Posts of a browser must bring the word that its page was given."""
 
     async def check(request: Request) -> None:
-        who: Who | None = request.state.who
+        who: Caller | None = request.state.who
         if who is None:
-            raise Refused(401, "who are you? A token is needed here")
+            raise HttpRefusal(401, "who are you? A token is needed here")
         if not who.may(role):
             raise await refuse_role(request, role)
         if request.method not in _SAFE and not request.state.bearer:
@@ -258,13 +258,13 @@ def needs(role: str) -> Any:
     return Depends(check)
 
 
-async def refuse_role(request: Request, role: str) -> Refused:
+async def refuse_role(request: Request, role: str) -> HttpRefusal:
     """Return the refusal of a token whose role does not suffice. One of an action is in the audit log."""
-    who: Who = request.state.who
+    who: Caller = request.state.who
     reason = f"this takes the role {role}; {who.name} has {who.role}"
     if request.method not in _SAFE:
         await run_in_threadpool(request.app.state.acts.refused, request.url.path.rpartition("/")[2], who, reason)
-    return Refused(403, reason)
+    return HttpRefusal(403, reason)
 
 
 async def check_csrf(request: Request) -> None:
@@ -273,10 +273,10 @@ async def check_csrf(request: Request) -> None:
     if not given and "form" in request.headers.get("content-type", ""):
         given = str((await request.form(**FORM)).get("csrf", ""))  # type: ignore[arg-type]
     if not request.state.csrf or not hmac.compare_digest(given.encode("utf-8", "replace"), request.state.csrf.encode()):
-        raise Refused(403, "this form is not one of yours, or too old: open the page again")
+        raise HttpRefusal(403, "this form is not one of yours, or too old: open the page again")
 
 
-def answer(refused: Refused, headers: Headers) -> Response:
+def answer(refused: HttpRefusal, headers: Headers) -> Response:
     """As a program, or a browser, reads it."""
     extra = {"retry-after": str(int(refused.wait_s) + 1)} if refused.wait_s else {}
     if refused.status == 401:
@@ -295,7 +295,7 @@ async def _whole(receive: Receive, most: int) -> Receive | None:
             return None
         body += message.get("body", b"")
         if len(body) > most:
-            raise Refused(413, f"more than {most} bytes")
+            raise HttpRefusal(413, f"more than {most} bytes")
         if not message.get("more_body", False):
             break
     pending: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
@@ -315,7 +315,7 @@ def _bounded(receive: Receive) -> Receive:
         message = await receive()
         had += len(message.get("body", b""))
         if had > BODY_BYTES_MAX:
-            raise Refused(413, f"more than {BODY_BYTES_MAX} bytes")
+            raise HttpRefusal(413, f"more than {BODY_BYTES_MAX} bytes")
         return message
 
     return bounded
@@ -328,7 +328,7 @@ def _proxy_hint(origins: list[str], here: str) -> str:
     return ", which has no TLS; if a TLS proxy forwards to it: relight serve --public https://NAME"
 
 
-def _asker(who: Who | None, client: str) -> str:
+def _asker(who: Caller | None, client: str) -> str:
     """Return what limits count a request by: its token or its user, so that a flood from one address does not stop the others there."""
     if who is not None and who.token:
         return f"token {who.token}"

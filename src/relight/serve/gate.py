@@ -36,7 +36,7 @@ BESIDE_STREAMS = 112
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
-class Bounds(NamedTuple):
+class ConnectionLimits(NamedTuple):
     """Connections that may be open: of all clients, of one, and event streams."""
 
     connections: int
@@ -44,15 +44,15 @@ class Bounds(NamedTuple):
     streams: int
 
 
-def bounds_of(descriptors: int, used: int) -> Bounds:
+def bounds_of(descriptors: int, used: int) -> ConnectionLimits:
     """Return what a limit of descriptors leaves for connections: an eighth, at least 64 and at most 512, is for stores and files."""
     left = descriptors - used - max(64, min(512, descriptors // 8))
     connections = max(16, min(CONNECTIONS_MAX, left))
     streams = min(STREAMS_MAX, connections - BESIDE_STREAMS) if connections > 4 * BESIDE_STREAMS else connections // 3
-    return Bounds(connections, max(8, connections // 2), streams)
+    return ConnectionLimits(connections, max(8, connections // 2), streams)
 
 
-def raise_descriptors() -> Bounds:
+def raise_descriptors() -> ConnectionLimits:
     """Raise this process' limit of open files as far as it may, and return the bounds that follow."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = DESCRIPTORS_MAX if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_MAX)
@@ -92,7 +92,7 @@ class Connection(socket.socket):
 class Gate:
     """The open connections. ``exempt``: peers, such as proxies, that many clients share, so that only the whole bound is theirs."""
 
-    def __init__(self, bounds: Bounds, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S) -> None:
+    def __init__(self, bounds: ConnectionLimits, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S) -> None:
         self.bounds, self._exempt, self._idle_s = bounds, exempt, idle_s
         self._open: dict[int, Connection] = {}
         self._idle: OrderedDict[int, Connection] = OrderedDict()

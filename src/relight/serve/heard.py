@@ -12,13 +12,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from relight.serve.reader import NOT_YET, Reader
+from relight.serve.reader import NOT_YET, StoreFollower
 from relight.serve.values import AlertRow, RiskRow, SpanRow
 from relight.watch.files import EventFiles, Heard
 from relight.watch.kept import decode_alarms, encode_alarms
-from relight.watch.loop import EVERY_S, Looking
+from relight.watch.loop import EVERY_S, AlertLoop
 from relight.watch.notify import Alarms
-from relight.watch.overview import Read, RunSeen, Watcher
+from relight.watch.overview import KnownRun, RunSeen, Watcher
 from relight.watch.rules import FIRING, KINDS, State, spell
 from relight.watch.settings import Alerting
 from relight.watch.telling import Ledger
@@ -38,11 +38,11 @@ SILENT_S = 300.0
 """A store whose reader has not come to an end for so long does not answer."""
 
 
-class Around:
+class EventFeed:
     """Of the stores that these readers follow. ``changed`` is called with a store's URL and a run when a save of it was told of."""
 
     def __init__(
-        self, readers: Sequence[Reader], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
+        self, readers: Sequence[StoreFollower], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
         events: Path | None = None, poll_s: float = POLL_S, every_s: float = EVERY_S,
         kept: bytes = b"", keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:  # fmt: skip
@@ -58,13 +58,13 @@ class Around:
         self._curves: OrderedDict[tuple[str, str], dict[str, dict[int, float | None]]] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
-        self._looking: Looking | None = None
+        self._looking: AlertLoop | None = None
         self._thread = threading.Thread(target=self._follow, name="relight-serve-events", daemon=True)
 
     def start(self) -> None:
         """Begin to follow, and to tell alerts."""
         self._thread.start()
-        self._looking = Looking(self._watcher, self._alarms, every_s=self._every_s, stop=self._ending)
+        self._looking = AlertLoop(self._watcher, self._alarms, every_s=self._every_s, stop=self._ending)
 
     def close(self) -> None:
         """End; what hangs is left to itself."""
@@ -136,7 +136,7 @@ class Around:
             self._keep(encode_alarms(state, ledger, now))
             self._kept_some = some
 
-    def _reads(self) -> Iterator[Read]:
+    def _reads(self) -> Iterator[KnownRun]:
         """What the readers have read last, once each has: before that nobody knows which runs there are."""
         ends = time.monotonic() + FIRST_S
         while any(one.now.state == NOT_YET for one in self._readers) and time.monotonic() < ends and not self._ending.wait(0.05):
@@ -145,12 +145,12 @@ class Around:
             now = reader.now
             silent_s = time.time() - (now.read_at or 0.0)
             if now.state != "ok":
-                yield Read(reader.store, error=now.state)
+                yield KnownRun(reader.store, error=now.state)
             elif silent_s > SILENT_S:
-                yield Read(reader.store, error=f"the store has not answered for {spell(silent_s)}")
+                yield KnownRun(reader.store, error=f"the store has not answered for {spell(silent_s)}")
             else:
                 for one in now.runs.values():
-                    yield Read(reader.store, one.name, one.history, one.told, one.accounts, one.error if one.unread else "")
+                    yield KnownRun(reader.store, one.name, one.history, one.told, one.accounts, one.error if one.unread else "")
 
     def _follow(self) -> None:
         while not self._ending.is_set():

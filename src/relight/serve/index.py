@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from relight.catalog.branches import PREFIX
-from relight.catalog.checked import Checked, checked, damage
+from relight.catalog.checked import VerificationResult, checked, damage
 from relight.catalog.find import Chosen, choose
 from relight.catalog.opened import Opened, open_checkpoint
 from relight.catalog.stored_as import stored_of
@@ -19,10 +19,10 @@ from relight.log import Checkpoint, History
 from relight.log.identity import seconds_since_epoch
 from relight.policy.tiers import decode_tiers
 from relight.run_names import dir_of
-from relight.serve.heard import Around
+from relight.serve.heard import EventFeed
 from relight.serve.jobs import Jobs, Progress
 from relight.serve.pieces import short_audit, thinned
-from relight.serve.reader import NOT_YET, Reader, RunState
+from relight.serve.reader import NOT_YET, RunState, StoreFollower
 from relight.serve.scope import ANONYMOUS, asker, everything, masked, reaches
 from relight.serve.spread import statistics_of
 from relight.serve.values import (
@@ -34,7 +34,7 @@ from relight.serve.values import (
     GoodputPart,
     IncidentRow,
     LineageRow,
-    Page,
+    ListPage,
     PlanRow,
     RiskRow,
     RunDetail,
@@ -73,12 +73,12 @@ class Index:
 
     def __init__(
         self,
-        readers: Sequence[Reader],
+        readers: Sequence[StoreFollower],
         jobs: Jobs,
         *,
         tokens: Callable[[], Sequence[TokenRow]] = lambda: (),
         audited: Callable[[], Sequence[AuditRow]] = lambda: (),
-        around: Around | None = None,
+        around: EventFeed | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._readers = {one.id: one for one in readers}
@@ -87,7 +87,7 @@ class Index:
         self.verified: dict[tuple[str, str, str], float] = {}
         """When checkpoints were verified to the byte by this server, and found to be as committed."""
 
-    def reader(self, store: str) -> Reader:
+    def reader(self, store: str) -> StoreFollower:
         """The one that follows a store."""
         found = self._readers.get(store)
         if found is None or not reaches(store):
@@ -126,14 +126,14 @@ class Index:
                 rows.append(StoreRow(one.id, one.url, len(runs), sum(state.bytes for state in runs), _state_of(one), one.now.read_at))
         return rows
 
-    def runs(self, after: str | None, limit: int) -> Page[RunRow]:
+    def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
         """Of all stores, those first that need somebody."""
         now = self._clock()
         ranked = sorted((_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._all())
         keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
         picked, more = _page(ranked, keys, after, limit)
         rows = [self._row(store, self.state(store, name), now) for _, store, name in picked]
-        return Page(rows, more, len(ranked))
+        return ListPage(rows, more, len(ranked))
 
     def run(self, store: str, run: str) -> RunDetail:
         """One run."""
@@ -159,12 +159,12 @@ class Index:
             [pair for pair in tags if pair[0] in STAGES],
         )
 
-    def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Page[CheckpointRow]:
+    def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
         """Of a run, the newest first."""
         history = self.state(store, run).history
         newest_first = history.live[::-1]
         picked, more = _page(newest_first, [f"{one.seq:012d}" for one in newest_first], after, limit, reverse=True, known=_seq)
-        return Page(self._listed(store, run, picked, history), more, len(newest_first))
+        return ListPage(self._listed(store, run, picked, history), more, len(newest_first))
 
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
         """One. Its tensors come when its metadata has been read, which is once, and for a small one at once."""
@@ -260,13 +260,13 @@ class Index:
         ]
         return StorageDetail(tiers, [(at, size) for at, size in thinned(trend, SERIES_MAX)], full_at(trend, free, self._clock()), retention)
 
-    def incidents(self, after: str | None, limit: int) -> Page[IncidentRow]:
+    def incidents(self, after: str | None, limit: int) -> ListPage[IncidentRow]:
         """Of all runs, the newest first."""
         found = sorted(
             (one for _, _, state in self._all() for one in state.incidents), key=lambda one: (one.id, one.store, one.run), reverse=True
         )
         picked, more = _page(found, [f"{one.id}/{one.store}/{one.run}" for one in found], after, limit, reverse=True)
-        return Page([_masked_incident(one) for one in picked], more, len(found))
+        return ListPage([_masked_incident(one) for one in picked], more, len(found))
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
         """One, whole."""
@@ -281,14 +281,14 @@ class Index:
         found = [replace(one, store=ids[one.store]) for one in self._around.risks() if one.store in ids] if self._around is not None else []
         return [one for one in found if reaches(one.store, one.run)]
 
-    def audit(self, after: str | None, limit: int) -> Page[AuditRow]:
+    def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
         """Who did what, the newest first; all of it only for those who may see everything."""
         rows = list(self._audited())
         if not everything():  # an entry's fields may name other runs
             rows = [replace(one, token="", fields={}) for one in rows if reaches(*_place_of(one.on))]
         rows.sort(key=lambda one: -one.seq)
         picked, more = _page(rows, [f"{one.seq:012d}" for one in rows], after, limit, reverse=True, known=_seq)
-        return Page([short_audit(one) for one in picked], more, len(rows))
+        return ListPage([short_audit(one) for one in picked], more, len(rows))
 
     def settings(self) -> SettingsDetail:
         """Tokens without their secrets, and what further tiers keep as runs have said."""
@@ -454,7 +454,7 @@ def _seq(text: str) -> str:
     return text.zfill(12)
 
 
-def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: Checked | None) -> CheckpointRow:
+def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None) -> CheckpointRow:
     why = "suspect: its loss was odd" if one.body.suspect else "rolled back: training went on from before it" if one.id in set_aside else ""
     if known is not None:
         why = f"damaged: {masked(known.damage)} (found by {known.by})"
@@ -485,7 +485,7 @@ def _bytes_of(shape: Sequence[int], dtype: str) -> int:
     return size
 
 
-def _state_of(reader: Reader) -> str:
+def _state_of(reader: StoreFollower) -> str:
     """What the last look at a store amounted to. An error's words may name any run, so a token with a scope gets its kind alone."""
     state = reader.now.state
     return state if everything() or state in ("ok", NOT_YET) else state.partition(":")[0]

@@ -25,7 +25,7 @@ PROGRESS_S = 5.0
 Progress = Callable[[int], None]
 
 
-class Job(Generic[T]):
+class PooledJob(Generic[T]):
     """One piece of work: ``key`` names it, ``total`` is how many bytes it will read. ``quick``: it reads metadata only."""
 
     def __init__(self, key: str, total: int, quick: bool = False, heard: Callable[[], None] = lambda: None) -> None:
@@ -79,16 +79,16 @@ class Jobs:
     def __init__(self, changed: Callable[[], None] = lambda: None, workers: int = 2, progressed: Callable[[], None] = lambda: None) -> None:
         self._workers = workers
         self._pool = ThreadPoolExecutor(2 * workers, thread_name_prefix="relight-serve-job")
-        self._known: OrderedDict[str, Job[Any]] = OrderedDict()
-        self._pending: list[tuple[Job[Any], Callable[[Progress], Any], Callable[[Any], int]]] = []
-        self._running: list[Job[Any]] = []
+        self._known: OrderedDict[str, PooledJob[Any]] = OrderedDict()
+        self._pending: list[tuple[PooledJob[Any], Callable[[Progress], Any], Callable[[Any], int]]] = []
+        self._running: list[PooledJob[Any]] = []
         self._lock = threading.Lock()
         self._changed, self._progressed, self._noticed_at = changed, progressed, 0.0
         self._ending = False
 
     def ask(
         self, key: str, total: int, work: Callable[[Progress], T], *, quick: bool = False, rows: Callable[[T], int] = lambda _: 1
-    ) -> Job[T]:
+    ) -> PooledJob[T]:
         """The job of that key: begun now, unless it is known. One that failed is begun again. ``rows`` counts those of its result.
 
         ``StoreUnavailable`` if too many jobs wait, of all askers or of this one.
@@ -101,7 +101,7 @@ class Jobs:
                 return known
             self._drop_abandoned()
             self._check_quota(quick)
-            job: Job[T] = Job(key, total, quick, self._notify_clients)
+            job: PooledJob[T] = PooledJob(key, total, quick, self._notify_clients)
             self._known[key] = job
             self._known.move_to_end(key)
             self._pending.append((job, work, rows))
@@ -146,7 +146,7 @@ class Jobs:
                 self._running.append(chosen[0])
                 self._pool.submit(self._work, *chosen)
 
-    def _next(self, quick: bool) -> tuple[Job[Any], Callable[[Progress], Any], Callable[[Any], int]] | None:
+    def _next(self, quick: bool) -> tuple[PooledJob[Any], Callable[[Progress], Any], Callable[[Any], int]] | None:
         running = [one for one in self._running if one.quick == quick]
         if len(running) >= self._workers:
             return None
@@ -155,7 +155,7 @@ class Jobs:
         busy = Counter(one.asker for one in running)
         return min(waiting, key=lambda one: (busy[one[0].asker], one[0].is_anonymous), default=None)
 
-    def _work(self, job: Job[Any], work: Callable[[Progress], Any], rows: Callable[[Any], int]) -> None:
+    def _work(self, job: PooledJob[Any], work: Callable[[Progress], Any], rows: Callable[[Any], int]) -> None:
         try:
             if job.is_abandoned:
                 raise clients_left()

@@ -18,14 +18,14 @@ from relight.serve import pages_contents as contents
 from relight.serve import pages_views as views
 from relight.serve.pages_addresses import of_run, query, tabs_of
 from relight.serve.pages_render import render
-from relight.serve.scope import Who, masked_error
+from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Statistics, Working
 
 RUNS_A_PAGE, CHECKPOINTS_A_PAGE, ROWS_A_PAGE = 100, 50, 100
 _TEXT_MAX = 400
 
 
-class Page(NamedTuple):
+class WebRoute(NamedTuple):
     """One address."""
 
     path: str
@@ -33,14 +33,14 @@ class Page(NamedTuple):
     show: Callable[..., HTMLResponse]
 
 
-PAGES: list[Page] = []
+PAGES: list[WebRoute] = []
 
 
 def page(path: str, role: str = "viewer") -> Callable[[Callable[..., HTMLResponse]], Callable[..., HTMLResponse]]:
     """Put a function behind an address, for those who have at least that role."""
 
     def put(show: Callable[..., HTMLResponse]) -> Callable[..., HTMLResponse]:
-        PAGES.append(Page(path, role, show))
+        PAGES.append(WebRoute(path, role, show))
         return show
 
     return put
@@ -57,7 +57,7 @@ def router(needs: Callable[[str], Any]) -> APIRouter:
 def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
     """A page as an answer; ``live`` says which changes it wants to hear of."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    who: Who | None = getattr(request.state, "who", None)
+    who: Caller | None = getattr(request.state, "who", None)
     usual = {
         "events": f"/events{live}" if live else "",
         "address": address,
@@ -69,7 +69,7 @@ def shown(request: Request, template: str, here: str, *, live: str = "", status:
 
 def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Of these actions, what whoever asks may do."""
-    who: Who | None = getattr(request.state, "who", None)
+    who: Caller | None = getattr(request.state, "who", None)
     return [one for one in actions if who is not None and who.may(views.ACTIONS[one["verb"]])]
 
 

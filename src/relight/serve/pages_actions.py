@@ -35,7 +35,7 @@ class Planned(NamedTuple):
     danger: bool = False
 
 
-class Done(NamedTuple):
+class ActionOutcome(NamedTuple):
     """How it ended."""
 
     ok: bool
@@ -51,7 +51,7 @@ class Acts(Protocol):
     def plan(self, verb: str, fields: Mapping[str, str], who: Any) -> Planned:
         """What the action would do; changes nothing."""
 
-    def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> Done:
+    def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> ActionOutcome:
         """Do it, if it is still what had this digest."""
 
 

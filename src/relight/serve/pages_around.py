@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relight.serve.draw import Curve, Fork, Lane, Span, graph, lanes, line, usage
+from relight.serve.draw import Curve, Fork, RankRow, TimeRange, graph, lanes, line, usage
 from relight.serve.pages_addresses import of_run
 from relight.serve.pages_views import chart_data, incident_row
 from relight.serve.pages_words import NOTHING, ago, moment_of, number, plural, share, size, span, when
@@ -98,19 +98,19 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
 
 def incidents(rows: Sequence[IncidentRow], now: float) -> dict[str, Any]:
     """Which runs failed when, a lane a run, and each in words."""
-    lanes_of: dict[str, list[Span]] = {}
+    lanes_of: dict[str, list[TimeRange]] = {}
     times = [(one, moment) for one in rows if (moment := seconds_of(one.at)) is not None]
     first = min((moment for _, moment in times), default=0.0)
     for one, moment in times:
         hours = (moment - first) / 3600
         lanes_of.setdefault(one.run, []).append(
-            Span("failure", hours, hours + max((one.seconds or 0) / 3600, 0.0), f"{one.kind}: {one.why}")
+            TimeRange("failure", hours, hours + max((one.seconds or 0) / 3600, 0.0), f"{one.kind}: {one.why}")
         )
     says = f"{plural(len(rows), 'incident')}, hours since the first"
     return {
         "incidents": [incident_row(one, now) for one in rows],
         "says": says,
-        "picture": lanes([Lane(name, spans) for name, spans in lanes_of.items()], says, unit="h") if lanes_of else None,
+        "picture": lanes([RankRow(name, spans) for name, spans in lanes_of.items()], says, unit="h") if lanes_of else None,
     }
 
 

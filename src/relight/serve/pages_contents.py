@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from relight.serve.draw import Piece, Tile, histogram, strip, treemap
+from relight.serve.draw import StripItem, Tile, histogram, strip, treemap
 from relight.serve.pages_addresses import of_checkpoint
 from relight.serve.pages_words import number, plural, share, size, when
 from relight.serve.pieces import piece_of
@@ -112,7 +112,7 @@ def shape(of: Sequence[int]) -> str:
 def compare(found: DiffDetail) -> dict[str, Any]:
     """What differs between two: a cell a tensor, a row a layer; the tensors that differ; other values."""
     apart = [one for one in found.tensors if one.kind != "same"]
-    pieces = [Piece(layer_of(one.name), one.name, one.share or 0.0, said_of(one), one.kind) for one in found.tensors]
+    pieces = [StripItem(layer_of(one.name), one.name, one.share or 0.0, said_of(one), one.kind) for one in found.tensors]
     count = {kind: sum(one.kind == kind for one in found.tensors) for kind in ("same", "changed", "added", "removed")}
     return {
         "found": True,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from relight.errors import ConfigError
 from relight.run_names import shown
 from relight.serve import pages_words as words
-from relight.serve.scope import Who
+from relight.serve.scope import Caller
 from relight.version import VERSION
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def environment() -> Environment:
 
 def render(template: str, here: str, **given: Any) -> str:
     """A page. ``here`` is its entry of the menu or of the tabs."""
-    who: Who | None = given.get("who")
+    who: Caller | None = given.get("who")
     around: dict[str, Any] = {
         "menu": [(name, address) for name, address, role in MENU if who is not None and who.may(role)],
         "here": here,

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from relight.audit.effects import ACTIONS as EFFECTS_OF_ACTIONS
 from relight.audit.effects import role_of_action
-from relight.serve.draw import Curve, Lane, Mark, Share, Span, bar, lanes, line, thinned
+from relight.serve.draw import BarPart, Curve, Mark, RankRow, TimeRange, bar, lanes, line, thinned
 from relight.serve.pages_addresses import at, of_checkpoint, of_run, part_of
 from relight.serve.pages_words import NOTHING, ago, number, plural, share, size, span, when
 from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDetail, RunRow, SaveRow, StoreRow
@@ -154,9 +154,9 @@ def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
     newest = max(told, key=lambda one: one.step)
     ranks = sorted({one.rank for one in newest.spans})
     rows = [
-        Lane(
+        RankRow(
             f"rank {rank}",
-            [Span(one.kind, one.begin_s, one.end_s, span(one.end_s - one.begin_s)) for one in newest.spans if one.rank == rank],
+            [TimeRange(one.kind, one.begin_s, one.end_s, span(one.end_s - one.begin_s)) for one in newest.spans if one.rank == rank],
         )
         for rank in ranks
     ]
@@ -173,7 +173,7 @@ def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[d
         return None, []
     ordered = sorted((one for one in parts if one.seconds > 0), key=lambda one: (one.kind != "training" or bool(one.cause), -one.seconds))
     shares = [
-        Share(
+        BarPart(
             f"{one.kind}, {one.cause}" if one.cause else one.kind,
             one.seconds,
             f"{span(one.seconds)}, {share(one.seconds / total)}",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from relight.errors import ConfigError
-from relight.serve.values import AuditRow, CheckpointDetail, DiffDetail, IncidentRow, LineageRow, Page, RunDetail, StorageDetail
+from relight.serve.values import AuditRow, CheckpointDetail, DiffDetail, IncidentRow, LineageRow, ListPage, RunDetail, StorageDetail
 
 STEPS_MAX, TAGS_MAX, LISTED_MAX = 500, 100, 500
 POINTS_MAX = 24_000
@@ -43,10 +43,10 @@ def diff_piece(detail: DiffDetail, after: str | None, limit: int, changed: bool 
     return replace(detail, tensors=tensors, values=values, next=more or more_values, total=len(wanted), values_total=len(detail.values))
 
 
-def lineage_piece(rows: Sequence[LineageRow], after: str | None, limit: int) -> Page[LineageRow]:
+def lineage_piece(rows: Sequence[LineageRow], after: str | None, limit: int) -> ListPage[LineageRow]:
     """One piece of the runs, each with its newest steps and tags."""
     picked, more = piece_of(rows, after, limit)
-    return Page([replace(one, steps=one.steps[-STEPS_MAX:], tags=one.tags[-TAGS_MAX:]) for one in picked], more, len(rows))
+    return ListPage([replace(one, steps=one.steps[-STEPS_MAX:], tags=one.tags[-TAGS_MAX:]) for one in picked], more, len(rows))
 
 
 def bounded_run(detail: RunDetail) -> RunDetail:

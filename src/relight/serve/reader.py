@@ -15,7 +15,7 @@ from relight.catalog.locate import locate
 from relight.catalog.run import list_runs
 from relight.errors import ConfigError, RelightError
 from relight.format.records import CommitBody, RetireBody, SweepBody
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
 from relight.reclaim.recall import due_of
 from relight.serve.pages_words import span
@@ -38,7 +38,7 @@ class RunState:
     """A run as it was read last. ``series`` and ``trend`` are worked out here, so that no page has to."""
 
     name: str
-    view: View
+    view: LogView
     history: History
     incidents: Sequence[IncidentRow] = ()
     accounts: Sequence[Account] = ()
@@ -89,7 +89,7 @@ class StoreState:
     free: int | None = None
 
 
-class Reader:
+class StoreFollower:
     """One store, followed by a thread of its own. ``now`` is all of it as it was read last: replaced as a whole, never changed."""
 
     def __init__(self, name: str, url: str, changed: Callable[[str, set[str]], None], poll_s: float = POLL_S) -> None:
@@ -156,7 +156,7 @@ class Reader:
         except (RelightError, OSError) as error:
             if before is not None and before.error == _words(error):
                 return before
-            empty = View(name, "", "", (), (), -1, "")
+            empty = LogView(name, "", "", (), (), -1, "")
             known = before or RunState(name, empty, History())
             return replace(
                 RunState(name, known.view, known.history, known.incidents, known.accounts, _words(error), unread=True),
@@ -167,7 +167,7 @@ class Reader:
         return replace(made(name, view, [incident_row(self.id, name, one) for one in told], accounts), told=told)
 
 
-def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
+def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
     """What a log amounts to, worked out once."""
     history = fold(view)
     known = damage(history)
@@ -198,7 +198,7 @@ def made(name: str, view: View, incidents: Sequence[IncidentRow] = (), accounts:
     )
 
 
-def trend_of(view: View) -> list[tuple[float, int]]:
+def trend_of(view: LogView) -> list[tuple[float, int]]:
     """By how many bytes the run grew with each commit, and shrank when bytes went."""
     grew: dict[str, int] = {}
     found: list[tuple[float, int]] = []
@@ -249,11 +249,11 @@ def names_for(urls: Sequence[str]) -> list[str]:
     return found
 
 
-def open_readers(urls: Sequence[str], changed: Callable[[str, set[str]], None], poll_s: float = POLL_S) -> list[Reader]:
+def open_readers(urls: Sequence[str], changed: Callable[[str, set[str]], None], poll_s: float = POLL_S) -> list[StoreFollower]:
     """One for each store, not started yet."""
     if not urls:
         raise ConfigError("which store?", hint="relight serve runs")
-    readers = [Reader(name, url, changed, poll_s) for name, url in zip(names_for(urls), urls, strict=True)]
+    readers = [StoreFollower(name, url, changed, poll_s) for name, url in zip(names_for(urls), urls, strict=True)]
     if len({one.url for one in readers}) < len(readers):
         raise ConfigError("a store was named twice", hint="name each once")
     return readers

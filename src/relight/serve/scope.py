@@ -22,7 +22,7 @@ _IN_A_RUN = re.compile(r"(?:(?<= \[)|(?<![^/\n]))((?:(?! \[)[^/\n])+)/(?=[0-9]{1
 
 
 @dataclass(frozen=True)
-class Who:
+class Caller:
     """Somebody who asks. ``scope``: empty for everything, ``STORE``, or ``STORE/RUN``; ``token`` is the id of what let him in."""
 
     name: str
@@ -64,7 +64,7 @@ def reaches(store: str, run: str = "") -> bool:
     return in_store == store and (not in_run or dir_of(in_run) == dir_of(run)) if run else in_store == store
 
 
-def require(effect: str, who: Who, store: str = "", run: str = "") -> None:
+def require(effect: str, who: Caller, store: str = "", run: str = "") -> None:
     """Raise unless ``who`` may cause ``effect`` on that run of that store: the one check of roles and scopes that actions make.
 
     ``ConfigError`` for a role that is too low, and for a run outside the token's scope that would be made.

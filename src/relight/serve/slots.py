@@ -15,7 +15,7 @@ OF_ONE_ANONYMOUS = OF_ANONYMOUS - 1
 WAITING_MAX, WAITING_OF_ONE_MAX, WAITING_OF_ANONYMOUS_MAX, WAIT_S = 32, 12, 16, 5.0
 
 
-class Slots:
+class StreamSlots:
     """The slots; they belong to the server's loop."""
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
 from relight.run_names import dir_of, is_dir
-from relight.serve.scope import Who, rank_of
+from relight.serve.scope import Caller, rank_of
 from relight.serve.values import TokenRow
 
 SESSION_S = 12 * 3600.0
@@ -36,7 +36,7 @@ def default_path() -> Path:
     return Path(home) / "relight" / "serve.sqlite"
 
 
-class State:
+class TokenFile:
     """The file. Looked up at each request, so that whatever is revoked is so at once, by whichever process. Thread-safe."""
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
@@ -103,7 +103,7 @@ class State:
             for one, name, role, scope, made, ends, revoked in rows
         ]
 
-    def who(self, token: str) -> Who | None:
+    def who(self, token: str) -> Caller | None:
         """Whose token that is; None if it is nobody's, or not any more. Compared in constant time."""
         parsed = TOKEN.match(token)
         rows = self._do("SELECT hash FROM tokens WHERE id=?", parsed[1]) if parsed else []
@@ -111,24 +111,24 @@ class State:
         same = hmac.compare_digest(kept, _hash(parsed[2] if parsed else ""))
         return self._valid(parsed[1]) if parsed and rows and same else None
 
-    def _valid(self, token_id: str, session: str = "") -> Who | None:
+    def _valid(self, token_id: str, session: str = "") -> Caller | None:
         rows = self._do(
             "SELECT name,role,scope FROM tokens WHERE id=? AND revoked IS NULL AND (ends IS NULL OR ends>?)", token_id, self._clock()
         )
-        return Who(rows[0][0], rows[0][1], rows[0][2], token_id, session) if rows else None
+        return Caller(rows[0][0], rows[0][1], rows[0][2], token_id, session) if rows else None
 
-    def is_valid(self, who: Who) -> bool:
+    def is_valid(self, who: Caller) -> bool:
         """Whether he may still be here: neither his token nor his session is over."""
         return (self.session_user(who.session) if who.session else self._valid(who.token)) is not None
 
-    def begin_session(self, who: Who) -> str:
+    def begin_session(self, who: Caller) -> str:
         """What the browser's cookie is to hold."""
         secret, now = secrets.token_urlsafe(32), self._clock()
         self._do("DELETE FROM sessions WHERE ends<=?", now)
         self._do("INSERT INTO sessions VALUES(?,?,?,?)", _hash(secret), who.token, secrets.token_urlsafe(32), now + SESSION_S)
         return secret
 
-    def session_user(self, secret: str) -> tuple[Who, str] | None:
+    def session_user(self, secret: str) -> tuple[Caller, str] | None:
         """Who began it, and its word for forms (CSRF); None if it is over, or its token is."""
         rows = (
             self._do("SELECT token,csrf FROM sessions WHERE hash=? AND ends>?", _hash(secret), self._clock())

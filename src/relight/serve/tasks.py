@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
-from relight.serve.pages_actions import Done
+from relight.serve.pages_actions import ActionOutcome
 from relight.serve.scope import asker, masked, reaches
 
 KEPT_MAX, LINES_MAX, RUNNING_MAX, OF_ONE_MAX = 200, 100, 8, 3
@@ -20,7 +20,7 @@ RUNNING, OK, FAILED = "running", "ok", "failed"
 
 
 @dataclass(eq=False)
-class Task:
+class ServerTask:
     """One. ``lines`` is what it has said so far; ``done`` how it ended, None until then. Times are seconds since the epoch."""
 
     id: str
@@ -30,7 +30,7 @@ class Task:
     who: str
     began: float
     lines: list[str] = field(default_factory=list)
-    done: Done | None = None
+    done: ActionOutcome | None = None
     ended: float | None = None
     ending: threading.Event = field(default_factory=threading.Event)
     """Set when the server ends: what is waited for is given up."""
@@ -39,11 +39,11 @@ class Task:
     asker: str = ""
     """What quotas count it by."""
     tells: Callable[[], None] = lambda: None
-    _then: list[Callable[[Done], None]] = field(default_factory=list)
+    _then: list[Callable[[ActionOutcome], None]] = field(default_factory=list)
     """One of each asker: several may have asked for the same task, and each has an audit entry to end."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def when_over(self, then: Callable[[Done], None]) -> None:
+    def when_over(self, then: Callable[[ActionOutcome], None]) -> None:
         """Call ``then`` once, with how it ended; at once if it has."""
         with self._lock:
             if self.done is None:
@@ -51,7 +51,7 @@ class Task:
                 return
         then(self.done)
 
-    def end(self, done: Done, now: float) -> None:
+    def end(self, done: ActionOutcome, now: float) -> None:
         """It has ended so."""
         with self._lock:
             self.ended, self.done = now, done
@@ -92,13 +92,13 @@ class Tasks:
     def __init__(self, changed: Callable[[str, set[str]], None] = lambda store, runs: None, clock: Callable[[], float] = time.time) -> None:
         self._changed, self._clock = changed, clock
         self._pool = ThreadPoolExecutor(RUNNING_MAX, thread_name_prefix="relight-serve-task")
-        self._known: OrderedDict[str, Task] = OrderedDict()
+        self._known: OrderedDict[str, ServerTask] = OrderedDict()
         self._lock = threading.Lock()
         self._ending = threading.Event()
 
-    def begin(self, verb: str, store: str, run: str, who: str, work: Callable[[Task], Done], which: str = "") -> Task:
+    def begin(self, verb: str, store: str, run: str, who: str, work: Callable[[ServerTask], ActionOutcome], which: str = "") -> ServerTask:
         """Begin it now. ``StoreUnavailable`` if as many run already as may. What ``work`` raises of ours is how it ended."""
-        task = Task(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker())
+        task = ServerTask(secrets.token_hex(8), verb, store, run, who, self._clock(), ending=self._ending, which=which, asker=asker())
         task.tells = lambda: self._changed(store, {run})
         with self._lock:
             if sum(one.done is None for one in self._known.values()) >= RUNNING_MAX:
@@ -113,13 +113,13 @@ class Tasks:
         self._pool.submit(self._work, task, work)
         return task
 
-    def under_way(self, verb: str, store: str, run: str, which: str = "") -> Task | None:
+    def under_way(self, verb: str, store: str, run: str, which: str = "") -> ServerTask | None:
         """One of that kind that has not ended, if there is one."""
         with self._lock:
             found = [one for one in self._known.values() if (one.verb, one.store, one.run, one.which) == (verb, store, run, which)]
         return next((one for one in found if one.done is None), None)
 
-    def get(self, id_: str) -> Task:
+    def get(self, id_: str) -> ServerTask:
         """The task of that name, if whoever is asking may know of its run."""
         with self._lock:
             found = self._known.get(id_)
@@ -127,7 +127,7 @@ class Tasks:
             raise CheckpointNotFound(f"no task {id_[:40]!r}", hint="the latest ones are kept, until the server is started anew")
         return found
 
-    def all(self) -> Sequence[Task]:
+    def all(self) -> Sequence[ServerTask]:
         """Those that whoever is asking may know of, the newest first."""
         with self._lock:
             known = list(self._known.values())
@@ -141,11 +141,11 @@ class Tasks:
         while time.monotonic() < ends and any(one.done is None for one in list(self._known.values())):
             time.sleep(0.05)
 
-    def _work(self, task: Task, work: Callable[[Task], Done]) -> None:
-        done = Done(False, "it broke off: a fault of the server's own, which its output tells")
+    def _work(self, task: ServerTask, work: Callable[[ServerTask], ActionOutcome]) -> None:
+        done = ActionOutcome(False, "it broke off: a fault of the server's own, which its output tells")
         try:
             done = work(task)
         except RelightError as error:
-            done = Done(False, error.what, str(error))
+            done = ActionOutcome(False, error.what, str(error))
         finally:
             task.end(done, self._clock())

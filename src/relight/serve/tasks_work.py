@@ -17,8 +17,8 @@ from relight.catalog.verify import verify_checkpoint
 from relight.drill.report import DrillReport, lines_of
 from relight.errors import RelightError, StoreUnavailable
 from relight.log import Checkpoint
-from relight.serve.pages_actions import Done
-from relight.serve.tasks import Task
+from relight.serve.pages_actions import ActionOutcome
+from relight.serve.tasks import ServerTask
 from relight.typed import from_json_bytes
 from relight.world.children import child_command, child_environment
 
@@ -30,7 +30,7 @@ _END_S = 5.0
 _SAID_MAX = 1 << 20
 
 
-def wait_for(task: Task, run: Run, seq: int, timeout_s: float) -> Done:
+def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOutcome:
     """Until the save is there, or will not be."""
     began = time.monotonic()
     task.add_line(f"asked, in record {seq} of the log")
@@ -40,10 +40,10 @@ def wait_for(task: Task, run: Run, seq: int, timeout_s: float) -> Done:
             task.add_line(f"heard on {answer.heard}; it saves at the end of its step")
 
     answer = wait_for_answer(run, seq, timeout_s, tell, task.ending)
-    return Done(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
+    return ActionOutcome(answer.saved is not None, describe_outcome(answer, time.monotonic() - began))
 
 
-def verify(task: Task, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> Done:
+def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> ActionOutcome:
     """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are as committed."""
     total, read, shown = max(1, one.body.stored_bytes), 0, 0
 
@@ -69,10 +69,10 @@ def verify(task: Task, run: Run, one: Checkpoint, verified: Callable[[bool], Non
         record_checked(run.store, run.name, {one.id: f"{found[0].file}: {found[0].detail}" if found else ""}, "relight serve")
     verified(not found)
     lines = "\n".join(f"{finding.file}: {finding.detail}" for finding in found[:50])
-    return Done(not found, f"damaged: {len(found)} findings" if found else "every byte is as committed", lines)
+    return ActionOutcome(not found, f"damaged: {len(found)} findings" if found else "every byte is as committed", lines)
 
 
-def drill(task: Task, url: str, deadline_s: float = DRILL_S) -> Done:
+def drill(task: ServerTask, url: str, deadline_s: float = DRILL_S) -> ActionOutcome:
     """The command's own, on copies of the run at ``url``: what it prints is what is said."""
     command = child_command("relight", "drill", "--copy", url, "--json", "--deadline", f"{deadline_s:g}")
     with subprocess.Popen(
@@ -92,14 +92,14 @@ def drill(task: Task, url: str, deadline_s: float = DRILL_S) -> Done:
         for one in readers:
             one.join(_END_S)
     if broken_off:
-        return Done(False, "broken off: the server has ended, or it took too long")
+        return ActionOutcome(False, "broken off: the server has ended, or it took too long")
     with suppress(RelightError, msgspec.MsgspecError):
         report = from_json_bytes(b"".join(told), DrillReport)
-        return Done(report.ok, report.summary(), "\n".join(lines_of(report)))
-    return Done(False, f"relight drill ended with {process.returncode} and no report", "\n".join(task.lines[-5:]))
+        return ActionOutcome(report.ok, report.summary(), "\n".join(lines_of(report)))
+    return ActionOutcome(False, f"relight drill ended with {process.returncode} and no report", "\n".join(task.lines[-5:]))
 
 
-def _stream_output(task: Task, process: subprocess.Popen[bytes]) -> None:
+def _stream_output(task: ServerTask, process: subprocess.Popen[bytes]) -> None:
     for line in process.stderr or ():
         if line.strip():
             task.add_line(_text(line))

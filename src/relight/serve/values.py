@@ -11,7 +11,7 @@ Row = TypeVar("Row")
 
 
 @dataclass(frozen=True)
-class Page(Generic[Row]):
+class ListPage(Generic[Row]):
     """A piece of a long list. ``next`` is what to ask for the piece behind it; None: this was the last."""
 
     rows: Sequence[Row]
@@ -320,19 +320,19 @@ class SettingsDetail:
     policies: Sequence[tuple[str, str]] = ()
 
 
-class Index(Protocol):
+class IndexView(Protocol):
     """What pages ask. Nothing here waits for a store; what is not there is ``CheckpointNotFound``."""
 
     def stores(self) -> Sequence[StoreRow]:
         """All that are read."""
 
-    def runs(self, after: str | None, limit: int) -> Page[RunRow]:
+    def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
         """Of all stores, those first that need somebody."""
 
     def run(self, store: str, run: str) -> RunDetail:
         """One."""
 
-    def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> Page[CheckpointRow]:
+    def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
         """Of a run, the newest first."""
 
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
@@ -347,7 +347,7 @@ class Index(Protocol):
     def storage(self, store: str) -> StorageDetail:
         """One store's."""
 
-    def incidents(self, after: str | None, limit: int) -> Page[IncidentRow]:
+    def incidents(self, after: str | None, limit: int) -> ListPage[IncidentRow]:
         """Of all runs, the newest first."""
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
@@ -356,7 +356,7 @@ class Index(Protocol):
     def risk(self) -> Sequence[RiskRow]:
         """The highest first."""
 
-    def audit(self, after: str | None, limit: int) -> Page[AuditRow]:
+    def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
         """The newest first."""
 
     def settings(self) -> SettingsDetail:

@@ -6,23 +6,23 @@ Always holds: a tensor in a finished snapshot has the bytes it had at the call, 
 
 from relight.snapshot.copier import Copier, Snapshot
 from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot, segments
-from relight.snapshot.frozen import Frozen, Look
+from relight.snapshot.frozen import FrozenTensors, TensorMarks
 from relight.snapshot.hooks import OptimizerHook, StepHook, can_overlap
-from relight.snapshot.watch import Gathered, Watched
+from relight.snapshot.watch import GuardedTensors, SmallCopies
 
 __all__ = [
     "Copier",
     "DeviceCopies",
     "DeviceSnapshot",
-    "Frozen",
-    "Gathered",
-    "Look",
+    "FrozenTensors",
+    "GuardedTensors",
     "OptimizerHook",
     "Placed",
+    "SmallCopies",
     "Snapshot",
     "StepHook",
     "Streams",
-    "Watched",
+    "TensorMarks",
     "can_overlap",
     "pin_slot",
     "segments",

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from relight.snapshot.watch import Marks
+from relight.snapshot.watch import TensorFingerprints
 from relight.world import new_threads
 
 _NICE = 5
@@ -23,7 +23,7 @@ class Snapshot:
     tensors that are not what they were at the call; empty if all are."""
 
     def __init__(
-        self, marks: Marks, base: int, on_complete: Callable[[list[str]], None], on_copied: Callable[[int], None] | None = None
+        self, marks: TensorFingerprints, base: int, on_complete: Callable[[list[str]], None], on_copied: Callable[[int], None] | None = None
     ) -> None:
         """``marks``: what to copy, as it is now. ``base``: the address of the slot, which stays valid until it is complete.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from relight.layout.sources import address_of
-from relight.snapshot.watch import Gathered
+from relight.snapshot.watch import SmallCopies
 
 PACKED_BELOW = 1 << 20
 PACK_BYTES = 64 << 20
@@ -56,7 +56,7 @@ class _Pack(NamedTuple):
 
     held: list[Placed]
     arrived: torch.Tensor
-    dealt: Gathered
+    dealt: SmallCopies
 
 
 class DeviceCopies:
@@ -163,7 +163,7 @@ def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Pa
                 length = one.tensor.numel() * one.tensor.element_size()
                 moves.append((arrived.data_ptr() + at, length, one.offset))
                 at += length
-            packs.append(_Pack(small, arrived, Gathered(moves)))
+            packs.append(_Pack(small, arrived, SmallCopies(moves)))
         small, size = [], 0
 
     for one in every:

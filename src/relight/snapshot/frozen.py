@@ -13,36 +13,36 @@ from typing import NamedTuple
 import torch
 
 from relight.policy.compact import AUDIT_BYTES
-from relight.snapshot.watch import Marks, Watched
+from relight.snapshot.watch import GuardedTensors, TensorFingerprints
 
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
-class Look(NamedTuple):
+class TensorMarks(NamedTuple):
     """How they all looked at a moment."""
 
-    here: Marks
+    here: TensorFingerprints
     away: list[int]
     """Versions of those in accelerators' memory."""
 
 
-class Frozen:
+class FrozenTensors:
     """Tensors by their numbers; held, and taken to stay where they are."""
 
     def __init__(self, tensors: Sequence[tuple[int, torch.Tensor]]) -> None:
         """Contiguous ones, in host memory or elsewhere."""
         here = [(number, tensor) for number, tensor in tensors if tensor.is_cpu]
-        self._here, self._watched = [number for number, _ in here], Watched([(str(number), tensor, 0) for number, tensor in here])
+        self._here, self._watched = [number for number, _ in here], GuardedTensors([(str(number), tensor, 0) for number, tensor in here])
         self._away = [(number, tensor) for number, tensor in tensors if not tensor.is_cpu]
         self._turn = 0
         self.numbers = frozenset(number for number, _ in tensors)
 
-    def fingerprint(self) -> Look:
+    def fingerprint(self) -> TensorMarks:
         """Now. Half a microsecond a tensor, and a MiB."""
-        return Look(self._watched.begin(), [tensor._version for _, tensor in self._away])
+        return TensorMarks(self._watched.begin(), [tensor._version for _, tensor in self._away])
 
-    def same(self, then: Look, now: Look) -> frozenset[int]:
+    def same(self, then: TensorMarks, now: TensorMarks) -> frozenset[int]:
         """Which look the same both times."""
         differ = {self._here[number] for number in now.here.differs(then.here)}
         differ |= {number for (number, _), a, b in zip(self._away, then.away, now.away, strict=True) if a != b}

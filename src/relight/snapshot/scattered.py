@@ -17,11 +17,11 @@ _pwritev.restype = ctypes.c_ssize_t
 _pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_long]
 
 
-class _Place(ctypes.Structure):
+class _IoVector(ctypes.Structure):
     _fields_ = [("address", ctypes.c_void_p), ("length", ctypes.c_size_t)]
 
 
-class Scattered:
+class SampleReader:
     """Places of at most ``width`` bytes each, whose memory somebody else keeps.
 
     They are written to a memfd, a thousand at a time, and read back, in less than the half of the time that copies of their own take. Each
@@ -32,12 +32,12 @@ class Scattered:
         self._addresses, self._lengths, self._width = addresses, lengths, width
         self._zeros = bytes(width)
         zeros = ctypes.cast(ctypes.c_char_p(self._zeros), ctypes.c_void_p).value
-        places: list[_Place] = []
+        places: list[_IoVector] = []
         for address, length in zip(addresses, lengths, strict=True):
-            places.append(_Place(address, length))
+            places.append(_IoVector(address, length))
             if length < width:
-                places.append(_Place(zeros, width - length))
-        self._places = (_Place * len(places))(*places)
+                places.append(_IoVector(zeros, width - length))
+        self._places = (_IoVector * len(places))(*places)
         try:
             self._fd = os.memfd_create("relight-samples", os.MFD_CLOEXEC)
         except OSError:  # too many open files, or a system that has none
@@ -58,7 +58,7 @@ class Scattered:
         at, begin = 0, ctypes.addressof(self._places)
         for first in range(0, len(self._places), _AT_ONCE):
             count = min(_AT_ONCE, len(self._places) - first)
-            got = _pwritev(self._fd, begin + first * ctypes.sizeof(_Place), count, at)
+            got = _pwritev(self._fd, begin + first * ctypes.sizeof(_IoVector), count, at)
             if got <= 0:
                 return at
             at += got

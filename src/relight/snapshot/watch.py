@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 
 from relight.layout.sources import move_all
-from relight.snapshot.scattered import Scattered
+from relight.snapshot.scattered import SampleReader
 
 SAMPLE = 16
 SLICE_BYTES = 1 << 20
@@ -33,7 +33,7 @@ class Slice(NamedTuple):
     target: int
 
 
-class Watched:
+class GuardedTensors:
     """Contiguous host tensors with places in a slot: what stays the same from one snapshot of them to the next."""
 
     def __init__(self, placed: Sequence[tuple[str, torch.Tensor, int]]) -> None:
@@ -50,7 +50,7 @@ class Watched:
                 self.slices.append(Slice(number, source + start, size, target + start))
         self.widths = [min(SAMPLE, one.length) for one in self.slices] * 2
         ends = [one.source + one.length - min(SAMPLE, one.length) for one in self.slices]
-        self.sampled = Scattered([one.source for one in self.slices] + ends, self.widths, SAMPLE)
+        self.sampled = SampleReader([one.source for one in self.slices] + ends, self.widths, SAMPLE)
         self._inference = [tensor.is_inference() for tensor in self.tensors]
 
     def versions(self) -> list[int]:
@@ -63,17 +63,17 @@ class Watched:
         """Both ends of every slice, as they are now: ``SAMPLE`` bytes each, all heads first. The memory must be there."""
         return self.sampled.read()
 
-    def begin(self) -> Marks:
+    def begin(self) -> TensorFingerprints:
         """What the tensors are at this moment. Half a microsecond a slice and a tensor. The marks before these are void."""
-        return Marks(self)
+        return TensorFingerprints(self)
 
 
-class Marks:
+class TensorFingerprints:
     """``Watched`` as it was at a call."""
 
     __slots__ = ("_samples", "_versions", "watched")
 
-    def __init__(self, watched: Watched) -> None:
+    def __init__(self, watched: GuardedTensors) -> None:
         self.watched = watched
         self._versions = watched.versions()
         self._samples = watched.sample()
@@ -82,7 +82,7 @@ class Marks:
         """Whether a tensor's memory has not been taken away."""
         return self.watched.tensors[number].data_ptr() == self.watched.addresses[number]
 
-    def differs(self, other: Marks) -> set[int]:
+    def differs(self, other: TensorFingerprints) -> set[int]:
         """Numbers of the tensors whose versions or samples are others there."""
         slices = self.watched.slices
         changed = _where_they_differ(self._versions, other._versions)
@@ -110,7 +110,7 @@ class Marks:
         """
         watched = self.watched
         gone = {number for number in range(len(watched.tensors)) if not self.is_there(number)}
-        changed = _where_they_differ(self._versions, watched.versions()) if gone else self.differs(Marks(watched))
+        changed = _where_they_differ(self._versions, watched.versions()) if gone else self.differs(TensorFingerprints(watched))
         return {watched.names[number] for number in gone | changed}
 
 
@@ -118,7 +118,7 @@ def _where_they_differ(then: Sequence[int], now: Sequence[int]) -> set[int]:
     return {number for number, (a, b) in enumerate(zip(then, now, strict=True)) if a != b}
 
 
-class Gathered:
+class SmallCopies:
     """Small host tensors with places in a slot, copied at once: guarding them would cost more."""
 
     def __init__(self, placed: Sequence[tuple[int, int, int]]) -> None:

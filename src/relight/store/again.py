@@ -14,7 +14,7 @@ from relight.observe import emit
 T = TypeVar("T")
 
 
-class Pauses(Protocol):
+class RetryPauses(Protocol):
     """What there is to know: see ``Patience``."""
 
     @property
@@ -30,7 +30,7 @@ class Pauses(Protocol):
         """The longest."""
 
 
-def retry(patience: Pauses, call: Callable[[], T]) -> T:
+def retry(patience: RetryPauses, call: Callable[[], T]) -> T:
     """What ``call`` gives; called again after what may pass, until the deadline. The last error is the one that is raised."""
     ends = time.monotonic() + patience.deadline_s
     pause = patience.pause_s

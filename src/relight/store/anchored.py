@@ -21,7 +21,7 @@ from relight.format.signed import Signature, apart
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys.signing import Trust
 from relight.observe import emit
-from relight.store.around import Around
+from relight.store.around import StoreWrapper
 from relight.store.base import ByteStore
 
 _PIN = re.compile(r"([0-9]{12})-([0-9a-f]{64})(-whole)?\Z")
@@ -66,7 +66,7 @@ class RawRecord(NamedTuple):
     """Whether a trusted signer signed it. True for every record if no signers are named."""
 
 
-class Known(NamedTuple):
+class AnchorMemory(NamedTuple):
     """What the anchor remembers of one run."""
 
     pins: tuple[Pin, ...] = ()
@@ -80,7 +80,7 @@ class Known(NamedTuple):
         return max((pin.seq for pin in self.pins), default=-1)
 
 
-class Seen(NamedTuple):
+class HighestRecord(NamedTuple):
     """The highest record that counted in a log of this process, and its chain hash."""
 
     seq: int = -1
@@ -94,9 +94,9 @@ class Anchor:
         self._inner, self._memory, self.trust = inner, memory, trust
         self.url = memory.url
         self._place = hexdigest(inner.url.encode())[:16]
-        self.confirmed: dict[str, Known] = {}
+        self.confirmed: dict[str, AnchorMemory] = {}
         """What is in the anchor and was confirmed by this process, by run."""
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, HighestRecord] = {}
         """The highest record that counted in any log of this process, by run: a log that is read again must still have it."""
         self.writes: set[str] = set()
         """Runs to which this process has appended: it moves their pins as it writes."""
@@ -116,12 +116,12 @@ class Anchor:
         """Keep the record that was created last, so that it need not be read back."""
         self._written = key, data
 
-    def read(self, run: str) -> Known:
+    def read(self, run: str) -> AnchorMemory:
         """Read what is remembered of a run. Cost: one listing."""
         names = [entry.name for entry in self._memory.list(self.folder(run))]
         pins = sorted(Pin(int(match[1]), match[2], match[3] is not None) for name in names if (match := _PIN.match(name)))
         gaps = sorted(Gap(int(match[1]), int(match[2]), match[3]) for name in names if (match := _GAP.match(name)))
-        return Known(tuple(pins), tuple(gaps))
+        return AnchorMemory(tuple(pins), tuple(gaps))
 
     def raw(self, run: str, seq: int) -> RawRecord | None:
         """Read a record's file; None for one that is missing or no record. Cost: one read, none for what was written last."""
@@ -157,12 +157,12 @@ class Anchor:
         next move finds the same gaps again. ``anchor.failed`` reports it, and no save stops. Cost: one small file, one more for each gap,
         and the deletions.
         """
-        before, pin, folder = self.confirmed.get(run, Known()), Pin(seq, raw.hash), self.folder(run)
+        before, pin, folder = self.confirmed.get(run, AnchorMemory()), Pin(seq, raw.hash), self.folder(run)
         try:
             for gap in (*self.owed.get(run, ()), *gaps):
                 self._memory.put_once(f"{folder}/{gap.name}", b"")
             self._memory.put_once(f"{folder}/{pin.name}", b"")
-            self.confirmed[run] = Known((pin,), tuple(sorted({*before.gaps, *gaps})), raw)
+            self.confirmed[run] = AnchorMemory((pin,), tuple(sorted({*before.gaps, *gaps})), raw)
             self.owed.pop(run, None)
             for old in before.pins:
                 if old != pin:
@@ -181,7 +181,7 @@ class Anchor:
         return f"{self._place}/{run}"
 
 
-class AnchoredStore(Around):
+class AnchoredStore(StoreWrapper):
     """``inner``, with an anchor for the logs of its runs. ``trust``: the signers that readers trust; None if none are named."""
 
     def __init__(self, inner: ByteStore, anchor: ByteStore, trust: Trust | None = None) -> None:

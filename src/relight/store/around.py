@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.store.base import ByteStore, Entry, Properties, Reader, Rewrites, Upload, Writer, invalidate_cache, without_cache
 
 
-class Around:
+class StoreWrapper:
     """``inner``, as it is."""
 
-    guard: Guard
+    guard: StoreSecurity
     """How all stores of the run are guarded, on the outermost."""
 
     def __init__(self, inner: ByteStore) -> None:
@@ -95,15 +95,15 @@ class Around:
         invalidate_cache(self.inner, key, offset, length)
 
 
-def guard_of(store: ByteStore) -> Guard:
+def guard_of(store: ByteStore) -> StoreSecurity:
     """How a store was opened to be guarded: other tiers of a run are alike."""
-    found: Guard = getattr(store, "guard", None) or Guard()
+    found: StoreSecurity = getattr(store, "guard", None) or StoreSecurity()
     return found
 
 
 def unwrap(store: ByteStore) -> ByteStore:
     """The store as it lies there, without what guards it and without copies kept nearby."""
-    while isinstance(store, Around):
+    while isinstance(store, StoreWrapper):
         store = store.inner
     return without_cache(store)
 

@@ -41,7 +41,7 @@ _TMP = ".tmp-"
 _HEX = frozenset("0123456789abcdef")
 
 
-class Blocks:
+class BlockCache:
     """The blocks in ``folder``, ``limit`` bytes of them at most; None: what ``limit`` in it says, a tenth of what is free to begin with.
 
     Making it touches nothing. Threads may share it; so may processes, by each making its own. Up to eight that fill it at once stay below
@@ -293,18 +293,18 @@ def name_of(url: str, key: str) -> str:
     return digest(f"{url}\0{key}".encode(errors="surrogateescape")).hex()
 
 
-_shared: dict[tuple[str, int | None], Blocks] = {}
+_shared: dict[tuple[str, int | None], BlockCache] = {}
 _shared_lock = threading.Lock()
 
 
-def blocks_in(folder: str | os.PathLike[str], limit: int | None = None) -> Blocks:
+def blocks_in(folder: str | os.PathLike[str], limit: int | None = None) -> BlockCache:
     """Those in ``folder``: one object a process, so that its threads fetch nothing twice whichever store they ask."""
-    made = Blocks(folder, limit)
+    made = BlockCache(folder, limit)
     with _shared_lock:
         return _shared.setdefault((made.folder, limit), made)
 
 
-def blocks_from_settings() -> Blocks | None:
+def blocks_from_settings() -> BlockCache | None:
     """As ``RELIGHT_CACHE`` and ``RELIGHT_CACHE_BYTES`` say; None without the first. ``ConfigError`` for what is no size."""
     folder = os.environ.get("RELIGHT_CACHE")
     if not folder:

@@ -18,7 +18,7 @@ from relight.format.names import DRAFT_FILE, is_written_file, parse_dir
 from relight.observe import emit
 from relight.store.around import rewrites
 from relight.store.base import ByteStore, Entry, Properties, Reader, Upload, Writer, check_key
-from relight.store.blocks import BLOCK_BYTES, Blocks, name_of
+from relight.store.blocks import BLOCK_BYTES, BlockCache, name_of
 from relight.store.buffers import page_buffer
 
 
@@ -44,7 +44,7 @@ class CachedStore:
     Memory: a block for each thread that reads, while it reads less than a block. ``counts`` is of this store in this process.
     """
 
-    def __init__(self, inner: ByteStore, blocks: Blocks) -> None:
+    def __init__(self, inner: ByteStore, blocks: BlockCache) -> None:
         self.without_cache, self.blocks = inner, blocks
         self.url, self.shared, self.needs_sync, self.parallel_reads = inner.url, inner.shared, inner.needs_sync, inner.parallel_reads
         self.counts = Counts()

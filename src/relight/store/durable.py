@@ -40,7 +40,7 @@ _ASKED_FROM = 1 << 20
 """Files from this size on are held against the room there is where none can be reserved."""
 
 
-class Stale(StoreUnavailable):
+class StaleHandle(StoreUnavailable):
     """What was open, or remembered, stands for nothing on the server any more: another machine deleted or replaced it."""
 
 
@@ -52,7 +52,9 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
     if code in _FULL:
         return NoSpace(what, where=path, hint=_ROOM_HINT)
     if code in FORGOTTEN:
-        return Stale(what, where=path, hint="another machine deleted or replaced it, or the server forgot it when it was started anew")
+        return StaleHandle(
+            what, where=path, hint="another machine deleted or replaced it, or the server forgot it when it was started anew"
+        )
     if code in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointNotFound(what, where=path)
     if code == errno.ENXIO:
@@ -444,7 +446,7 @@ class OpenFile:
                 if fd >= 0:
                     with contextlib.suppress(OSError):
                         self._disk.close(fd)
-                raise Stale(
+                raise StaleHandle(
                     f"the file is gone from the server while it is read here, and {told}",
                     where=self._path,
                     hint="it was deleted, or replaced, on another machine: choose what to read anew",

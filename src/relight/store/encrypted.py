@@ -36,10 +36,10 @@ from relight.format.cipher import (
 from relight.format.keyring import KEYS_DIR
 from relight.format.names import STORE_FILE, is_record_key
 from relight.keys import Keychain
-from relight.store.around import Around, rewrites
+from relight.store.around import StoreWrapper, rewrites
 from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, invalidate_cache
 from relight.store.buffers import page_buffer
-from relight.store.keyring import Ring, open_ring, slots_in, some_unreadable
+from relight.store.keyring import KeyRing, open_ring, slots_in, some_unreadable
 from relight.world.new_threads import ThreadPool
 
 BATCH_PAGES = 32
@@ -56,7 +56,7 @@ def is_clear(key: str) -> bool:
     return key == STORE_FILE or key.startswith(f"{KEYS_DIR}/")
 
 
-class EncryptedStore(Around):
+class EncryptedStore(StoreWrapper):
     """``inner``, encrypted. Threads may share it; a fork draws a data key of its own.
 
     Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: three buffers of 16 MiB a writer, a range and two
@@ -70,7 +70,7 @@ class EncryptedStore(Around):
         super().__init__(inner)
         self.keychain, self.takes_plain = keychain, takes_plain
         self._lock = threading.Lock()
-        self._ring: Ring | None = None
+        self._ring: KeyRing | None = None
         self._data_key: tuple[int, DataKey] | None = None
         self._slots: frozenset[str] | None = None
 
@@ -181,7 +181,7 @@ class EncryptedStore(Around):
         else:
             invalidate_cache(self.inner, key)
 
-    def _ring_now(self, make: bool = False) -> Ring:
+    def _ring_now(self, make: bool = False) -> KeyRing:
         with self._lock:
             if self._ring is None:
                 names = self._slot_names()  # in front of it: what comes between is seen as new

@@ -16,8 +16,8 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, StoreUnavailab
 from relight.format.cipher import KEY_BYTES, Secret, ring_id
 from relight.format.keyring import (
     KEYS_DIR,
+    KeySlot,
     Revoked,
-    Slot,
     decode_revoked,
     decode_slot,
     encode_revoked,
@@ -36,7 +36,7 @@ _LOOKS, _PAUSE_S = 6, 0.02
 """How often it is looked for slots that can be read, where there is something, and the pause between two looks."""
 
 
-class Ring(NamedTuple):
+class KeyRing(NamedTuple):
     """The ring keys of one store that could be opened, by their ids, and which of them encrypts what is new."""
 
     store_id: str
@@ -60,7 +60,7 @@ def store_id_of(inner: ByteStore) -> str:
         raise
 
 
-def slots_in(inner: ByteStore) -> list[Slot]:
+def slots_in(inner: ByteStore) -> list[KeySlot]:
     """All slots that can be read, the oldest generation first. What is damaged is left out: another may open the same."""
     found = []
     names = sorted(entry.name for entry in inner.list(KEYS_DIR) if parse_slot_file(entry.name) is not None)
@@ -78,7 +78,7 @@ def some_unreadable(inner: ByteStore) -> bool:
     return sum(parse_slot_file(entry.name) is not None for entry in inner.list(KEYS_DIR)) > len(slots_in(inner))
 
 
-def open_slot(slot: Slot, keychain: Keychain) -> Secret | None:
+def open_slot(slot: KeySlot, keychain: Keychain) -> Secret | None:
     """The ring key in it; None if none of these keys opens it. ``StoreUnavailable`` if a service that may does not answer."""
     where = f"{KEYS_DIR}/{slot.file}"
     for provider in keychain.providers:
@@ -108,7 +108,7 @@ def require_encrypted(inner: ByteStore) -> str:
     raise StoreUnavailable("relight.json can neither be made nor read", where=inner.url)
 
 
-def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ring:
+def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> KeyRing:
     """The ring of the store. ``make``: the store may be new, and has one then. ``WrongKey`` if none of these keys opens it."""
     store_id = require_encrypted(inner) if make else store_id_of(inner)
     for left in reversed(range(_LOOKS)):
@@ -124,7 +124,7 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ri
                 keys[ring] = key
                 newest = max(newest or (0, b""), (slot.generation, ring))
         if newest is not None:
-            return Ring(store_id, keys, newest[1])
+            return KeyRing(store_id, keys, newest[1])
         there = bool(slots) or any(True for _ in inner.list(KEYS_DIR))
         if there and not slots and left:  # what was not there a moment ago: somebody is making the store
             time.sleep(_PAUSE_S)
@@ -140,9 +140,9 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ri
     raise WrongKey("a slot for this key can neither be made nor read", where=f"{inner.url}/{KEYS_DIR}")
 
 
-def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str = "") -> Slot:
+def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str = "") -> KeySlot:
     """A slot of a ring key for one more key-encryption key, durable. One that is there is as good."""
-    blank = Slot(
+    blank = KeySlot(
         store=store_id, generation=generation, ring=ring_id(key).hex(), kind=provider.kind, kek=provider.kek,
         label=label or provider.kind, created=_now(), wrapped="",
     )  # fmt: skip
@@ -162,7 +162,7 @@ def revoked_in(inner: ByteStore) -> list[Revoked]:
     return found
 
 
-def drop_slot(inner: ByteStore, slot: Slot) -> None:
+def drop_slot(inner: ByteStore, slot: KeySlot) -> None:
     """Take a slot away, for good; that it was there stays known."""
     gone = Revoked(
         store=slot.store, generation=slot.generation, ring=slot.ring, kek=slot.kek, label=slot.label, created=slot.created, revoked=_now()
@@ -181,5 +181,5 @@ def _named(providers: Iterable[Provider]) -> str:
     return ", ".join(one.spec for one in providers)
 
 
-def _labels(slots: list[Slot]) -> str:
+def _labels(slots: list[KeySlot]) -> str:
     return ", ".join(sorted({f"{slot.label} ({slot.kek[:8]})" for slot in slots})) or "nothing that can be read"

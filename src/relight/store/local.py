@@ -17,7 +17,17 @@ from typing import TypeVar
 from relight.errors import CheckpointNotFound, StoreUnavailable, UnsafeContent
 from relight.store.base import READS_AT_ONCE, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.disk import Disk
-from relight.store.durable import NewFile, OpenFile, Replacement, Stale, create_once, make_dirs, revalidate_directory, sync_dir, translate
+from relight.store.durable import (
+    NewFile,
+    OpenFile,
+    Replacement,
+    StaleHandle,
+    create_once,
+    make_dirs,
+    revalidate_directory,
+    sync_dir,
+    translate,
+)
 
 T = TypeVar("T")
 _GONE_MAX = 20
@@ -158,7 +168,7 @@ class LocalStore:
             try:
                 self._make_parent(path)
                 return make(path)
-            except (CheckpointNotFound, Stale) as error:
+            except (CheckpointNotFound, StaleHandle) as error:
                 last = error
             revalidate_directory(self._disk, os.path.dirname(path))
         raise StoreUnavailable(f"its directory is deleted as fast as it is made: {last.what}", where=path) from last
@@ -167,7 +177,7 @@ class LocalStore:
         """What ``call`` gives; if that is "not there" or "stale", what it gives once the directory was looked at anew."""
         try:
             return call()
-        except (CheckpointNotFound, Stale):
+        except (CheckpointNotFound, StaleHandle):
             revalidate_directory(self._disk, os.path.dirname(path))
         return call()
 

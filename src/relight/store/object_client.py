@@ -35,7 +35,7 @@ _NO_KEYS = "no credentials were found: set them, such as AWS_ACCESS_KEY_ID and A
 _S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_SKIP_SIGNATURE")
 
 
-class Patience(NamedTuple):
+class RetryTimes(NamedTuple):
     """How long an object store may take: one request, and all tries of one; how many pauses between them, growing, with jitter."""
 
     request_s: float = 60.0
@@ -45,7 +45,7 @@ class Patience(NamedTuple):
     pause_max_s: float = 10.0
 
     @classmethod
-    def usual(cls) -> Patience:
+    def usual(cls) -> RetryTimes:
         """Of whoever says nothing: ``RELIGHT_STORE_PATIENCE_S`` is the deadline, in seconds."""
         text = get("RELIGHT_STORE_PATIENCE_S")
         try:
@@ -101,7 +101,7 @@ def surroundings() -> frozenset[tuple[str, str]]:
     return frozenset((name, value) for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_")))
 
 
-def clients_of(bucket: Bucket, patience: Patience) -> Clients:
+def clients_of(bucket: Bucket, patience: RetryTimes) -> Clients:
     """The clients for a bucket, made at first use. ``ConfigError`` without the library, ``StoreUnavailable`` behind a fork."""
     global _process
     with _lock:
@@ -119,7 +119,7 @@ def clients_of(bucket: Bucket, patience: Patience) -> Clients:
         return found
 
 
-def _open(bucket: Bucket, patience: Patience, tries: int) -> Any:
+def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
     try:
         stores = importlib.import_module("obstore.store")
     except ImportError as error:

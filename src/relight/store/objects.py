@@ -18,7 +18,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, R
 from relight.observe import emit
 from relight.store.again import retry, sleep
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
-from relight.store.object_client import Bucket, Clients, Patience, clients_of, is_behind_end, is_taken, translate
+from relight.store.object_client import Bucket, Clients, RetryTimes, clients_of, is_behind_end, is_taken, translate
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
@@ -53,9 +53,9 @@ class ObjectStore:
     shared = True
     needs_sync = False
 
-    def __init__(self, url: str, *, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, *, patience: RetryTimes | None = None) -> None:
         self._bucket = Bucket.from_url(url)
-        self._patience = patience or Patience.usual()
+        self._patience = patience or RetryTimes.usual()
         self.url = url.rstrip("/")
         self._pool: ThreadPool | None = None
         self._pool_lock = threading.Lock()
@@ -417,4 +417,4 @@ class _ObjectReader:
 
 
 def _again(kind: type[ObjectStore], url: str, patience: Sequence[Any]) -> ObjectStore:
-    return kind(url, patience=Patience(*patience))
+    return kind(url, patience=RetryTimes(*patience))

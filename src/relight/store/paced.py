@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from relight.store.around import Around, rewrites
+from relight.store.around import StoreWrapper, rewrites
 from relight.store.base import PAGE, ByteStore, Reader, Writer
 from relight.world.node_pace import NodePace
 
@@ -26,7 +26,7 @@ class Bound(Protocol):
         """Wait until the time of ``length`` bytes is over, which were moved at once just now."""
 
 
-class PacedStore(Around):
+class PacedStore(StoreWrapper):
     """``inner``, with a bound on what is written, and one on what is read; None for no bound."""
 
     def __init__(self, inner: ByteStore, writing: Bound | None, reading: Bound | None) -> None:

@@ -9,14 +9,14 @@ from relight.errors import CorruptCheckpoint
 from relight.format.names import is_record_key
 from relight.format.signed import apart, with_signature
 from relight.keys.signing import Ed25519Signer, HashSigner, Trust
-from relight.store.around import Around
+from relight.store.around import StoreWrapper
 from relight.store.base import ByteStore
 
 _ROOM = 512
 """What a signature takes at most."""
 
 
-class SignedStore(Around):
+class SignedStore(StoreWrapper):
     """``inner``, with records signed by ``signer``, if there is one, and believed by ``trust``: all, if that is None."""
 
     def __init__(self, inner: ByteStore, signer: Ed25519Signer | HashSigner | None, trust: Trust | None) -> None:

@@ -7,12 +7,12 @@ import re
 
 from relight.errors import ConfigError, shown
 from relight.format.names import STRIPE_FILE
-from relight.keys import Guard
+from relight.keys import StoreSecurity
 from relight.run_names import dir_of
 from relight.store.anchored import AnchoredStore
-from relight.store.around import Around
+from relight.store.around import StoreWrapper
 from relight.store.base import ByteStore
-from relight.store.blocks import Blocks, blocks_from_settings
+from relight.store.blocks import BlockCache, blocks_from_settings
 from relight.store.cached import CachedStore
 from relight.store.encrypted import EncryptedStore
 from relight.store.local import LocalStore
@@ -27,19 +27,19 @@ _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/([^/].*)\Z", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
-def open_bytes(url: str | os.PathLike[str], *, cache: Blocks | None = None, guard: Guard | None = None) -> ByteStore:
+def open_bytes(url: str | os.PathLike[str], *, cache: BlockCache | None = None, guard: StoreSecurity | None = None) -> ByteStore:
     """The store at ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``,
     ``gs://``, ``az://`` and a bucket), or, for reading, a web server. What is far away is read through ``cache``, or the one that
     ``RELIGHT_CACHE`` names. What is there is guarded as ``guard`` says, or the settings."""
     store = _open(path_text(url), cache)
-    guard = Guard.from_settings() if guard is None else guard
+    guard = StoreSecurity.from_settings() if guard is None else guard
     if guard.keys is not None:
         store = EncryptedStore(store, guard.keys)
     if guard.anchor:
         store = AnchoredStore(store, _open(guard.anchor, None), guard.trust)
     if guard.signer is not None or guard.trust is not None:
         store = SignedStore(store, guard.signer, guard.trust)
-    if isinstance(store, Around):
+    if isinstance(store, StoreWrapper):
         store.guard = guard
     return store
 
@@ -52,7 +52,7 @@ def path_text(url: object) -> str:
     return text
 
 
-def _open(text: str, cache: Blocks | None) -> ByteStore:
+def _open(text: str, cache: BlockCache | None) -> ByteStore:
     if not text or "\0" in text:
         raise ConfigError("an empty path, or one with a zero byte, is no store")
     if is_stripe(text):

@@ -11,7 +11,7 @@ from typing import NoReturn
 from relight.errors import ConfigError
 from relight.format.names import FOLDER_RECORDS, LOG_DIR, flat_record_file, folder_name, parse_record_folder, record_file
 from relight.store.base import Entry, Properties, Upload, Writer
-from relight.store.object_client import Patience
+from relight.store.object_client import RetryTimes
 from relight.store.objects import ObjectStore
 
 _AHEAD = 8
@@ -22,7 +22,7 @@ _SEQ_MAX = 1 << 31
 class WebStore(ObjectStore):
     """``https://host/path``: what a store's files are under, as they are. Every operation that would change it is refused."""
 
-    def __init__(self, url: str, *, patience: Patience | None = None) -> None:
+    def __init__(self, url: str, *, patience: RetryTimes | None = None) -> None:
         super().__init__(url, patience=patience)
         self._counts: dict[str, int] = {}
         """Records that were there at the last listing, by log."""

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from relight.pulse import LATE_AFTER, Beat
+from relight.pulse import LATE_AFTER, Heartbeat
 from relight.supervise.limits import GIVE_UP, SLACK_S, STOPPED
-from relight.supervise.procfs import Process
+from relight.supervise.procfs import ProcessSample
 
 UNKNOWN_S = 60.0
 """How long the first save may take; a first one that takes longer is doubted only if its writer is stopped."""
@@ -28,9 +28,9 @@ class AgentWatch:
     def __init__(self) -> None:
         self._took: deque[float] = deque(maxlen=32)
         self._saves: dict[int, int] = {}
-        self._still: tuple[int, float, Process] | None = None
+        self._still: tuple[int, float, ProcessSample] | None = None
 
-    def update(self, now: float, beats: Iterable[Beat], look: Callable[[int], Process]) -> Stuck | None:
+    def update(self, now: float, beats: Iterable[Heartbeat], look: Callable[[int], ProcessSample]) -> Stuck | None:
         """``look`` is asked only when a save is late."""
         late: tuple[float, int] | None = None
         limit = self.limit_s

@@ -9,7 +9,7 @@ import signal
 from collections.abc import Iterator
 
 from relight.pulse.page import NOT_YET
-from relight.supervise.facts import Clue, Facts, Failure, Worker
+from relight.supervise.facts import Clue, Failure, FailureEvidence, Worker
 
 _WORDS: tuple[tuple[str, str, int], ...] = (
     # what it says, what that is, how sure. The first that fits counts: the narrower stand first.
@@ -77,7 +77,7 @@ _ODD = re.compile(r"\bReplicasDiffer: \S+ on rank (\d{1,9}) is not what it is on
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?|'[^']{40,}'")
 
 
-def classify(facts: Facts) -> Failure:
+def classify(facts: FailureEvidence) -> Failure:
     """The failure that fits best. Always gives one."""
     clues = sorted(_clues(facts), key=lambda clue: -clue.weight)
     best = clues[0] if clues else Clue("unknown", 0, "nothing tells what happened")
@@ -115,7 +115,7 @@ def alike(words: str) -> str:
     return _NUMBERS.sub("#", " ".join(words.split()))[:300]
 
 
-def _clues(facts: Facts) -> Iterator[Clue]:
+def _clues(facts: FailureEvidence) -> Iterator[Clue]:
     if facts.asked_to_end:
         yield Clue("preemption", 100, facts.asked_to_end)
     elif facts.departure is not None:
@@ -177,7 +177,7 @@ def _last_words(tail: tuple[str, ...]) -> str:
     return (spoken or lines or [""])[-1]
 
 
-def _first(facts: Facts) -> int | None:
+def _first(facts: FailureEvidence) -> int | None:
     """Who ended first, of its own accord or by a signal that the supervisor did not send; or was about to, having said why."""
     gone = [worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)]
     # a rank that lost the connection to another has not failed first, whenever its end was noticed
@@ -185,7 +185,7 @@ def _first(facts: Facts) -> int | None:
     return min(causes, key=lambda worker: worker.died_at or math.inf).rank if causes else None
 
 
-def _killed(facts: Facts) -> int | None:
+def _killed(facts: FailureEvidence) -> int | None:
     return next((worker.rank for worker in facts.workers if worker.exit == -signal.SIGKILL and not worker.stopped), None)
 
 

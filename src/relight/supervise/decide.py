@@ -20,7 +20,7 @@ FENCED = "another attempt has taken this run over: it is in charge now"
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class SuperviseRules:
     """``[supervise]`` of relight.toml. Times in seconds."""
 
     failures: int = 10
@@ -66,7 +66,7 @@ class Past(NamedTuple):
     at: float
 
 
-def decide(failure: Failure, history: Sequence[Past], rules: Rules, now: float) -> Decision:
+def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now: float) -> Decision:
     """What to do. ``history``: of this job, oldest first. Same facts, same decision."""
     if failure.kind == "fenced":
         return Decision("stop", FENCED)
@@ -103,7 +103,7 @@ def decide(failure: Failure, history: Sequence[Past], rules: Rules, now: float) 
     return Decision("resume", say, delay, _kept(failure, history))
 
 
-def _roll_back(failure: Failure, history: Sequence[Past], rules: Rules) -> Decision:
+def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules) -> Decision:
     """Back to before what went wrong, and past the samples of the steps behind which it did."""
     onset = failure.onset if failure.onset is not None else failure.step + 1
     same = [one for one in history if one.decision.action == "roll back" and _onset(one.failure) <= onset <= _onset(one.failure) + _WINDOW]

@@ -43,7 +43,7 @@ _TOLD, _MEETING = "relight/told", "relight/meeting"
 GOES_ON = ("resume", "roll back", "smaller batch")
 
 
-class Agent(LocalElasticAgent):
+class SupervisedAgent(LocalElasticAgent):
     """``supervisor`` is asked at each look, and at each failure. ``grace_s``: how long ranks have to end when the job is asked to; 0: as
     long as in other cases, ``shutdown_timeout``."""
 
@@ -102,7 +102,7 @@ class Agent(LocalElasticAgent):
 
         with (
             mock.patch.object(local_elastic_agent, "start_processes", with_settings),
-            mock.patch.object(multiprocessing_api, "get_subprocess_handler", partial(_Handler, self._spares)),
+            mock.patch.object(multiprocessing_api, "get_subprocess_handler", partial(_WorkerHandler, self._spares)),
             mock.patch.object(multiprocessing_api, "_terminate_process_handler", partial(_on_signal, self._supervisor, torchruns)),
         ):
             pids: dict[int, Any] = super()._start_workers(worker_group)
@@ -212,7 +212,7 @@ def _on_signal(supervisor: Supervisor, torchruns: Callable[[int, Any], None], nu
     torchruns(number, frame)
 
 
-class _Handler(SubprocessHandler):
+class _WorkerHandler(SubprocessHandler):
     """torchrun's, with a process that was waiting if there is one."""
 
     def __init__(self, spares: Spares, *args: Any, **kwargs: Any) -> None:

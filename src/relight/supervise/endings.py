@@ -7,7 +7,7 @@ import time
 from typing import NamedTuple
 
 from relight.supervise.goodput import Goodput
-from relight.supervise.incidents import Book, Incident, cause_of, is_told
+from relight.supervise.incidents import Incident, IncidentLog, cause_of, is_told
 
 CLOCKS_S = 3600.0
 """How far nodes' clocks may be apart."""
@@ -15,7 +15,7 @@ UNSURE_S = 600.0
 """So long after a life somebody may write down what ended it: a store may not answer for a while."""
 
 
-class _Life(NamedTuple):
+class _Incarnation(NamedTuple):
     """One that is over. ``number``: what ``Goodput`` calls its end. Times in seconds since 1970; ``until``: when the next began."""
 
     number: int
@@ -34,9 +34,9 @@ class Endings:
     def __init__(self, group: str) -> None:
         self._group = group
         self._meeting = ""
-        self._last: _Life | None = None
+        self._last: _Incarnation | None = None
         """The last one, as long as there is no other."""
-        self._unsure: list[_Life] = []
+        self._unsure: list[_Incarnation] = []
         """Those before of which it is not known."""
 
     def begun(self, meeting: str = "") -> None:
@@ -48,9 +48,9 @@ class Endings:
 
     def ended(self, number: int, lasted_s: float) -> None:
         """A life of so many seconds has; ``number``: what ``Goodput`` calls its end."""
-        self._last = _Life(number, self._meeting, time.time() - lasted_s) if self._group else None
+        self._last = _Incarnation(number, self._meeting, time.time() - lasted_s) if self._group else None
 
-    def learn(self, goodput: Goodput, book: Book) -> None:
+    def learn(self, goodput: Goodput, book: IncidentLog) -> None:
         """Tell ``goodput`` what is known by now. Any thread, one at a time. Cost: what has been written since the first life that is not
         known of is read."""
         last = self._last

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 
 KINDS: dict[str, str] = {
     "user": "an error in the script or its settings, which would only repeat",
@@ -48,7 +48,7 @@ class Worker:
     """The exception that it wrote down, type and words; empty if there was none."""
     tail: tuple[str, ...] = ()
     """The last lines it printed."""
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     state: str = ""
     """What the kernel says of it: ``R``, ``S``, ``D``, ``T``, ``Z``."""
     stacks: str = ""
@@ -68,7 +68,7 @@ class Departure(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class FailureEvidence:
     """A life of a job that is over, or must be."""
 
     workers: tuple[Worker, ...]

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from relight.errors import ConfigError, RelightError
-from relight.foresee import Alarm, Foresight, Gauges, HostGauges, Rank, Shape, rss_bytes
+from relight.foresee import Alarm, FailurePredictor, Gauges, HostGauges, Rank, SampleShape, rss_bytes
 from relight.observe import emit
-from relight.pulse import Beat
+from relight.pulse import Heartbeat
 from relight.pulse.ease import SHARE_MAX
 from relight.supervise.load import Load
 
@@ -55,11 +55,11 @@ class Foreseen:
                 raise ConfigError(f"[supervise] {name} is a path, not {value!r}")
 
 
-Seen = Mapping[int, tuple[int, Beat]]
+Seen = Mapping[int, tuple[int, Heartbeat]]
 """Of each rank its process, and what it said last."""
 
 
-class Foreseeing:
+class PredictionThread:
     """Begins with the first step that ends: what a job's start looks like foretells nothing."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Foreseeing:
         self._settings, self._seen, self._act, self._gauges, self._host = settings, seen, act, gauges, host
         self._failures: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
         self._over = threading.Event()
-        self._steps: dict[int, Beat] = {}
+        self._steps: dict[int, Heartbeat] = {}
         self._step_s: dict[int, float] = {}
         self._thread = threading.Thread(target=self._run, name="relight-foresee", daemon=True)
         if settings.foresee:
@@ -96,7 +96,7 @@ class Foreseeing:
         beat = next(iter(seen.values()))[1]
         accelerators = len(self._gauges.read()) if self._gauges is not None else 0
         model = Path(self._settings.model) if self._settings.model else None
-        foresight = Foresight(model, shape=Shape(1, len(seen), accelerators))
+        foresight = FailurePredictor(model, shape=SampleShape(1, len(seen), accelerators))
         host = HostGauges((_place(beat.url),))
         try:
             self._watch(foresight, host)
@@ -110,7 +110,7 @@ class Foreseeing:
             except (OSError, RelightError) as error:
                 emit("foresee.unused", f"what was seen could not be written down: {error}", detector="recorder", why=str(error))
 
-    def _watch(self, foresight: Foresight, host: HostGauges) -> None:
+    def _watch(self, foresight: FailurePredictor, host: HostGauges) -> None:
         while not self._over.wait(EVERY_S):
             while not self._failures.empty():
                 foresight.failed(*self._failures.get())

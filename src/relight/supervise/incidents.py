@@ -20,7 +20,7 @@ from relight.errors import RelightError
 from relight.log.identity import now_text
 from relight.policy.going_back import once_back, sane
 from relight.store import ByteStore
-from relight.supervise.facts import Clue, Decision, Facts, Failure, Worker
+from relight.supervise.facts import Clue, Decision, Failure, FailureEvidence, Worker
 from relight.supervise.goodput import Account
 from relight.supervise.goodput import once_each as once_each_job
 from relight.supervise.taken_over import taken_over
@@ -31,7 +31,7 @@ _TAIL = 40
 _LOST = "network"
 
 
-class After(msgspec.Struct, frozen=True, omit_defaults=True):
+class RecoveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """How it went on."""
 
     id: str
@@ -65,7 +65,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     clues: list[dict[str, Any]]
     workers: list[dict[str, Any]]
     stacks: dict[str, str] = {}
-    after: After | None = None
+    after: RecoveryRecord | None = None
     group: str = ""
     """Where its nodes meet: the same for all supervisors of one job, and another if it is started a second time elsewhere."""
     meeting: str = ""
@@ -90,7 +90,7 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def incident_of(
-    facts: Facts, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "", meeting: str = ""
+    facts: FailureEvidence, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "", meeting: str = ""
 ) -> Incident:
     """What is to be written down."""
     return Incident(
@@ -119,7 +119,7 @@ def _worker(worker: Worker) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Book:
+class IncidentLog:
     """Where incidents are written: the run's store once it is known, a directory until then, and when the store is away."""
 
     def __init__(self, directory: Path) -> None:
@@ -156,7 +156,7 @@ class Book:
         """Whether somebody else has taken charge of the run since one of ``own`` did."""
         return bool(own) and self._store is not None and taken_over(self._store, self._run, own)
 
-    def write(self, one: Incident | After) -> None:
+    def write(self, one: Incident | RecoveryRecord) -> None:
         """Whatever is in the way: a job goes on without its diary."""
         self._put(f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json", one)
 
@@ -272,5 +272,5 @@ def _joined(names: list[str], read: Any) -> Iterator[Incident]:
             after = name.removesuffix(".json") + ".after.json"
             if after in names:
                 with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
-                    found = msgspec.structs.replace(found, after=from_json_bytes(read(after), After))
+                    found = msgspec.structs.replace(found, after=from_json_bytes(read(after), RecoveryRecord))
             yield found

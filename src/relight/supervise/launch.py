@@ -22,8 +22,8 @@ from relight.errors import ConfigError
 from relight.observe.masking import mask_arguments
 from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.departing import SERVE_S, Departing
-from relight.supervise.elastic_agent import Agent
-from relight.supervise.foreseeing import Foreseeing
+from relight.supervise.elastic_agent import SupervisedAgent
+from relight.supervise.foreseeing import PredictionThread
 from relight.supervise.job_secret import job_secret
 from relight.supervise.joining import LOST, EndedElsewhere, Joining
 from relight.supervise.load import Load
@@ -31,7 +31,7 @@ from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
 from relight.supervise.ports import OWN_STORE
 from relight.supervise.rendezvous import Forged, Meetings
-from relight.supervise.settings import Settings
+from relight.supervise.settings import RunSettings
 from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
 from relight.world.children import child_command, script_directory
@@ -44,7 +44,7 @@ JOIN_S = 600
 """torchrun's own ``join_timeout``: how long is waited for enough nodes, and for a rendezvous that was there."""
 
 
-class Ended(NamedTuple):
+class JobEnd(NamedTuple):
     """How a job ended: an exit code, and a sentence."""
 
     code: int
@@ -110,7 +110,7 @@ def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
     return at
 
 
-def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> Ended:
+def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) -> JobEnd:
     """Run the job to its end. Takes over the signals that torchrun takes over; from the main thread."""
     _usual_rendezvous(options)
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
@@ -130,7 +130,7 @@ def launch(options: argparse.Namespace, settings: Settings, incidents: Path) -> 
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
     gauges = find_nvml() if settings.foreseen.foresee else None
     load = Load(settings.foreseen.pause, supervisor.ease, gauges if settings.foreseen.lower_power else None)
-    foreseeing = Foreseeing(
+    foreseeing = PredictionThread(
         settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname(),
         load,
     )  # fmt: skip
@@ -166,7 +166,7 @@ def _usual_rendezvous(options: argparse.Namespace) -> None:
 
 def _run(
     config: LaunchConfig, command: str, arguments: list[str], supervisor: Supervisor, spares: Spares, grace_s: float, secret: bytes
-) -> Ended:
+) -> JobEnd:
     config.run_id = config.run_id or str(uuid.uuid4())
     handled = [name for name in config.signals_to_handle.split(",") if not (name.strip() == "SIGHUP" and _is_ignored("SIGHUP"))]  # nohup
     os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(handled)
@@ -180,10 +180,10 @@ def _run(
         meeting = Meetings(parameters, secret)
         joining = Joining(meeting.handler, patience_s, meeting.seen)
     except Forged as error:
-        return Ended(1, f"stopped: {error}", supervisor.where)
+        return JobEnd(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
-        return Ended(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
+        return JobEnd(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
         rdzv_handler=joining, max_restarts=config.max_restarts,
@@ -193,7 +193,7 @@ def _run(
         virtual_local_rank=config.virtual_local_rank,
     )  # fmt: skip
     departing = Departing(config.min_nodes)
-    agent = Agent(
+    agent = SupervisedAgent(
         spec=spec, logs_specs=config.logs_specs, start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template, shutdown_timeout=config.shutdown_timeout, grace_s=grace_s,
         supervisor=supervisor, spares=spares, joining=joining, departing=departing,
@@ -203,32 +203,32 @@ def _run(
         result = agent.run()
         events.record(agent.get_event_succeeded(), config.event_log_handler)
         if result is None:
-            return Ended(1, "stopped: the other nodes have ended the job without this one", supervisor.where)
+            return JobEnd(1, "stopped: the other nodes have ended the job without this one", supervisor.where)
         if not result.is_failed():
-            return Ended(0, "finished")
+            return JobEnd(0, "finished")
         decision = supervisor.decision
         if decision is not None and decision.action == "end":
             return _run_requested(supervisor, decision.reason)
         if decision is not None and decision.action == "leave":
             closes = False  # others may go on, and another machine may come in this one's place
-            return Ended(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
-        return Ended(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
+            return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
+        return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
     except RendezvousClosedError:
-        return Ended(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
+        return JobEnd(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
     except EndedElsewhere as error:
         closes = False  # it is gone
-        return Ended(1, f"stopped: another node has ended the job: {error}", supervisor.where)
+        return JobEnd(1, f"stopped: another node has ended the job: {error}", supervisor.where)
     except RendezvousTimeoutError:
         supervisor.gave_up("stop", why := f"fewer than {config.min_nodes} nodes came in time")
-        return Ended(1, f"stopped: {why}", supervisor.where)
+        return JobEnd(1, f"stopped: {why}", supervisor.where)
     except Forged as error:
         closes = False  # the nodes of the job may be there, and wait
         supervisor.gave_up("leave", str(error))
-        return Ended(1, f"stopped: {error}", supervisor.where)
+        return JobEnd(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
         supervisor.gave_up("leave", f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
-        return Ended(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
+        return JobEnd(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again
         supervisor.ended(signalled.sigval.name)
@@ -246,12 +246,12 @@ def _is_ignored(name: str) -> bool:
     return name in signal.Signals.__members__ and signal.getsignal(signal.Signals[name]) is signal.SIG_IGN
 
 
-def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> Ended:
+def _run_requested(supervisor: Supervisor, why: str, others: str = "") -> JobEnd:
     if supervisor.drains:
-        return Ended(LEFT, f"this machine has left the job: {why}", supervisor.where)
+        return JobEnd(LEFT, f"this machine has left the job: {why}", supervisor.where)
     if supervisor.saved():
-        return Ended(SAVED, f"ended as it was asked to: {why}; the last step is stored{others}")
-    return Ended(UNSAVED, f"ended as it was asked to: {why}; the last step is not stored, the checkpoint before it stands")
+        return JobEnd(SAVED, f"ended as it was asked to: {why}; the last step is stored{others}")
+    return JobEnd(UNSAVED, f"ended as it was asked to: {why}; the last step is not stored, the checkpoint before it stands")
 
 
 def _static(parameters: RendezvousParameters) -> tuple[str | None, int | None]:

@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.pulse import LATE_AFTER, Beat
+from relight.pulse import LATE_AFTER, Heartbeat
 
 LOOK_S = 2.0
 """Between the two looks that tell slow from stuck."""
@@ -24,7 +24,7 @@ STOPPED = ("T", "t", "Z", "X")
 
 
 @dataclass(frozen=True, slots=True)
-class Patience:
+class HangTimeouts:
     """``[supervise]`` of relight.toml: how long is waited for what nothing is known of yet, in seconds."""
 
     start_s: float = 900.0
@@ -39,10 +39,10 @@ class Patience:
                 raise ConfigError(f"[supervise] {name} is a number of seconds, at most 30 days, not {value!r}")
 
 
-class Usual:
+class LearnedDurations:
     """What this job's steps and phases have taken; kept from one life to the next."""
 
-    def __init__(self, patience: Patience) -> None:
+    def __init__(self, patience: HangTimeouts) -> None:
         self._patience = patience
         self._steps: deque[float] = deque(maxlen=64)
         self._firsts: deque[float] = deque(maxlen=8)
@@ -54,7 +54,7 @@ class Usual:
         """The usual step; None as long as there were not three."""
         return median(self._steps) if len(self._steps) >= 3 else None
 
-    def learn(self, before: Beat | None, beat: Beat) -> None:
+    def learn(self, before: Heartbeat | None, beat: Heartbeat) -> None:
         """From two sights of one rank."""
         if before is None or before.pid != beat.pid:
             return
@@ -72,7 +72,7 @@ class Usual:
         if beat.phase != before.phase and before.phase != "training" and beat.since > before.since:
             self._phases.setdefault(before.phase, deque(maxlen=8)).append(beat.since - before.since)
 
-    def late_after(self, beat: Beat) -> float:
+    def late_after(self, beat: Heartbeat) -> float:
         """So many seconds after ``beat.since`` it is late; the second look comes ``LOOK_S`` later."""
         if beat.phase == "training":
             usual = self.step_s if beat.steps else None
@@ -86,10 +86,10 @@ class Usual:
         return LATE_AFTER * expected + SLACK_S - LOOK_S if expected else self._patience.phase_s
 
 
-class Sight(NamedTuple):
+class RankObservation(NamedTuple):
     """One rank, as it was seen at a moment."""
 
-    beat: Beat | None
+    beat: Heartbeat | None
     state: str = ""
     cpu_s: float = 0.0
     """Of all its threads, since it began."""
@@ -97,7 +97,7 @@ class Sight(NamedTuple):
     """Read and written, since it began."""
 
 
-class Verdict(NamedTuple):
+class HangVerdict(NamedTuple):
     """What is to be done now, and why: ``""`` nothing, ``"look"`` take all ranks' stacks, ``"hang"`` end it."""
 
     what: str = ""
@@ -106,55 +106,57 @@ class Verdict(NamedTuple):
     """Who is taken to be the cause."""
 
 
-class Watch:
+class JobWatch:
     """One life of a job. Told what is seen at each look; asks for stacks, and says when it hangs."""
 
-    def __init__(self, usual: Usual, began: float) -> None:
+    def __init__(self, usual: LearnedDurations, began: float) -> None:
         self._usual, self._began = usual, began
-        self._seen: dict[int, Beat] = {}
-        self._first: tuple[float, dict[int, Sight], dict[int, str]] | None = None
+        self._seen: dict[int, Heartbeat] = {}
+        self._first: tuple[float, dict[int, RankObservation], dict[int, str]] | None = None
         self._asked = False
         self._factor: dict[int, float] = {}
 
-    def update(self, now: float, sights: Mapping[int, Sight]) -> Verdict:
+    def update(self, now: float, sights: Mapping[int, RankObservation]) -> HangVerdict:
         """Every rank. Cheap: to be called some times a second."""
         for rank, sight in sights.items():
             self._learn(rank, sight)
         late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
         if not late:
             self._first, self._asked = None, False
-            return Verdict()
+            return HangVerdict()
         between = LOOK_S if all(sights[rank].beat is not None for rank in late) else SILENT_LOOK_S
         if not self._asked and (self._first is None or now - self._first[0] >= between):
             self._asked = True
-            return Verdict("look", self._reason(late, sights, now), tuple(sorted(late)))
-        return Verdict()
+            return HangVerdict("look", self._reason(late, sights, now), tuple(sorted(late)))
+        return HangVerdict()
 
-    def looked(self, now: float, sights: Mapping[int, Sight], stacks: Mapping[int, str], behind: Mapping[int, Sight]) -> Verdict:
+    def looked(
+        self, now: float, sights: Mapping[int, RankObservation], stacks: Mapping[int, str], behind: Mapping[int, RankObservation]
+    ) -> HangVerdict:
         """The stacks that were asked for, a text a rank; empty of those that gave none. ``sights`` are of before they were written down, as
         that takes a process time and writes bytes, ``behind`` of after it."""
         self._asked = False
         late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
         if not late:
             self._first = None
-            return Verdict()
+            return HangVerdict()
         if self._first is None:
             self._first = (now, dict(behind), dict(stacks))
-            return Verdict()
+            return HangVerdict()
         then, before, earlier = self._first
         self._first = None
         stuck = [rank for rank in sorted(late) if _stands(sights[rank], before.get(rank), now - then, stacks.get(rank), earlier.get(rank))]
         overdue = [rank for rank in sorted(late) if self._overdue(rank, sights[rank], now)]
         if any(_may_wait_for(sights[rank], other) for rank in late for other in _others(sights, late)):
-            return Verdict()
+            return HangVerdict()
         if len(stuck) == len(late) or overdue:
             causes = _causes(stuck if len(stuck) == len(late) else overdue, sights, stacks)
-            return Verdict("hang", self._reason(set(causes), sights, now), tuple(causes))
+            return HangVerdict("hang", self._reason(set(causes), sights, now), tuple(causes))
         for rank in late:  # it moves: slow, not stuck
             self._factor[rank] = 2 * self._factor.get(rank, 1.0)
-        return Verdict()
+        return HangVerdict()
 
-    def _learn(self, rank: int, sight: Sight) -> None:
+    def _learn(self, rank: int, sight: RankObservation) -> None:
         if sight.beat is None:
             return
         before = self._seen.get(rank)
@@ -163,22 +165,22 @@ class Watch:
         self._usual.learn(before, sight.beat)
         self._seen[rank] = sight.beat
 
-    def _limit(self, rank: int, sight: Sight) -> tuple[float, float]:
+    def _limit(self, rank: int, sight: RankObservation) -> tuple[float, float]:
         """Since when, and how long."""
-        beat = sight.beat or Beat(phase="starting", since=self._began)
+        beat = sight.beat or Heartbeat(phase="starting", since=self._began)
         return beat.since, self._usual.late_after(beat)
 
-    def _is_late(self, rank: int, sight: Sight, now: float) -> bool:
+    def _is_late(self, rank: int, sight: RankObservation, now: float) -> bool:
         since, limit = self._limit(rank, sight)
         if sight.state in STOPPED:  # whatever it was at, it gets nowhere
             limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + SLACK_S - LOOK_S)
         return now - since > limit * self._factor.get(rank, 1.0)
 
-    def _overdue(self, rank: int, sight: Sight, now: float) -> bool:
+    def _overdue(self, rank: int, sight: RankObservation, now: float) -> bool:
         since, limit = self._limit(rank, sight)
         return sight.beat is not None and now - since > GIVE_UP * limit
 
-    def _reason(self, ranks: set[int], sights: Mapping[int, Sight], now: float) -> str:
+    def _reason(self, ranks: set[int], sights: Mapping[int, RankObservation], now: float) -> str:
         words = []
         for rank in sorted(ranks)[:4]:
             sight = sights[rank]
@@ -192,16 +194,16 @@ class Watch:
         return "no progress: " + ", ".join(words) + more + (f"; a step usually takes {usual:.3g} s" if usual is not None else "")
 
 
-def _others(sights: Mapping[int, Sight], late: set[int]) -> list[Sight]:
+def _others(sights: Mapping[int, RankObservation], late: set[int]) -> list[RankObservation]:
     return [sight for rank, sight in sights.items() if rank not in late]
 
 
-def _may_wait_for(late: Sight, other: Sight) -> bool:
+def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:
     """Whether a rank that is late may only be waiting for one that is not: that one is not a step ahead."""
     return (other.beat.step if other.beat is not None else -1) <= (late.beat.step if late.beat is not None else -1)
 
 
-def _stands(sight: Sight, before: Sight | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
+def _stands(sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
     """Whether a rank did nothing between two looks."""
     if sight.state in STOPPED:
         return True
@@ -211,7 +213,7 @@ def _stands(sight: Sight, before: Sight | None, seconds: float, stacks: str | No
     return idle and stacks == earlier
 
 
-def _causes(ranks: list[int], sights: Mapping[int, Sight], stacks: Mapping[int, str]) -> list[int]:
+def _causes(ranks: list[int], sights: Mapping[int, RankObservation], stacks: Mapping[int, str]) -> list[int]:
     """Those that hold the others up: stopped ones, or those that are furthest behind, and of these the ones that wait for no other rank."""
     stopped = [rank for rank in ranks if sights[rank].state in STOPPED]
     if stopped:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from relight.foresee import Alarm
-from relight.foresee.sample import Sample
+from relight.foresee.sample import NodeSample
 from relight.observe import emit
 
 HEAT, PRESSURE = "heat", "pressure"
@@ -62,7 +62,7 @@ class Load:
         self._useless: dict[str, float] = {}
         """By kind, when load was last reduced in vain."""
 
-    def reduce(self, alarm: Alarm, sample: Sample) -> bool:
+    def reduce(self, alarm: Alarm, sample: NodeSample) -> bool:
         """Reduce the load. Return whether anything was done: only then may the alarm count as acted on."""
         now = self._clock()
         if self._now is not None:
@@ -82,7 +82,7 @@ class Load:
         emit("run.load", text, kind=alarm.kind, action="reduced", reading_before=_known(self._now.before), reading_after=None)
         return True
 
-    def update(self, sample: Sample) -> None:
+    def update(self, sample: NodeSample) -> None:
         """Take each second's reading. Restore the load once it has stayed low, or has not fallen in time."""
         if self._now is None:
             return
@@ -114,7 +114,7 @@ class Load:
         emit("run.load", text, kind=was.kind, action="restored", reading_before=_known(was.before), reading_after=_known(value))
 
 
-def reading_of(kind: str, sample: Sample) -> float:
+def reading_of(kind: str, sample: NodeSample) -> float:
     """Return what load can lower: the hottest accelerator's temperature in °C, or the share of time in per cent that processes waited."""
     host = sample.host
     values = [one.temperature_c for one in sample.accelerators] if kind == HEAT else [host.psi_cpu_some, host.psi_io_full]

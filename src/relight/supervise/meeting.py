@@ -15,7 +15,7 @@ _POLL_S = 0.01
 _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-class Seat(NamedTuple):
+class NodeAddress(NamedTuple):
     """Who one is, of how many, and where they meet. ``holds``: whether this one is the server there."""
 
     host: str
@@ -25,13 +25,13 @@ class Seat(NamedTuple):
     holds: bool
 
 
-def seat_of(meet: str, node: str) -> Seat:
+def seat_of(meet: str, node: str) -> NodeAddress:
     """As given: ``HOST:PORT`` and ``I/N``; else as torchrun and ``relight run`` have set it. ``ConfigError`` if neither says."""
     given = os.environ
     if not meet and not node:
         try:
             rank, count, port = int(given["RANK"]), int(given["WORLD_SIZE"]), int(given["MASTER_PORT"])
-            return _checked(Seat(given["MASTER_ADDR"], port, rank, count, rank == 0 and given.get(_AGENT) != "True"))
+            return _checked(NodeAddress(given["MASTER_ADDR"], port, rank, count, rank == 0 and given.get(_AGENT) != "True"))
         except (KeyError, ValueError):
             hint = "on each node: --meet FIRST-NODE:29400 --node I/N, I from 0 on; or under torchrun or relight run"
             raise ConfigError("nothing says where the nodes meet", where="--nodes", hint=hint) from None
@@ -40,10 +40,10 @@ def seat_of(meet: str, node: str) -> Seat:
     if not host or not all(one.isdecimal() and len(one) < 7 for one in (port_text, rank_text, count_text)):
         what = f"--meet is HOST:PORT and --node is I/N, not {meet[:80]!r} and {node[:80]!r}"
         raise ConfigError(what, hint="--meet node-0:29400 --node 0/2")
-    return _checked(Seat(host.strip("[]"), int(port_text), int(rank_text), int(count_text), int(rank_text) == 0))
+    return _checked(NodeAddress(host.strip("[]"), int(port_text), int(rank_text), int(count_text), int(rank_text) == 0))
 
 
-def _checked(seat: Seat) -> Seat:
+def _checked(seat: NodeAddress) -> NodeAddress:
     if not (0 <= seat.rank < seat.nodes <= 1 << 16 and 0 < seat.port < 1 << 16):
         raise ConfigError(f"node {seat.rank} of {seat.nodes} at port {seat.port} cannot be", hint="nodes are counted from 0 on: --node 0/2")
     return seat
@@ -52,7 +52,7 @@ def _checked(seat: Seat) -> Seat:
 class Meeting:
     """One of them. No call takes much longer than ``within_s``."""
 
-    def __init__(self, seat: Seat, within_s: float) -> None:
+    def __init__(self, seat: NodeAddress, within_s: float) -> None:
         """``StoreUnavailable`` if the first one is not there within that time, or its port is taken."""
         from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 

@@ -28,7 +28,7 @@ _ABSENT = (404, 410)
 """Statuses that mean "no notice": the clouds' servers and most others have the address only once there is one."""
 
 
-class Source(NamedTuple):
+class NoticeEndpoint(NamedTuple):
     """An address, and what it takes to ask there. ``token_url``: where a 401 is answered by a session token (IMDSv2)."""
 
     url: str
@@ -37,11 +37,11 @@ class Source(NamedTuple):
 
 
 CLOUDS = {
-    "aws": Source(
+    "aws": NoticeEndpoint(
         "http://169.254.169.254/latest/meta-data/spot/instance-action", {}, "http://169.254.169.254/latest/api/token"
     ),
-    "gcp": Source("http://metadata.google.internal/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}),
-    "azure": Source("http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}),
+    "gcp": NoticeEndpoint("http://metadata.google.internal/computeMetadata/v1/instance/preempted", {"Metadata-Flavor": "Google"}),
+    "azure": NoticeEndpoint("http://169.254.169.254/metadata/scheduledevents?api-version=2020-07-01", {"Metadata": "true"}),
 }  # fmt: skip
 _QUIET = ("", "none", "false", "no", "0", "null", "{}", "[]")
 _TAKEN = ("preempt", "terminate")
@@ -56,13 +56,13 @@ class NoNotice(ValueError):
     """An answer that is neither a notice nor the absence of one."""
 
 
-def sources_of(told: Sequence[str]) -> list[Source]:
+def sources_of(told: Sequence[str]) -> list[NoticeEndpoint]:
     """Names of clouds, or addresses. ``ConfigError`` for anything else."""
     found = []
     for one in told:
         if one not in CLOUDS and not one.startswith(("http://", "https://")):
             raise ConfigError(f"[supervise] notices has {one!r}", hint=f"an address (http://…), or one of {', '.join(CLOUDS)}")
-        found.append(CLOUDS.get(one) or Source(one, {}))
+        found.append(CLOUDS.get(one) or NoticeEndpoint(one, {}))
     return found
 
 
@@ -127,7 +127,7 @@ class Notices:
                     self.heard = f"{source.url.split('/')[2]} announces: {announced}"
                     return
 
-    def _body(self, source: Source) -> str:
+    def _body(self, source: NoticeEndpoint) -> str:
         try:
             return self._get(source)
         except urllib.error.HTTPError as error:
@@ -146,7 +146,7 @@ class Notices:
                 return ""
             raise
 
-    def _get(self, source: Source) -> str:
+    def _get(self, source: NoticeEndpoint) -> str:
         headers = dict(source.headers)
         if source.url in self._tokens:
             headers["X-aws-ec2-metadata-token"] = self._tokens[source.url]
@@ -154,7 +154,7 @@ class Notices:
         with self._opener.open(get, timeout=_TIMEOUT_S) as answer:
             return str(answer.read(_BYTES_MAX).decode(errors="replace"))
 
-    def _unheard(self, source: Source, why: str) -> None:
+    def _unheard(self, source: NoticeEndpoint, why: str) -> None:
         count, reported = self._failed.get(source.url, (0, ""))
         if count + 1 >= _TRIES and why != reported:
             say = f"notices cannot be received from {source.url}: {why}; if the machine is taken away, this job is not warned by it"
@@ -162,7 +162,7 @@ class Notices:
             reported = why
         self._failed[source.url] = count + 1, reported
 
-    def _answered(self, source: Source) -> None:
+    def _answered(self, source: NoticeEndpoint) -> None:
         _, reported = self._failed.pop(source.url, (0, ""))
         if reported:
             emit("run.notices", f"{source.url} answers again: notices are received from it", url=source.url, why="")

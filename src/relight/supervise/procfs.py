@@ -10,7 +10,7 @@ from typing import NamedTuple
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Process(NamedTuple):
+class ProcessSample(NamedTuple):
     """One, at a moment."""
 
     state: str = ""
@@ -20,19 +20,19 @@ class Process(NamedTuple):
     """Read and written by calls, since it began."""
 
 
-def sample_process(pid: int) -> Process:
+def sample_process(pid: int) -> ProcessSample:
     """Costs two small reads."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
-        return Process()
+        return ProcessSample()
     moved = 0
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/io").read_text(encoding="ascii").splitlines():
             name, _, value = line.partition(":")
             if name in ("rchar", "wchar"):
                 moved += int(value)
-    return Process(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)
+    return ProcessSample(fields[0], (int(fields[11]) + int(fields[12])) / _TICKS, moved)
 
 
 def began_at(pid: int) -> float | None:

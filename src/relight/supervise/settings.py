@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
 from relight.settings.file import checked
-from relight.supervise.decide import Rules
+from relight.supervise.decide import SuperviseRules
 from relight.supervise.foreseeing import Foreseen
-from relight.supervise.limits import Patience
+from relight.supervise.limits import HangTimeouts
 from relight.supervise.notices import sources_of
 
 
@@ -52,28 +52,28 @@ class Announced:
         object.__setattr__(self, "notices", tuple(told))
 
 
-class Settings(NamedTuple):
+class RunSettings(NamedTuple):
     """All of it."""
 
-    rules: Rules = Rules()
-    patience: Patience = Patience()
+    rules: SuperviseRules = SuperviseRules()
+    patience: HangTimeouts = HangTimeouts()
     start: Start = Start()
     announced: Announced = Announced()
     foreseen: Foreseen = Foreseen()
 
 
-def read_settings(path: Path | None) -> Settings:
+def read_settings(path: Path | None) -> RunSettings:
     """As variables and the file say; as usual, if neither does. ``ConfigError`` for what is no setting, with its line or variable."""
     return checked("supervise", settings_of, path)[0]
 
 
-def settings_of(table: dict[str, Any], where: str) -> Settings:
+def settings_of(table: dict[str, Any], where: str) -> RunSettings:
     """The table ``[supervise]`` as settings."""
-    known = {one.name for kind in (Rules, Patience, Start, Announced, Foreseen) for one in fields(kind)}
+    known = {one.name for kind in (SuperviseRules, HangTimeouts, Start, Announced, Foreseen) for one in fields(kind)}
     unknown = sorted(set(table) - known)
     if unknown:
         raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=where, hint=f"it has {', '.join(sorted(known))}")
-    return Settings(_of(Rules, table), _of(Patience, table), _of(Start, table), _of(Announced, table), _of(Foreseen, table))
+    return RunSettings(_of(SuperviseRules, table), _of(HangTimeouts, table), _of(Start, table), _of(Announced, table), _of(Foreseen, table))
 
 
 def _of(kind: type[Any], table: dict[str, Any]) -> Any:

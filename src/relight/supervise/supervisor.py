@@ -27,13 +27,13 @@ from relight.pulse import (
     FORESEEN,
     HANDING_OVER,
     LATE_AFTER,
-    Beat,
-    Warned,
+    Heartbeat,
+    RiskWarning,
     lost_of,
-    make_will,
+    make_rank_state,
+    rank_state_path,
     read_beat,
     risk_path,
-    will_of,
     write_request,
     write_risk,
 )
@@ -44,16 +44,16 @@ from relight.store import open_bytes
 from relight.supervise import own_memory, stacks
 from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
-from relight.supervise.decide import FENCED, Past, Rules, decide
+from relight.supervise.decide import FENCED, Past, SuperviseRules, decide
 from relight.supervise.endings import CLOCKS_S, Endings
-from relight.supervise.facts import Decision, Departure, Facts, Failure, Worker
+from relight.supervise.facts import Decision, Departure, Failure, FailureEvidence, Worker
 from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
-from relight.supervise.incidents import After, Book, Incident, incident_of, once_each, read_incidents
-from relight.supervise.limits import Patience, Sight, Usual, Verdict, Watch
+from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord, incident_of, once_each, read_incidents
+from relight.supervise.limits import HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
 from relight.supervise.notices import Notices
 from relight.supervise.own_memory import make_directory, sweep_memory
-from relight.supervise.procfs import Process, busy_s, catches, command_of, kernel_lines, oom_kills, sample_process
+from relight.supervise.procfs import ProcessSample, busy_s, catches, command_of, kernel_lines, oom_kills, sample_process
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
 
@@ -80,7 +80,7 @@ class Supervisor:
     """Of the ranks of one node. Used from one thread."""
 
     def __init__(
-        self, rules: Rules, patience: Patience, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic,
+        self, rules: SuperviseRules, patience: HangTimeouts, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic,
         notices: Notices | None = None, group: str = "",
     ) -> None:  # fmt: skip
         """``fallback``: where incidents are written while the run's store is not known. ``group``: where the job's nodes meet."""
@@ -92,16 +92,16 @@ class Supervisor:
         self._requests: Requests | None = None
         self._often = (-math.inf, -math.inf)
         """When saves that are made more often began last, and until when they are."""
-        self._rules, self._usual, self._job, self._clock = rules, Usual(patience), job, clock
+        self._rules, self._usual, self._job, self._clock = rules, LearnedDurations(patience), job, clock
         sweep_memory(top := own_memory.memory())
         self._directory, self._held = make_directory(top)
-        self._book = Book(fallback)
+        self._book = IncidentLog(fallback)
         self._known = False
         self._past: list[Past] = []
         self._life = 0
         self._pids: dict[int, int] = {}
-        self._watch: Watch | None = None
-        self._sights: dict[int, Sight] = {}
+        self._watch: JobWatch | None = None
+        self._sights: dict[int, RankObservation] = {}
         self._stacks: dict[int, str] = {}
         self._oom = oom_kills()
         self._began = clock()
@@ -159,11 +159,11 @@ class Supervisor:
             make_page(self._page(rank))
             write_request(self._page(rank), "")
             for ahead in (False, True):
-                make_will(will_of(self._page(rank), rank, ahead))
+                make_rank_state(rank_state_path(self._page(rank), rank, ahead))
             self._stack_file(rank).unlink(missing_ok=True)
             pages = {PULSE: str(self._page(rank)), stacks.SETTING: str(self._stack_file(rank))}
             told[rank] = {**pages, SPIKES: f"{self._rules.spikes:g}", **settings}
-        self._watch = Watch(self._usual, self._began)
+        self._watch = JobWatch(self._usual, self._began)
         return told
 
     def started(self, pids: Mapping[int, int]) -> None:
@@ -208,13 +208,15 @@ class Supervisor:
             replace(
                 worker,
                 beat=beats.get(worker.rank),
-                state=worker.state or self._sights.get(worker.rank, Sight(None)).state,
+                state=worker.state or self._sights.get(worker.rank, RankObservation(None)).state,
                 stacks=self._stacks.get(worker.rank, "") if hung else "",
             )
             for worker in workers
         )
         kills = oom_kills()
-        facts = Facts(seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full(), departure)
+        facts = FailureEvidence(
+            seen, hung, asked_to_end, max(0, kills - self._oom), (*self._kernel(), *self.devices()), self._full(), departure
+        )
         self._oom = kills
         failure = classify(facts)
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
@@ -257,7 +259,7 @@ class Supervisor:
         step = max((beat.step for beat in self.beats().values()), default=-1)
         self.decision = Decision(action, why)
         incident = incident_of(
-            Facts(()), Failure("network", why, None, step, 0, why), self.decision, job=self._job, host=socket.gethostname(),
+            FailureEvidence(()), Failure("network", why, None, step, 0, why), self.decision, job=self._job, host=socket.gethostname(),
             life=self._life, group=self._group, meeting=f"{self._meeting} ended" if self._meeting else "",
         )  # fmt: skip
         self._book.write(incident)
@@ -323,7 +325,7 @@ class Supervisor:
         """
         self.save_now(f"{FORESEEN}{alarm.why}"[:_REASON_MAX], named=True)
         with contextlib.suppress(OSError):
-            write_risk(self._page(0), Warned(self._clock(), alarm.likely, HORIZON_S, alarm.why))
+            write_risk(self._page(0), RiskWarning(self._clock(), alarm.likely, HORIZON_S, alarm.why))
         if alarm.action == "save more often":
             self._often = (self._clock(), self._clock() + OFTEN_FOR_S)
         elif alarm.action == "drain node" and drain:
@@ -331,7 +333,7 @@ class Supervisor:
             return True
         return False
 
-    def seen(self) -> dict[int, tuple[int, Beat]]:
+    def seen(self) -> dict[int, tuple[int, Heartbeat]]:
         """Of each rank its process, and what it said last. Any thread."""
         pids = self._pids
         return {rank: (pids[rank], beat) for rank, beat in self.beats().items() if rank in pids}
@@ -351,7 +353,7 @@ class Supervisor:
         """Where incidents are written."""
         return self._book.where
 
-    def beats(self) -> dict[int, Beat]:
+    def beats(self) -> dict[int, Heartbeat]:
         """What each rank said last."""
         found = {rank: read_beat(self._page(rank)) for rank in self._pids}
         return {rank: beat for rank, beat in found.items() if beat is not None}
@@ -411,7 +413,7 @@ class Supervisor:
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
 
-    def _poll_stragglers(self, sights: Mapping[int, Sight]) -> None:
+    def _poll_stragglers(self, sights: Mapping[int, RankObservation]) -> None:
         now = self._clock()
         if now - self._measured < STRAGGLERS_EVERY_S or any(sight.beat is None or not sight.beat.steps for sight in sights.values()):
             return
@@ -440,7 +442,7 @@ class Supervisor:
                     os.kill(pid, signal.SIGUSR1)
                 return
 
-    def _poll_agent(self, sights: Mapping[int, Sight]) -> None:
+    def _poll_agent(self, sights: Mapping[int, RankObservation]) -> None:
         """One that has stopped is ended: ranks that wait for it then write their saves themselves, and the next save has a new one."""
         stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
         if stuck is not None:
@@ -448,9 +450,9 @@ class Supervisor:
             with contextlib.suppress(OSError):
                 os.kill(stuck.pid, signal.SIGKILL)
 
-    def _reckon(self, sights: Mapping[int, Sight]) -> None:
+    def _reckon(self, sights: Mapping[int, RankObservation]) -> None:
         """Where the time since the last look went."""
-        beats = [sight.beat or Beat(phase="starting") for sight in sights.values()]
+        beats = [sight.beat or Heartbeat(phase="starting") for sight in sights.values()]
         if not beats:
             return
         now, elsewhere = self._clock(), [beat.phase for beat in beats if beat.phase not in (TRAINING, HANDING_OVER)]
@@ -479,16 +481,16 @@ class Supervisor:
     def _stack_file(self, rank: int) -> Path:
         return self._directory / f"stacks-{rank}"
 
-    def _observe_ranks(self) -> dict[int, Sight]:
+    def _observe_ranks(self) -> dict[int, RankObservation]:
         found = {}
         for rank, pid in self._pids.items():
             process = sample_process(pid)
-            beat = read_beat(self._page(rank)) or self._sights.get(rank, Sight(None)).beat
-            found[rank] = Sight(beat, process.state, process.cpu_s, process.moved_bytes)
+            beat = read_beat(self._page(rank)) or self._sights.get(rank, RankObservation(None)).beat
+            found[rank] = RankObservation(beat, process.state, process.cpu_s, process.moved_bytes)
         self._sights = found
         return found
 
-    def _take_stacks(self) -> Verdict:
+    def _take_stacks(self) -> HangVerdict:
         assert self._watch is not None
         now, before = self._clock(), self._observe_ranks()
         self._stacks = stacks.take(self._pids, {rank: self._stack_file(rank) for rank in self._pids})
@@ -541,7 +543,7 @@ class Supervisor:
             "all": stepped - marks["died"],
         }
         lost = max(0, incident.step - max(restored, -1)) if restored != NOT_YET else 0
-        after = After(incident.id, restored, lost, {name: round(max(0.0, value), 4) for name, value in seconds.items()})
+        after = RecoveryRecord(incident.id, restored, lost, {name: round(max(0.0, value), 4) for name, value in seconds.items()})
         self._book.write(after)
         emit(
             "run.recovered",
@@ -564,6 +566,6 @@ class Supervisor:
         return tuple(full)
 
 
-def _agent_at(pid: int) -> Process:
+def _agent_at(pid: int) -> ProcessSample:
     """The agent with that number; as if nobody were there if another process has it by now."""
-    return sample_process(pid) if _AGENT in command_of(pid) else Process()
+    return sample_process(pid) if _AGENT in command_of(pid) else ProcessSample()

@@ -7,13 +7,13 @@ from collections.abc import Collection
 
 from relight.errors import RelightError
 from relight.format.records import FenceBody
-from relight.log import Log, View
+from relight.log import Log, LogView
 from relight.store import ByteStore
 
 PATIENCE_S = 1.0
 
 
-def superseded(view: View, own: Collection[str]) -> bool:
+def superseded(view: LogView, own: Collection[str]) -> bool:
     """Whether one of ``own`` (``HOST:PID``) was in charge, and another than these has taken charge behind it."""
     fences = [record.writer.rpartition(":")[0] for record in view.records if isinstance(record.body, FenceBody)]
     return bool(fences) and fences[-1] not in own and any(one in own for one in fences)

@@ -21,16 +21,16 @@ from typing import Protocol
 from relight.catalog import open_checkpoint, read_tensors
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
-from relight.commit.save import Seat, new_id
+from relight.commit.save import Participant, new_id
 from relight.errors import Fenced, RelightError
 from relight.format import Leaf, encode_tree
 from relight.format.names import READY_DIR
 from relight.layout import Bytes, Item
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.policy import Keep, keep
 from relight.reclaim import execute, plan_prune, recall
 from relight.store import ByteStore
-from relight.testing.scenario import RUN, Fact, Facts, check_history, leftovers, perform, sweep
+from relight.testing.scenario import RUN, Fact, KnownFacts, check_history, leftovers, perform, sweep
 
 ACKNOWLEDGEMENTS = ("begun", "saved", "tagged", "retired", "recalled")
 """The kinds of fact that promise something."""
@@ -92,7 +92,7 @@ def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fac
     def work(rank: int) -> None:
         own = attempt.place._replace(log=Log(attempt.store, RUN))
         items, tree, _ = states[rank]
-        seat = Seat(rank, 2, "0" * 16, timeout_s=20.0)
+        seat = Participant(rank, 2, "0" * 16, timeout_s=20.0)
         try:
             done.put(Attempt(own).save(SaveRequest(step=step, tree=tree, items=items, id=checkpoint_id, seat=seat)))
         except BaseException as error:
@@ -206,7 +206,7 @@ def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], li
     wrong += check_history(log, more)
     history = fold(view)
     wrong += _fences(history, told)
-    known, digests = Facts.from_facts(more), dict[str, str]()
+    known, digests = KnownFacts.from_facts(more), dict[str, str]()
     recallable = [history.retired[one] for one in history.recallable]
     for one in (*history.live, *recallable):
         wrong += _restore(store, view, one, known, digests)
@@ -238,7 +238,7 @@ def _fences(history: History, told: Sequence[Fact]) -> list[str]:
     return wrong
 
 
-def _restore(store: ByteStore, view: View, one: Checkpoint, known: Facts, digests: dict[str, str]) -> list[str]:
+def _restore(store: ByteStore, view: LogView, one: Checkpoint, known: KnownFacts, digests: dict[str, str]) -> list[str]:
     what = f"I2: checkpoint {one.id} at step {one.step}"
     try:
         digest = digests[one.id] = read_digest(store, view, one)
@@ -249,7 +249,7 @@ def _restore(store: ByteStore, view: View, one: Checkpoint, known: Facts, digest
     return []
 
 
-def read_digest(store: ByteStore, view: View, one: Checkpoint) -> str:
+def read_digest(store: ByteStore, view: LogView, one: Checkpoint) -> str:
     """The digest of a checkpoint as it is stored, every byte of it read and verified."""
     opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
     digests = []
@@ -272,7 +272,7 @@ def known_facts(history: History, digests: dict[str, str]) -> list[Fact]:
     return told
 
 
-class Counted(Protocol):
+class GrowingReport(Protocol):
     """A report that grows."""
 
     violations: list[dict[str, object]]
@@ -282,11 +282,11 @@ class Counted(Protocol):
         """How far it is."""
 
 
-def progress_of(what: str) -> Callable[[Counted, int], None]:
+def progress_of(what: str) -> Callable[[GrowingReport, int], None]:
     """Tells stderr how many of how many there were, and how fast: over and over on a terminal, else now and then."""
     began = time.perf_counter()
 
-    def progress(report: Counted, count: int) -> None:
+    def progress(report: GrowingReport, count: int) -> None:
         if sys.stderr.isatty() or report.total % 500 == 0:
             rate = report.total / (time.perf_counter() - began)
             text = f"{report.total:,} of {count:,} {what}, {len(report.violations)} violations, {rate:.1f} a second"

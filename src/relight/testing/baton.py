@@ -82,7 +82,7 @@ class Weather(NamedTuple):
 class Actor:
     """One process: a name, a program, a clock of its own."""
 
-    def __init__(self, stage: Stage, name: str, program: Callable[[Actor], None], at: float) -> None:
+    def __init__(self, stage: ScheduleStage, name: str, program: Callable[[Actor], None], at: float) -> None:
         rng = stage.rng
         self.stage, self.name, self.program = stage, name, program
         self.wake = at
@@ -128,7 +128,7 @@ class Actor:
         return kind
 
 
-class Stage:
+class ScheduleStage:
     """The processes, and whose turn it is."""
 
     def __init__(self, rng: random.Random, weather: Weather, crew: Crew) -> None:

@@ -32,10 +32,10 @@ from typing import NamedTuple
 
 from relight.store import LocalStore
 from relight.testing.acknowledged import check, count_acknowledged, progress_of
-from relight.testing.fuse_file import Entry, logged_file, read_log
+from relight.testing.fuse_file import DiskEntry, logged_file, read_log
 from relight.testing.images import (
     FileSystem,
-    Unavailable,
+    MountUnavailable,
     attached,
     copy_image,
     find_damage,
@@ -48,7 +48,7 @@ from relight.testing.images import (
     unmount,
 )
 from relight.testing.scenario import prepared
-from relight.testing.victims import COUNTER_BYTES, MUTATIONS, Told, Victims, store_in, victims
+from relight.testing.victims import COUNTER_BYTES, MUTATIONS, AcknowledgedFact, Victims, store_in, victims
 
 SUPERBLOCK = range(1024, 2048)
 """Where ext4 has it."""
@@ -63,7 +63,7 @@ LEFT = ("all", "none", "half", "one is missing", "one alone", "torn", "torn at r
 
 
 @dataclass
-class Report:
+class BlockReport:
     """Disks by what was left and on what, what was logged, and what was wrong."""
 
     seed: int
@@ -116,18 +116,18 @@ class Report:
 
 
 @dataclass
-class Session:
+class DiskSession:
     """What reached a disk, and what somebody was told meanwhile."""
 
     name: str
     kind: FileSystem
     empty: str
     """The image it began with."""
-    log: list[Entry]
-    told: list[Told]
+    log: list[DiskEntry]
+    told: list[AcknowledgedFact]
 
 
-def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSystem], entries: int = ENTRIES) -> Session:
+def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSystem], entries: int = ENTRIES) -> DiskSession:
     """Let victims live on a logged disk until there are so many entries. Some are killed, and another goes on."""
     rng = random.Random(f"session {name}")
     kind = rng.choice(kinds[: 1 if rng.random() < 0.3 else None])
@@ -135,7 +135,7 @@ def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSyste
     make_image(empty, kind)
     copy_image(empty, disk)
     where, served = f"{directory}/mounted", f"{directory}/served"
-    told: list[Told] = []
+    told: list[AcknowledgedFact] = []
     with logged_file(disk, served, log, counter):
         with attached(served) as device:
             mount_any(device, where, kind.type, kind.options)
@@ -152,7 +152,7 @@ def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSyste
     died = [one.fact[1] for one in told if one.fact[0] == "died"]
     if died:
         raise RuntimeError(f"a victim stopped by itself: {died}")
-    return Session(name, kind, empty, read_log(log), told)
+    return DiskSession(name, kind, empty, read_log(log), told)
 
 
 def _count(counted: mmap.mmap) -> int:
@@ -164,10 +164,10 @@ class Point(NamedTuple):
 
     place: int
     kind: str
-    left: list[Entry]
+    left: list[DiskEntry]
 
 
-def leave(kind: str, pending: Sequence[Entry], rng: random.Random, whole: int = 512) -> list[Entry]:
+def leave(kind: str, pending: Sequence[DiskEntry], rng: random.Random, whole: int = 512) -> list[DiskEntry]:
     """What of ``pending``, all that was written since the last flush, the medium has. In order: of two writes to one place the later one
     stays if both are there, and which of them are there at all is what reordering amounts to."""
     chosen = rng.randrange(len(pending))
@@ -186,27 +186,27 @@ def leave(kind: str, pending: Sequence[Entry], rng: random.Random, whole: int = 
     return []
 
 
-def cut_in_units(entry: Entry, whole: int) -> Iterator[Entry]:
+def cut_in_units(entry: DiskEntry, whole: int) -> Iterator[DiskEntry]:
     """What is whole or old on the medium: sectors, and ext4's superblock, of two sectors and one sum. No ext4 survives a tear in that."""
     at, end = entry.offset, entry.offset + len(entry.data)
     while at < end:
         stop = SUPERBLOCK.stop if at == SUPERBLOCK.start else (at // whole + 1) * whole
-        yield Entry(at, entry.data[at - entry.offset : stop - entry.offset])
+        yield DiskEntry(at, entry.data[at - entry.offset : stop - entry.offset])
         at = stop
 
 
-def without_flushes(session: Session) -> Session:
+def without_flushes(session: DiskSession) -> DiskSession:
     """The same on a disk that lies: it answers flushes, and nothing need be on the medium for it. The negative control of reordering."""
     writes = list(itertools.accumulate((not entry.is_flush for entry in session.log), initial=0))
-    told = [Told(writes[one.at], one.fact) for one in session.told]
+    told = [AcknowledgedFact(writes[one.at], one.fact) for one in session.told]
     return replace(session, log=[entry for entry in session.log if not entry.is_flush], told=told)
 
 
-def find_points(session: Session, rng: random.Random) -> list[Point]:
+def find_points(session: DiskSession, rng: random.Random) -> list[Point]:
     """Disks that differ, or of which more was acknowledged, in the order of the log: every prefix as it was written, and what else ``LEFT``
     gives."""
     points: list[Point] = []
-    pending: list[Entry] = []
+    pending: list[DiskEntry] = []
     seen: set[object] = set()
     told = [one.at for one in session.told]
     for place in range(len(session.log) + 1):
@@ -230,7 +230,7 @@ def choose(points: Sequence[Point], count: int, rng: random.Random) -> list[Poin
     return [points[at] for at in sorted(dealt[:count])]
 
 
-def disks(session: Session, points: Sequence[Point], directory: str) -> Iterator[tuple[Point, str]]:
+def disks(session: DiskSession, points: Sequence[Point], directory: str) -> Iterator[tuple[Point, str]]:
     """Each point with its disk, which is the same file each time: look at one before asking for the next."""
     durable, path = f"{directory}/durable", f"{directory}/image"
     copy_image(session.empty, durable)
@@ -245,13 +245,13 @@ def disks(session: Session, points: Sequence[Point], directory: str) -> Iterator
         yield point, path
 
 
-def _put(path: str, entries: Sequence[Entry]) -> None:
+def _put(path: str, entries: Sequence[DiskEntry]) -> None:
     with open(path, "r+b") as file:
         for entry in entries:
             os.pwrite(file.fileno(), entry.data, entry.offset)
 
 
-def check_disk(session: Session, place: int, path: str, where: str, report: Report) -> list[str]:
+def check_disk(session: DiskSession, place: int, path: str, where: str, report: BlockReport) -> list[str]:
     """Mount a disk and check it: what is wrong. Counted in ``report``."""
     told = [one.fact for one in session.told if one.at <= place]
     report.checked += count_acknowledged(told).total()
@@ -282,8 +282,8 @@ def run(
     stop: int = VIOLATIONS_MAX,
     sessions: int | None = None,
     entries: int = ENTRIES,
-    progress: Callable[[Report, int], None] | None = None,
-) -> Report:
+    progress: Callable[[BlockReport, int], None] | None = None,
+) -> BlockReport:
     """Look at ``count`` disks of ``sessions`` recordings, or until ``stop`` were wrong. ``Unavailable`` if that cannot be done here.
 
     ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``lies``: flushes mean nothing.
@@ -292,7 +292,7 @@ def run(
     private_mounts()
     kinds = [kind for kind in kinds_called(file_system) if kind.reorders]
     gc.freeze()
-    report = Report(seed)
+    report = BlockReport(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
     each = -(-count // (sessions or -(-count // DISKS_PER_SESSION)))
     with prepared() as names, scratch("relight-blocks-") as directory:
@@ -314,7 +314,7 @@ def run(
     return report
 
 
-def _note(session: Session, report: Report) -> None:
+def _note(session: DiskSession, report: BlockReport) -> None:
     flushes = sum(entry.is_flush for entry in session.log)
     report.flushes += flushes
     report.writes += len(session.log) - flushes
@@ -323,15 +323,15 @@ def _note(session: Session, report: Report) -> None:
 
 
 def _check_all(
-    session: Session,
+    session: DiskSession,
     made: Iterable[tuple[Point, str]],
     directory: str,
-    report: Report,
+    report: BlockReport,
     *,
     count: int,
     stop: int,
     keep: str | None,
-    progress: Callable[[Report, int], None] | None,
+    progress: Callable[[BlockReport, int], None] | None,
 ) -> None:
     for point, path in made:
         name = f"{session.name}:{point.place}:{point.kind}"
@@ -351,7 +351,7 @@ def _check_all(
             return
 
 
-def show(report: Report) -> str:
+def show(report: BlockReport) -> str:
     """The report, for people."""
     rate = report.total / max(report.seconds, 1e-9)
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
@@ -398,7 +398,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             entries=options.entries,
             progress=progress_of("disks"),
         )
-    except Unavailable as error:
+    except MountUnavailable as error:
         print(f"nothing was logged: {error}", file=sys.stderr)
         return 2
     if sys.stderr.isatty():

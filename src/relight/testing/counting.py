@@ -56,7 +56,7 @@ class CountingStore:
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``."""
         self.count("write", key, "written", size)
-        return _Writer(self, self.inner.write(key, size), key)
+        return _CountingWriter(self, self.inner.write(key, size), key)
 
     def sync(self, prefix: str) -> None:
         """See ``ByteStore``."""
@@ -72,7 +72,7 @@ class CountingStore:
     def open(self, key: str) -> Reader:
         """See ``ByteStore``."""
         self.asked["open"] += 1
-        return _Reader(self, self.inner.open(key), key)
+        return _CountingReader(self, self.inner.open(key), key)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``."""
@@ -108,7 +108,7 @@ class CountingStore:
             self._told(key, time.perf_counter())
 
 
-class _Writer:
+class _CountingWriter:
     def __init__(self, store: CountingStore, inner: Writer, key: str) -> None:
         self._store, self._inner, self._key, self.align = store, inner, key, inner.align
 
@@ -123,7 +123,7 @@ class _Writer:
         self._inner.abort()
 
 
-class _Reader:
+class _CountingReader:
     def __init__(self, store: CountingStore, inner: Reader, key: str) -> None:
         self._store, self._inner, self._key, self.size = store, inner, key, inner.size
 

@@ -31,7 +31,7 @@ from typing import ParamSpec, TypeVar
 
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
-from relight.testing.disks import CHANGING, CUTS, Call, CountingDisk, CrashDisk, HookedDisk, InterruptNth, SimulatedDisk, torn_length
+from relight.testing.disks import CHANGING, CUTS, CountingDisk, CrashDisk, DiskCall, HookedDisk, InterruptNth, SimulatedDisk, torn_length
 from relight.testing.scenario import ROOT, Fact, Names, check, check_lost_log, fresh_disk, life, perform, prepared, resume, short_folders
 
 P = ParamSpec("P")
@@ -57,7 +57,7 @@ class Violation:
 
 
 @dataclass
-class Report:
+class CrashReport:
     """Points done, by engine and mode, and what was violated."""
 
     seed: int
@@ -93,7 +93,7 @@ class Report:
         }
 
 
-class Watch:
+class CrashSampler:
     """Which points are wanted, and what came of them. ``share`` of those that ``choose`` likes are done, drawn from the seed.
 
     Done is it after ``limit`` points, or ``stop`` violations.
@@ -101,7 +101,7 @@ class Watch:
 
     def __init__(
         self,
-        report: Report,
+        report: CrashReport,
         *,
         share: float = 1.0,
         limit: int | None = None,
@@ -126,7 +126,7 @@ class Watch:
             return False
         return self.share >= 1.0 or self._rng.random() < self.share
 
-    def put(self, point: str, call: Call, wrong: list[str]) -> None:
+    def put(self, point: str, call: DiskCall, wrong: list[str]) -> None:
         """That point is done."""
         _, engine, mode, *_ = point.split(":")
         self.report.points[f"{engine} {mode}"] += 1
@@ -143,7 +143,7 @@ class Observed(HookedDisk):
     disk in the middle of each write."""
 
     def __init__(
-        self, inner: SimulatedDisk, see: Callable[[int, str, Call, SimulatedDisk], None], *, torn: bool = False, every: bool = False
+        self, inner: SimulatedDisk, see: Callable[[int, str, DiskCall, SimulatedDisk], None], *, torn: bool = False, every: bool = False
     ) -> None:
         super().__init__(inner)
         self.simulated = inner
@@ -151,7 +151,7 @@ class Observed(HookedDisk):
         self.torn, self.every = torn, every
         self.n = 0
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """See ``HookedDisk``."""
         if call.name not in CHANGING and not self.every:
             return go(*args, **kwargs)
@@ -175,22 +175,22 @@ class Observed(HookedDisk):
         return super().pwrite(fd, data, offset)
 
 
-def simulate(seed: int, watch: Watch, names: Names) -> None:
+def simulate(seed: int, watch: CrashSampler, names: Names) -> None:
     """All simulated points of one life."""
     with short_folders(seed):
         _simulate(seed, watch, names)
 
 
-def _simulate(seed: int, watch: Watch, names: Names) -> None:
+def _simulate(seed: int, watch: CrashSampler, names: Names) -> None:
     told: list[Fact] = []
     prefix = f"{seed}:simulated"
     changing = 0
 
-    def done(point: str, call: Call, disk: SimulatedDisk) -> None:
+    def done(point: str, call: DiskCall, disk: SimulatedDisk) -> None:
         with names.apart(point):
             watch.put(point, call, check(LocalStore(ROOT, disk=disk), told, seed))
 
-    def see(n: int, when: str, call: Call, disk: SimulatedDisk) -> None:
+    def see(n: int, when: str, call: DiskCall, disk: SimulatedDisk) -> None:
         if watch.wants(point := f"{prefix}:{when}:{n}"):
             done(point, call, disk.clone())
         if when == "before":
@@ -230,7 +230,7 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
     cuts: list[tuple[SimulatedDisk, list[Fact]]] = []
     at = rng.randrange(1, 90)  # a resume makes about that many calls
 
-    def see(n: int, when: str, call: Call, then: SimulatedDisk) -> None:
+    def see(n: int, when: str, call: DiskCall, then: SimulatedDisk) -> None:
         if when == "after" and n == at:
             cuts.append((then.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(more)))
 
@@ -241,7 +241,7 @@ def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: 
     return check(LocalStore(ROOT, disk=after), then_told, seed)
 
 
-def _interrupted(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> None:
+def _interrupted(seed: int, n: int, watch: CrashSampler, names: Names, prefix: str) -> None:
     """A life interrupted by an exception at its ``n``-th changing call, so that its own cleaning up runs."""
     for mode in ("interrupt-before", "interrupt-after"):
         point = f"{prefix}:{mode}:{n}"
@@ -255,7 +255,7 @@ def _interrupted(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> 
                 watch.put(point, broken.calls[-1], check(LocalStore(ROOT, disk=broken.inner), told, seed))
 
 
-def _taken_over(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> None:
+def _taken_over(seed: int, n: int, watch: CrashSampler, names: Names, prefix: str) -> None:
     """A life during whose ``n``-th call, reads too, another attempt takes over."""
     for mode in ("takeover", "takeover-then-cut"):
         point = f"{prefix}:{mode}:{n}"
@@ -265,12 +265,12 @@ def _taken_over(seed: int, n: int, watch: Watch, names: Names, prefix: str) -> N
             watch.put(point, call, wrong)
 
 
-def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[Call, list[str]]:
+def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[DiskCall, list[str]]:
     """At call ``n`` another process takes over the run, dies or finishes; the first one, unaware, goes on until it is told."""
     rng = random.Random(point)
     disk = fresh_disk()
     told: list[Fact] = []
-    at: list[Call] = []
+    at: list[DiskCall] = []
     dies_at = rng.randrange(1, 90) if rng.random() < 0.5 else 0
     cut_at = n + rng.randrange(1, 200) if cut else 0
     cuts: list[tuple[SimulatedDisk, list[Fact]]] = []
@@ -278,7 +278,7 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
     def die() -> None:
         raise _Dead
 
-    def see(number: int, when: str, call: Call, now: SimulatedDisk) -> None:
+    def see(number: int, when: str, call: DiskCall, now: SimulatedDisk) -> None:
         if when == "before" and number == n:
             at.append(call)
             with names.apart(f"{point} other"), contextlib.suppress(_Dead):
@@ -301,7 +301,7 @@ class _Dead(BaseException):
     """A process that is no more, within this one."""
 
 
-def fork(seed: int, watch: Watch, names: Names, directory: str) -> None:
+def fork(seed: int, watch: CrashSampler, names: Names, directory: str) -> None:
     """All points of one life at which a real process kills itself, on a real file system in ``directory``.
 
     The life goes on in this process; at each of its moments children are forked that live through the next stretch, on a copy of the
@@ -384,7 +384,7 @@ def _copy_links(source: str, target: str) -> None:
                 os.link(entry.path, f"{target}/{entry.name}")
 
 
-def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts: Iterator[Fact]) -> list[tuple[Call, int]]:
+def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts: Iterator[Fact]) -> list[tuple[DiskCall, int]]:
     """The changing calls of the next stretch, and how long each write is: a child lives through it and tells."""
     _copy_links(here, there)
     read_end, write_end = os.pipe()
@@ -392,7 +392,7 @@ def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts:
     if child == 0:
         calls: list[tuple[str, str, int]] = []
 
-        def note(call: Call, length: int) -> None:
+        def note(call: DiskCall, length: int) -> None:
             calls.append((call.name, call.path, length))
 
         try:
@@ -412,7 +412,7 @@ def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts:
     shutil.rmtree(there)
     if told is None:
         raise RuntimeError("the rehearsal died")
-    return [(Call(name, path, 0), length) for name, path, length in told]
+    return [(DiskCall(name, path, 0), length) for name, path, length in told]
 
 
 def _die_at(crash: CrashDisk, moved: _Elsewhere, there: str, k: int, mode: str, facts: Iterator[Fact]) -> None:
@@ -437,12 +437,12 @@ def run(
     *,
     share: float = 1.0,
     fork_share: float = 0.3,
-    progress: Callable[[Report, int], None] | None = None,
+    progress: Callable[[CrashReport, int], None] | None = None,
     violations_max: int = 50,
     seconds_max: float = float("inf"),
-) -> Report:
+) -> CrashReport:
     """Do ``points`` points, of as many lives as it takes; ``fork_share`` of them by forking if both engines run. Stops early at too many violations."""
-    report = Report(seed)
+    report = CrashReport(seed)
     shares = {"simulated": 1 - fork_share, "fork": fork_share} if len(engines) > 1 else dict.fromkeys(engines, 1.0)
     began = time.perf_counter()
     gc.freeze()
@@ -450,7 +450,7 @@ def run(
         for engine in engines:
             started, started_cpu = time.perf_counter(), _cpu()
             limit = points - report.total if engine == engines[-1] else round(points * shares[engine])
-            watch = Watch(report, share=share, limit=limit, tick=(lambda: progress(report, points)) if progress else None)
+            watch = CrashSampler(report, share=share, limit=limit, tick=(lambda: progress(report, points)) if progress else None)
             number = seed
             while not watch.done and len(report.violations) < violations_max and time.perf_counter() - began < seconds_max:
                 if engine == "fork":
@@ -464,11 +464,11 @@ def run(
     return report
 
 
-def replay(point: str) -> Report:
+def replay(point: str) -> CrashReport:
     """Do one point again."""
     seed, engine, *_ = point.split(":")
-    report = Report(int(seed))
-    watch = Watch(report, limit=1, choose=lambda one: one == point)
+    report = CrashReport(int(seed))
+    watch = CrashSampler(report, limit=1, choose=lambda one: one == point)
     with prepared() as names, _scratch() as directory:
         if engine == "fork":
             fork(int(seed), watch, names, directory)
@@ -494,7 +494,7 @@ def _scratch() -> Iterator[str]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def show(report: Report) -> str:
+def show(report: CrashReport) -> str:
     """The report, for people."""
     lines = [f"{report.total:,} points, {len(report.violations)} violations"]
     for engine in ENGINES:
@@ -526,7 +526,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         began = time.perf_counter()
 
-        def progress(report: Report, points: int) -> None:
+        def progress(report: CrashReport, points: int) -> None:
             if report.total % 500 == 0 and sys.stderr.isatty():
                 rate = (time.perf_counter() - began) / report.total
                 text = f"\r{report.total:,} of {points:,} points, {len(report.violations)} violations, {rate * 1000:.1f} ms each "

@@ -22,7 +22,7 @@ CUTS = ("lost", "names", "data", "zeros", "mixed")
 """Kinds of power cut; see ``SimulatedDisk``."""
 
 
-class Call(NamedTuple):
+class DiskCall(NamedTuple):
     """One call: its name, the path it is about (of the file, for a descriptor), and which inode generation that path is."""
 
     name: str
@@ -39,12 +39,12 @@ class HookedDisk(Disk):
         self._open: dict[int, tuple[str, int]] = {}
         self._opened = 0
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Do the call. Here: just that."""
         return go(*args, **kwargs)
 
-    def _on_fd(self, name: str, fd: int) -> Call:
-        return Call(name, *self._open.get(fd, ("?", 0)))
+    def _on_fd(self, name: str, fd: int) -> DiskCall:
+        return DiskCall(name, *self._open.get(fd, ("?", 0)))
 
     def _opening(self, path: str, fd: int) -> int:
         self._opened += 1
@@ -53,11 +53,11 @@ class HookedDisk(Disk):
 
     def open_new(self, path: str, *, direct: bool = False) -> int:
         """See ``Disk``."""
-        return self._opening(path, self.around(Call("open_new", path, 0), self.inner.open_new, path, direct=direct))
+        return self._opening(path, self.around(DiskCall("open_new", path, 0), self.inner.open_new, path, direct=direct))
 
     def open_read(self, path: str) -> int:
         """See ``Disk``."""
-        return self._opening(path, self.around(Call("open_read", path, 0), self.inner.open_read, path))
+        return self._opening(path, self.around(DiskCall("open_read", path, 0), self.inner.open_read, path))
 
     def reopen_direct(self, fd: int) -> int:
         """See ``Disk``."""
@@ -70,11 +70,11 @@ class HookedDisk(Disk):
 
     def open_dir(self, path: str) -> int:
         """See ``Disk``."""
-        return self._opening(path, self.around(Call("open_dir", path, 0), self.inner.open_dir, path))
+        return self._opening(path, self.around(DiskCall("open_dir", path, 0), self.inner.open_dir, path))
 
     def revalidate(self, path: str) -> None:
         """See ``Disk``."""
-        self.around(Call("revalidate", path, 0), self.inner.revalidate, path)
+        self.around(DiskCall("revalidate", path, 0), self.inner.revalidate, path)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """See ``Disk``."""
@@ -104,19 +104,19 @@ class HookedDisk(Disk):
 
     def link(self, source: str, target: str) -> None:
         """See ``Disk``."""
-        self.around(Call("link", target, 0), self.inner.link, source, target)
+        self.around(DiskCall("link", target, 0), self.inner.link, source, target)
 
     def unlink(self, path: str) -> None:
         """See ``Disk``."""
-        self.around(Call("unlink", path, 0), self.inner.unlink, path)
+        self.around(DiskCall("unlink", path, 0), self.inner.unlink, path)
 
     def mkdir(self, path: str) -> None:
         """See ``Disk``."""
-        self.around(Call("mkdir", path, 0), self.inner.mkdir, path)
+        self.around(DiskCall("mkdir", path, 0), self.inner.mkdir, path)
 
     def rmdir(self, path: str) -> None:
         """See ``Disk``."""
-        self.around(Call("rmdir", path, 0), self.inner.rmdir, path)
+        self.around(DiskCall("rmdir", path, 0), self.inner.rmdir, path)
 
     def fstat(self, fd: int) -> os.stat_result:
         """See ``Disk``."""
@@ -124,15 +124,15 @@ class HookedDisk(Disk):
 
     def lstat(self, path: str) -> os.stat_result:
         """See ``Disk``."""
-        return self.around(Call("lstat", path, 0), self.inner.lstat, path)
+        return self.around(DiskCall("lstat", path, 0), self.inner.lstat, path)
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
         """See ``Disk``. All names at once, so that the call is one moment."""
-        return iter(self.around(Call("scan", path, 0), lambda: list(self.inner.scan(path))))
+        return iter(self.around(DiskCall("scan", path, 0), lambda: list(self.inner.scan(path))))
 
     def free_bytes(self, path: str) -> int:
         """See ``Disk``."""
-        return self.around(Call("free_bytes", path, 0), self.inner.free_bytes, path)
+        return self.around(DiskCall("free_bytes", path, 0), self.inner.free_bytes, path)
 
 
 class CountingDisk(HookedDisk):
@@ -140,9 +140,9 @@ class CountingDisk(HookedDisk):
 
     def __init__(self, inner: Disk | None = None) -> None:
         super().__init__(inner)
-        self.calls: list[Call] = []
+        self.calls: list[DiskCall] = []
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Count, then do."""
         self.calls.append(call)
         return go(*args, **kwargs)
@@ -173,9 +173,9 @@ class FailNth(CountingDisk):
         self.n, self.errno, self.name, self.forever, self.lost_reply = n, errno, name, forever, lost_reply
         self.seen = 0
         self.armed = True
-        self.failed: Call | None = None
+        self.failed: DiskCall | None = None
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Fail if it is this call's turn."""
         self.calls.append(call)
         if self.armed and (self.name == call.name or (self.name is None and call.name in CHANGING)):
@@ -199,7 +199,7 @@ class InterruptNth(CountingDisk):
         self.n, self.after = n, after
         self.seen = 0
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Interrupt if it is this call's turn."""
         self.calls.append(call)
         self.seen += call.name in CHANGING
@@ -300,10 +300,10 @@ class CrashDisk(HookedDisk):
         super().__init__(inner)
         self.n, self.mode, self.die = n, mode, die
         self.seen = 0
-        self.note: Callable[[Call, int], None] | None = None
+        self.note: Callable[[DiskCall, int], None] | None = None
         """Told of every changing call, and how many bytes it writes."""
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Count changing calls, and die at the n-th."""
         if call.name not in CHANGING:
             return go(*args, **kwargs)
@@ -330,7 +330,7 @@ def torn_length(mode: str, length: int) -> int:
     return {"half": length // 2, "byte": 1, "page": PAGE if length > PAGE else 0}[mode]
 
 
-class _File:
+class _DiskFile:
     __slots__ = ("data", "dirty", "inode", "links", "synced")
 
     def __init__(self, inode: int) -> None:
@@ -346,8 +346,8 @@ class _Dir:
 
     def __init__(self, inode: int) -> None:
         self.inode = inode
-        self.names: dict[str, _File | _Dir] = {}
-        self.synced: dict[str, _File | _Dir] = {}
+        self.names: dict[str, _DiskFile | _Dir] = {}
+        self.synced: dict[str, _DiskFile | _Dir] = {}
 
 
 class SimulatedDisk(Disk):
@@ -376,19 +376,19 @@ class SimulatedDisk(Disk):
     def __init__(self) -> None:
         self._inodes = 1
         self._root = _Dir(1)
-        self._fds: dict[int, tuple[_File | _Dir, bool]] = {}
+        self._fds: dict[int, tuple[_DiskFile | _Dir, bool]] = {}
         self._next_fd = 3
 
     def clone(self) -> SimulatedDisk:
         """The disk as another process finds it when this one has died: with all that was written, durable or not."""
-        copies: dict[int, _File | _Dir] = {}
+        copies: dict[int, _DiskFile | _Dir] = {}
 
-        def copy(node: _File | _Dir) -> _File | _Dir:
+        def copy(node: _DiskFile | _Dir) -> _DiskFile | _Dir:
             new = copies.get(id(node))
             if new is not None:
                 return new
-            if isinstance(node, _File):
-                file = copies[id(node)] = _File(node.inode)
+            if isinstance(node, _DiskFile):
+                file = copies[id(node)] = _DiskFile(node.inode)
                 file.data, file.synced, file.dirty, file.links = bytearray(node.data), node.synced, node.dirty, node.links
                 return file
             made = copies[id(node)] = _Dir(node.inode)
@@ -401,19 +401,19 @@ class SimulatedDisk(Disk):
     def power_cut(self, seed: int, mode: str = "mixed") -> SimulatedDisk:
         """The disk after a power cut and a reboot. ``mode`` as above; ``mixed`` is drawn from ``seed``."""
         rng = random.Random(seed)
-        copies: dict[int, _File | _Dir] = {}
+        copies: dict[int, _DiskFile | _Dir] = {}
 
         def keep_name() -> bool:
             return mode in ("names", "zeros") or (mode == "mixed" and rng.random() < 0.5)
 
-        def copy(node: _File | _Dir) -> _File | _Dir:
+        def copy(node: _DiskFile | _Dir) -> _DiskFile | _Dir:
             new = copies.get(id(node))
             if new is not None:
-                if isinstance(new, _File):
+                if isinstance(new, _DiskFile):
                     new.links += 1
                 return new
-            if isinstance(node, _File):
-                file = copies[id(node)] = _File(node.inode)
+            if isinstance(node, _DiskFile):
+                file = copies[id(node)] = _DiskFile(node.inode)
                 file.synced = _after_cut(node, rng, mode)
                 file.data = bytearray(file.synced)
                 return file
@@ -432,8 +432,8 @@ class SimulatedDisk(Disk):
     def sync(self) -> SimulatedDisk:
         """Make everything durable, as ``sync`` and a patient operator do; gives itself."""
 
-        def settle(node: _File | _Dir) -> None:
-            if isinstance(node, _File):
+        def settle(node: _DiskFile | _Dir) -> None:
+            if isinstance(node, _DiskFile):
                 node.synced, node.dirty = bytes(node.data), False
                 return
             node.synced = dict(node.names)
@@ -446,12 +446,12 @@ class SimulatedDisk(Disk):
     def write_part(self, call_fd: int, data: memoryview, offset: int, other: SimulatedDisk) -> None:
         """Do on ``other``, a clone, what a torn write through this disk's descriptor would have done."""
         node = other.find_inode(self._fds[call_fd][0].inode)
-        if isinstance(node, _File):
+        if isinstance(node, _DiskFile):
             _write(node, data, offset)
 
-    def find_inode(self, inode: int) -> _File | _Dir | None:
+    def find_inode(self, inode: int) -> _DiskFile | _Dir | None:
         """The file or directory of that number that has a name."""
-        todo: list[_File | _Dir] = [self._root]
+        todo: list[_DiskFile | _Dir] = [self._root]
         while todo:
             node = todo.pop()
             if node.inode == inode:
@@ -460,7 +460,7 @@ class SimulatedDisk(Disk):
                 todo += node.names.values()
         return None
 
-    def _like(self, root: _File | _Dir) -> SimulatedDisk:
+    def _like(self, root: _DiskFile | _Dir) -> SimulatedDisk:
         assert isinstance(root, _Dir)
         new = SimulatedDisk()
         new._root, new._inodes = root, self._inodes
@@ -471,7 +471,7 @@ class SimulatedDisk(Disk):
         parent, name = self._parent(path)
         if name in parent.names:
             raise FileExistsError(codes.EEXIST, os.strerror(codes.EEXIST), path)
-        file = parent.names[name] = _File(self._inode())
+        file = parent.names[name] = _DiskFile(self._inode())
         return self._fd(file, direct)
 
     def open_read(self, path: str) -> int:
@@ -489,7 +489,7 @@ class SimulatedDisk(Disk):
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
         """See ``Disk``. All of it; with ``direct``, only in whole pages."""
         node, direct = self._node(fd)
-        if not isinstance(node, _File) or (direct and (offset % PAGE or len(data) % PAGE)):
+        if not isinstance(node, _DiskFile) or (direct and (offset % PAGE or len(data) % PAGE)):
             raise OSError(codes.EINVAL, os.strerror(codes.EINVAL))
         _write(node, data, offset)
         return len(data)
@@ -506,7 +506,7 @@ class SimulatedDisk(Disk):
     def preadv(self, fd: int, into: memoryview, offset: int) -> int:
         """See ``Disk``. With ``direct``, only in whole pages."""
         node, direct = self._node(fd)
-        if not isinstance(node, _File):
+        if not isinstance(node, _DiskFile):
             raise IsADirectoryError(codes.EISDIR, os.strerror(codes.EISDIR))
         if direct and (offset % PAGE or len(into) % PAGE):
             raise OSError(codes.EINVAL, os.strerror(codes.EINVAL))
@@ -517,14 +517,14 @@ class SimulatedDisk(Disk):
     def fallocate(self, fd: int, size: int) -> None:
         """See ``Disk``: zeros up to ``size``."""
         node, _ = self._node(fd)
-        if isinstance(node, _File) and len(node.data) < size:
+        if isinstance(node, _DiskFile) and len(node.data) < size:
             node.data.extend(bytes(size - len(node.data)))
             node.dirty = True
 
     def truncate(self, fd: int, size: int) -> None:
         """See ``Disk``."""
         node, _ = self._node(fd)
-        if isinstance(node, _File):
+        if isinstance(node, _DiskFile):
             del node.data[size:]
             node.data.extend(bytes(size - len(node.data)))
             node.dirty = True
@@ -548,7 +548,7 @@ class SimulatedDisk(Disk):
         parent, name = self._parent(target)
         if name in parent.names:
             raise FileExistsError(codes.EEXIST, os.strerror(codes.EEXIST), target)
-        if not isinstance(file, _File):
+        if not isinstance(file, _DiskFile):
             raise PermissionError(codes.EPERM, os.strerror(codes.EPERM), source)
         parent.names[name] = file
         file.links += 1
@@ -599,19 +599,19 @@ class SimulatedDisk(Disk):
         self._inodes += 1
         return self._inodes
 
-    def _fd(self, node: _File | _Dir, direct: bool) -> int:
+    def _fd(self, node: _DiskFile | _Dir, direct: bool) -> int:
         self._next_fd += 1
         self._fds[self._next_fd] = (node, direct)
         return self._next_fd
 
-    def _node(self, fd: int) -> tuple[_File | _Dir, bool]:
+    def _node(self, fd: int) -> tuple[_DiskFile | _Dir, bool]:
         try:
             return self._fds[fd]
         except KeyError:
             raise OSError(codes.EBADF, os.strerror(codes.EBADF)) from None
 
-    def _find(self, path: str) -> _File | _Dir:
-        node: _File | _Dir = self._root
+    def _find(self, path: str) -> _DiskFile | _Dir:
+        node: _DiskFile | _Dir = self._root
         for name in path.split("/"):
             if not name:
                 continue
@@ -634,14 +634,14 @@ class SimulatedDisk(Disk):
         return self._dir(above), name
 
 
-def _write(file: _File, data: memoryview, offset: int) -> None:
+def _write(file: _DiskFile, data: memoryview, offset: int) -> None:
     if len(file.data) < offset:
         file.data.extend(bytes(offset - len(file.data)))
     file.data[offset : offset + len(data)] = data
     file.dirty = True
 
 
-def _after_cut(file: _File, rng: random.Random, mode: str) -> bytes:
+def _after_cut(file: _DiskFile, rng: random.Random, mode: str) -> bytes:
     if not file.dirty or mode == "data":
         return bytes(file.data)
     fate = rng.choice(("all", "none", "prefix", "zeros")) if mode == "mixed" else "zeros" if mode == "zeros" else "none"
@@ -655,7 +655,7 @@ def _after_cut(file: _File, rng: random.Random, mode: str) -> bytes:
     return bytes(file.data[: pages * PAGE]) + file.synced[pages * PAGE : len(file.data)]
 
 
-def _stat(node: _File | _Dir) -> os.stat_result:
+def _stat(node: _DiskFile | _Dir) -> os.stat_result:
     if isinstance(node, _Dir):
         return os.stat_result((stat.S_IFDIR | 0o755, node.inode, 1, 2, 0, 0, 0, 0, 0, 0))
     return os.stat_result((stat.S_IFREG | 0o644, node.inode, 1, node.links, 0, 0, len(node.data), 0, 0, 0))

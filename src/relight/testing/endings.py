@@ -84,7 +84,7 @@ class Cell(NamedTuple):
 
 
 @dataclass
-class Report:
+class EndingReport:
     """Outcomes of trials, by cell."""
 
     held: dict[str, int] = field(default_factory=dict)
@@ -121,14 +121,14 @@ def run(
     seed: int,
     chosen: Sequence[Cell],
     jobs: int = 1,
-    progress: Callable[[Report], None] = lambda report: None,
+    progress: Callable[[EndingReport], None] = lambda report: None,
     first: int = 0,
-) -> Report:
+) -> EndingReport:
     """Run the trials ``first`` to ``first + trials - 1`` of each cell, ``jobs`` at a time.
 
     The seed, the cell and the trial's number decide every random choice of a trial.
     """
-    report, began, lock = Report(), time.monotonic(), threading.Lock()
+    report, began, lock = EndingReport(), time.monotonic(), threading.Lock()
     waiting = ((cell, number) for number in range(first, first + trials) for cell in chosen)
 
     def work() -> None:
@@ -167,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     chosen = [cell for cell in cells() if options.only in str(cell)]
 
-    def progress(report: Report) -> None:
+    def progress(report: EndingReport) -> None:
         print(f"{sum(report.held.values())} of {sum(report.held.values()) + len(report.wrong)} held", file=sys.stderr, flush=True)
 
     report = run(options.trials, options.seed, chosen, options.jobs, progress, options.first)

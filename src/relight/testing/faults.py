@@ -17,7 +17,7 @@ from relight.log import Log, fold
 from relight.store import Disk, LocalStore
 from relight.store.base import Uncertain
 from relight.store.durable import temporary_of
-from relight.testing.disks import CHANGING, Call, CountingDisk, FailNth, SimulatedDisk
+from relight.testing.disks import CHANGING, CountingDisk, DiskCall, FailNth, SimulatedDisk
 from relight.testing.scenario import ROOT, RUN, Fact, Names, check, examine, fresh_disk, perform, prepared, save
 
 ERRORS = (codes.EIO, codes.ENOSPC, codes.EDQUOT, codes.EROFS)
@@ -67,7 +67,7 @@ def _begin(disk: Disk, names: Names) -> tuple[Attempt, list[Fact]]:
     return attempt, told
 
 
-def _calls(names: Names) -> list[Call]:
+def _calls(names: Names) -> list[DiskCall]:
     disk = CountingDisk(fresh_disk())
     attempt, told = _begin(disk, names)
     before = len(disk.calls)
@@ -126,7 +126,7 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
     return wrong
 
 
-def _poisoned(calls: list[Call], failed: Call | None) -> list[str]:
+def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
     """A file whose fsync or close failed is never synced, closed for good, or written again."""
     if failed is None or failed.name not in ("fsync", "close", "pwrite") or not failed.file:
         return []

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from relight.testing.images import Unavailable, mount_any, unmount
+from relight.testing.images import MountUnavailable, mount_any, unmount
 from relight.testing.victims import COUNTER_BYTES
 from relight.world.children import child_command
 
@@ -40,7 +40,7 @@ _FLUSHED = (1 << 64) - 1
 """In place of an offset."""
 
 
-class Entry(NamedTuple):
+class DiskEntry(NamedTuple):
     """What reached the disk: ``data`` at ``offset``; or, if there is none, a flush: all before it is on the medium."""
 
     offset: int
@@ -52,13 +52,13 @@ class Entry(NamedTuple):
         return not self.data
 
 
-def read_log(path: str) -> list[Entry]:
+def read_log(path: str) -> list[DiskEntry]:
     """The log that a server has written."""
-    entries: list[Entry] = []
+    entries: list[DiskEntry] = []
     with open(path, "rb") as file:
         while head := file.read(_ENTRY.size):
             offset, length = _ENTRY.unpack(head)
-            entries.append(Entry(0, b"") if offset == _FLUSHED else Entry(offset, file.read(length)))
+            entries.append(DiskEntry(0, b"") if offset == _FLUSHED else DiskEntry(offset, file.read(length)))
     return entries
 
 
@@ -68,7 +68,7 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise Unavailable(f"there is no FUSE: {error}") from error
+        raise MountUnavailable(f"there is no FUSE: {error}") from error
     for path, size in ((where, 0), (log, 0), (counter, COUNTER_BYTES)):
         with open(path, "wb") as file:
             file.truncate(size)
@@ -77,7 +77,7 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
         command = child_command("relight.testing.fuse_file", str(fd), disk, log, counter)
         process = subprocess.Popen(command, pass_fds=(fd,))
     except OSError as error:
-        raise Unavailable(f"FUSE does not mount here: {error}") from error
+        raise MountUnavailable(f"FUSE does not mount here: {error}") from error
     finally:
         os.close(fd)
     try:
@@ -92,7 +92,7 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
             process.wait()
 
 
-class _Server:
+class _FuseServer:
     def __init__(self, disk: int, log: int, counter: mmap.mmap) -> None:
         self._disk, self._log, self._counter = disk, log, counter
         self._count = 0
@@ -140,7 +140,7 @@ def serve(fd: int, disk: str, log: str, counter: str) -> None:
     ctypes.CDLL(None).mlockall(3)  # it must not wait for memory that the kernel frees by writing to it
     with open(counter, "r+b") as file:
         counted = mmap.mmap(file.fileno(), COUNTER_BYTES)
-    server = _Server(os.open(disk, os.O_RDWR), os.open(log, os.O_WRONLY | os.O_APPEND), counted)
+    server = _FuseServer(os.open(disk, os.O_RDWR), os.open(log, os.O_WRONLY | os.O_APPEND), counted)
     buffer = bytearray(WRITE_BYTES_MAX + (64 << 10))
     while True:
         try:

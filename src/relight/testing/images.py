@@ -34,7 +34,7 @@ PIECE_BYTES = 1 << 16
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-class Unavailable(RuntimeError):
+class MountUnavailable(RuntimeError):
     """File systems cannot be mounted this way here."""
 
 
@@ -88,16 +88,16 @@ def kinds_called(word: str) -> list[FileSystem]:
     found = [kind for kind in (*EXT4, XFS) if kind.name.startswith(word)]
     able = [kind for kind in found if shutil.which(kind.make[0])]
     if not able:
-        raise Unavailable(f"{found[0].make[0]} is not installed" if found else f"no file system is called {word!r}")
+        raise MountUnavailable(f"{found[0].make[0]} is not installed" if found else f"no file system is called {word!r}")
     return able
 
 
 def private_mounts() -> None:
     """From here on, what this process mounts is seen by it and its children alone. ``Unavailable`` without the right to."""
     if not os.path.exists("/dev/loop-control"):
-        raise Unavailable("there are no loop devices")
+        raise MountUnavailable("there are no loop devices")
     if _libc.unshare(_CLONE_NEWNS) or _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
-        raise Unavailable(f"mounting is not allowed: {os.strerror(ctypes.get_errno())}")
+        raise MountUnavailable(f"mounting is not allowed: {os.strerror(ctypes.get_errno())}")
 
 
 def make_image(path: str, kind: FileSystem) -> None:
@@ -107,7 +107,7 @@ def make_image(path: str, kind: FileSystem) -> None:
         file.truncate(kind.size)
     done = subprocess.run([*kind.make, whole], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise Unavailable(f"{kind.make[0]} fails: {done.stderr.strip()}")
+        raise MountUnavailable(f"{kind.make[0]} fails: {done.stderr.strip()}")
     copy_image(whole, path, zeros=True)
     os.unlink(whole)
 
@@ -163,7 +163,7 @@ def _attach(backing: int) -> tuple[str, int]:
             try:
                 number = fcntl.ioctl(control, _LOOP_CTL_GET_FREE)
             except OSError as error:
-                raise Unavailable(f"no loop device is free: {error}") from error
+                raise MountUnavailable(f"no loop device is free: {error}") from error
             device = f"/dev/loop{number}"
             if not os.path.exists(device):
                 with contextlib.suppress(FileExistsError):
@@ -179,7 +179,7 @@ def _attach(backing: int) -> tuple[str, int]:
                 return device, loop
     finally:
         os.close(control)
-    raise Unavailable("loop devices are taken as fast as they are given")
+    raise MountUnavailable("loop devices are taken as fast as they are given")
 
 
 def mount(image: str, where: str, kind: FileSystem) -> None:

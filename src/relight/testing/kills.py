@@ -46,12 +46,12 @@ JOURNAL_BYTES = 1 << 20
 WAIT_S = 60.0
 
 
-class Unavailable(RuntimeError):
+class KillsUnavailable(RuntimeError):
     """Processes cannot be killed this way here: no strace, or no permission to trace."""
 
 
 @dataclass
-class Report:
+class KillReport:
     """Kills by system call, and what was violated."""
 
     seed: int
@@ -83,11 +83,11 @@ class Report:
         }
 
 
-def run(count: int, seed: int = 0, *, progress: Callable[[Report, int], None] | None = None) -> Report:
+def run(count: int, seed: int = 0, *, progress: Callable[[KillReport, int], None] | None = None) -> KillReport:
     """Kill about ``count`` processes, and check after each. ``Unavailable`` if that cannot be done here."""
     if shutil.which("strace") is None:
-        raise Unavailable("strace is not installed")
-    report = Report(seed)
+        raise KillsUnavailable("strace is not installed")
+    report = KillReport(seed)
     began = time.perf_counter()
     share = max(1.0, count / len(SYSCALLS))
     with prepared() as names, _server() as server:
@@ -102,15 +102,15 @@ def run(count: int, seed: int = 0, *, progress: Callable[[Report, int], None] | 
 
 
 def _kill_at_each(
-    server: _Server,
+    server: _ForkServer,
     syscall: str,
     first: int,
     step: int,
     seeds: Sequence[int],
-    report: Report,
+    report: KillReport,
     names: Names,
     count: int,
-    progress: Callable[[Report, int], None] | None,
+    progress: Callable[[KillReport, int], None] | None,
 ) -> None:
     """Kill at the first, the first + step, … call of that kind, each of ``seeds``, until none makes so many calls."""
     n, alive = first, list(seeds)
@@ -135,7 +135,7 @@ def _kill_at_each(
         n += step
 
 
-class _Server:
+class _ForkServer:
     """The process that forks the ones that die."""
 
     def __init__(self, process: subprocess.Popen[bytes], directory: str, journal: mmap.mmap) -> None:
@@ -163,9 +163,9 @@ class _Server:
                 return
             if strace is not None and strace.poll() is not None:
                 said = strace.stderr.read().decode(errors="replace").strip() if strace.stderr else ""
-                raise Unavailable(f"strace cannot trace here: {said}")
+                raise KillsUnavailable(f"strace cannot trace here: {said}")
             time.sleep(0.001)
-        raise Unavailable("strace did not attach in time")
+        raise KillsUnavailable("strace did not attach in time")
 
     def live(self, seed: int) -> tuple[str, int, list[Fact]]:
         """One life in a directory of its own: ``(directory, exit code, what was promised)``."""
@@ -183,7 +183,7 @@ class _Server:
 
 
 @contextlib.contextmanager
-def _server() -> Iterator[_Server]:
+def _server() -> Iterator[_ForkServer]:
     base = "/dev/shm" if os.path.isdir("/dev/shm") and os.access("/dev/shm", os.W_OK) else None
     directory = tempfile.mkdtemp(prefix="relight-kills-", dir=base)
     path = f"{directory}/journal"
@@ -196,7 +196,7 @@ def _server() -> Iterator[_Server]:
         assert process.stdout
         if process.stdout.readline() != b"ready\n":
             raise RuntimeError("the server did not start")
-        yield _Server(process, directory, journal)
+        yield _ForkServer(process, directory, journal)
     finally:
         process.kill()
         process.communicate()
@@ -249,7 +249,7 @@ def _facts(store: LocalStore, seed: int) -> Iterator[Fact]:
     yield from life(store, seed)
 
 
-def show(report: Report) -> str:
+def show(report: KillReport) -> str:
     """The report, for people."""
     each = report.seconds / max(report.total, 1) * 1000
     lines = [f"{report.total:,} processes killed, {len(report.violations)} violations, {report.seconds:.0f} s, {each:.0f} ms a kill"]
@@ -270,14 +270,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serve(options.serve)
         return 0
 
-    def progress(report: Report, count: int) -> None:
+    def progress(report: KillReport, count: int) -> None:
         if sys.stderr.isatty():
             text = f"\r{report.total:,} of {count:,} killed, {len(report.violations)} violations "
             print(text, end="", file=sys.stderr, flush=True)
 
     try:
         report = run(options.count, options.seed, progress=progress)
-    except Unavailable as error:
+    except KillsUnavailable as error:
         print(f"nothing was killed: {error}", file=sys.stderr)
         return 2
     if sys.stderr.isatty():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from relight.store import ByteStore
-from relight.store.around import Around
+from relight.store.around import StoreWrapper
 from relight.store.base import Writer
 
 
@@ -11,7 +11,7 @@ class Killed(BaseException):
     """As if the process had ended here."""
 
 
-class Mortal(Around):
+class Mortal(StoreWrapper):
     """``inner``; ``left`` counts the changes that are still made, −1: for ever. Once one was refused, all are until ``left`` is set anew."""
 
     def __init__(self, inner: ByteStore, left: int = -1) -> None:

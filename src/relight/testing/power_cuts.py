@@ -27,7 +27,7 @@ from relight.store import LocalStore
 from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check, count_acknowledged, progress_of
 from relight.testing.images import (
     FileSystem,
-    Unavailable,
+    MountUnavailable,
     copy_image,
     cut_power,
     kinds_called,
@@ -38,7 +38,7 @@ from relight.testing.images import (
     unmount,
 )
 from relight.testing.scenario import Fact, prepared
-from relight.testing.victims import MUTATIONS, Told, Victims, store_in, victims
+from relight.testing.victims import MUTATIONS, AcknowledgedFact, Victims, store_in, victims
 
 LIFE_S = 0.12
 """At most so long until the cut, when it is not an acknowledgement that is waited for."""
@@ -48,7 +48,7 @@ VIOLATIONS_MAX = 20
 
 
 @dataclass
-class Report:
+class CutReport:
     """Cuts by how and on what, acknowledgements that were looked for by kind, and what was wrong."""
 
     seed: int
@@ -111,7 +111,7 @@ class Image:
         copy_image(base, self.path)
         mount(self.path, self.where, self.kind)
 
-    def cut(self, victim: Victims, report: Report, kept: str | None = None) -> list[str]:
+    def cut(self, victim: Victims, report: CutReport, kept: str | None = None) -> list[str]:
         """A life, a cut, a look: what is wrong. Mounted again afterwards. ``kept``: where to copy the image to, as the cut left it."""
         fresh: list[Fact] = []
         wrong: list[str] = []
@@ -142,7 +142,7 @@ class Image:
         wanted = self.rng.randrange(1, 12)
         begun = time.monotonic()
         until = begun + (WAIT_S if at_once else self.rng.uniform(0, LIFE_S))
-        heard: list[Told] = []
+        heard: list[AcknowledgedFact] = []
         victim.start(self.where, self.rng.randrange(1 << 32))
         while time.monotonic() < until:
             heard += victim.receive(until)
@@ -163,8 +163,8 @@ def run(
     mutation: str | None = None,
     keep: str | None = None,
     stop: int = VIOLATIONS_MAX,
-    progress: Callable[[Report, int], None] | None = None,
-) -> Report:
+    progress: Callable[[CutReport, int], None] | None = None,
+) -> CutReport:
     """Cut ``count`` times, or until ``stop`` cuts went wrong. ``Unavailable`` if that cannot be done here.
 
     ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``keep``: a directory for a copy
@@ -172,7 +172,7 @@ def run(
     """
     private_mounts()
     kinds = kinds_called(file_system)
-    report = Report(seed)
+    report = CutReport(seed)
     began, began_cpu = time.perf_counter(), sum(os.times()[:4])
     gc.freeze()
     with prepared() as names, scratch("relight-power-") as directory, victims(mutation=mutation) as victim:
@@ -200,7 +200,7 @@ def run(
     return report
 
 
-def show(report: Report) -> str:
+def show(report: CutReport) -> str:
     """The report, for people."""
     rate = report.total / max(report.seconds, 1e-9)
     told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stop=options.stop,
             progress=progress_of("cuts"),
         )
-    except Unavailable as error:
+    except MountUnavailable as error:
         print(f"no power was cut: {error}", file=sys.stderr)
         return 2
     if sys.stderr.isatty():

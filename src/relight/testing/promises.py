@@ -12,11 +12,11 @@ from relight.errors import RelightError
 from relight.format import Leaf, encode_tree, hexdigest
 from relight.format.names import READY_DIR, STORE_FILE, is_said_file, is_written_file, parse_record_file, parse_summary_file
 from relight.layout import Bytes, Item
-from relight.log import Checkpoint, Log, View, fold
+from relight.log import Checkpoint, Log, LogView, fold
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.reclaim.rebuild import execute_rebuild, plan_rebuild
 from relight.store.durable import temporary_of
-from relight.testing.shelf import Shelf
+from relight.testing.shelf import DurableNames
 from relight.testing.simulated_store import Nobody, SimulatedStore
 from relight.testing.truth import LOG, RUN, Truth
 
@@ -26,7 +26,7 @@ FROZEN = b"\x17" * ROW
 
 
 @dataclass
-class Saved:
+class AcknowledgedSave:
     """One save, and what its ranks were told: ``kind`` of an error, or ``""`` and the record's number."""
 
     id: str
@@ -53,20 +53,20 @@ def row_of(epoch: int, step: int, rank: int) -> bytes:
 class Promises:
     """The saves of a schedule and what was told of them, and somebody outside who can look at everything."""
 
-    def __init__(self, shelf: Shelf, kinds: frozenset[str], seed: int) -> None:
+    def __init__(self, shelf: DurableNames, kinds: frozenset[str], seed: int) -> None:
         self.shelf, self.kinds, self._seed = shelf, kinds, seed
         self.outside = SimulatedStore(shelf, Nobody(), random.Random(0), fine=False)
         self.truth = Truth(shelf, self._check_live)
-        self.saves: dict[str, Saved] = {}
+        self.saves: dict[str, AcknowledgedSave] = {}
         self.tags: dict[str, str] = {}
         """As they were acknowledged."""
         self._log = Log(self.outside, RUN)
         self._cut = False
 
-    def saved(self, epoch: int, step: int, turn: int, world: int, agreed: bool) -> Saved:
+    def saved(self, epoch: int, step: int, turn: int, world: int, agreed: bool) -> AcknowledgedSave:
         """The save of that attempt, step and turn: one, whichever rank asks first."""
         checkpoint_id = hexdigest(f"{self._seed} {epoch} {step} {turn}".encode())[:10]
-        return self.saves.setdefault(checkpoint_id, Saved(checkpoint_id, step, epoch, world, agreed))
+        return self.saves.setdefault(checkpoint_id, AcknowledgedSave(checkpoint_id, step, epoch, world, agreed))
 
     def after_cut(self) -> None:
         """The power was cut: what is known of the log is known no more."""
@@ -82,7 +82,7 @@ class Promises:
         wrong = [f"{checkpoint_id}: {found}" for found in verify_checkpoint(self.outside, view, one)]
         return wrong or self.content(self.outside, view, one)
 
-    def content(self, store: SimulatedStore, view: View, one: Checkpoint) -> list[str]:
+    def content(self, store: SimulatedStore, view: LogView, one: Checkpoint) -> list[str]:
         """Whether its bytes are one save's."""
         saved = self.saves[one.id]
         opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
@@ -99,7 +99,7 @@ class Promises:
                 wrong.append(f"(5) {one.id} holds bytes of another save: rank {rank} has {room.hex()}")
         return wrong
 
-    def acknowledged(self, who: str, saved: Saved, seq: int) -> None:
+    def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:
         """``who`` was told that it is saved, as record ``seq``."""
         truth = self.truth
         found = truth.counted.get(saved.id)
@@ -130,7 +130,7 @@ class Promises:
             if truth.tags.get(name) != target and target not in truth.retired:
                 truth.wrong.append(f"(2) tag {name} was acknowledged, and does not point at {target}")
 
-    def _judge_save(self, saved: Saved) -> None:
+    def _judge_save(self, saved: AcknowledgedSave) -> None:
         truth = self.truth
         found = truth.counted.get(saved.id)
         kinds = {kind for kind, _ in saved.told.values()}

@@ -30,7 +30,7 @@ from relight.policy import Candidate, decide_keep, keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep
 from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.durable import create_once
-from relight.testing.disks import CHANGING, CUTS, Call, FailNth, HookedDisk, SimulatedDisk
+from relight.testing.disks import CHANGING, CUTS, DiskCall, FailNth, HookedDisk, SimulatedDisk
 from relight.testing.scenario import LARGE_BYTES, ROOT, RUN, Fact, examine, fresh_disk, no_second_looks, perform, save, state_of
 
 P = ParamSpec("P")
@@ -544,7 +544,7 @@ class _AfterLinks(HookedDisk):
         self.linked: list[SimulatedDisk] = []
         self.cut: list[SimulatedDisk] = []
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Do it, then copy."""
         result = go(*args, **kwargs)
         if call.name == "link":
@@ -578,7 +578,7 @@ class _MadeByTheDead(HookedDisk):
         super().__init__(inner)
         self.wanted, self.nth, self.seen = (name, path), nth, 0
 
-    def around(self, call: Call, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Be second."""
         if call[:2] == self.wanted:
             self.seen += 1

@@ -15,7 +15,7 @@ from relight.policy import keep
 from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore
 from relight.testing.crash import Observed
-from relight.testing.disks import CUTS, Call, SimulatedDisk
+from relight.testing.disks import CUTS, DiskCall, SimulatedDisk
 from relight.testing.rules import rule, simulated
 from relight.testing.rules_lines import line
 from relight.testing.scenario import ROOT, RUN, fresh_disk, short_folders
@@ -121,7 +121,7 @@ def a_folder_is_durable_with_its_records() -> list[str]:
         disk = fresh_disk()
         seen: list[SimulatedDisk] = []
 
-        def see(number: int, when: str, call: Call, inner: SimulatedDisk) -> None:
+        def see(number: int, when: str, call: DiskCall, inner: SimulatedDisk) -> None:
             if when == "after" and call.name == "mkdir" and f"/{LOG_DIR}/" in call.path:
                 seen.append(inner.clone())
 

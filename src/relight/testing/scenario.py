@@ -28,7 +28,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, Fenced, Religh
 from relight.format import Leaf, decode_record, decode_root, encode_tree
 from relight.format.names import LOG_DIR, STORE_FILE, is_written_file, parse_record_file, parse_summary_file
 from relight.layout import Bytes, Item
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import checkpoint_dirs
 from relight.policy import Compact, keep
 from relight.policy.compact import Experience
@@ -48,7 +48,7 @@ ROOT = "/disk/above/store"
 
 
 @dataclass(frozen=True)
-class State:
+class SavedState:
     """What is saved: tensors by name, ``(dtype, shape, role, trainable, bytes)``, and the tree that names them."""
 
     tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]]
@@ -61,7 +61,7 @@ class State:
 
 
 @functools.lru_cache(maxsize=4096)
-def state_of(key: str) -> State:
+def state_of(key: str) -> SavedState:
     """The state that ``key`` stands for: equal keys, equal bytes. A few tensors, several chunks, mostly two packs."""
     rng = random.Random(key)
     tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]] = {}
@@ -82,11 +82,11 @@ def state_of(key: str) -> State:
     if key.endswith("/large"):
         add("model/large", "float32", 4, (LARGE_BYTES // 4,), "param", True)
     leaves = {name: Leaf("tensor", (index,)) for index, name in enumerate(tensors)}
-    return State(tensors, encode_tree({"state": leaves, "key": key, "lr": rng.random()}))
+    return SavedState(tensors, encode_tree({"state": leaves, "key": key, "lr": rng.random()}))
 
 
 @dataclass
-class Facts:
+class KnownFacts:
     """What is known to somebody, from the facts told so far. ``retiring`` were to go: they may be there or not."""
 
     saving: set[str] = field(default_factory=set)
@@ -97,7 +97,7 @@ class Facts:
     tags: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_facts(cls, told: Iterable[Fact]) -> Facts:
+    def from_facts(cls, told: Iterable[Fact]) -> KnownFacts:
         """Gathered from the telling."""
         facts = cls()
         for kind, *rest in told:
@@ -194,7 +194,7 @@ def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
     yield from save(attempt, f"{seed}/resume/{attempt.epoch}/{step}", step)
 
 
-def read_state(store: ByteStore, view: View, checkpoint: Checkpoint) -> tuple[str, State]:
+def read_state(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> tuple[str, SavedState]:
     """A checkpoint as it is stored, every byte verified: ``(its key, its state)``."""
     opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
     (part,) = opened.parts
@@ -206,12 +206,12 @@ def read_state(store: ByteStore, view: View, checkpoint: Checkpoint) -> tuple[st
         t.name: (t.dtype, t.shape, t.role, expected[t.name][3] if t.name in expected else False, bytes(buffers[i]))
         for i, t in enumerate(part.tensors)
     }
-    return key, State(tensors, part.tree)
+    return key, SavedState(tensors, part.tree)
 
 
 def check_history(log: Log, told: Sequence[Fact]) -> list[str]:
     """What is wrong with the history as it lies there, before anybody touches it. Empty if nothing is."""
-    facts = Facts.from_facts(told)
+    facts = KnownFacts.from_facts(told)
     try:
         view = log.read()
     except CheckpointNotFound:
@@ -223,7 +223,7 @@ def check_history(log: Log, told: Sequence[Fact]) -> list[str]:
     return wrong + _compare(history, facts)
 
 
-def _compare(history: History, facts: Facts) -> list[str]:
+def _compare(history: History, facts: KnownFacts) -> list[str]:
     wrong = []
     live = {one.id for one in history.live}
     for checkpoint_id, key in facts.saved.items():
@@ -242,7 +242,7 @@ def _compare(history: History, facts: Facts) -> list[str]:
 
 def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
     """What is wrong with any checkpoint that the history lists, each restored to the last byte; and what is missing from it."""
-    facts = Facts.from_facts(told)
+    facts = KnownFacts.from_facts(told)
     try:
         view = log.read()
     except RelightError as error:
@@ -255,7 +255,7 @@ def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
     return wrong
 
 
-def _restore(store: ByteStore, view: View, one: Checkpoint, facts: Facts, which: str) -> list[str]:
+def _restore(store: ByteStore, view: LogView, one: Checkpoint, facts: KnownFacts, which: str) -> list[str]:
     try:
         key, state = read_state(store, view, one)
     except RelightError as error:
@@ -313,7 +313,7 @@ def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
     """Delete the run's log, and return what is wrong then: an attempt that begins all the same, a file that is gone, a checkpoint that was
     listed before and is not listed by the rebuilt log, or one that does not restore.
     """
-    log, facts = Log(store, RUN), Facts.from_facts(told)
+    log, facts = Log(store, RUN), KnownFacts.from_facts(told)
     try:
         before = {one.id for one in fold(log.read()).live}
     except RelightError:

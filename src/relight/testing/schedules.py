@@ -20,7 +20,7 @@ from multiprocessing.sharedctypes import Synchronized
 
 from relight.testing.baton import Action
 from relight.testing.planted import PLANTED, planted
-from relight.testing.simulate import KINDS, Outcome, simulate
+from relight.testing.simulate import KINDS, ScheduleOutcome, simulate
 from relight.testing.staged import staged
 from relight.world.children import safe_spawn
 
@@ -35,7 +35,7 @@ WRONG = "WRONG"
 
 
 @dataclass
-class Report:
+class ScheduleReport:
     """What many schedules came to."""
 
     schedules: int = 0
@@ -47,7 +47,7 @@ class Report:
     violations: list[tuple[int, list[str]]] = field(default_factory=list)
     """``(seed, what was wrong)`` of the first ones."""
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: ScheduleOutcome) -> None:
         """One more."""
         self.schedules += 1
         self.actions += outcome.actions
@@ -58,7 +58,7 @@ class Report:
             self.violated += 1
             self.violations = [*self.violations, (outcome.seed, outcome.violations)][:SHOWN]
 
-    def join(self, other: Report) -> None:
+    def join(self, other: ScheduleReport) -> None:
         """And what another has."""
         self.schedules += other.schedules
         self.actions += other.actions
@@ -82,9 +82,11 @@ class Report:
         }
 
 
-def play(first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | None = None, stop: bool = False) -> Report:
+def play(
+    first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | None = None, stop: bool = False
+) -> ScheduleReport:
     """Schedules ``first`` to ``first + count - 1`` in this process; with ``stop`` none after the first violation."""
-    report = Report()
+    report = ScheduleReport()
     started = time.perf_counter()
     with planted(mutation), staged() as (crew, names):
         for seed in range(first, first + count):
@@ -97,13 +99,13 @@ def play(first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN, mutati
     return report
 
 
-def find(mutation: str, first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN) -> Report:
+def find(mutation: str, first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN) -> ScheduleReport:
     """Schedules with that bug, until one finds it."""
     bug = PLANTED[mutation]
     return play(first, count, kinds=(kinds | bug.besides) - bug.without, mutation=mutation, stop=True)
 
 
-def trace(seed: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | None = None) -> Outcome:
+def trace(seed: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | None = None) -> ScheduleOutcome:
     """One schedule, with all that happened in it."""
     with planted(mutation), staged() as (crew, names):
         return simulate(seed, crew, names, kinds)
@@ -126,7 +128,7 @@ def _take_core(turns: Synchronized[int]) -> None:
         os.sched_setaffinity(0, {cores[turn % len(cores)]})
 
 
-def _block(work: tuple[int, int, frozenset[str], str | None]) -> Report:
+def _block(work: tuple[int, int, frozenset[str], str | None]) -> ScheduleReport:
     first, count, kinds, mutation = work
     return play(first, count, kinds=kinds, mutation=mutation)
 
@@ -136,9 +138,9 @@ def _blocks(first: int, count: int, kinds: frozenset[str], mutation: str | None)
         yield at, min(BLOCK, first + count - at), kinds, mutation
 
 
-def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: str | None = None, quiet: bool = False) -> Report:
+def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: str | None = None, quiet: bool = False) -> ScheduleReport:
     """Schedules in several processes, with progress on stderr."""
-    report = Report()
+    report = ScheduleReport()
     started = told = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
     with safe_spawn():

@@ -12,7 +12,7 @@ from typing import Protocol
 from relight.errors import CheckpointNotFound
 
 
-class Watch(Protocol):
+class ChangeListener(Protocol):
     """Told of each change, at once."""
 
     def created(self, key: str, data: bytes, who: str, over: bool) -> None:
@@ -25,7 +25,7 @@ class Watch(Protocol):
         """These names are durable from now on."""
 
 
-class File:
+class DurableFile:
     """Bytes, and whether they were made durable."""
 
     __slots__ = ("data", "finished")
@@ -35,19 +35,19 @@ class File:
         self.finished = finished
 
 
-class Shelf:
+class DurableNames:
     """Files and directories, which of their names are not durable, and what has changed in each directory."""
 
     def __init__(self) -> None:
-        self.files: dict[str, File] = {}
+        self.files: dict[str, DurableFile] = {}
         self.dirs: dict[str, dict[str, bool]] = {"": {}}
         self.loose: set[str] = set()
         self.changes: dict[str, list[tuple[str, str, bool, bool]]] = {}
-        self.watch: Watch | None = None
+        self.watch: ChangeListener | None = None
         self.under_way: list[tuple[str, bytes, str]] = []
         """Creations whose callers were told ``Uncertain``, and which take effect later."""
 
-    def put(self, key: str, file: File, who: str) -> None:
+    def put(self, key: str, file: DurableFile, who: str) -> None:
         """Enter a file's name. ``CheckpointNotFound`` if its directory has gone."""
         self._enter(key, False, who)
         self.files[key] = file
@@ -138,12 +138,12 @@ class Shelf:
         self.dirs.get(parent, {}).pop(name, None)
 
 
-def create(shelf: Shelf, key: str, data: bytes, who: str) -> bool:
+def create(shelf: DurableNames, key: str, data: bytes, who: str) -> bool:
     """The moment at which a name exists: one caller gets True."""
     over = key in shelf.files
     if over:
         return False
-    shelf.put(key, File(data=data, finished=True), who)
+    shelf.put(key, DurableFile(data=data, finished=True), who)
     if shelf.watch is not None:
         shelf.watch.created(key, data, who, over)
     return True

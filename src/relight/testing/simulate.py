@@ -30,7 +30,7 @@ from typing import NamedTuple
 from relight.catalog import candidates, verify_checkpoint
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
-from relight.commit.save import Place, Seat
+from relight.commit.save import CommitTarget, Participant
 from relight.commit.together import save_multi_rank
 from relight.errors import RelightError, SaveFailed
 from relight.format import Leaf, encode_tree
@@ -39,10 +39,10 @@ from relight.log import Log, fold
 from relight.policy import Compact, Keep, keep
 from relight.policy.compact import Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall, sweep_recallable
-from relight.testing.baton import Actor, Crew, Stage, Weather
-from relight.testing.promises import FROZEN, ROW, Promises, Saved
+from relight.testing.baton import Actor, Crew, ScheduleStage, Weather
+from relight.testing.promises import FROZEN, ROW, AcknowledgedSave, Promises
 from relight.testing.scenario import Names
-from relight.testing.shelf import Shelf, create
+from relight.testing.shelf import DurableNames, create
 from relight.testing.simulated_store import SimulatedStore
 from relight.testing.truth import LOG, RUN
 
@@ -67,7 +67,7 @@ LOST_LOGS = 0.1
 """The share of schedules that lose their log at the end."""
 
 
-class Outcome(NamedTuple):
+class ScheduleOutcome(NamedTuple):
     """What came of a schedule."""
 
     seed: int
@@ -83,7 +83,7 @@ class Outcome(NamedTuple):
     """Each an ``Action``."""
 
 
-def simulate(seed: int, crew: Crew, names: Names, kinds: frozenset[str] = KINDS) -> Outcome:
+def simulate(seed: int, crew: Crew, names: Names, kinds: frozenset[str] = KINDS) -> ScheduleOutcome:
     """Play the schedule of ``seed``. Within ``staged()`` only."""
     return _Play(seed, crew, names, kinds).outcome()
 
@@ -93,17 +93,17 @@ class _Play:
         self.seed = seed
         self.rng = rng = random.Random(f"schedule {seed}")
         names.seed(f"schedule {seed}")
-        self.shelf = Shelf()
+        self.shelf = DurableNames()
         self.listed: list[str] = []
         """What some tool has seen to be recallable: another may have given it up since."""
         self.promises = Promises(self.shelf, kinds, seed)
         self.truth = self.promises.truth
-        self.stage = Stage(rng, Weather.draw(rng, kinds), crew)
+        self.stage = ScheduleStage(rng, Weather.draw(rng, kinds), crew)
         self.stage.under_way, self.stage.after_step = self.shelf.under_way, self._late
         self.fine = rng.random() < 0.6
         self.kinds = kinds
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> ScheduleOutcome:
         rng, stage = self.rng, self.stage
         self._cast(rng)
         if "cut" in self.kinds and rng.random() < 0.15:
@@ -112,7 +112,7 @@ class _Play:
         actors = stage.actors
         if stage.over and not stage.problems:
             self._cut()
-            second = Stage(rng, stage.weather._replace(budget=2, death=0.0), stage.crew)
+            second = ScheduleStage(rng, stage.weather._replace(budget=2, death=0.0), stage.crew)
             second.trace, second.faults, second.now = stage.trace, stage.faults, stage.now
             self.stage = second
             self._job(9, at=0.0)
@@ -127,7 +127,7 @@ class _Play:
             if "lost_log" in self.kinds and not self.truth.wrong:
                 self._lose_log(random.Random(f"lost log {self.seed}"))
         saves = self.promises.saves.values()
-        return Outcome(
+        return ScheduleOutcome(
             self.seed,
             stage.steps,
             actors,
@@ -194,10 +194,10 @@ class _Play:
                     execute_sweep(plan_sweep(store, RUN), store)
             work(actor, 0, place)
 
-        def work(actor: Actor, rank: int, place: Place) -> None:
+        def work(actor: Actor, rank: int, place: CommitTarget) -> None:
             self.truth.epochs_of[actor.name] = place.epoch
             store = self._store(actor)
-            own = place if rank == 0 else Place(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
+            own = place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
             attempt = Attempt(own)
             if smaller:  # as if it had seen already that some of two saves is equal
                 attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
@@ -213,7 +213,7 @@ class _Play:
         self.stage.add(f"job{number}.0", first, at)
 
     def _save(
-        self, actor: Actor, attempt: Attempt, saved: Saved, rank: int, alone: bool, timeout_s: float, again: bool
+        self, actor: Actor, attempt: Attempt, saved: AcknowledgedSave, rank: int, alone: bool, timeout_s: float, again: bool
     ) -> RelightError | None:
         seen = Box((rank, 0), (1, ROW))
         other = not saved.agreed and rank == saved.world - 1
@@ -225,7 +225,7 @@ class _Play:
         plan = plan_save(items, id=saved.id, rank=rank)
         if again:  # as a layout that was saved before
             plan.proven.add("read")
-        seat = None if alone else Seat(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
+        seat = None if alone else Participant(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
         leaves = self.stage.now + self.rng.uniform(0, 3) if self.rng.random() < 0.06 else None
 
         def packs_written() -> None:
@@ -333,7 +333,7 @@ class _Play:
         first = rng.choice((0, rng.randrange(fence) + 1))
         before = self.stage
         self.rng = rng
-        self.stage = after = Stage(rng, before.weather._replace(budget=2), before.crew)
+        self.stage = after = ScheduleStage(rng, before.weather._replace(budget=2), before.crew)
         after.trace, after.faults, after.now = before.trace, before.faults, before.now
         after.faults["lost_log"] += 1
         after.note(None, "log lost", LOG, f"from record {first} on")

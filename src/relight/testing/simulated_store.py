@@ -22,7 +22,7 @@ from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, Store
 from relight.format.names import LOG_DIR
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer
 from relight.store.durable import TMP_PREFIX
-from relight.testing.shelf import File, Shelf, create
+from relight.testing.shelf import DurableFile, DurableNames, create
 
 FAULTS: dict[str, tuple[str, ...]] = {
     "put_once": ("refused", "full", "unsure", "unsure_done", "answered_twice", "late"),
@@ -44,7 +44,7 @@ class Died(BaseException):
     """The process is no more: it is refused everything from then on, so that nothing it would still do has an effect."""
 
 
-class Who(Protocol):
+class SimulatedProcess(Protocol):
     """A process, as the store sees it."""
 
     name: str
@@ -70,8 +70,8 @@ class SimulatedStore:
 
     def __init__(
         self,
-        shelf: Shelf,
-        who: Who,
+        shelf: DurableNames,
+        who: SimulatedProcess,
         rng: random.Random,
         *,
         fine: bool = True,
@@ -98,7 +98,7 @@ class SimulatedStore:
         parent, _, name = key.rpartition("/")
         temporary = f"{parent}/{TMP_PREFIX}{name}-{self._rng.getrandbits(64):016x}".lstrip("/")
         if self._fine:
-            self.shelf.put(temporary, File(data=data, finished=True), self._who.name)
+            self.shelf.put(temporary, DurableFile(data=data, finished=True), self._who.name)
             self._who.step("link", key)
             if temporary not in self.shelf.files:  # swept
                 if key in self.shelf.files:
@@ -121,11 +121,11 @@ class SimulatedStore:
         self._make_parents(key)
         if key in self.shelf.files:
             raise StoreUnavailable("that name exists", where=key)
-        file = File(size)
+        file = DurableFile(size)
         self.shelf.put(key, file, self._who.name)
         if fault == "left":
             raise StoreUnavailable("no answer (and an empty file is left)", where=key)
-        return _Writer(self, key, file)
+        return _SimulatedWriter(self, key, file)
 
     def sync(self, prefix: str) -> None:
         """See ``ByteStore``."""
@@ -145,7 +145,7 @@ class SimulatedStore:
     def open(self, key: str) -> Reader:
         """See ``ByteStore``."""
         self._enter("open", key)
-        return _Reader(self._file(key).data, key)
+        return _SimulatedReader(self._file(key).data, key)
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``."""
@@ -214,7 +214,7 @@ class SimulatedStore:
             self._between("sync", new)
             self.shelf.sync(new.rpartition("/")[0])
 
-    def _file(self, key: str) -> File:
+    def _file(self, key: str) -> DurableFile:
         try:
             return self.shelf.files[key]
         except KeyError:
@@ -224,10 +224,10 @@ class SimulatedStore:
 _entry = functools.lru_cache(maxsize=1 << 12)(Entry._make)
 
 
-class _Writer:
+class _SimulatedWriter:
     align = 1
 
-    def __init__(self, store: SimulatedStore, key: str, file: File) -> None:
+    def __init__(self, store: SimulatedStore, key: str, file: DurableFile) -> None:
         self._store, self._key, self._file = store, key, file
 
     def write_at(self, offset: int, data: memoryview) -> None:
@@ -246,7 +246,7 @@ class _Writer:
             self._store.shelf.remove(self._key, self._store._who.name)
 
 
-class _Reader:
+class _SimulatedReader:
     def __init__(self, data: bytearray, key: str) -> None:
         self._data, self._key, self.size = data, key, len(data)
 

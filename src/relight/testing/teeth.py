@@ -36,7 +36,7 @@ class Mutation(NamedTuple):
     proof: str = "cuts"
 
 
-class Verdict(NamedTuple):
+class MutationVerdict(NamedTuple):
     """What caught a mutation, None if it survived, and what that said."""
 
     mutation: Mutation
@@ -447,14 +447,14 @@ def _takeovers() -> Iterator[str]:
 
 
 def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
-    from relight.testing.crash import Report, Watch, simulate
+    from relight.testing.crash import CrashReport, CrashSampler, simulate
     from relight.testing.scenario import prepared
 
     wanted = re.compile(pattern)
     for seed in range(lives):
-        report = Report(seed)
+        report = CrashReport(seed)
         with prepared() as names:
-            simulate(seed, Watch(report, share=share, choose=lambda point: wanted.search(point) is not None, stop=1), names)
+            simulate(seed, CrashSampler(report, share=share, choose=lambda point: wanted.search(point) is not None, stop=1), names)
         for one in report.violations:
             yield f"{one.wrong[0]} ({one.point})"
 
@@ -527,7 +527,7 @@ def prove(first: str) -> tuple[str | None, str]:
     return None, ""
 
 
-def bite(mutation: Mutation) -> Verdict:
+def bite(mutation: Mutation) -> MutationVerdict:
     """Try one mutation, in a child that has not imported the product."""
     began = time.perf_counter()
     read_end, write_end = os.pipe()
@@ -551,7 +551,7 @@ def bite(mutation: Mutation) -> Verdict:
         data = pipe.read()
     os.waitpid(child, 0)
     caught_by, said = json.loads(data) if data else ("the time limit", f"it ran more than {SECONDS_MAX} s")
-    return Verdict(mutation, caught_by, said or "", time.perf_counter() - began)
+    return MutationVerdict(mutation, caught_by, said or "", time.perf_counter() - began)
 
 
 def unmutated() -> str:
@@ -575,7 +575,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     chosen = [one for one in MUTATIONS if options.only in f"{one.what} {one.module} {one.proof}"][:: options.every]
     wrong = unmutated()
-    verdicts: list[Verdict] = []
+    verdicts: list[MutationVerdict] = []
     if not options.json:
         print(f"{'unmutated':64} {wrong or 'every proof is content'}")
     for mutation in chosen if not wrong else []:

@@ -13,13 +13,13 @@ import msgspec
 
 from relight.format import hexdigest
 from relight.format.names import LOG_DIR, STORE_FILE, parse_dir, parse_record_file
-from relight.testing.shelf import Shelf
+from relight.testing.shelf import DurableNames
 
 RUN = "run"
 LOG = f"{RUN}/{LOG_DIR}"
 
 
-class Counted(NamedTuple):
+class CountingCommit(NamedTuple):
     """A COMMIT that counts."""
 
     id: str
@@ -33,11 +33,11 @@ class Counted(NamedTuple):
 class Truth:
     """The records as they were made, and what is wrong with that."""
 
-    def __init__(self, shelf: Shelf, look: Callable[[str], list[str]]) -> None:
+    def __init__(self, shelf: DurableNames, look: Callable[[str], list[str]]) -> None:
         self._shelf, self._look = shelf, look
         shelf.watch = self
         self.wrong: list[str] = []
-        self.counted: dict[str, Counted] = {}
+        self.counted: dict[str, CountingCommit] = {}
         """By id, retired ones too."""
         self.epochs_of: dict[str, int | None] = {}
         """The attempt that a process belongs to, by the process's name; None of a tool."""
@@ -48,9 +48,9 @@ class Truth:
     def _reset(self) -> None:
         self.records: list[dict[str, Any]] = []
         self._hash = "0" * 64
-        self.live: dict[str, Counted] = {}
+        self.live: dict[str, CountingCommit] = {}
         self.retired: set[str] = set()
-        self.shelved: dict[str, Counted] = {}
+        self.shelved: dict[str, CountingCommit] = {}
         """Retired, and may be recalled."""
         self.tags: dict[str, str] = {}
         self.epoch = 0
@@ -87,12 +87,12 @@ class Truth:
                 if loose:
                     self._report(f"(1) the COMMIT of {found.id} is durable, and {loose[0]} is not")
 
-    def loose(self, found: Counted) -> list[str]:
+    def loose(self, found: CountingCommit) -> list[str]:
         """Names that a checkpoint needs and a power cut would take."""
         wanted = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
         return [key for key in wanted if key in self._shelf.loose]
 
-    def changed(self, found: Counted) -> list[str]:
+    def changed(self, found: CountingCommit) -> list[str]:
         """Its files that are not what they were at its COMMIT."""
         return [key for key, data in found.needs.items() if self._bytes(key) != data]
 
@@ -113,7 +113,7 @@ class Truth:
         for lost in before - self.live.keys() - self.retired:
             self.counted.pop(lost, None)
 
-    def lose_log(self, first: int) -> dict[str, Counted]:
+    def lose_log(self, first: int) -> dict[str, CountingCommit]:
         """Remove the records from number ``first`` on. Return what was live: until ``find_log`` nothing of it may be deleted."""
         live, needs = self.live, self._needs
         self._shelf.lose(LOG, [f"{number:012d}.json" for number in range(first, len(self.records))])
@@ -182,7 +182,7 @@ class Truth:
                 pass
         keys = [f"{prefix}/{name}" for name in names]
         keys += [key for name in names if name.startswith("part-") for key in _elsewhere(self._bytes(f"{prefix}/{name}"))]
-        found = Counted(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in keys})
+        found = CountingCommit(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in keys})
         self.live[found.id] = self.counted[found.id] = found
         for key in found.needs:
             self._needs.setdefault(key, []).append(found.id)
@@ -215,7 +215,7 @@ class Truth:
                 self.wrong += [f"(1) at its RECALL: {key} is not what it was" for key in self.changed(found)]
         self.live = {one.id: one for one in sorted(self.live.values(), key=lambda one: one.seq)}
 
-    def _forget(self, found: Counted | None) -> None:
+    def _forget(self, found: CountingCommit | None) -> None:
         """Its bytes may go."""
         for key in found.needs if found is not None else ():
             users = self._needs.get(key, [])

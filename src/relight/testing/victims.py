@@ -51,7 +51,7 @@ MUTATIONS = {
 """What can be taken out of the product in the victims, and only there, by a word: the negative controls."""
 
 
-class Told(NamedTuple):
+class AcknowledgedFact(NamedTuple):
     """A fact, and what the counter was when it was told: 0 without one."""
 
     at: int
@@ -69,18 +69,18 @@ class Victims:
         """Let a process live on the disk that is mounted in ``where``, from now on until ``end``."""
         self._send(f"{seed} {where}")
 
-    def receive(self, until: float) -> list[Told]:
+    def receive(self, until: float) -> list[AcknowledgedFact]:
         """What has been told since, waiting until that time (``time.monotonic``) for the first of it."""
         ready, _, _ = select.select([self._facts], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             return []
         *lines, self._rest = (self._rest + os.read(self._facts, 1 << 16)).split(b"\n")
-        return [Told(at, tuple(fact)) for at, *fact in map(json.loads, lines)]
+        return [AcknowledgedFact(at, tuple(fact)) for at, *fact in map(json.loads, lines)]
 
-    def end(self) -> list[Told]:
+    def end(self) -> list[AcknowledgedFact]:
         """Kill the process and wait for its end: what it told last."""
         self._send("end")
-        told: list[Told] = []
+        told: list[AcknowledgedFact] = []
         while more := self.receive(0.0):
             told += more
         self._rest = b""  # half a line: it was killed while telling, so it has not told

@@ -36,8 +36,8 @@ from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdig
 from relight.format.manifest import STORING, Pack, donors_of, storing
 from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
-from relight.format.stored import OWN, Stored
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.format.stored import OWN, PackChunks
+from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.related import CONTINUES, Change, change, whole_history
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put
 from relight.store.base import Uncertain
@@ -168,7 +168,7 @@ def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str
     return None
 
 
-def _origin(view: View, checkpoint_id: str) -> dict[str, Any]:
+def _origin(view: LogView, checkpoint_id: str) -> dict[str, Any]:
     return {"store": view.store_id, "run": view.run_id, "id": checkpoint_id}
 
 
@@ -209,7 +209,7 @@ def copy_one(
         root_hash, root_bytes = check_written(store, prefix, root)
         body = _commit_body(opened, root, str(directory), root_hash, root_bytes)
 
-        def decide(now: View) -> tuple[Body, int]:
+        def decide(now: LogView) -> tuple[Body, int]:
             _in_charge(log.run, charge, fold(now))
             if checks is not None:
                 checks(fold(now))
@@ -241,7 +241,7 @@ class _Copying:
     """A copy in its directory."""
 
     def __init__(
-        self, opened: Opened, store: ByteStore, view: View, directory: CheckpointDir, known: Chunks, sent: Progress | None
+        self, opened: Opened, store: ByteStore, view: LogView, directory: CheckpointDir, known: Chunks, sent: Progress | None
     ) -> None:
         self.directory, self.prefix = directory, f"{view.run}/{directory}"
         self._opened, self._store, self._view, self._known, self._tell_sent = opened, store, view, known, sent
@@ -354,7 +354,7 @@ def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -
         yield from _sound_chunks(opened, pack, reader, progress, lambda number: True)
 
 
-def _stored_chunks(opened: Opened, pack: Pack, after: Stored, progress: Progress | None) -> Generator[memoryview, None, None]:
+def _stored_chunks(opened: Opened, pack: Pack, after: PackChunks, progress: Progress | None) -> Generator[memoryview, None, None]:
     """What is written of each chunk with a copy. What is coded is decoded, too, to see that it is what was committed; what is there
     already is not read."""
     own = [number for number, piece in enumerate(after.pieces) if piece.home == OWN]

@@ -15,7 +15,7 @@ import msgspec
 
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, WrongKey
 from relight.format.cipher import KEY_BYTES, Secret, ring_id
-from relight.format.keyring import KEYS_DIR, Slot
+from relight.format.keyring import KEYS_DIR, KeySlot
 from relight.format.names import STORE_FILE
 from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
@@ -247,15 +247,15 @@ def _touched(inner: ByteStore, leaked: str) -> set[bytes]:
     return found
 
 
-def _rings(inner: ByteStore) -> dict[tuple[int, str], list[Slot]]:
+def _rings(inner: ByteStore) -> dict[tuple[int, str], list[KeySlot]]:
     """Slots by generation and ring key. Two who begin a store at one moment, with keys of two names, may make two rings of a generation."""
-    found: dict[tuple[int, str], list[Slot]] = {}
+    found: dict[tuple[int, str], list[KeySlot]] = {}
     for slot in slots_in(inner):
         found.setdefault((slot.generation, slot.ring), []).append(slot)
     return dict(sorted(found.items()))
 
 
-def _slots_of(inner: ByteStore, name: str) -> list[Slot]:
+def _slots_of(inner: ByteStore, name: str) -> list[KeySlot]:
     mine = [slot for slot in slots_in(inner) if _is(slot.kek, slot.label, name)]
     if not mine:
         raise CheckpointNotFound(f"no key {name!r} has a slot here", where=inner.url, hint="relight keys status STORE")
@@ -268,7 +268,7 @@ def _is(kek: str, label: str, name: str) -> bool:
     return label == name or (len(name) >= 4 and kek.startswith(name))
 
 
-def _opened(slots: list[Slot], keychain: Keychain, generation: int) -> Secret:
+def _opened(slots: list[KeySlot], keychain: Keychain, generation: int) -> Secret:
     for slot in slots:
         key = open_slot(slot, keychain)
         if key is not None:
@@ -276,7 +276,7 @@ def _opened(slots: list[Slot], keychain: Keychain, generation: int) -> Secret:
     raise WrongKey(f"none of the keys at hand opens generation {generation}", where=KEYS_DIR)
 
 
-def _opens(slot: Slot, provider: Provider) -> bool:
+def _opens(slot: KeySlot, provider: Provider) -> bool:
     return open_slot(slot, Keychain([provider])) is not None
 
 
@@ -292,7 +292,7 @@ def _put(inner: ByteStore, store_id: str, generation: int, key: Secret, provider
     return _named(there[0])
 
 
-def _named(slot: Slot) -> str:
+def _named(slot: KeySlot) -> str:
     return f"{slot.label} ({slot.kek[:8]}), generation {slot.generation}"
 
 

@@ -18,7 +18,7 @@ from relight.errors import CheckpointNotFound
 from relight.format import Digest
 from relight.format.manifest import Pack
 from relight.format.records import Body, NoteBody
-from relight.log import Checkpoint, Log, View, fold
+from relight.log import Checkpoint, Log, LogView, fold
 from relight.log.history import REPACKED
 from relight.store.around import rewrites
 from relight.transfer.copying import sound_chunks, write_pack_from
@@ -100,7 +100,7 @@ def _is_whole(opened: Opened, pack: Pack, key: str) -> bool:
 
 
 def _record_repacked(log: Log, checkpoint_id: str) -> None:
-    def decide(view: View) -> tuple[Body, int] | None:
+    def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
         one = history.find(checkpoint_id)
         if one is None:

@@ -15,7 +15,7 @@ from relight.catalog import Run
 from relight.commit.earlier import DONORS_MAX, Chunks, chunks_of, home_of, placed, rows_of
 from relight.errors import RelightError
 from relight.format.manifest import Pack
-from relight.format.stored import OWN, Piece, Stored
+from relight.format.stored import OWN, ChunkLocation, PackChunks
 from relight.log import Checkpoint, History
 
 
@@ -25,9 +25,9 @@ def packs_there(packs: Iterable[Pack], there: Chunks, *, coded: bool) -> list[Pa
     return [msgspec.structs.replace(pack, stored=_stored(pack, there, coded=coded)) for pack in packs]
 
 
-def _stored(pack: Pack, there: Chunks, *, coded: bool) -> Stored | None:
+def _stored(pack: Pack, there: Chunks, *, coded: bool) -> PackChunks | None:
     homes: dict[tuple[str, str], int] = {}
-    pieces, at = list[Piece](), 0
+    pieces, at = list[ChunkLocation](), 0
     for number, (length, value) in enumerate(pack.chunks):
         piece = pack.stored.pieces[number] if pack.stored is not None else None
         where = there.get((value, length))
@@ -35,12 +35,12 @@ def _stored(pack: Pack, there: Chunks, *, coded: bool) -> Stored | None:
             pieces.append(placed(where, homes))
             continue
         if coded and piece is not None and piece.coded and piece.base is None:
-            one = Piece(OWN, at, piece.length, piece.coded, piece.hash)
+            one = ChunkLocation(OWN, at, piece.length, piece.coded, piece.hash)
         else:
-            one = Piece(OWN, at, length, False, value)
+            one = ChunkLocation(OWN, at, length, False, value)
         pieces.append(one)
         at += one.length
-    return Stored(at, list(homes), pieces) if homes or any(piece.coded for piece in pieces) else None
+    return PackChunks(at, list(homes), pieces) if homes or any(piece.coded for piece in pieces) else None
 
 
 def there_already(run: Run, history: History) -> Chunks:

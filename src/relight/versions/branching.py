@@ -13,7 +13,7 @@ from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import check_run_name
 from relight.format.records import Body, CommitBody
-from relight.log import Checkpoint, Log, View, fold
+from relight.log import Checkpoint, Log, LogView, fold
 
 
 class Branch(NamedTuple):
@@ -43,7 +43,7 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
     set_tag(Log(run.store, home), f"{PREFIX}{name}", checkpoint.id, by, why, kind=BRANCH)
     target.start()
 
-    def decide(view: View) -> tuple[Body, int] | None:
+    def decide(view: LogView) -> tuple[Body, int] | None:
         if _is_there(view, checkpoint, home):
             return None
         return msgspec.structs.replace(checkpoint.body, home=home, new_bytes=0, reason=f"branched off {run.name}"), 0
@@ -73,7 +73,7 @@ def drop(run: Run, name: str) -> Branch:
     return found
 
 
-def _is_there(view: View, checkpoint: Checkpoint, home: str) -> bool:
+def _is_there(view: LogView, checkpoint: Checkpoint, home: str) -> bool:
     """Whether the run is this very branch already. ``ConfigError`` if it is another run."""
     history = fold(view)
     first = next((record.body for record in view.records if isinstance(record.body, CommitBody)), None)

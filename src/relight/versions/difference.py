@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from relight.catalog.opened import Opened
 from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of
-from relight.catalog.whole import Whole, whole_of
+from relight.catalog.whole import MergedCheckpoint, whole_of
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.tree import join_path
 from relight.versions.numbers import Apart, compare
@@ -131,7 +131,7 @@ def bytes_to_read(found: Difference) -> int:
     )
 
 
-def _hashes(opened: Opened, joined: Whole, number: int) -> object:
+def _hashes(opened: Opened, joined: MergedCheckpoint, number: int) -> object:
     """What two tensors have in common only if they are the same: each piece's box, and the chunks it lies in, from where on."""
     found = []
     for piece in joined.pieces[number]:
@@ -150,9 +150,9 @@ def _hashes(opened: Opened, joined: Whole, number: int) -> object:
 
 def _go_through(
     a: Opened,
-    left: Whole,
+    left: MergedCheckpoint,
     b: Opened,
-    right: Whole,
+    right: MergedCheckpoint,
     todo: Sequence[tuple[TensorChange, int, int]],
     found: Difference,
     progress: Progress | None,
@@ -214,11 +214,11 @@ def _facts(a: Opened, b: Opened) -> Iterator[ValueChange]:
         yield from _apart({name: mine}, {name: theirs})
 
 
-def _values(left: Whole, right: Whole) -> list[ValueChange]:
+def _values(left: MergedCheckpoint, right: MergedCheckpoint) -> list[ValueChange]:
     return list(_apart(_all_of(left), _all_of(right)))
 
 
-def _all_of(joined: Whole) -> dict[Any, Any]:
+def _all_of(joined: MergedCheckpoint) -> dict[Any, Any]:
     """The tree that all ranks have in common, and what each has besides."""
     own = [{key: value for key, value in mine.items() if key not in joined.tree} for mine in joined.own]
     return {**joined.tree, **({"rank": dict(enumerate(own))} if any(own) else {})}

@@ -42,7 +42,7 @@ class Node:
         }  # fmt: skip
 
 
-class Line(NamedTuple):
+class GraphLine(NamedTuple):
     """A line of the drawing: the graph, and the checkpoint that stands behind it, if any."""
 
     graph: str
@@ -81,9 +81,9 @@ def lineage(store: ByteStore, only: str | None = None) -> tuple[list[Node], list
     return _in_order(nodes), silent
 
 
-def draw(nodes: Sequence[Node]) -> list[Line]:
+def draw(nodes: Sequence[Node]) -> list[GraphLine]:
     """The graph, a column for each line of descent: ``*`` a checkpoint, ``:`` where others were between that are gone."""
-    lines: list[Line] = []
+    lines: list[GraphLine] = []
     columns: list[tuple[str, bool]] = []  # what each column goes down to, and whether something is left out on the way
     for node in nodes:
         here = [number for number, (awaited, _) in enumerate(columns) if awaited == node.id]
@@ -91,10 +91,10 @@ def draw(nodes: Sequence[Node]) -> list[Line]:
             columns.append((node.id, False))
             here = [len(columns) - 1]
         for number in reversed(here[1:]):  # lines that meet here
-            lines.append(Line(_meeting(columns, here[0], number)))
+            lines.append(GraphLine(_meeting(columns, here[0], number)))
             del columns[number]
         at = here[0]
-        lines.append(Line(" ".join("*" if number == at else _bar(column) for number, column in enumerate(columns)), node))
+        lines.append(GraphLine(" ".join("*" if number == at else _bar(column) for number, column in enumerate(columns)), node))
         ahead = [parent for parent in node.parents if parent[0] != node.id]
         if not ahead:
             del columns[at]
@@ -103,7 +103,7 @@ def draw(nodes: Sequence[Node]) -> list[Line]:
         for parent in ahead[1:]:
             columns.insert(at + 1, parent)
             ahead_of, behind = [_bar(one) for one in columns[: at + 1]], [_bar(one) for one in columns[at + 2 :]]
-            lines.append(Line(" ".join(ahead_of) + "\\" + "".join(f" {bar}" for bar in behind)))
+            lines.append(GraphLine(" ".join(ahead_of) + "\\" + "".join(f" {bar}" for bar in behind)))
     return lines
 
 

@@ -11,7 +11,7 @@ from relight.catalog.run import Run
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.format.names import STAGES as STAGES
 from relight.format.records import WORDS_MAX, Body, NoteBody, TagBody
-from relight.log import Checkpoint, History, Log, View, fold
+from relight.log import Checkpoint, History, Log, LogView, fold
 
 NOTE_TOPIC = "note"
 
@@ -62,7 +62,7 @@ def next_stage(history: History, checkpoint_id: str) -> str:
     return STAGES[STAGES.index(held[-1]) + 1] if held else STAGES[0]
 
 
-def earlier_in(view: View, stage: str) -> str:
+def earlier_in(view: LogView, stage: str) -> str:
     """Return the checkpoint that was in a stage before and is still there. ``CheckpointNotFound`` if there is none."""
     history = fold(view)
     moves = [one.id for one in promotions(view.records, _stage(stage)) if one.id is not None]
@@ -103,7 +103,7 @@ def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = 
     if not text.strip() or len(text) > WORDS_MAX:
         raise ConfigError(f"a note has 1 to {WORDS_MAX} characters")
 
-    def decide(view: View) -> tuple[Body, int]:
+    def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)
         if history.find(checkpoint.id) is None:
             raise CheckpointNotFound(f"no checkpoint {checkpoint.id}", where=run.name)

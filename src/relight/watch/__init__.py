@@ -4,6 +4,6 @@ Always holds: nothing here slows a run or writes to its store; a second look rea
 nothing else. May import ``supervise`` and what is below it; torch never.
 """
 
-from relight.watch.overview import RunSeen, Saving, TierSeen, Watcher, poll_runs
+from relight.watch.overview import RunSeen, SaveTimes, TierSeen, Watcher, poll_runs
 
-__all__ = ["RunSeen", "Saving", "TierSeen", "Watcher", "poll_runs"]
+__all__ = ["RunSeen", "SaveTimes", "TierSeen", "Watcher", "poll_runs"]

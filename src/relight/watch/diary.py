@@ -13,7 +13,7 @@ from relight.errors import CheckpointNotFound, RelightError
 from relight.store import ByteStore
 from relight.supervise.goodput import Account
 from relight.supervise.goodput import once_each as once_each_job
-from relight.supervise.incidents import After, Incident, once_each
+from relight.supervise.incidents import Incident, RecoveryRecord, once_each
 from relight.typed import from_json_bytes
 
 FILES_MAX = 2000
@@ -35,7 +35,7 @@ class Diary:
     def __init__(self, store: ByteStore, run: str) -> None:
         self._store, self._prefix = store, f"{run}/{DIRECTORY}"
         self._incidents: dict[str, Incident | None] = {}
-        self._afters: dict[str, After | None] = {}
+        self._afters: dict[str, RecoveryRecord | None] = {}
         self._accounts: dict[str, Account | None] = {}
         self.names: tuple[str, ...] = ()
         """Of the files that were there at the last look: as long as they are the same, so is all else."""
@@ -54,7 +54,7 @@ class Diary:
         self.names = tuple(names)
         self._accounts = {name: self._get(self._accounts, name, Account) for name in newest_accounts(names).values()}
         afters = [name for name in names if name.endswith(_AFTER)]
-        self._afters = {name: self._get(self._afters, name, After) for name in afters}
+        self._afters = {name: self._get(self._afters, name, RecoveryRecord) for name in afters}
         incidents = [name for name in names if not name.endswith((ACCOUNT, _AFTER))]
         self._incidents = {name: self._get(self._incidents, name, Incident) for name in incidents}
         found = [self._joined(name, one) for name, one in self._incidents.items() if one is not None]

@@ -11,7 +11,7 @@ from relight.errors import ConfigError
 from relight.observe.metrics import COUNTER, GAUGE, METRICS, SECONDS
 from relight.run_names import run_name
 from relight.watch.overview import RunSeen
-from relight.watch.tally import Sample
+from relight.watch.tally import MetricSample
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric as Family
@@ -74,7 +74,7 @@ def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
     """What the library prints: one family a metric."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    found: dict[str, list[tuple[tuple[str, ...], Sample]]] = {}
+    found: dict[str, list[tuple[tuple[str, ...], MetricSample]]] = {}
     for seen in runs:
         for sample in seen.samples:
             found.setdefault(sample.metric.name, []).append(((seen.store, run_name(seen.run), *sample.labels), sample))

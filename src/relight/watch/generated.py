@@ -11,7 +11,7 @@ from typing import Any
 
 from relight.errors import ConfigError
 from relight.observe.metrics import COUNTER, HISTOGRAM, METRICS, ROWS, Metric
-from relight.watch.rules import KINDS, Rule
+from relight.watch.rules import KINDS, AlertRule
 from relight.watch.settings import Alerting
 
 DASHBOARD_FILE, RULES_FILE = "relight.json", "relight.rules.yml"
@@ -79,7 +79,7 @@ def alert_rules(settings: Alerting) -> dict[str, Any]:
     return {"groups": [{"name": "relight", "rules": rules}]}
 
 
-def _alert_rule(rule: Rule) -> dict[str, Any]:
+def _alert_rule(rule: AlertRule) -> dict[str, Any]:
     kind = KINDS[rule.kind]
     found: dict[str, Any] = {"alert": camel(rule.kind), "expr": expression(rule)}
     if rule.for_s:
@@ -92,7 +92,7 @@ def _alert_rule(rule: Rule) -> dict[str, Any]:
     return found
 
 
-def expression(rule: Rule) -> str:
+def expression(rule: AlertRule) -> str:
     """What Prometheus asks for a rule, of the runs that it is for."""
     text = KINDS[rule.kind].expr.replace("LIMIT", f"{rule.limit:g}")
     if rule.runs == ("*",):

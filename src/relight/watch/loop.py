@@ -12,7 +12,7 @@ from relight.watch.overview import RunSeen, Watcher
 EVERY_S = 15.0
 
 
-class Looking:
+class AlertLoop:
     """A thread that looks. ``seen`` is what the last look has shown."""
 
     def __init__(

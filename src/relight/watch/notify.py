@@ -12,8 +12,8 @@ from relight.errors import ConfigError, RelightError
 from relight.observe import emit
 from relight.run_names import run_name
 from relight.watch.overview import RunSeen
-from relight.watch.rules import FIRING, Alert, Judged, State, judge
-from relight.watch.settings import Alerting, Target
+from relight.watch.rules import FIRING, Alert, AlertChanges, State, judge
+from relight.watch.settings import Alerting, AlertTarget
 from relight.watch.telling import Ledger, Message, clean, line_of, plan_messages
 
 TRIES = 5
@@ -31,17 +31,17 @@ class Sent(NamedTuple):
 
 class _Unsent(NamedTuple):
     message: Message
-    target: Target
+    target: AlertTarget
     tries: int
 
 
-def check_targets(targets: Sequence[Target]) -> None:
+def check_targets(targets: Sequence[AlertTarget]) -> None:
     """``ConfigError`` for the first that is no address apprise knows, and that names the extra if apprise is not there."""
     for target in targets:
         _notifier(target)
 
 
-def send(message: Message, targets: Sequence[Target]) -> list[Sent]:
+def send(message: Message, targets: Sequence[AlertTarget]) -> list[Sent]:
     """To each of them, one after the other; each has some seconds. Never raises for a target's sake."""
     found = []
     for target in targets:
@@ -78,7 +78,7 @@ class Alarms:
         with self._lock:
             return sorted(self.state.values(), key=lambda one: (one.state != FIRING, one.since, one.key))
 
-    def update(self, runs: Sequence[RunSeen], now: float) -> Judged:
+    def update(self, runs: Sequence[RunSeen], now: float) -> AlertChanges:
         """Judge these runs, tell of what changed; delivering takes as long as it takes."""
         with self._lock:
             judged = judge(self._settings.rules, runs, now, self.state)
@@ -110,7 +110,7 @@ class Alarms:
         self._unsent = left[-UNSENT_MAX:]
 
 
-def _notifier(target: Target):  # type: ignore[no-untyped-def] # apprise's own
+def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's own
     try:
         import apprise
     except ModuleNotFoundError:

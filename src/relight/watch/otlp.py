@@ -11,12 +11,12 @@ from relight.format import hexdigest
 from relight.run_names import run_name
 from relight.version import VERSION
 from relight.watch.telling import clean
-from relight.watch.trace import Span, Trace
+from relight.watch.trace import SaveTrace, TraceSpan
 
 TIMEOUT_S = 10
 
 
-def export(trace: Trace, url: str) -> int:
+def export(trace: SaveTrace, url: str) -> int:
     """Send it; how many spans that was. ``StoreUnavailable`` if nobody takes it, ``ConfigError`` if the library is not there."""
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
@@ -41,7 +41,7 @@ def export(trace: Trace, url: str) -> int:
     return len(spans)
 
 
-def spans_of(trace: Trace) -> list[Any]:
+def spans_of(trace: SaveTrace) -> list[Any]:
     """The save as the root, and each part below it."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
@@ -92,5 +92,5 @@ def spans_of(trace: Trace) -> list[Any]:
     return found
 
 
-def _place(span: Span) -> str:
+def _place(span: TraceSpan) -> str:
     return f"{span.host} {span.pid} {span.rank} {span.part}"

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from relight.catalog.checked import Checked, checked
-from relight.catalog.locate import Place, locate
+from relight.catalog.checked import VerificationResult, checked
+from relight.catalog.locate import Location, locate
 from relight.catalog.run import list_runs
 from relight.catalog.tiers import drained_bytes, drained_to, nearest_name, newest_seq, tiers_of
 from relight.errors import RelightError
@@ -24,7 +24,7 @@ from relight.supervise.incidents import Incident, once_each
 from relight.watch.diary import Diary, recent_failures
 from relight.watch.files import EventFiles
 from relight.watch.outcomes import Outcomes, outcomes_of
-from relight.watch.tally import Sample, Saved, Tally
+from relight.watch.tally import DurableSave, MetricSample, Tally
 
 OVER_S = 86400.0
 """A run of which nothing was heard for so long is taken to be over."""
@@ -36,7 +36,7 @@ ROUNDS_MAX = 100
 TIMES_SHOWN = 200
 
 
-class Saving(NamedTuple):
+class SaveTimes(NamedTuple):
     """What saves of this machine's processes took: medians and the latest, in seconds; None if none was told of."""
 
     blocked_s: float | None = None
@@ -44,7 +44,7 @@ class Saving(NamedTuple):
     last_s: float | None = None
     saves: int = 0
     failed_in_a_row: int = 0
-    last: tuple[Saved, ...] = ()
+    last: tuple[DurableSave, ...] = ()
     """The latest ones, oldest first."""
 
 
@@ -97,7 +97,7 @@ class RunSeen(NamedTuple):
     stored_bytes: int = 0
     new_bytes: int = 0
     attempts: int = 0
-    saving: Saving = Saving()
+    saving: SaveTimes = SaveTimes()
     tiers: tuple[TierSeen, ...] = ()
     goodput: float | None = None
     account: Account | None = None
@@ -113,11 +113,11 @@ class RunSeen(NamedTuple):
     retention_why: str = ""
     heard_at: float | None = None
     """When a process of this machine told something of it last."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[MetricSample, ...] = ()
     """The numbers of all metrics."""
 
 
-class Read(NamedTuple):
+class KnownRun(NamedTuple):
     """A run as somebody else has read it already. ``error``: why it could not be; without a run, why the store could not."""
 
     store: ByteStore
@@ -135,7 +135,7 @@ class Watcher:
     a time does.
     """
 
-    def __init__(self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[Read]] | None = None) -> None:
+    def __init__(self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[KnownRun]] | None = None) -> None:
         self.urls = tuple(urls)
         self._reads = reads
         self._files = EventFiles(events)
@@ -209,7 +209,7 @@ class Watcher:
         for name in names:
             yield self._one(place, name, now)
 
-    def _one(self, place: Place, name: str, now: float) -> RunSeen:
+    def _one(self, place: Location, name: str, now: float) -> RunSeen:
         store = place.store
         key = store.url, name
         tally = self._tallies.get(key, Tally())
@@ -258,7 +258,7 @@ def seen_of(
     return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
 
 
-def _damage(one: Checkpoint, known: Mapping[str, Checked], tally: Tally) -> str:
+def _damage(one: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
     """What is wrong with it, as the run's log has it, or as a process of this machine has reported it."""
     found = known.get(one.id)
     if found is not None and found.damage:
@@ -266,7 +266,7 @@ def _damage(one: Checkpoint, known: Mapping[str, Checked], tally: Tally) -> str:
     return tally.damaged.get(one.id, "")
 
 
-def _why_bad(one: Checkpoint, history: History, known: Mapping[str, Checked], tally: Tally) -> str:
+def _why_bad(one: Checkpoint, history: History, known: Mapping[str, VerificationResult], tally: Tally) -> str:
     if one.body.suspect:
         return SUSPECT_WORDS
     if one.id in history.rolled_back_ids:
@@ -278,12 +278,12 @@ def _age(then: float | None, now: float) -> float | None:
     return None if then is None else max(0.0, now - then)
 
 
-def _saving(tally: Tally) -> Saving:
+def _saving(tally: Tally) -> SaveTimes:
     saves = list(tally.saves)
     failed = tally.failed_since[0]
     if not saves:
-        return Saving(failed_in_a_row=failed)
-    return Saving(
+        return SaveTimes(failed_in_a_row=failed)
+    return SaveTimes(
         _median([one.blocked_s for one in saves]),
         _median([one.seconds for one in saves]),
         saves[-1].seconds,
@@ -336,7 +336,7 @@ def _with_samples(seen: RunSeen, tally: Tally) -> RunSeen:
     return seen._replace(samples=(*_gauges(seen), *tally.samples(), *_levels(tally)))
 
 
-def _gauges(seen: RunSeen) -> Iterator[Sample]:
+def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
     """The metrics that are made by looking. What is not known is not there."""
     values: dict[str, float | None] = {
         "relight_store_up": 0.0 if seen.error else 1.0,
@@ -369,7 +369,7 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
         }
     for name, value in values.items():
         if value is not None:
-            yield Sample(BY_NAME[name], (), float(value))
+            yield MetricSample(BY_NAME[name], (), float(value))
     for tier in seen.tiers:
         told: dict[str, float | None] = {
             "relight_tier_checkpoints": tier.checkpoints,
@@ -381,16 +381,16 @@ def _gauges(seen: RunSeen) -> Iterator[Sample]:
         }
         for name, value in told.items():
             if value is not None:
-                yield Sample(BY_NAME[name], (tier.name,), float(value))
+                yield MetricSample(BY_NAME[name], (tier.name,), float(value))
     outcomes = recoveries_of(seen.incidents)
     for outcome, count in outcomes.items():
-        yield Sample(BY_NAME["relight_recoveries"], (outcome,), float(count))
+        yield MetricSample(BY_NAME["relight_recoveries"], (outcome,), float(count))
     tried = sum(outcomes.values()) - outcomes["left"]
     if tried:
-        yield Sample(BY_NAME["relight_recovery_success_ratio"], (), outcomes["recovered"] / tried)
+        yield MetricSample(BY_NAME["relight_recovery_success_ratio"], (), outcomes["recovered"] / tried)
     if seen.outcomes.decision:
         for action in ACTIONS:
-            yield Sample(BY_NAME["relight_last_decision"], (action,), float(action == seen.outcomes.decision))
+            yield MetricSample(BY_NAME["relight_last_decision"], (action,), float(action == seen.outcomes.decision))
     yield from _of_account(seen.account)
 
 
@@ -410,7 +410,7 @@ def recoveries_of(incidents: Sequence[Incident]) -> dict[str, int]:
     return found
 
 
-def _of_account(account: Account | None) -> Iterator[Sample]:
+def _of_account(account: Account | None) -> Iterator[MetricSample]:
     if account is None:
         return
     parts: dict[str, float] = {}
@@ -418,14 +418,14 @@ def _of_account(account: Account | None) -> Iterator[Sample]:
         name = f"lost: {cause}" if cause else part
         parts[name] = parts.get(name, 0.0) + seconds
     for part, seconds in parts.items():
-        yield Sample(BY_NAME["relight_job_seconds_total"], (part[:64],), seconds)
+        yield MetricSample(BY_NAME["relight_job_seconds_total"], (part[:64],), seconds)
     for kind, count in account.failures.items():
-        yield Sample(BY_NAME["relight_failures_total"], (kind[:64],), float(count))
+        yield MetricSample(BY_NAME["relight_failures_total"], (kind[:64],), float(count))
 
 
-def _levels(tally: Tally) -> Iterator[Sample]:
+def _levels(tally: Tally) -> Iterator[MetricSample]:
     for level, count in sorted(tally.levels.items()):
-        yield Sample(BY_NAME["relight_events_total"], (level,), float(count))
+        yield MetricSample(BY_NAME["relight_events_total"], (level,), float(count))
 
 
 def _is_below(seen: RunSeen, url: str) -> bool:

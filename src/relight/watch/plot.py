@@ -9,7 +9,7 @@ from matplotlib.figure import Figure as Drawing
 
 from relight.observe.spans import PARTS
 from relight.watch.rules import spell
-from relight.watch.trace import HANDOVER, Trace
+from relight.watch.trace import HANDOVER, SaveTrace
 
 PAPER, INK = "#fbfaf7", "#22262e"
 COLOURS = dict(zip(PARTS, ("#b5482f", "#e9c46a", "#8c5e58", "#1e3a5f", "#c3cedb", "#5b7a9d", "#3f7d58", "#93a8bf"), strict=True))
@@ -17,7 +17,7 @@ COLOURS[HANDOVER] = "#dddddd"
 LANES_MAX = 64
 
 
-def draw(trace: Trace, path: Path) -> None:
+def draw(trace: SaveTrace, path: Path) -> None:
     """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
     lanes = sorted({(span.rank, span.role) for span in trace.spans}, key=lambda lane: (lane[1] == "drain", lane[0], lane[1] != "trainer"))
     lanes = lanes[:LANES_MAX]

@@ -21,7 +21,7 @@ Found = Iterator[tuple[str, str]]
 """Of what holds: whose it is within the run, such as a tier's, and the reason."""
 
 
-class Kind(NamedTuple):
+class RuleKind(NamedTuple):
     """A kind of rule. ``limit`` is the setting that its number is called by, if it has one; ``of`` finds what is beyond it."""
 
     says: str
@@ -34,7 +34,7 @@ class Kind(NamedTuple):
     """The same for Prometheus, ``LIMIT`` in place of the number."""
 
 
-class Rule(NamedTuple):
+class AlertRule(NamedTuple):
     """One, as it is set."""
 
     kind: str
@@ -70,14 +70,14 @@ State = Mapping[tuple[str, str, str, str], Alert]
 """What is pending or firing."""
 
 
-class Judged(NamedTuple):
+class AlertChanges(NamedTuple):
     """What holds now, and what began to fire or was resolved since before."""
 
     state: dict[tuple[str, str, str, str], Alert]
     changes: tuple[Alert, ...]
 
 
-def judge(rules: Sequence[Rule], runs: Iterable[RunSeen], now: float, state: State) -> Judged:
+def judge(rules: Sequence[AlertRule], runs: Iterable[RunSeen], now: float, state: State) -> AlertChanges:
     """What holds at ``now``. What could not be read keeps what it had, but for what says just that; a run that is
     gone has nothing."""
     held: dict[tuple[str, str, str, str], Alert] = {}
@@ -105,10 +105,10 @@ def judge(rules: Sequence[Rule], runs: Iterable[RunSeen], now: float, state: Sta
             held[key] = one
         elif key not in held and one.state == FIRING:
             changes.append(one._replace(state=RESOLVED, resolved_at=now))
-    return Judged(held, tuple(changes))
+    return AlertChanges(held, tuple(changes))
 
 
-def _holds(rule: Rule, seen: RunSeen, about: str, reason: str, now: float, state: State) -> Alert:
+def _holds(rule: AlertRule, seen: RunSeen, about: str, reason: str, now: float, state: State) -> Alert:
     before = state.get((seen.store, seen.run, rule.kind, about))
     since = before.since if before is not None else now
     fires = now - since >= rule.for_s
@@ -207,36 +207,36 @@ def _unreadable(seen: RunSeen, limit: float, now: float) -> Found:
 
 
 NO_GOOD, UNREADABLE = "no_good_checkpoint", "unreadable"
-KINDS: dict[str, Kind] = {
-    NO_GOOD: Kind(
+KINDS: dict[str, RuleKind] = {
+    NO_GOOD: RuleKind(
         "no good checkpoint for too long", "after_s", 3600.0, CRITICAL, 0.0, _no_good,
         "relight_checkpoint_good_age_seconds > LIMIT and relight_run_active == 1",
     ),
-    "saves_failing": Kind("saves fail in a row", "count", 3, CRITICAL, 0.0, _failing, "relight_saves_failed_in_a_row >= LIMIT"),
-    "slow_save": Kind("a save took too long", "above_s", 600.0, WARNING, 0.0, _slow, "relight_save_last_seconds > LIMIT"),
-    "tier_full": Kind("a tier is nearly full", "above", 0.9, WARNING, 0.0, _full, "relight_tier_full_ratio > LIMIT"),
-    "tier_behind": Kind(
+    "saves_failing": RuleKind("saves fail in a row", "count", 3, CRITICAL, 0.0, _failing, "relight_saves_failed_in_a_row >= LIMIT"),
+    "slow_save": RuleKind("a save took too long", "above_s", 600.0, WARNING, 0.0, _slow, "relight_save_last_seconds > LIMIT"),
+    "tier_full": RuleKind("a tier is nearly full", "above", 0.9, WARNING, 0.0, _full, "relight_tier_full_ratio > LIMIT"),
+    "tier_behind": RuleKind(
         "a further tier lags behind", "above_s", 3600.0, WARNING, 0.0, _behind,
         "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
     ),
-    "damaged": Kind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
-    "risk": Kind("a failure may be coming", "above", 0.8, WARNING, 0.0, _risky, "relight_risk_ratio > LIMIT"),
-    "job_given_up": Kind("the job was given up", "count", 1, CRITICAL, 0.0, _given_up, "relight_job_given_up >= LIMIT"),
-    "node_excluded": Kind("a node has left the job", "count", 1, WARNING, 0.0, _excluded, "relight_nodes_excluded >= LIMIT"),
-    "rolled_back": Kind("the run went back", "count", 1, WARNING, 0.0, _went_back, "relight_recent_roll_backs >= LIMIT"),
-    "hardware_failure": Kind("hardware has failed", "count", 1, WARNING, 0.0, _hardware, "relight_recent_hardware_failures >= LIMIT"),
-    "crash_loop": Kind("failures within an hour", "count", 3, CRITICAL, 0.0, _loops, "relight_recent_failures >= LIMIT"),
-    "retention_blocked": Kind(
+    "damaged": RuleKind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
+    "risk": RuleKind("a failure may be coming", "above", 0.8, WARNING, 0.0, _risky, "relight_risk_ratio > LIMIT"),
+    "job_given_up": RuleKind("the job was given up", "count", 1, CRITICAL, 0.0, _given_up, "relight_job_given_up >= LIMIT"),
+    "node_excluded": RuleKind("a node has left the job", "count", 1, WARNING, 0.0, _excluded, "relight_nodes_excluded >= LIMIT"),
+    "rolled_back": RuleKind("the run went back", "count", 1, WARNING, 0.0, _went_back, "relight_recent_roll_backs >= LIMIT"),
+    "hardware_failure": RuleKind("hardware has failed", "count", 1, WARNING, 0.0, _hardware, "relight_recent_hardware_failures >= LIMIT"),
+    "crash_loop": RuleKind("failures within an hour", "count", 3, CRITICAL, 0.0, _loops, "relight_recent_failures >= LIMIT"),
+    "retention_blocked": RuleKind(
         "old checkpoints cannot be removed", "count", 3, WARNING, 0.0, _blocked, "relight_retention_failed >= LIMIT"
     ),
-    UNREADABLE: Kind("the run cannot be read", "", 0, WARNING, 60.0, _unreadable, "relight_store_up == LIMIT"),
+    UNREADABLE: RuleKind("the run cannot be read", "", 0, WARNING, 60.0, _unreadable, "relight_store_up == LIMIT"),
 }  # fmt: skip
 """Every kind of alert."""
 
 
-def usual_rules() -> tuple[Rule, ...]:
+def usual_rules() -> tuple[AlertRule, ...]:
     """Each kind, as it is if nothing is set."""
-    return tuple(Rule(name, kind.default, kind.severity, kind.for_s) for name, kind in KINDS.items())
+    return tuple(AlertRule(name, kind.default, kind.severity, kind.for_s) for name, kind in KINDS.items())
 
 
 def spell(seconds: float) -> str:

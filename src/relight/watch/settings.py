@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from relight.errors import ConfigError
 from relight.settings.file import checked
-from relight.watch.rules import KINDS, SEVERITIES, WARNING, Rule
+from relight.watch.rules import KINDS, SEVERITIES, WARNING, AlertRule
 
 _TARGETS_MAX = 50
 _SECONDS_MAX = 30 * 86400
@@ -22,7 +22,7 @@ NUMBERS = {"group_s": 30.0, "repeat_s": 14400.0, "escalate_after_s": 1800.0}
 RULE_WORDS = ("severity", "for_s", "runs", "enabled")
 
 
-class Window(NamedTuple):
+class MuteWindow(NamedTuple):
     """A time of the day, on some days or all, that may go past midnight; the day is that on which it begins."""
 
     days: tuple[int, ...]
@@ -37,7 +37,7 @@ class Window(NamedTuple):
         return (day in self.days and now >= self.start) or ((day - 1) % 7 in self.days and now < self.end)
 
 
-class Target:
+class AlertTarget:
     """Where alerts go: an address of apprise, or better ``env:NAME`` or ``file:PATH``, where it is. Its text is secret."""
 
     __slots__ = ("_said",)
@@ -79,8 +79,8 @@ class Target:
 class Alerting:
     """All of the table."""
 
-    to: tuple[Target, ...] = ()
-    escalate_to: tuple[Target, ...] = ()
+    to: tuple[AlertTarget, ...] = ()
+    escalate_to: tuple[AlertTarget, ...] = ()
     min_severity: str = WARNING
     group_s: float = NUMBERS["group_s"]
     """How long what is to be told waits for more, to go in one message."""
@@ -88,10 +88,10 @@ class Alerting:
     """After which what still fires is told again; 0: never."""
     escalate_after_s: float = NUMBERS["escalate_after_s"]
     """After which what is critical, and still fires, is told to ``escalate_to`` too."""
-    quiet: tuple[Window, ...] = ()
+    quiet: tuple[MuteWindow, ...] = ()
     """When only what is critical is told; the rest waits until it is over."""
     timezone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
-    rules: tuple[Rule, ...] = ()
+    rules: tuple[AlertRule, ...] = ()
 
     def is_quiet(self, now: float) -> bool:
         """Whether ``now`` is a quiet time."""
@@ -121,7 +121,7 @@ def alerting_of(table: Any, where: str) -> Alerting:
     return Alerting(**told)
 
 
-def _rules(tables: Any, where: str) -> list[Rule]:
+def _rules(tables: Any, where: str) -> list[AlertRule]:
     _check_names(tables, set(KINDS), "[alerts.rules]", where)
     found = []
     for name, kind in KINDS.items():
@@ -142,7 +142,7 @@ def _rules(tables: Any, where: str) -> list[Rule]:
         severity = _severity(table.get("severity", kind.severity), f"{what} severity", where)
         for_s = _seconds(table.get("for_s", kind.for_s), f"{what} for_s", where)
         if enabled:
-            found.append(Rule(name, float(limit), severity, for_s, tuple(runs)))
+            found.append(AlertRule(name, float(limit), severity, for_s, tuple(runs)))
     return found
 
 
@@ -154,10 +154,10 @@ def _check_names(table: Any, known: set[str], what: str, where: str) -> None:
         raise ConfigError(f"{what} has no {_short(unknown[0])}", where=where, hint=f"it has {', '.join(sorted(known))}")
 
 
-def _targets(told: Any, name: str, where: str) -> tuple[Target, ...]:
+def _targets(told: Any, name: str, where: str) -> tuple[AlertTarget, ...]:
     if not isinstance(told, (list, tuple)) or not all(isinstance(one, str) and one for one in told) or len(told) > _TARGETS_MAX:
         raise ConfigError(f'[alerts] {name} is a list of addresses, such as ["env:ALERTS_URL"]', where=where)
-    return tuple(Target(one) for one in told)
+    return tuple(AlertTarget(one) for one in told)
 
 
 def _seconds(value: Any, what: str, where: str) -> float:
@@ -172,7 +172,7 @@ def _severity(value: Any, what: str, where: str) -> str:
     return str(value)
 
 
-def _window(text: Any, where: str) -> Window:
+def _window(text: Any, where: str) -> MuteWindow:
     found = _WINDOW.match(text) if isinstance(text, str) else None
     days = found[1].split(",") if found and found[1] else list(_DAYS)
     if found is None or not set(days) <= set(_DAYS):
@@ -181,7 +181,7 @@ def _window(text: Any, where: str) -> Window:
         start, end = time(int(found[2]), int(found[3])), time(int(found[4]), int(found[5]))
     except ValueError:
         raise ConfigError(f"{_short(text)} is no time of the day", where=where) from None
-    return Window(tuple(_DAYS.index(day) for day in days), start, end)
+    return MuteWindow(tuple(_DAYS.index(day) for day in days), start, end)
 
 
 def _zone(name: Any, where: str) -> ZoneInfo:

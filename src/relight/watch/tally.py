@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from relight.observe.events import EVENTS
-from relight.observe.metrics import COUNTER, HISTOGRAM, OF_EVENT, SECONDS, Made, Metric
+from relight.observe.metrics import COUNTER, HISTOGRAM, OF_EVENT, SECONDS, Metric, MetricSource
 from relight.watch.files import Heard
 
 ONCE_MAX = 10_000
@@ -24,7 +24,7 @@ SKIPPED = ("restore.skipped", "scrub.damaged", "verify.damaged")
 """What says that a checkpoint is not good."""
 
 
-class Sample(NamedTuple):
+class MetricSample(NamedTuple):
     """One number of a metric, or a histogram's: ``count`` of its buckets, and their sum in ``value``."""
 
     metric: Metric
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
     counts: tuple[int, ...] = ()
 
 
-class Saved(NamedTuple):
+class DurableSave(NamedTuple):
     """A save that became durable."""
 
     time_s: float
@@ -51,7 +51,7 @@ class Tally:
     sums: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     buckets: dict[tuple[str, tuple[str, ...]], list[int]] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
-    saves: deque[Saved] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
+    saves: deque[DurableSave] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
     recent: deque[Heard] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
     """Events worth a person's look, oldest first."""
     damaged: dict[str, str] = field(default_factory=dict)
@@ -82,11 +82,11 @@ class Tally:
             self._count(metric, heard)
         self._notice(heard)
 
-    def samples(self) -> Iterator[Sample]:
+    def samples(self) -> Iterator[MetricSample]:
         """What there is now."""
         for (name, labels), value in self.sums.items():
             metric = _BY_NAME[name]
-            yield Sample(metric, labels, value, tuple(self.buckets.get((name, labels), ())))
+            yield MetricSample(metric, labels, value, tuple(self.buckets.get((name, labels), ())))
 
     def _count(self, metric: Metric, heard: Heard) -> None:
         made, fields = metric.made, heard.fields
@@ -102,7 +102,7 @@ class Tally:
         else:
             assert metric.kind == COUNTER
 
-    def _is_first(self, metric: Metric, made: Made, fields: dict[str, Any]) -> bool:
+    def _is_first(self, metric: Metric, made: MetricSource, fields: dict[str, Any]) -> bool:
         key = (metric.name, *(str(fields.get(name))[:100] for name in made.once))
         if key in self._once:
             return False
@@ -124,7 +124,7 @@ class Tally:
         if name == "save.durable":
             if heard.head.rank == 0:
                 self.saves.append(
-                    Saved(
+                    DurableSave(
                         heard.time_s, int(_number(fields, "step")), str(fields.get("id"))[:40], _number(fields, "seconds"),
                         _number(fields, "blocked_s"), int(_number(fields, "bytes")),
                     )
@@ -150,7 +150,7 @@ class Tally:
             self.ended = name == "attempt.ended"
 
 
-def _value(made: Made, fields: dict[str, Any]) -> float | None:
+def _value(made: MetricSource, fields: dict[str, Any]) -> float | None:
     """What an event adds; None for what is no number, or less than nothing."""
     if not made.field:
         return 1.0

@@ -20,7 +20,7 @@ HANDOVER = "between"
 """In place of a part: nothing was under way that was told of."""
 
 
-class Span(NamedTuple):
+class TraceSpan(NamedTuple):
     """One part, of one rank. Seconds of the reference machine's clock."""
 
     part: str
@@ -55,14 +55,14 @@ class Leg(NamedTuple):
         return self.end - self.start
 
 
-class Trace(NamedTuple):
+class SaveTrace(NamedTuple):
     """One save."""
 
     store: str
     run: str
     id: str
     step: int
-    spans: tuple[Span, ...]
+    spans: tuple[TraceSpan, ...]
     path: tuple[Leg, ...]
     slowest: int | None
     """The rank whose part was ready last; None if no part was."""
@@ -96,7 +96,7 @@ def saves_in(heard: Iterable[Heard], store: str, run: str) -> dict[str, list[Hea
     return {id_: told for id_, told in found.items() if any(one.name == "save.span" for one in told)}
 
 
-def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> Trace | None:
+def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> SaveTrace | None:
     """Put together what was told of one save; None if nothing of use was."""
     told = list(heard)
     spans = [span for one in told if (span := _span(one)) is not None]
@@ -111,25 +111,25 @@ def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> Trace | 
     path = tuple(_joined(_path([span for span in spans if span.rank == slowest or slowest is None])))
     committed = any(span.part == "commit" for span in spans)
     hosts = tuple(sorted({span.host for span in spans}))
-    return Trace(store, run, id_, steps[0] if steps else -1, tuple(spans), path, slowest, slack, hosts, committed)
+    return SaveTrace(store, run, id_, steps[0] if steps else -1, tuple(spans), path, slowest, slack, hosts, committed)
 
 
-def _span(one: Heard) -> Span | None:
+def _span(one: Heard) -> TraceSpan | None:
     head, fields = one.head, one.fields
     if one.name == "drain.done":
         seconds, end = fields.get("seconds"), one.time_s + head.offset_s
         if not isinstance(seconds, (int, float)) or not 0 <= seconds < math.inf:
             return None
-        return Span("drain", 0, "drain", head.host, head.pid, end - seconds, end, one.time_s, str(fields.get("tier", ""))[:64])
+        return TraceSpan("drain", 0, "drain", head.host, head.pid, end - seconds, end, one.time_s, str(fields.get("tier", ""))[:64])
     part, began, ended, rank = fields.get("span"), fields.get("start"), fields.get("end"), fields.get("rank", head.rank)
     if part not in PARTS or type(rank) is not int or not isinstance(began, (int, float)) or not isinstance(ended, (int, float)):
         return None
     if not (math.isfinite(began) and math.isfinite(ended) and began <= ended):
         return None
-    return Span(str(part), rank, head.role, head.host, head.pid, float(began), float(ended), one.time_s)
+    return TraceSpan(str(part), rank, head.role, head.host, head.pid, float(began), float(ended), one.time_s)
 
 
-def _once(spans: list[Span]) -> list[Span]:
+def _once(spans: list[TraceSpan]) -> list[TraceSpan]:
     """A drain is told of by each rank that hears of it."""
     seen: set[str] = set()
     kept = []
@@ -142,9 +142,9 @@ def _once(spans: list[Span]) -> list[Span]:
     return kept
 
 
-def _aligned(spans: list[Span]) -> list[Span]:
+def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
     """On the clock of the machine that saw the commit first by itself; one that saw none is put where its wall clock says."""
-    by_host: dict[str, list[Span]] = {}
+    by_host: dict[str, list[TraceSpan]] = {}
     for span in spans:
         by_host.setdefault(span.host, []).append(span)
     if len(by_host) == 1:
@@ -160,7 +160,7 @@ def _aligned(spans: list[Span]) -> list[Span]:
     return found
 
 
-def _path(spans: list[Span]) -> Iterator[Leg]:
+def _path(spans: list[TraceSpan]) -> Iterator[Leg]:
     """From the beginning to the commit, along one rank: each moment counts for the earliest part of the way that was not over yet."""
     way = sorted((span for span in spans if span.part != "drain"), key=lambda span: (PARTS.index(span.part), span.start))
     at = min((span.start for span in way), default=0.0)
@@ -187,7 +187,7 @@ def _joined(legs: Iterable[Leg]) -> Iterator[Leg]:
         yield before
 
 
-def as_value(trace: Trace) -> dict[str, Any]:
+def as_value(trace: SaveTrace) -> dict[str, Any]:
     """For ``--json``: times are seconds since the save began."""
     start = trace.start
     return {

@@ -3,10 +3,21 @@
 Always holds: every wait has a deadline, and says which ranks it waited for.
 """
 
-from relight.world.base import Alone, LateRanks, World, late
+from relight.world.base import Communicator, RankTimeout, SingleProcess, late
 from relight.world.node import this_node
 from relight.world.priority import idle_priority, lower_after, lower_priority
-from relight.world.threads import Together
+from relight.world.threads import ThreadGroup
 from relight.world.torch_world import find_world
 
-__all__ = ["Alone", "LateRanks", "Together", "World", "find_world", "idle_priority", "late", "lower_after", "lower_priority", "this_node"]
+__all__ = [
+    "Communicator",
+    "RankTimeout",
+    "SingleProcess",
+    "ThreadGroup",
+    "find_world",
+    "idle_priority",
+    "late",
+    "lower_after",
+    "lower_priority",
+    "this_node",
+]

@@ -8,18 +8,18 @@ from typing import Protocol
 from relight.errors import SaveFailed
 
 
-class LateRanks(SaveFailed):
+class RankTimeout(SaveFailed):
     """Some ranks did not come to where the others waited for them, in time."""
 
     kind = "late_ranks"
     ranks: tuple[int, ...] = ()
 
 
-def late(ranks: Sequence[int], doing: str, seconds: float) -> LateRanks:
+def late(ranks: Sequence[int], doing: str, seconds: float) -> RankTimeout:
     """The error that names them."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     who = f"rank {shown} was" if len(ranks) == 1 else f"ranks {shown} were" if ranks else "some ranks were"
-    error = LateRanks(
+    error = RankTimeout(
         f"{who} not there when the others were {doing} ({seconds:.1f} s)",
         hint="is it still training, or gone? every rank makes the same calls of the Checkpointer, in the same order",
     )
@@ -27,7 +27,7 @@ def late(ranks: Sequence[int], doing: str, seconds: float) -> LateRanks:
     return error
 
 
-class World(Protocol):
+class Communicator(Protocol):
     """The ranks that save together. All of them make the same calls in the same order; none of them from two threads at once."""
 
     rank: int
@@ -64,7 +64,7 @@ class World(Protocol):
         """Say nothing more."""
 
 
-class Alone:
+class SingleProcess:
     """A world of one."""
 
     rank, size = 0, 1

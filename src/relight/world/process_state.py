@@ -16,7 +16,7 @@ _WORDS = {
 }  # fmt: skip
 
 
-class Process(NamedTuple):
+class ProcessIdentity(NamedTuple):
     """One process: its number and its start, as a number may be given to another process later."""
 
     pid: int
@@ -56,10 +56,10 @@ class Process(NamedTuple):
             os.close(handle)
 
 
-def process_at(pid: int) -> Process | None:
+def process_at(pid: int) -> ProcessIdentity | None:
     """Return the process with that number; None if there is none, or /proc does not show it."""
     state, started = _read(pid) if pid > 0 else ("", "")
-    return Process(pid, started) if state else None
+    return ProcessIdentity(pid, started) if state else None
 
 
 def command_of(pid: int) -> list[str]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from time import monotonic
 
 from relight.observe import emit
-from relight.world.process_state import STOPPED, Process, process_at
+from relight.world.process_state import STOPPED, ProcessIdentity, process_at
 
 CONTINUE_AFTER_S = 2.0
 """Seconds that a needed process may be stopped before it is continued. A suspended job is continued as a whole, within less."""
@@ -67,7 +67,7 @@ class Standstill:
         return True
 
 
-def wake(process: Process, stopped_s: float, words: tuple[str, str, str] = WRITER) -> bool:
+def wake(process: ProcessIdentity, stopped_s: float, words: tuple[str, str, str] = WRITER) -> bool:
     """Continue a stopped process, and report it."""
     how, (work, waits, _) = process.words, words
     sent = process.send(signal.SIGCONT)
@@ -76,7 +76,7 @@ def wake(process: Process, stopped_s: float, words: tuple[str, str, str] = WRITE
     return sent
 
 
-def end(process: Process, words: tuple[str, str, str] = WRITER) -> None:
+def end(process: ProcessIdentity, words: tuple[str, str, str] = WRITER) -> None:
     """End a process that stays stopped, and report it."""
     work, _, follows = words
     text = f"the process {work}, {process.pid}, is {process.words} again or still: it is ended, and {follows}"

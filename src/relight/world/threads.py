@@ -45,7 +45,7 @@ class _Room:
                 raise late(sorted(set(range(self.size)) - found.given.keys()), doing, self.timeout_s)
 
 
-class Together:
+class ThreadGroup:
     """One of ``size`` ranks that are threads. ``Together.of(n)`` makes all of them; ``Together.run`` a function on each."""
 
     def __init__(self, room: _Room, rank: int) -> None:
@@ -54,13 +54,13 @@ class Together:
         self._running: _Round | None = None
 
     @classmethod
-    def create(cls, size: int, timeout_s: float = 60.0) -> list[Together]:
+    def create(cls, size: int, timeout_s: float = 60.0) -> list[ThreadGroup]:
         """All of a world's ranks."""
         room = _Room(size, timeout_s)
         return [cls(room, rank) for rank in range(size)]
 
     @classmethod
-    def run(cls, size: int, action: Callable[[Together], Any], timeout_s: float = 60.0) -> list[Any]:
+    def run(cls, size: int, action: Callable[[ThreadGroup], Any], timeout_s: float = 60.0) -> list[Any]:
         """``action`` on every rank at once: what each gave. The first rank's error is raised."""
         with ThreadPoolExecutor(size, thread_name_prefix="relight-rank") as pool:
             jobs = [pool.submit(action, world) for world in cls.create(size, timeout_s)]

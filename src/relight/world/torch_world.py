@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
-from relight.world.base import Alone, World, late
+from relight.world.base import Communicator, SingleProcess, late
 
 _PADDED_BYTES = 1 << 20
 """So much may be received for padding's sake: one call is quicker than many."""
@@ -18,7 +18,7 @@ ROLL_CALL_S = 1.0
 """How long those who gave up waiting look for each other, to tell who is missing."""
 
 
-def find_world(timeout_s: float) -> World:
+def find_world(timeout_s: float) -> Communicator:
     """This process's: that of ``torch.distributed`` if it is initialised with more than one rank, else alone.
 
     Every rank calls it at the same point: a group is made.
@@ -26,11 +26,11 @@ def find_world(timeout_s: float) -> World:
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return Alone()
-    return TorchWorld(timeout_s)
+        return SingleProcess()
+    return TorchCommunicator(timeout_s)
 
 
-class TorchWorld:
+class TorchCommunicator:
     """All ranks of the default group. Costs: one gloo group; exchanges of a few bytes take some 100 µs on a node."""
 
     def __init__(self, timeout_s: float) -> None:
@@ -152,7 +152,7 @@ class TorchWorld:
         self._calls += among_all
         if self._group is None:
             raise late([], doing, 0.0)
-        return _Watched(self, doing, f"{self._calls}" if among_all else f"{self._calls}+")
+        return _NamedLateRanks(self, doing, f"{self._calls}" if among_all else f"{self._calls}+")
 
     def leave(self) -> None:
         """Give the group up: those who still wait in it are then told at once that somebody is gone."""
@@ -177,10 +177,10 @@ class TorchWorld:
             time.sleep(0.05)
 
 
-class _Watched(contextlib.AbstractContextManager[None]):
+class _NamedLateRanks(contextlib.AbstractContextManager[None]):
     """Turns what a broken collective raises into the names of those who did not come."""
 
-    def __init__(self, world: TorchWorld, doing: str, call: str) -> None:
+    def __init__(self, world: TorchCommunicator, doing: str, call: str) -> None:
         self._world, self._doing, self._call = world, doing, call
         self._started = time.monotonic()
 

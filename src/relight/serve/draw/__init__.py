@@ -5,23 +5,23 @@ are the style sheet's: an element has classes, never styles, since a page may ho
 Every picture has a title that says in words what it shows.
 """
 
-from relight.serve.draw.bars import Share, bar, usage
+from relight.serve.draw.bars import BarPart, bar, usage
 from relight.serve.draw.graph import Fork, graph
 from relight.serve.draw.histogram import histogram
-from relight.serve.draw.lanes import Lane, Span, lanes
+from relight.serve.draw.lanes import RankRow, TimeRange, lanes
 from relight.serve.draw.line import Curve, Mark, line, spark, thinned
-from relight.serve.draw.strip import Piece, strip
+from relight.serve.draw.strip import StripItem, strip
 from relight.serve.draw.treemap import Tile, treemap
 
 __all__ = [
+    "BarPart",
     "Curve",
     "Fork",
-    "Lane",
     "Mark",
-    "Piece",
-    "Share",
-    "Span",
+    "RankRow",
+    "StripItem",
     "Tile",
+    "TimeRange",
     "bar",
     "graph",
     "histogram",

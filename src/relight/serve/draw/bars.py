@@ -13,7 +13,7 @@ WIDTH = 960
 
 
 @dataclass(frozen=True)
-class Share:
+class BarPart:
     """One part of a whole."""
 
     name: str
@@ -23,7 +23,7 @@ class Share:
     """Its colour's class: what it is, not what it looks like."""
 
 
-def bar(shares: Sequence[Share], says: str) -> Markup:
+def bar(shares: Sequence[BarPart], says: str) -> Markup:
     """Side by side, as wide as they are large; words where they fit, in full when pointed at."""
     total = sum(share.amount for share in shares if share.amount > 0)
     parts, x = [], 0.0

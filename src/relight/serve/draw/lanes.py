@@ -17,7 +17,7 @@ _LANES_MAX = 64
 
 
 @dataclass(frozen=True)
-class Span:
+class TimeRange:
     """From one second to another."""
 
     kind: str
@@ -28,14 +28,14 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Lane:
+class RankRow:
     """What one rank, or process, did."""
 
     name: str
-    spans: Sequence[Span]
+    spans: Sequence[TimeRange]
 
 
-def lanes(rows: Sequence[Lane], says: str, unit: str = "s") -> Markup:
+def lanes(rows: Sequence[RankRow], says: str, unit: str = "s") -> Markup:
     """A row a lane, time to the right."""
     shown = rows[:_LANES_MAX]
     spans = [span for row in shown for span in row.spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)]
@@ -71,7 +71,7 @@ def lanes(rows: Sequence[Lane], says: str, unit: str = "s") -> Markup:
     return picture(WIDTH, height, says, parts, "lanes")
 
 
-def _tracks(spans: Sequence[Span]) -> list[tuple[Span, int]]:
+def _tracks(spans: Sequence[TimeRange]) -> list[tuple[TimeRange, int]]:
     """Each span with the first row of its lane in which it overlaps no other; three rows at most."""
     ends = [-math.inf] * 3
     placed = []

@@ -15,7 +15,7 @@ _ROWS_MAX, _CELLS_MAX = 60, 51
 
 
 @dataclass(frozen=True)
-class Piece:
+class StripItem:
     """One thing of a row."""
 
     row: str
@@ -27,9 +27,9 @@ class Piece:
     """``same``, ``changed``, ``added`` or ``removed``."""
 
 
-def strip(pieces: Sequence[Piece], says: str) -> Markup:
+def strip(pieces: Sequence[StripItem], says: str) -> Markup:
     """A row for each ``row``, in the order in which they come; a cell a piece: its shape says the kind, its depth how much."""
-    rows: dict[str, list[Piece]] = {}
+    rows: dict[str, list[StripItem]] = {}
     for piece in pieces:
         rows.setdefault(piece.row, []).append(piece)
     shown = list(rows.items())[:_ROWS_MAX]
@@ -47,7 +47,7 @@ def strip(pieces: Sequence[Piece], says: str) -> Markup:
     return picture(WIDTH, height, says, parts, "strip")
 
 
-def _cell(piece: Piece, x: float, y: float) -> Markup:
+def _cell(piece: StripItem, x: float, y: float) -> Markup:
     depth = min(4, 1 + int(max(0.0, min(piece.share, 1.0)) * 3.999)) if piece.kind == "changed" else 0
     middle = y + 11
     shape = {

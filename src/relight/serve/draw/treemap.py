@@ -30,7 +30,7 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class Box:
+class TileBox:
     """Where a tile lies."""
 
     x: float
@@ -46,11 +46,11 @@ def treemap(tiles: Sequence[Tile], says: str) -> Markup:
         rest = shown[_TILES_MAX - 1 :]
         shown = [*shown[: _TILES_MAX - 1], Tile(f"{len(rest)} more", sum(tile.size for tile in rest), "the smallest", group=7)]
         shown.sort(key=lambda tile: -tile.size)
-    boxes = squarify([tile.size for tile in shown], Box(0, 0, WIDTH, HEIGHT))
+    boxes = squarify([tile.size for tile in shown], TileBox(0, 0, WIDTH, HEIGHT))
     return picture(WIDTH, HEIGHT, says, [_tile(tile, box) for tile, box in zip(shown, boxes)], "treemap")
 
 
-def squarify(sizes: Sequence[float], inside: Box) -> list[Box]:
+def squarify(sizes: Sequence[float], inside: TileBox) -> list[TileBox]:
     """A box for each size, of a share of the area that is the size's share; sizes fall, none is zero."""
     total = sum(sizes)
     if not sizes or total <= 0 or inside.width <= 0 or inside.height <= 0:
@@ -74,25 +74,25 @@ def _worst(row: Sequence[float], side: float) -> float:
     return max(side * side * row[0] / (whole * whole), whole * whole / (side * side * row[-1])) if side > 0 else 0.0
 
 
-def _row(row: Sequence[float], inside: Box) -> tuple[list[Box], Box]:
+def _row(row: Sequence[float], inside: TileBox) -> tuple[list[TileBox], TileBox]:
     """The row along the shorter side, and what is left."""
     whole, boxes = sum(row), []
     if inside.width >= inside.height:
         thick, y = min(whole / inside.height, inside.width) if inside.height > 0 else 0.0, inside.y
         for area in row:
             tall = area / thick if thick else 0.0
-            boxes.append(Box(inside.x, y, thick, tall))
+            boxes.append(TileBox(inside.x, y, thick, tall))
             y += tall
-        return boxes, Box(inside.x + thick, inside.y, max(inside.width - thick, 0.0), inside.height)
+        return boxes, TileBox(inside.x + thick, inside.y, max(inside.width - thick, 0.0), inside.height)
     thick, x = min(whole / inside.width, inside.height) if inside.width > 0 else 0.0, inside.x
     for area in row:
         wide = area / thick if thick else 0.0
-        boxes.append(Box(x, inside.y, wide, thick))
+        boxes.append(TileBox(x, inside.y, wide, thick))
         x += wide
-    return boxes, Box(inside.x, inside.y + thick, inside.width, max(inside.height - thick, 0.0))
+    return boxes, TileBox(inside.x, inside.y + thick, inside.width, max(inside.height - thick, 0.0))
 
 
-def _tile(tile: Tile, box: Box) -> Markup:
+def _tile(tile: Tile, box: TileBox) -> Markup:
     inside = [
         element("title", f"{tile.name}: {tile.says}"),
         element(
