@@ -171,7 +171,7 @@ def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: AgentServer,
         if not isinstance(message, TensorLayout):
             hear(session, message)
 
-    monkeypatch.setattr(server, "_hear", listen)
+    monkeypatch.setattr(server, "_receive", listen)
     session = TrainerSession(AgentConnection(ours, ToAgent))
     server._sessions.add(session)
     AgentConnection(theirs, ToTrainer).send(AllocateSlots(1 << 16, 1, None))

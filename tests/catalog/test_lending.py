@@ -176,7 +176,7 @@ def test_other_nodes_lend_nothing(made: Made) -> None:
 def test_little_is_not_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it twice costs less than meeting."""
     monkeypatch.setattr(lending, "INLINE_BYTES", 1 << 30)
-    monkeypatch.setattr(lending, "_Lending", None)
+    monkeypatch.setattr(lending, "_SharedRead", None)
     assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world)))
 
 

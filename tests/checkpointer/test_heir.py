@@ -50,7 +50,7 @@ class Rank:
         self.boundary = Boundary(components, CaptureCache(), self.heirs.published_state)
 
     def _here(self) -> None:
-        self._monkeypatch.setattr(heir, "teller", lambda: self.teller)
+        self._monkeypatch.setattr(heir, "heartbeat", lambda: self.teller)
 
     def ends(self, step: int) -> None:
         """A step."""
@@ -104,9 +104,9 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
     def broken(place: CommitTarget, request: SaveRequest) -> SaveReport:
         return saves(place, replace(request, items=[replace(one, source=Broken(bytes(one.source.length))) for one in request.items]))
 
-    monkeypatch.setattr(heir, "save_together", broken)
+    monkeypatch.setattr(heir, "save_multi_rank", broken)
     assert not first.hand_over(attempt)
-    monkeypatch.setattr(heir, "save_together", saves)
+    monkeypatch.setattr(heir, "save_multi_rank", saves)
     assert second.hand_over(attempt)
     assert [one.step for one in attempt.history().live] == [STEP]
     assert not first.hand_over(attempt), "it is saved"

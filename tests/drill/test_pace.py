@@ -107,7 +107,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         monkeypatch.setattr(module, "time", clock)
     job = type("Here", (FakeJob,), {"machine": made})
     for module in (drive, rehearsals):
-        monkeypatch.setattr(module, "Job", job)
+        monkeypatch.setattr(module, "DrillJob", job)
 
     @contextlib.contextmanager
     def spoiled(job: FakeJob, checkpoint: Any) -> Iterator[str]:

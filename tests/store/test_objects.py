@@ -404,7 +404,7 @@ def test_a_creation_that_nobody_can_see_any_more_is_uncertain(s3: str, monkeypat
             raise StoreUnavailable("no answer", where=path)
         return looks.pop()
 
-    monkeypatch.setattr(store, "_look_at", look)
+    monkeypatch.setattr(store, "_read_head", look)
     with pytest.raises(Uncertain):
         create("log/1" if alone else "log/0", b"mine")
     if alone:

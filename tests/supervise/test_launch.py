@@ -54,7 +54,7 @@ def test_a_node_that_is_cut_off_does_not_end_the_job_of_the_others(
     for name in ("TORCHELASTIC_SIGNALS_TO_HANDLE", "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"):
         monkeypatch.setenv(name, "1")  # launch sets them, for the processes to come
     monkeypatch.setattr(launch.Meetings, "handler", lambda self: Rendezvous())
-    monkeypatch.setattr(launch, "Agent", Broken)
+    monkeypatch.setattr(launch, "SupervisedAgent", Broken)
     ended = launch.launch(launch.parse(["train.py"]), RunSettings(), tmp_path)
     assert ended.code == 1 and says in ended.say and len(closings) == closed
 

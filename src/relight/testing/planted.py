@@ -80,7 +80,7 @@ PLANTED: dict[str, Bug] = {
             "",
         ),
         Edit(
-            f"{TOGETHER}:save_together",
+            f"{TOGETHER}:save_multi_rank",
             "        mark = ready\n",
             '        mark = ready\n        put(place.store, f"{prefix}/{part_file(seat.rank)}", data)\n',
         ),
