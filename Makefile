@@ -85,7 +85,7 @@ blocks: $(STAMP) ## 5,000 disks that a power cut may leave, on ext4, 1,000 on XF
 	$(BIN)/python -m relight.testing.block_log --count 1000 --file-system xfs
 
 clusters: $(STAMP) ## relight.adaptive() against an oracle, on 60 clusters, 500 failures each
-	$(BIN)/python -m pytest -m slow -n0 tests/forecast
+	$(BIN)/python -m pytest -m slow -n0 tests/cost_model
 
 soak: $(STAMP) ## 2,000 saves: memory, descriptors, threads of trainer and agent stay flat
 	$(BIN)/python tests/agent/soak.py --saves 2000
@@ -139,7 +139,7 @@ readers: $(STAMP) ## hostile readers on a real relight serve with 256 descriptor
 	$(BIN)/python -m tests.serve.storm --seconds 60
 
 teeth: $(STAMP) ## remove each fsync, link and check once: something must fail
-	$(BIN)/python -m relight.testing.teeth
+	$(BIN)/python -m relight.testing.mutation_check
 
 grid: $(STAMP) ## exact resume over the whole grid
 	$(BIN)/python -m pytest -m grid tests/exact
@@ -149,8 +149,8 @@ damage: $(STAMP) ## every bit of every record
 
 foreign: $(FOREIGN)/.ready ## checkpoints of other frameworks: written anew by them, brought in, a thousand wounds each
 	rm -rf $(FOREIGN)/golden
-	$(FOREIGN)/bin/python tests/foreign/make/everything.py $(FOREIGN)/golden
-	RELIGHT_TEST_FOREIGN=$(FOREIGN)/golden RELIGHT_TEST_FUZZ=1000 $(FOREIGN)/bin/python -m pytest --timeout 3000 tests/foreign
+	$(FOREIGN)/bin/python tests/importers/make/everything.py $(FOREIGN)/golden
+	RELIGHT_TEST_FOREIGN=$(FOREIGN)/golden RELIGHT_TEST_FUZZ=1000 $(FOREIGN)/bin/python -m pytest --timeout 3000 tests/importers
 
 ceph: $(STAMP) ## the object store's tests on Ceph's gateway, a server used in earnest (Debian: radosgw ceph-mon ceph-osd ceph-common; root)
 	RELIGHT_TEST_S3=rados $(BIN)/python -m pytest tests/store/test_objects_conformance.py tests/store/test_objects.py \

@@ -20,7 +20,7 @@ import relight
 from benchmarks.codecs import Training
 from benchmarks.machine import describe
 from benchmarks.workloads import SHAPES, Shape
-from relight.world.children import child_command, child_environment
+from relight.comm.children import child_command, child_environment
 
 RESULTS = Path(__file__).parent / "results"
 CASES = {"A": "blocking-saves", "B": "costly-saves"}

@@ -27,14 +27,14 @@ import torch
 from benchmarks.codecs import train
 from benchmarks.machine import describe
 from relight.commit import Attempt, PackPlan, SaveRequest, plan_save
-from relight.commit.earlier import IncrementalState
+from relight.commit.chunk_index import IncrementalState
 from relight.commit.save import new_id
 from relight.format import encode_tree
 from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.policy.compact import Compact
 from relight.store import PAGE, LocalStore, Writer, page_buffer
-from relight.store.around import StoreWrapper
+from relight.store.wrapper import StoreWrapper
 
 RATES: tuple[float | None, ...] = (100, 400, 1000, None)
 """Megabytes a second; None: as the disk."""

@@ -16,13 +16,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
 from benchmarks.machine import describe
-from relight.fleet.clusters import FIXED, clusters, compare
-from relight.fleet.plot import draw
-from relight.fleet.policies import USUAL, policy_of
-from relight.fleet.published import closed_forms, published, speed
-from relight.fleet.read import read_scenario
-from relight.fleet.result import summary_of
-from relight.fleet.sweep import Case, sweep
+from relight.simulator.clusters import FIXED, clusters, compare
+from relight.simulator.plot import draw
+from relight.simulator.policies import USUAL, policy_of
+from relight.simulator.published import closed_forms, published, speed
+from relight.simulator.read import read_scenario
+from relight.simulator.result import summary_of
+from relight.simulator.sweep import Case, sweep
 from relight.supervise.plot import GOOD, INK, LOST, PAPER
 
 RESULTS = Path(__file__).parent / "results"

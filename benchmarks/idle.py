@@ -29,7 +29,7 @@ from typing import Any
 from benchmarks.machine import busy_s, describe
 from benchmarks.versions import make
 from relight.agent.launch import address_of
-from relight.world.ports import free_port
+from relight.comm.ports import free_port
 
 SETTLE_S = 3.0
 """What is started has this long to come to rest, beyond its first answer."""
@@ -118,7 +118,7 @@ def agent(folder: Path) -> Iterator[int]:
     """An agent that this process holds a connection to, as a trainer does: it ends soon after the last one."""
     address = address_of(f"{folder}/{random.random()}", "idle")
     with (
-        _process(["-P", "-m", "relight.agent.serve", address[1:], "10", "300"], OMP_NUM_THREADS="1") as child,
+        _process(["-P", "-m", "relight.agent.server", address[1:], "10", "300"], OMP_NUM_THREADS="1") as child,
         socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held,
     ):
         _until(lambda: held.connect_ex(address) == 0, child)

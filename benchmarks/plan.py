@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe
-from relight.forecast import prior
-from relight.forecast.planned import MeasuredTime, ParallelLayout, Question, fit, plan
-from relight.forecast.sizing import Size
+from relight.cost_model import prior
+from relight.cost_model.planned import MeasuredTime, ParallelLayout, Question, fit, plan
+from relight.cost_model.sizing import Size
 
 FIGURES = {"stall": "save_lost", "durable": "save_durable", "load": "restore_cold"}
 LEARNED, ASKED = ("96MB", "1200MB"), ("200MB", "500MB", "900MB")

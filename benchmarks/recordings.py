@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from relight.foresee import FailurePredictor, HostGauges, Rank, SampleShape, rss_bytes
+from relight.prediction import FailurePredictor, HostGauges, Rank, SampleShape, rss_bytes
 
 GROUP_BYTES, DISK_BYTES = 512 << 20, 256 << 20
 KINDS = ("leak", "disk", "sudden", "healthy", "healthy", "healthy")

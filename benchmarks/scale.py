@@ -27,7 +27,7 @@ from relight.format import Part, PartRef, Root, encode_part, encode_root, encode
 from relight.format.manifest import SHORT_PARTS, Pack
 from relight.format.names import LOG_DIR, parse_ready, part_file
 from relight.layout import Box, Bytes, Item
-from relight.layout.roster import REPLICATED, Mesh, Table, TableEntry, TensorOwnership
+from relight.layout.rank_tables import REPLICATED, Mesh, Table, TableEntry, TensorOwnership
 from relight.log import Log
 from relight.store import LocalStore, MemoryStore
 from relight.testing.counting import CountingStore

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import relight
-from relight.interop.accelerate import checkpointer  # relight:
+from relight.integrations.accelerate import checkpointer  # relight:
 
 STEPS = 150
 set_seed(0)

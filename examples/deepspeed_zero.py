@@ -10,7 +10,7 @@ import deepspeed
 import torch
 from torch import nn
 
-from relight.interop.deepspeed_engine import CheckpointEngine  # relight:
+from relight.integrations.deepspeed_engine import CheckpointEngine  # relight:
 
 STEPS = 40
 torch.manual_seed(0)

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import relight
-from relight.interop.lightning import LightningCheckpoints
+from relight.integrations.lightning import LightningCheckpoints
 
 
 class Model(pl.LightningModule):

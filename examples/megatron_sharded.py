@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from megatron.core.dist_checkpointing import ShardedTensor, load, save
 
-from relight.interop.megatron import SaveStrategy  # relight: importing it makes load() find it, too
+from relight.integrations.megatron import SaveStrategy  # relight: importing it makes load() find it, too
 
 STEPS = 40
 dist.init_process_group("gloo")

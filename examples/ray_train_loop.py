@@ -14,7 +14,7 @@ from ray.train import FailureConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig, TorchTrainer
 
 import relight
-from relight.interop.ray_train import report, where  # relight:
+from relight.integrations.ray_train import report, where  # relight:
 
 
 def work(config):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.distributed import TCPStore
 
-from relight.interop.torchft import Transport  # relight:
+from relight.integrations.torchft import Transport  # relight:
 
 STEPS = 30
 

@@ -10,7 +10,7 @@ from torch import nn
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
 
-from relight.interop.torchtitan import CheckpointManager  # relight: in place of torchtitan.components.checkpointer's
+from relight.integrations.torchtitan import CheckpointManager  # relight: in place of torchtitan.components.checkpointer's
 
 STEPS = 40
 

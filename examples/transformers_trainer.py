@@ -7,7 +7,7 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
 import relight
-from relight.interop.transformers import TrainerCheckpoints  # relight:
+from relight.integrations.transformers import TrainerCheckpoints  # relight:
 
 
 class Print(TrainerCallback):

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from relight.world.ports import free_port
+from relight.comm.ports import free_port
 
 SERVER = Path(__file__).resolve().parents[2] / "tests" / "store" / "moto_server.py"
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "production", "AWS_SECRET_ACCESS_KEY": "production-secret", "AWS_REGION": "us-east-1"}

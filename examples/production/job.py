@@ -14,7 +14,7 @@ from cloud import Cloud
 from onlookers import Onlookers
 from said import Unexpected, wait_until
 
-from relight.world.ports import free_port
+from relight.comm.ports import free_port
 
 HERE = Path(__file__).resolve().parent
 NODES, EACH = 2, 2
@@ -145,7 +145,7 @@ class Job:
 
     def agents(self) -> dict[str, int]:
         """The process of each node's agent."""
-        return {told[b"RELIGHT_NODE"].decode(): pid for pid, words, told in self._processes() if b"relight.agent.serve" in words}
+        return {told[b"RELIGHT_NODE"].decode(): pid for pid, words, told in self._processes() if b"relight.agent.server" in words}
 
     def rows(self) -> list[dict[str, Any]]:
         """Of each step that was made what was said of it, those made twice twice."""

@@ -14,7 +14,7 @@ from urllib.request import Request, urlopen
 
 from said import Unexpected, expect, wait_until
 
-from relight.world.ports import free_port
+from relight.comm.ports import free_port
 
 if TYPE_CHECKING:
     from job import Job

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
         UnsafeContent,
         WrongKey,
     )
+    from relight.heartbeat import phase
+    from relight.heartbeat.standby import standby
     from relight.policy import Compact, Limits, Peers, Tiers, Trigger, TriggerInput, adaptive, best, every, keep, tier
-    from relight.pulse import phase
-    from relight.pulse.standby import standby
 
 __version__ = VERSION
 
@@ -61,8 +61,8 @@ _HOMES = {
         "WrongKey",
     ),
     "relight.policy": ("Compact", "Facts", "Limits", "Peers", "Tiers", "Trigger", "adaptive", "best", "every", "keep", "tier"),
-    "relight.pulse": ("phase",),
-    "relight.pulse.standby": ("standby",),
+    "relight.heartbeat": ("phase",),
+    "relight.heartbeat.standby": ("standby",),
 }
 _ROOMS = ("capture", "foreign", "observe", "policy")
 """Packages whose functions the documentation calls by their whole path, as ``relight.observe.subscribe``."""

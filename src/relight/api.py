@@ -13,20 +13,20 @@ from relight.catalog import Run, VerifyFinding, check_pack, list_runs, open_chec
 from relight.catalog import verify_checkpoint as _verify
 from relight.catalog.find import choose, choose_all, nothing_there, report
 from relight.catalog.mapped import Mapped
+from relight.catalog.merged_parts import check_pieces, whole_of
 from relight.catalog.one_writer import apart
-from relight.catalog.whole import check_pieces, whole_of
 from relight.commit import Attempt, SaveReport, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, UnsafeContent, shown
 from relight.format import decode_tree, encode_tree
 from relight.format.class_names import CLASSES
 from relight.format.collector import collector_paused
 from relight.format.step_number import step_of, which_of
+from relight.heartbeat import assert_past_standby
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint, fold, newest_good, read_store
 from relight.observe import emit
 from relight.policy import Keep
 from relight.policy.units import check_bool
-from relight.pulse import assert_past_standby
 from relight.reclaim import PrunePlan, PruneReport, execute, plan_prune
 from relight.run_names import run_name
 from relight.settings.file import take_environment

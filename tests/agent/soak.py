@@ -39,7 +39,7 @@ def soak(folder: Path, saves: int, *, width: int = 128, say: bool = False) -> di
         ckpt.save(step, block=False)
         if step % max(1, saves // 200) == 0:
             ckpt.save(step, block=True)
-            agent = next(child for child in own.children() if child.pid not in others and "relight.agent.serve" in child.cmdline())
+            agent = next(child for child in own.children() if child.pid not in others and "relight.agent.server" in child.cmdline())
             agents.add(agent.pid)
             samples.append(
                 {

@@ -173,7 +173,7 @@ def fork(run: str, promises: Promises, width: int, budget_s: float, ambush: tupl
 
 def agents_of(pid: int) -> list[psutil.Process]:
     with contextlib.suppress(psutil.Error):
-        return [child for child in psutil.Process(pid).children() if "relight.agent.serve" in child.cmdline()]
+        return [child for child in psutil.Process(pid).children() if "relight.agent.server" in child.cmdline()]
     return []
 
 

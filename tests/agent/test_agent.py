@@ -50,7 +50,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> float:
 
 def agents() -> list[psutil.Process]:
     """Agents that this process started."""
-    return [child for child in psutil.Process().children() if "relight.agent.serve" in child.cmdline()]
+    return [child for child in psutil.Process().children() if "relight.agent.server" in child.cmdline()]
 
 
 def gone(run: str, seconds: float = 10.0) -> bool:

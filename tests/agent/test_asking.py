@@ -31,7 +31,7 @@ from relight.agent.messages import (
     ToAgent,
     ToTrainer,
 )
-from relight.agent.serve import NEAR_S, PATIENT_S, AgentServer, CommittedSlot, SlotJob, TrainerSession
+from relight.agent.server import NEAR_S, PATIENT_S, AgentServer, CommittedSlot, SlotJob, TrainerSession
 from relight.agent.wire import FDS_MAX, AgentConnection
 from relight.arena import PAGE, SEALED, SharedMemory, adopt
 from relight.errors import StoreUnavailable
@@ -108,24 +108,24 @@ def test_making_room_for_others_is_not_waited_for(server: AgentServer) -> None:
 
 def test_commits_say_whose_parts_are_missing(tmp_path: Any) -> None:
     """None is, once all are there: a commit that takes its time is not a wait for others."""
-    from relight.commit import together
+    from relight.commit import multi_rank
 
     told: list[list[int]] = []
     names = iter([[], ["1"], ["1"]])
     place = SimpleNamespace(store=None, log=SimpleNamespace(run="run", read=lambda: None), epoch=1)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(together, "_complete", lambda *_: ([1], None) if not next(names) else ([], None))
-        patch.setattr(together, "_is_made", lambda *_: len(told) > 4)
-        patch.setattr(together, "_committed", lambda *_: ("root", 7))
-        patch.setattr(together, "refuse_if_fenced", lambda *_: None)
+        patch.setattr(multi_rank, "_complete", lambda *_: ([1], None) if not next(names) else ([], None))
+        patch.setattr(multi_rank, "_is_made", lambda *_: len(told) > 4)
+        patch.setattr(multi_rank, "_committed", lambda *_: ("root", 7))
+        patch.setattr(multi_rank, "refuse_if_fenced", lambda *_: None)
         clock = iter(range(100))
-        seat = together.Participant(0, 2, "0" * 16, 60.0)
+        seat = multi_rank.Participant(0, 2, "0" * 16, 60.0)
 
         def waits(missing: Any) -> bool:
             told.append(list(missing))
             return True
 
-        wait = partial(together._await, place, SimpleNamespace(id="a", step=1), "run/a", seat, lambda: float(next(clock)), lambda _: None)
+        wait = partial(multi_rank._await, place, SimpleNamespace(id="a", step=1), "run/a", seat, lambda: float(next(clock)), lambda _: None)
         assert wait(waits) == ("root", 7)  # type: ignore[arg-type]
     assert told == [[], [1], [], [], []]
 

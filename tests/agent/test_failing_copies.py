@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.copies import SlotCopyPlan
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 
 
 @pytest.mark.parametrize("error", [RuntimeError("the device is out of memory"), MemoryError("none left")])

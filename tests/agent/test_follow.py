@@ -16,8 +16,8 @@ import torch
 from torch import nn
 
 import relight
-from relight.agent import follow as following
-from relight.agent.follow import Abandoned, SlotFollower
+from relight.agent import slot_follower as following
+from relight.agent.slot_follower import Abandoned, SlotFollower
 from relight.arena import SharedMemory, Slot, allocate
 from relight.errors import RelightError
 from relight.snapshot import Copier, GuardedTensors, Snapshot

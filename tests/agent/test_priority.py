@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 AUTOGROUP = Path("/proc/self/autogroup")
-SAY = "from relight.world import lower_priority; lower_priority(7); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
+SAY = "from relight.comm import lower_priority; lower_priority(7); import os; print(os.getpriority(os.PRIO_PROCESS, 0))"
 SAY_GROUP = SAY + "; print(open('/proc/self/autogroup').read())"
 
 
@@ -33,7 +33,7 @@ def test_without_such_a_kernel_it_is_the_process_alone() -> None:
 
 SAY_BEHIND = """
 import os, threading
-from relight.world import behind_all, lower_priority
+from relight.comm import idle_priority, lower_priority
 def nice(): return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 def group(): return open("/proc/self/autogroup").read().split()[-1] if os.path.exists("/proc/self/autogroup") else "?"
 def work():
@@ -43,9 +43,9 @@ def work():
     thread.join()
     return [nice(), *found, group()]
 lower_priority(4)
-print(*behind_all(work, 4), nice(), group())
+print(*idle_priority(work, 4), nice(), group())
 try:
-    behind_all(lambda: 1 / 0, 4)
+    idle_priority(lambda: 1 / 0, 4)
 except ZeroDivisionError:
     print(nice(), group(), threading.active_count())
 """
@@ -72,7 +72,7 @@ with relight.Checkpointer({str(tmp_path / "run")!r}, x=torch.ones(3), background
         try:
             words = open(path, "rb").read().split(b"\\0")
             parent = open(os.path.dirname(path) + "/stat").read().rsplit(")", 1)[1].split()[1]
-            if b"relight.agent.serve" in words and int(parent) == os.getpid():
+            if b"relight.agent.server" in words and int(parent) == os.getpid():
                 print(open(os.path.dirname(path) + "/autogroup").read())
         except OSError:
             pass

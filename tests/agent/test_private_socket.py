@@ -19,15 +19,15 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 
-from relight.agent import launch, serve
+from relight.agent import launch, server
 from relight.agent.client import Agent
 from relight.agent.messages import AllocateSlots, ForwardedEvent, HeldList, ListHeld, OpenRun, PeerAddress, SaveResult, ToAgent, ToTrainer
 from relight.agent.wire import AgentConnection, ConnectionLost
 from relight.arena import PAGE, SharedMemory, Slot, allocate
+from relight.comm import local_sockets
+from relight.comm.local_sockets import Listener, LocalDirectory, NotPrivate, name_of
+from relight.comm.proof import ProofFailed, prove_as_caller, prove_as_listener
 from relight.errors import StoreUnavailable
-from relight.world import local_sockets
-from relight.world.local_sockets import Listener, LocalDirectory, NotPrivate, name_of
-from relight.world.proof import ProofFailed, prove_as_caller, prove_as_listener
 
 OTHER = 65534
 TOPS = local_sockets._tops
@@ -46,16 +46,16 @@ def name() -> str:
 
 
 @pytest.fixture
-def agent(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[serve.AgentServer]:
+def agent(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[server.AgentServer]:
     """An agent in a thread of this process; ``launch.connect`` starts no other."""
     monkeypatch.setattr(launch, "_start", lambda *_: pytest.fail("another agent was started"))
     with LocalDirectory() as directory:
         listener = directory.listen(name, 16)
-    server = serve.AgentServer(listener.socket, 60.0, name)
-    thread = threading.Thread(target=server.run, daemon=True)
+    made = server.AgentServer(listener.socket, 60.0, name)
+    thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
-    yield server
-    server.end(0, None)
+    yield made
+    made.end(0, None)
     thread.join(10)
     listener.close()
 
@@ -102,7 +102,7 @@ def test_a_fake_agent_gets_neither_key_nor_descriptor(name: str) -> None:
     assert len(fake.data) == 48 and fake.fds == []  # the protocol's name and a nonce
 
 
-def test_a_proof_cannot_be_reflected(agent: serve.AgentServer, name: str) -> None:
+def test_a_proof_cannot_be_reflected(agent: server.AgentServer, name: str) -> None:
     """The agent's own proof is none of a caller's, nor is one for another socket of the same secret."""
     with LocalDirectory() as directory:
         secret = directory.secret()
@@ -117,7 +117,7 @@ def test_a_proof_cannot_be_reflected(agent: serve.AgentServer, name: str) -> Non
             prove_as_caller(caller, os.urandom(32), name, 5.0)
 
 
-def test_a_client_without_the_secret_gets_nothing(agent: serve.AgentServer, name: str, tmp_path: Path) -> None:
+def test_a_client_without_the_secret_gets_nothing(agent: server.AgentServer, name: str, tmp_path: Path) -> None:
     """Messages without a proof are not read: no answer, no descriptor, no session, and nothing is written for them."""
     for message in (OpenRun("store", "run", "s", "r", 1, 1, 0), AllocateSlots(PAGE, 1), ListHeld()):
         with LocalDirectory() as directory, directory.connect(name, 5.0) as stranger:
@@ -132,7 +132,7 @@ def test_a_client_without_the_secret_gets_nothing(agent: serve.AgentServer, name
     assert launch.connect("store", "run").alive
 
 
-def test_no_abstract_name_is_left(agent: serve.AgentServer, name: str, tmp_path: Path) -> None:
+def test_no_abstract_name_is_left(agent: server.AgentServer, name: str, tmp_path: Path) -> None:
     """The agent is found at a path that only this user may enter, and under no name of the network namespace."""
     found = launch.connect("store", "run")
     shown = Path("/proc/net/unix").read_text()
@@ -143,13 +143,13 @@ def test_no_abstract_name_is_left(agent: serve.AgentServer, name: str, tmp_path:
     found.close()
 
 
-def test_what_is_kept_can_only_be_read(agent: serve.AgentServer) -> None:
+def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
     """A trainer that restores from memory cannot write to it, by descriptor, by mapping, or by opening it again."""
     memory = SharedMemory(allocate(PAGE * 4), PAGE * 4, writable=True)
     slot = Slot(memory)
     slot.begin(1)
     slot.seal(1, PAGE, 10)
-    agent._kept.append(serve.CommittedSlot("a", 1, slot, 0, (PAGE,), serve.TrainerSession(wire=None, open=False)))  # type: ignore[arg-type]
+    agent._kept.append(server.CommittedSlot("a", 1, slot, 0, (PAGE,), server.TrainerSession(wire=None, open=False)))  # type: ignore[arg-type]
     found = launch.connect("store", "run")
     (held,) = found.held(10.0)
     assert os.pread(held.memory.fd, 8, 0) == b"relight1" and held.memory.view.readonly
@@ -217,7 +217,7 @@ def test_each_part_of_the_path_is_checked(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @AS_ROOT
-def test_another_user_cannot_reach_the_socket(agent: serve.AgentServer, name: str, tmp_path: Path) -> None:
+def test_another_user_cannot_reach_the_socket(agent: server.AgentServer, name: str, tmp_path: Path) -> None:
     """Another user's process is refused by the directory, wherever its path is known."""
     for above in (tmp_path, *tmp_path.parents[:2]):
         above.chmod(0o755)
@@ -269,7 +269,7 @@ def test_a_dead_listener_is_replaced_and_a_live_one_is_not(name: str, tmp_path: 
         dead[2].close()
 
 
-def test_a_secret_that_was_tidied_away_is_made_again(agent: serve.AgentServer) -> None:
+def test_a_secret_that_was_tidied_away_is_made_again(agent: server.AgentServer) -> None:
     """The agent reads it at each connection, so a cleaner of old files does not part it from its trainers."""
     with LocalDirectory() as directory:
         first = directory.secret()
@@ -390,7 +390,7 @@ def test_a_directory_on_a_read_only_file_system_is_not_used(tops: tuple[str, str
 
 
 @pytest.mark.parametrize("malformed", [b"", b"x" * 31, b"x" * 64])
-def test_a_malformed_secret_is_replaced(agent: serve.AgentServer, malformed: bytes) -> None:
+def test_a_malformed_secret_is_replaced(agent: server.AgentServer, malformed: bytes) -> None:
     """A secret of another length, as a power loss may leave it, is made again, and all processes then have the same one."""
     with LocalDirectory() as directory:
         path = Path(directory.path) / "secret"
@@ -418,7 +418,7 @@ def test_a_secret_is_on_disk_before_it_has_its_name(monkeypatch: pytest.MonkeyPa
         assert calls == ["fsync", "rename"]
 
 
-def test_what_is_wrong_with_the_secret_is_not_blamed_on_the_agent(agent: serve.AgentServer) -> None:
+def test_what_is_wrong_with_the_secret_is_not_blamed_on_the_agent(agent: server.AgentServer) -> None:
     """If the secret cannot be used, the error names its file and no process."""
     with LocalDirectory() as directory:
         os.chmod(f"{directory.path}/secret", 0o640)
@@ -461,11 +461,11 @@ def test_the_agent_gets_the_directory_and_checks_it(tmp_path: Path, monkeypatch:
     command = commands[0]
     assert command[-1] == f"{tmp_path}/{own}"
     for one in ("signal.signal", "faulthandler.enable", "lower_priority"):
-        monkeypatch.setattr(f"relight.agent.serve.{one}", lambda *_: None)
-    monkeypatch.setattr(sys, "argv", command[command.index("relight.agent.serve") :])
+        monkeypatch.setattr(f"relight.agent.server.{one}", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", command[command.index("relight.agent.server") :])
     listening: list[bool] = []
-    monkeypatch.setattr(serve.AgentServer, "run", lambda _: listening.append(Path(f"{tmp_path}/{own}/{command[-5]}.sock").is_socket()))
-    assert serve.main() == 0 and listening == [True]
+    monkeypatch.setattr(server.AgentServer, "run", lambda _: listening.append(Path(f"{tmp_path}/{own}/{command[-5]}.sock").is_socket()))
+    assert server.main() == 0 and listening == [True]
     with LocalDirectory(f"{tmp_path}/{own}") as directory:
         assert directory.path == f"{tmp_path}/{own}"
     for path in (str(tmp_path), f"{tmp_path}/link/{own}", f"{tmp_path}/x/../{own}", own, f"{tmp_path}/gone/{own}"):
@@ -486,10 +486,10 @@ def test_the_next_directory_is_used_if_no_agent_can_listen_in_the_first(
     assert [path.startswith(top) for path, top in zip(started, tops, strict=True)] == [True, True]
     with LocalDirectory(started[1]) as directory:
         listener = directory.listen(name, 4)
-    server = serve.AgentServer(listener.socket, 60.0, name, started[1])
-    thread = threading.Thread(target=server.run, daemon=True)
+    made = server.AgentServer(listener.socket, 60.0, name, started[1])
+    thread = threading.Thread(target=made.run, daemon=True)
     thread.start()
     launch.connect("store", "run", deadline_s=5.0).close()
-    server.end(0, None)
+    made.end(0, None)
     thread.join(10)
     listener.close()

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import relight
-from relight.agent import writing
+from relight.agent import slot_writer
 from relight.agent.messages import OpenRun
-from relight.agent.writing import SlotWriter
+from relight.agent.slot_writer import SlotWriter
 from relight.catalog import read
 from relight.log import Log, fold
 from relight.reclaim import PruneReport
@@ -34,7 +34,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlotWriter:
     made = SlotWriter(
         OpenRun(store.url, "run", view.store_id, view.run_id, fold(view).epoch, 2, os.getpriority(os.PRIO_PROCESS, 0), keep=keep)
     )
-    made._last_in = (None, 2, SimpleNamespace(plan=SimpleNamespace(stored_bytes=writing.BEHIND_FROM)))  # type: ignore[assignment]
+    made._last_in = (None, 2, SimpleNamespace(plan=SimpleNamespace(stored_bytes=slot_writer.BEHIND_FROM)))  # type: ignore[assignment]
     return made
 
 
@@ -69,7 +69,7 @@ def test_nobody_waits_and_so_it_waits(writer: SlotWriter, niceness: list[int]) -
 
 def test_a_small_one_is_read_as_everything_else(writer: SlotWriter, niceness: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """It takes no time that would be worth a thread."""
-    monkeypatch.setattr(writing, "BEHIND_FROM", writing.BEHIND_FROM + 1)
+    monkeypatch.setattr(slot_writer, "BEHIND_FROM", slot_writer.BEHIND_FROM + 1)
     assert writer.prune(lambda: True, lambda: False, lambda: False) is not None
     assert set(niceness) == {os.getpriority(os.PRIO_PROCESS, 0)}
 

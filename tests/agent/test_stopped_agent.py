@@ -20,12 +20,12 @@ from torch import nn
 import relight
 from relight.agent import client, connect, launch
 from relight.agent.wire import AgentConnection, ConnectionLost
-from relight.checkpointer.last_moments import GracePeriod
+from relight.checkpointer.grace_period import GracePeriod
+from relight.comm import standstill
+from relight.comm.process_state import STOPPED, process_at
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
 from relight.store import open_bytes
-from relight.world import standstill
-from relight.world.process_state import STOPPED, process_at
 
 SOON_S = 0.2
 
@@ -209,7 +209,7 @@ ckpt = relight.Checkpointer(sys.argv[1], model=torch.nn.Linear(8, 8), save=relig
 ckpt.restore()
 ckpt.save(0)
 if sys.argv[2] == "dead":
-    from relight.world import standstill
+    from relight.comm import standstill
     standstill.Standstill.check = lambda self, needed: True
 os.kill(ckpt._background._agent.pid, signal.SIGSTOP)
 for step in range(1, 5):

@@ -158,7 +158,7 @@ def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkey
     import relight
     from relight.catalog import open_run
     from relight.export import Options, execute_export, plan_export
-    from relight.foreign import detect, import_checkpoint
+    from relight.importers import detect, import_checkpoint
 
     relight.save(str(tmp_path / "runs" / "demo"), {"model": {"w": torch.ones(3)}}, step=1)
     store, target, audited = open_bytes(str(tmp_path / "runs")), tmp_path / "out.safetensors", tmp_path / "audit"
@@ -184,7 +184,7 @@ def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch
     import torch
     from safetensors.torch import save_file
 
-    from relight.foreign import detect, import_checkpoint
+    from relight.importers import detect, import_checkpoint
 
     save_file({"w": torch.ones(3)}, tmp_path / "in.safetensors")
     (tmp_path / "file").write_text("no directory")

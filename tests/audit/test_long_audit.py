@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from relight.audit.book import AuditLog, check
+from relight.audit.audit_log import AuditLog, check
 from relight.store import MemoryStore
 
 

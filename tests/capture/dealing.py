@@ -10,7 +10,7 @@ from roundtrip import Stored, feed, save
 from torch.utils.data import DataLoader, DistributedSampler
 
 from relight.capture import plan_restore, watch_loaders
-from relight.checkpointer.carried import RemappedState, remap_rank_state
+from relight.checkpointer.elastic_state import RemappedState, remap_rank_state
 from relight.format import decode_tree
 
 Make = Callable[[int, int], DataLoader]

@@ -23,7 +23,7 @@ from torch.utils.data import (
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from relight.capture import report_steps, unwatch_loaders, watch_loaders
-from relight.checkpointer.carried import remap_rank_state
+from relight.checkpointer.elastic_state import remap_rank_state
 from relight.errors import RelightError
 from relight.format import decode_tree
 from relight.observe import subscribe

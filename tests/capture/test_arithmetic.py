@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import relight
-from relight.capture import arithmetic, warm_up_vector_math
+from relight.capture import math_init, warm_up_vector_math
 
 
 def test_random_states_and_settings_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     """Generators, the default device and dtype, and whether gradients are kept are as before."""
-    monkeypatch.setattr(arithmetic, "_done", False)
+    monkeypatch.setattr(math_init, "_done", False)
     torch.manual_seed(3)
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
@@ -29,7 +29,7 @@ def test_random_states_and_settings_stay_as_they_are(monkeypatch: pytest.MonkeyP
 def test_every_function_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """In both widths; the second time, none."""
     called: list[torch.dtype] = []
-    monkeypatch.setattr(arithmetic, "_done", False)
+    monkeypatch.setattr(math_init, "_done", False)
     monkeypatch.setattr(torch, "tanh", lambda some: called.append(some.dtype))
     warm_up_vector_math()
     warm_up_vector_math()
@@ -38,7 +38,7 @@ def test_every_function_is_called_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_restore_comes_with_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A process that resumes has made the first calls when it gets its state."""
-    monkeypatch.setattr(arithmetic, "_done", False)
+    monkeypatch.setattr(math_init, "_done", False)
     with relight.Checkpointer(tmp_path / "run", state={"value": 1}) as ckpt:
         assert ckpt.restore() == 0
-        assert arithmetic._done
+        assert math_init._done

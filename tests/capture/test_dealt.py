@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
 from relight.capture import unwatch_loaders
-from relight.capture.dealt import share_of
+from relight.capture.sampler_shards import share_of
 
 warnings.filterwarnings("ignore")
 logging.getLogger("torchdata").setLevel(logging.ERROR)

@@ -18,11 +18,11 @@ from relight.drain.scrub import scrub
 from relight.errors import StoreUnavailable
 from relight.keys import StoreSecurity
 from relight.keys.signing import write_signing_key
+from relight.monitoring.event_metrics import Tally
+from relight.monitoring.overview import seen_of
 from relight.policy import keep
 from relight.reclaim import plan_prune
 from relight.store import LocalStore, open_bytes
-from relight.watch.overview import seen_of
-from relight.watch.tally import Tally
 
 PACK = "pack-00000-000.safetensors"
 

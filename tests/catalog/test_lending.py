@@ -18,20 +18,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from relight.catalog import Run, candidates, dealing, lending
-from relight.catalog.dealing import deal, decode_needs, encode_needs
-from relight.catalog.lending import read_together
+from relight.catalog import Run, candidates, node_shared_read, read_assignment
+from relight.catalog.node_shared_read import read_together
 from relight.catalog.opened import Opened
 from relight.catalog.read import Wants, plan_wants
+from relight.catalog.read_assignment import deal, decode_needs, encode_needs
+from relight.comm import ThreadGroup, this_node
+from relight.comm.local_sockets import LocalDirectory, name_of
+from relight.comm.proof import ProofFailed, prove_as_caller
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CorruptCheckpoint, RelightError
 from relight.format import encode_tree
 from relight.layout import Bytes, Item, cut_chunks
 from relight.store import LocalStore, Reader
 from relight.testing.counting import CountingStore, but_packs
-from relight.world import ThreadGroup, this_node
-from relight.world.local_sockets import LocalDirectory, name_of
-from relight.world.proof import ProofFailed, prove_as_caller
 
 NODE = this_node()
 
@@ -75,9 +75,9 @@ def make(root: Path, values: list[bytes]) -> Made:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunks of 4 kB, so that a little is much."""
     monkeypatch.setattr("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=4096, group_bytes=1024))
-    monkeypatch.setattr(dealing, "LENT_RUN_BYTES", 8192)
-    monkeypatch.setattr(lending, "LENT_BYTES", 1 << 16)
-    monkeypatch.setattr(lending, "INLINE_BYTES", 0)
+    monkeypatch.setattr(read_assignment, "LENT_RUN_BYTES", 8192)
+    monkeypatch.setattr(node_shared_read, "LENT_BYTES", 1 << 16)
+    monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 0)
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: p
     chance = random.Random(seed)
     chunk = 16 * chance.randrange(16, 1000)
     monkeypatch.setattr("relight.commit.plan.cut_chunks", partial(cut_chunks, chunk_bytes=chunk, group_bytes=min(chunk, 700)))
-    monkeypatch.setattr(dealing, "LENT_RUN_BYTES", chance.choice([1, 5000, 100_000]))
-    monkeypatch.setattr(dealing, "LENT_CHUNK_BYTES_MAX", chance.choice([1 << 20, 1 << 20, 9000]))
-    monkeypatch.setattr(lending, "LENT_BYTES", chance.choice([1, 100_000]))
-    monkeypatch.setattr(lending, "INLINE_BYTES", 0)
+    monkeypatch.setattr(read_assignment, "LENT_RUN_BYTES", chance.choice([1, 5000, 100_000]))
+    monkeypatch.setattr(read_assignment, "LENT_CHUNK_BYTES_MAX", chance.choice([1 << 20, 1 << 20, 9000]))
+    monkeypatch.setattr(node_shared_read, "LENT_BYTES", chance.choice([1, 100_000]))
+    monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 0)
     if chance.random() < 0.5:
         monkeypatch.setattr("relight.catalog.read.INLINE_BYTES", 0)
     made = make(tmp_path, [chance.randbytes(chance.choice([0, 3, 500, 20_000, 70_000])) for _ in range(chance.randrange(1, 40))])
@@ -153,7 +153,7 @@ def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: p
         return told, wants
 
     found = ThreadGroup.run(size, rank, timeout_s=20)
-    if dealing.LENT_CHUNK_BYTES_MAX > chunk:
+    if read_assignment.LENT_CHUNK_BYTES_MAX > chunk:
         for node in (b"a", b"b"):
             told = [one for one, name in zip(found, nodes, strict=True) if name == node]
             assert sum(count for count, _ in told) == bytes_of(made.opened(), [wants for _, wants in told])
@@ -164,7 +164,7 @@ def test_what_all_want_is_dealt_evenly(made: Made) -> None:
     found = outcomes(4, lambda world: read_all(made, world))
     total = sum(count for count, _ in found)
     assert all(held == made.values for _, held in found)
-    assert all(abs(count - total / 4) <= 3 * dealing.LENT_RUN_BYTES for count, _ in found)
+    assert all(abs(count - total / 4) <= 3 * read_assignment.LENT_RUN_BYTES for count, _ in found)
 
 
 def test_other_nodes_lend_nothing(made: Made) -> None:
@@ -175,8 +175,8 @@ def test_other_nodes_lend_nothing(made: Made) -> None:
 
 def test_little_is_not_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it twice costs less than meeting."""
-    monkeypatch.setattr(lending, "INLINE_BYTES", 1 << 30)
-    monkeypatch.setattr(lending, "_SharedRead", None)
+    monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 1 << 30)
+    monkeypatch.setattr(node_shared_read, "_SharedRead", None)
     assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world)))
 
 
@@ -192,27 +192,27 @@ def test_damage_that_one_finds_is_an_error_on_all(made: Made) -> None:
 
 def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its socket ends in the middle: what it had not lent yet the others read."""
-    send, count = lending._Borrower.send, iter(range(1000))
+    send, count = node_shared_read._Borrower.send, iter(range(1000))
 
-    def fails(self: lending._Borrower, *frame: Any) -> None:
+    def fails(self: node_shared_read._Borrower, *frame: Any) -> None:
         if next(count) >= 8:
             self.shut()
             raise BrokenPipeError
         send(self, *frame)
 
-    monkeypatch.setattr(lending._Borrower, "send", fails)
+    monkeypatch.setattr(node_shared_read._Borrower, "send", fails)
     assert all(held == made.values for _, held in outcomes(3, lambda world: read_all(made, world)))
 
 
 def test_a_second_descriptor_is_closed() -> None:
     """A rank lends one piece of memory: what comes with it is closed."""
-    door = lending._Listener()
-    mine = lending.SharedMemory(lending.allocate(4096), 4096, writable=True)
-    link = lending._Borrower(door.address, door.token, 3, mine, 5.0)
+    door = node_shared_read._Listener()
+    mine = node_shared_read.SharedMemory(node_shared_read.allocate(4096), 4096, writable=True)
+    link = node_shared_read._Borrower(door.address, door.token, 3, mine, 5.0)
 
     def begin() -> None:
         prove_as_caller(link.socket, door.token, door.address, 5.0)
-        socket.send_fds(link.socket, [lending._HELLO.pack(3)], [mine.fd] * 2)
+        socket.send_fds(link.socket, [node_shared_read._HELLO.pack(3)], [mine.fd] * 2)
 
     before = len(os.listdir("/proc/self/fd"))
     thread = threading.Thread(target=begin)
@@ -227,7 +227,7 @@ def test_a_second_descriptor_is_closed() -> None:
 def test_a_fake_door_gets_no_memory() -> None:
     """A process that took the door's name without its token gets no descriptor: it has to prove the token first."""
     token, name = b"t" * 16, name_of("lending", secrets.token_hex(16))
-    mine = lending.SharedMemory(lending.allocate(4096), 4096, writable=True)
+    mine = node_shared_read.SharedMemory(node_shared_read.allocate(4096), 4096, writable=True)
     got: list[tuple[bytes, list[int]]] = []
     with LocalDirectory() as directory:
         listener = directory.listen(name, 1)
@@ -241,7 +241,7 @@ def test_a_fake_door_gets_no_memory() -> None:
 
     thread = threading.Thread(target=fake)
     thread.start()
-    link = lending._Borrower(name, token, 1, mine, 5.0)
+    link = node_shared_read._Borrower(name, token, 1, mine, 5.0)
     with pytest.raises(ProofFailed):
         link.begin()
     link.socket.close()
@@ -253,15 +253,15 @@ def test_a_fake_door_gets_no_memory() -> None:
 
 def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is late: its places are used again, and it reads by itself what it could not take in time."""
-    take, late = lending._ReadTable.take, threading.Event()
+    take, late = node_shared_read._ReadTable.take, threading.Event()
 
-    def slow(self: lending._ReadTable, number: int, data: memoryview) -> None:
+    def slow(self: node_shared_read._ReadTable, number: int, data: memoryview) -> None:
         if not late.is_set():
             late.set()
             time.sleep(0.6)
         take(self, number, data)
 
-    monkeypatch.setattr(lending._ReadTable, "take", slow)
+    monkeypatch.setattr(node_shared_read._ReadTable, "take", slow)
     started = time.monotonic()
     assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world, stall_s=0.15)))
     assert time.monotonic() - started < 10
@@ -269,7 +269,7 @@ def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: py
 
 def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rank that gets none says so; nobody waits for it."""
-    monkeypatch.setattr(lending, "allocate", lambda *_: (_ for _ in ()).throw(lending.NoSpace("none left")))
+    monkeypatch.setattr(node_shared_read, "allocate", lambda *_: (_ for _ in ()).throw(node_shared_read.NoSpace("none left")))
     started = time.monotonic()
     assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world)))
     assert time.monotonic() - started < 10
@@ -277,13 +277,13 @@ def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPa
 
 def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
     """A process that does not know the token is sent away, and the memory is lent to none but a rank that proved itself, for reading."""
-    door = lending._Listener()
-    mine = lending.SharedMemory(lending.allocate(4096), 4096, writable=True)
-    strangers = [lending._Borrower(door.address, token, 7, mine, 5.0) for token in (b"x" * 16, b"\0" * 16)]
-    friend = lending._Borrower(door.address, door.token, 3, mine, 5.0)
+    door = node_shared_read._Listener()
+    mine = node_shared_read.SharedMemory(node_shared_read.allocate(4096), 4096, writable=True)
+    strangers = [node_shared_read._Borrower(door.address, token, 7, mine, 5.0) for token in (b"x" * 16, b"\0" * 16)]
+    friend = node_shared_read._Borrower(door.address, door.token, 3, mine, 5.0)
     before = len(os.listdir("/proc/self/fd"))
 
-    def begin(link: lending._Borrower) -> None:
+    def begin(link: node_shared_read._Borrower) -> None:
         with contextlib.suppress(OSError):
             link.begin()
 
@@ -379,7 +379,7 @@ def test_dealing_covers_what_several_need_once(seed: int) -> None:
     for run in runs:
         assert run.owner in run.takers and run.length == sum(lengths[run.pack][run.first : run.last])
         assert run.offset == sum(lengths[run.pack][: run.first])
-        assert run.length <= dealing.LENT_RUN_BYTES or run.last - run.first == 1
+        assert run.length <= read_assignment.LENT_RUN_BYTES or run.last - run.first == 1
         loads[run.owner] += run.length
         for chunk in range(run.first, run.last):
             assert seen.setdefault((run.pack, chunk), run.takers) is run.takers
@@ -393,7 +393,7 @@ def test_dealing_covers_what_several_need_once(seed: int) -> None:
                 loads[takers[0]] += length
     assert seen == expected
     if share == 1.0 and all(len(held) == len(ranks) for held in needs.values()):
-        assert max(loads.values()) - min(loads.values()) <= dealing.LENT_RUN_BYTES
+        assert max(loads.values()) - min(loads.values()) <= read_assignment.LENT_RUN_BYTES
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 1000])

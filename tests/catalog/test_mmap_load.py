@@ -14,10 +14,10 @@ from torch import nn
 
 import relight
 from relight import api
-from relight.checkpointer import boundary, loop
+from relight.checkpointer import boundary, checkpointer
+from relight.comm import SingleProcess, ThreadGroup
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.keys import write_key_file
-from relight.world import SingleProcess, ThreadGroup
 
 MIB = 1 << 20
 
@@ -130,7 +130,7 @@ def test_of_two_ranks(tmp_path: Path, read: list[int], monkeypatch: pytest.Monke
     """What one rank wrote whole is mapped; large tensors, of which each rank wrote a half, are read."""
     models = [Parts() for _ in range(2)]
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
     def rank(world: ThreadGroup) -> dict[str, Any]:

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.scheduled import AdaptiveSchedule, attempt_lifetimes, loss_volatility, measured_restarts
+from relight.checkpointer.adaptive_schedule import AdaptiveSchedule, attempt_lifetimes, loss_volatility, measured_restarts
 from relight.commit import Attempt
+from relight.cost_model.schedule_note import TOPIC, decode
 from relight.errors import ConfigError
-from relight.forecast.told import TOPIC, decode
 from relight.log import Log, fold
 from relight.observe import Event, subscribe
 from relight.policy import TriggerInput, adaptive, best, every
-from relight.policy.table import defaults_of
+from relight.policy.file_defaults import defaults_of
 from relight.store import open_bytes
 
 

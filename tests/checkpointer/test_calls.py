@@ -11,7 +11,7 @@ import torch
 import relight
 from relight.checkpointer.calls import refuse_unconnected
 from relight.observe import counters
-from relight.policy.when import TriggerInput, every
+from relight.policy.triggers import TriggerInput, every
 
 
 def made(path: Path, **more: object) -> relight.Checkpointer:

@@ -21,10 +21,10 @@ import relight
 import relight.store.local as local
 from relight.agent import Agent, SaveOutcome
 from relight.agent.messages import SaveResult
-from relight.checkpointer import background, boundary, near
+from relight.checkpointer import background, boundary, memory_sources
+from relight.checkpointer.inflight import InflightSave
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import SignalHandlers
-from relight.checkpointer.under_way import InflightSave
 from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
 from relight.store.disk import Disk
@@ -666,7 +666,7 @@ def test_a_machine_without_descriptors_has_its_saves_made_by_the_trainer(run: st
     if what == "slots":
         monkeypatch.setattr(Agent, "slots", none_left)
     else:
-        monkeypatch.setattr(background if what == "connect" else near, what, none_left)
+        monkeypatch.setattr(background if what == "connect" else memory_sources, what, none_left)
     before = counters["agent.lost"]
     for step in range(2):
         with relight.Checkpointer(run, save=None, state={"x": 1}, w=torch.zeros(3), background=what != "reach") as ckpt:

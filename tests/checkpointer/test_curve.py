@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import curve
-from relight.checkpointer.curve import MetricFeed
+from relight.checkpointer import metric_feed
+from relight.checkpointer.metric_feed import MetricFeed
 from relight.observe import Event, subscribe
 
 
@@ -18,7 +18,7 @@ from relight.observe import Event, subscribe
 def told(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Events of steps, and a clock of one's own."""
     now, heard = [0.0], list[Event]()
-    monkeypatch.setattr(curve, "monotonic", lambda: now[0])
+    monkeypatch.setattr(metric_feed, "monotonic", lambda: now[0])
     undo = subscribe(lambda event: heard.append(event) if event.name == "steps.done" else None)
     yield now, heard
     undo()
@@ -65,7 +65,7 @@ def test_other_ranks_and_odd_metrics_tell_nothing(told: Any) -> None:
     now[0] = 4.0
     one.add(3, {f"m{number}": number for number in range(40)})
     one.flush()
-    assert len(heard[0].fields["metrics"]) == curve.METRICS_MAX
+    assert len(heard[0].fields["metrics"]) == metric_feed.METRICS_MAX
 
 
 def test_a_run_that_ends_has_told_all(told: Any, tmp_path: Path) -> None:

@@ -19,16 +19,16 @@ from relight.agent import Agent
 from relight.agent.client import SaveOutcome
 from relight.agent.messages import SaveResult
 from relight.agent.wire import AgentConnection
-from relight.capture import arithmetic
+from relight.capture import math_init
+from relight.checkpointer.inflight import InflightSave, InflightSaves
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.under_way import InflightSave, InflightSaves
+from relight.comm import new_threads
+from relight.comm.new_threads import ThreadPool
 from relight.errors import StoreUnavailable
 from relight.observe import Event, thread_start
 from relight.snapshot import copier
 from relight.snapshot.copier import Copier, Snapshot
-from relight.snapshot.watch import SLICE_BYTES, GuardedTensors
-from relight.world import new_threads
-from relight.world.new_threads import ThreadPool
+from relight.snapshot.touch_detection import SLICE_BYTES, GuardedTensors
 
 
 @pytest.fixture
@@ -197,9 +197,9 @@ def test_first_calls_that_fail_end_no_job(monkeypatch: pytest.MonkeyPatch) -> No
     def none(*words: object, **named: object) -> None:
         raise RuntimeError("could not create a primitive")
 
-    monkeypatch.setattr(arithmetic, "_done", False)
+    monkeypatch.setattr(math_init, "_done", False)
     monkeypatch.setattr(torch.nn.functional, "gelu", none)
-    arithmetic.warm_up_vector_math()
+    math_init.warm_up_vector_math()
 
 
 def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:

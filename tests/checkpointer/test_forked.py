@@ -12,7 +12,7 @@ import pytest
 from tests.scripts import run_script
 
 import relight
-from relight.pulse.page import make_page, read_beat
+from relight.heartbeat.heartbeat_page import make_page, read_beat
 
 TRAINER = """
 import gc, os, signal, sys, threading, time, torch, relight

@@ -234,13 +234,13 @@ def test_a_signal_during_step_is_saved_at_the_next_step(tmp_path: Path) -> None:
     done, saved, last = script(
         tmp_path,
         """
-        from relight.checkpointer.signals import Signals
-        saved = Signals.saved
+        from relight.checkpointer.signals import SignalHandlers
+        saved = SignalHandlers.saved
         def late(self):
             if ckpt._last_step == 2:
                 os.kill(os.getpid(), signal.SIGTERM)
             saved(self)
-        Signals.saved = late
+        SignalHandlers.saved = late
         with relight.Checkpointer(run, model=model, optimizer=optimizer, save=None) as ckpt:
             train(ckpt, [torch.ones(1, 4)] * 10, -1, None)
         """,

@@ -11,21 +11,21 @@ from typing import Any
 import pytest
 import torch
 
-import relight.checkpointer.heir as heir
+import relight.checkpointer.handover as heir
 from relight.capture import CaptureCache, Captured, capture
-from relight.checkpointer.ahead import AHEAD_S, OFTEN, PreUpdateState
 from relight.checkpointer.boundary import Boundary
-from relight.checkpointer.heir import Handover
+from relight.checkpointer.handover import Handover
+from relight.checkpointer.pre_update_state import AHEAD_S, OFTEN, PreUpdateState
 from relight.checkpointer.ranks import Ranks
+from relight.comm import RankTimeout
 from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import Participant
-from relight.commit.together import save_multi_rank
 from relight.format import encode_tree
+from relight.heartbeat import HeartbeatWriter, RankStateWriter, lost_of, make_rank_state, rank_state_path
+from relight.heartbeat.heartbeat_page import make_page
 from relight.layout import Bytes
-from relight.pulse import HeartbeatWriter, RankStateWriter, lost_of, make_rank_state, rank_state_path
-from relight.pulse.page import make_page
 from relight.store import open_bytes
-from relight.world import RankTimeout
 
 STEP = 5
 

@@ -12,12 +12,12 @@ import pytest
 
 import relight
 from relight.checkpointer import takeover
-from relight.checkpointer.out_of_sight import may_live
+from relight.checkpointer.unreachable_writer import may_live
 from relight.cli import cli
+from relight.comm import local_sockets
+from relight.comm.local_sockets import LocalDirectory, name_of
 from relight.errors import LeaseHeld
 from relight.store import LocalStore
-from relight.world import local_sockets
-from relight.world.local_sockets import LocalDirectory, name_of
 
 AS_ROOT = pytest.mark.skipif(os.getuid() != 0, reason="only the superuser can act as another user")
 SLEEPS = ["sh", "-c", "echo && exec sleep 60"]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import loop, resource_use, scheduled
+from relight.checkpointer import adaptive_schedule, checkpointer, resource_use
 from relight.checkpointer.resource_use import SAMPLE_S, ResourceUse
+from relight.cost_model import ScheduleDecision
 from relight.errors import ConfigError
-from relight.forecast import ScheduleDecision
 from relight.observe import Event, subscribe
 
 
@@ -30,10 +30,10 @@ class Clock:
 def clock_fixture(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The loop's clock, and an interval of 10 seconds, whatever saves cost."""
     clock = Clock()
-    monkeypatch.setattr(loop, "monotonic", clock)
-    monkeypatch.setattr(scheduled.AdaptiveSchedule.__init__, "__defaults__", (clock, None))
+    monkeypatch.setattr(checkpointer, "monotonic", clock)
+    monkeypatch.setattr(adaptive_schedule.AdaptiveSchedule.__init__, "__defaults__", (clock, None))
     numbers = {"wanted_s": 10.0, "foreseen": 0.0, "guesses": 0.0}
-    monkeypatch.setattr(scheduled, "decide", lambda seen, before, bounds: ScheduleDecision(10.0, 1, "decided", numbers))
+    monkeypatch.setattr(adaptive_schedule, "decide", lambda seen, before, bounds: ScheduleDecision(10.0, 1, "decided", numbers))
     return clock
 
 

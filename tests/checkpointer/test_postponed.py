@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import relight
+from relight.comm.ports import free_port
 from relight.observe import Event
-from relight.world.ports import free_port
 
 SLOW = {"memory": 4 << 20, "bytes_per_second": 3e6}
 """Room for one slot, which is written in about 0.5 s."""

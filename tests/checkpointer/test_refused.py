@@ -17,11 +17,11 @@ from torch import nn
 
 import relight
 from relight.checkpointer.failure_policy import ends_a_save
+from relight.comm import new_threads
+from relight.comm.new_threads import ThreadPool
 from relight.errors import StoreUnavailable
 from relight.observe import Event, subscribe
-from relight.store.again import FirstContact, first_contact
-from relight.world import new_threads
-from relight.world.new_threads import ThreadPool
+from relight.store.retry import FirstContact, first_contact
 
 
 @pytest.fixture
@@ -134,7 +134,7 @@ def descriptors() -> Iterator[Refusals]:
 
 def test_no_descriptor_ends_training(tmp_path: Path, descriptors: Refusals, monkeypatch: pytest.MonkeyPatch) -> None:
     """A descriptor refused at one call, from the restore on: the first contact is tried again, a save is made again by the next one."""
-    monkeypatch.setattr("relight.store.again.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
+    monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
     calls = life(tmp_path / "none", descriptors, 0)
     for at in range(1, calls + 1, 23):
         life(tmp_path / f"{at}", descriptors, at)
@@ -225,7 +225,7 @@ def test_the_first_contact_has_a_bound() -> None:
 @pytest.mark.parametrize("name", ["fsync", "link", "mkdir", "pwrite"])
 def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """One write that fails (EIO), the very first or any later one, costs one save at most."""
-    monkeypatch.setattr("relight.store.again.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
+    monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
     found, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
 
     def counted(*words: Any, **named: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import relight
-from relight.agent import writing
+from relight.agent import slot_writer
 from relight.checkpointer import background
 from relight.commit import save as commit_save
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, known
@@ -211,9 +211,9 @@ def test_a_caller_that_asked_to_stop_is_stopped_by_its_name(tmp_path: Path, monk
 def test_a_fault_in_the_agent_keeps_its_kind_and_traceback(tmp_path: Path) -> None:
     """What the agent reports of a fault in code is an ``InternalError`` at the trainer, with the same lines."""
     try:
-        writing._failed(1, "x", 3)  # type: ignore[arg-type] # no error has such a type
+        slot_writer._failed(1, "x", 3)  # type: ignore[arg-type] # no error has such a type
     except AttributeError as error:
-        report = writing._failed(1, "x", error)
+        report = slot_writer._failed(1, "x", error)
     kind, what, _, hint, retryable, details = report.error or ("", "", "", "", True, [])
     assert (kind, retryable) == ("internal", False) and "AttributeError" in what and "traceback" in hint
     assert any("errors.py" in one for one in details)

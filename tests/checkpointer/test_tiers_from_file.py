@@ -12,7 +12,7 @@ import relight
 from relight.checkpointer import options
 from relight.drill.warden import environment
 from relight.errors import ConfigError
-from relight.policy.table import defaults_of
+from relight.policy.file_defaults import defaults_of
 
 
 def train(store: str | Path, steps: int, **more: Any) -> None:

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import relight
-from relight.checkpointer.copies import SlotCopyPlan
-from relight.commit import smaller
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan
+from relight.commit import incremental_writer
 from relight.observe import Event, subscribe
 
 SIDE = 1024
@@ -98,13 +98,13 @@ def test_each_save_restores(tmp_path: Path, in_background: bool, told: list[Even
 def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the third save on, which knows that two were alike: what is trained, and what is compared to be sure."""
     hashed = [0]
-    make = smaller._Coder.make
+    make = incremental_writer._Coder.make
 
-    def counted(coder: smaller._Coder, number: int, at: int, data: memoryview) -> Any:
+    def counted(coder: incremental_writer._Coder, number: int, at: int, data: memoryview) -> Any:
         hashed[0] += len(data)
         return make(coder, number, at, data)
 
-    monkeypatch.setattr(smaller._Coder, "make", counted)
+    monkeypatch.setattr(incremental_writer._Coder, "make", counted)
     run, each = Run(tmp_path, False), []
     with run.ckpt:
         for _ in range(6):

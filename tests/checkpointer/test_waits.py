@@ -13,11 +13,11 @@ import pytest
 
 from relight.capture import revision
 from relight.checkpointer import takeover
-from relight.world.local_sockets import name_of
+from relight.comm.local_sockets import name_of
 
 LISTENER = """
 import os, signal, sys
-from relight.world.local_sockets import LocalDirectory
+from relight.comm.local_sockets import LocalDirectory
 with LocalDirectory() as directory:
     listener = directory.listen(sys.argv[1], 1)
 print("listens", flush=True)

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from relight.forecast import IntervalBounds, ScheduleInput, decide
-from relight.forecast.told import TOPIC, encode
+from relight.cost_model import IntervalBounds, ScheduleInput, decide
+from relight.cost_model.schedule_note import TOPIC, encode
 from relight.format.records import NoteBody
 from relight.log import Log
 from relight.store import open_bytes

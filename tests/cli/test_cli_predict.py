@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.foresee.model import read_model
+from relight.prediction.model import read_model
 
 FEW = ("--runs", "5", "--seed", "2")
 

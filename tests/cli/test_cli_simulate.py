@@ -63,9 +63,9 @@ def test_ray_runs_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     import sys
     from types import SimpleNamespace
 
-    from relight.fleet.policies import policy_of
-    from relight.fleet.scenario import Scenario
-    from relight.fleet.sweep import Case, sweep
+    from relight.simulator.policies import policy_of
+    from relight.simulator.scenario import Scenario
+    from relight.simulator.sweep import Case, sweep
 
     began: list[bool] = []
     fake = SimpleNamespace(

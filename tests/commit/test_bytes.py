@@ -8,8 +8,8 @@ import time
 import pytest
 
 from relight.commit import Attempt, SaveRequest, plan_save
+from relight.commit.multi_rank import _proven, save_multi_rank
 from relight.commit.save import CommitTarget, Participant, write_part
-from relight.commit.together import _proven, save_multi_rank
 from relight.format import encode_tree
 from relight.format.names import READY_DIR, CheckpointDir, is_written_file
 from relight.layout import Box, Bytes, Item

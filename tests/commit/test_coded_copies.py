@@ -18,8 +18,8 @@ from relight.catalog.tiers import announce, drained_bytes
 from relight.commit import Attempt
 from relight.drain import drain, scrub
 from relight.errors import CorruptCheckpoint, LeaseHeld
+from relight.format.chunk_locations import OWN
 from relight.format.records import RetireBody
-from relight.format.stored import OWN
 from relight.log import Log, fold
 from relight.policy import Tiers, tier
 from relight.reclaim import execute_sweep, plan_sweep

@@ -17,7 +17,7 @@ import relight
 from relight.catalog.locate import locate, locate_destination
 from relight.catalog.opened import Opened
 from relight.catalog.run import Run
-from relight.catalog.stored_as import stored_as
+from relight.catalog.storage_stats import stored_as
 from relight.errors import CorruptCheckpoint
 from relight.format.derived import KINDS, encode_derived, is_rounded, parse_derived, rounded
 from relight.format.derived import SourceRange as Piece
@@ -164,9 +164,9 @@ def test_what_is_derived_of_itself_or_of_nothing(offset: int) -> None:
     """Of itself, of another that is derived, of what is behind the end: refused, in no time."""
     from relight.catalog.packs import StoredReader
     from relight.format import Digest
+    from relight.format.chunk_locations import ChunkLocation as StoredPiece
+    from relight.format.chunk_locations import PackChunks
     from relight.format.manifest import Pack
-    from relight.format.stored import ChunkLocation as StoredPiece
-    from relight.format.stored import PackChunks
     from relight.store import MemoryStore, put
 
     store, body = MemoryStore(), encode_derived(1, [Piece(offset, 64)])

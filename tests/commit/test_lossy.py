@@ -18,7 +18,7 @@ from torch import nn
 
 import relight
 from relight.catalog.run import Run
-from relight.catalog.stored_as import stored_as
+from relight.catalog.storage_stats import stored_as
 from relight.errors import ConfigError, CorruptCheckpoint
 from relight.format.lossy import BLOCK, BOUNDS, WAYS, LossyRange, decode_lossy, encode_lossy
 from relight.policy.compact import LOSSY_BOUNDS, Compact, lossy_ways

@@ -15,7 +15,7 @@ from torch import nn
 
 import relight
 from relight.catalog import Run
-from relight.commit.on_gpu import PIECE_BYTES, PLANE_BYTES_MIN, on_gpu
+from relight.commit.nvcomp import PIECE_BYTES, PLANE_BYTES_MIN, on_gpu
 from relight.commit.save import COMPACT
 from relight.format.codecs import ElementKind, choose, decode, encode
 from relight.format.entropy import FRAME_MIN, compress, decompress, zstd

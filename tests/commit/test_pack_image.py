@@ -9,12 +9,12 @@ import time
 
 import pytest
 
+from relight.comm import lower_after
 from relight.commit import PackPlan
 from relight.commit.pack_writer import HASHERS_BEHIND, WRITES_AT_ONCE, WriteLimits, write_pack
 from relight.errors import NoSpace
 from relight.format import Digest
 from relight.store import page_buffer
-from relight.world import lower_after
 
 SLAB = 1 << 16
 CHUNKS = [100_000, 5, 70_000, SLAB, 3 * SLAB, 1234]

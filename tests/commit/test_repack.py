@@ -20,7 +20,7 @@ from relight.log import fold
 from relight.policy import Keep
 from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, open_bytes
-from relight.testing.mortal import Killed, Mortal
+from relight.testing.killable_store import Killed, Mortal
 from relight.testing.store_suite import refuses
 from relight.transfer.repack import execute_repack, plan_repack
 

@@ -17,7 +17,7 @@ from relight.catalog.packs import open_pack
 from relight.catalog.read import read_tensors
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt, PackPlan, SaveRequest, plan_save
-from relight.commit.earlier import IncrementalState, chunks_of, rows_of
+from relight.commit.chunk_index import IncrementalState, chunks_of, rows_of
 from relight.commit.save import new_id
 from relight.errors import NoSpace
 from relight.format import encode_tree
@@ -330,7 +330,7 @@ def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cuts", [[100], [1, 99], [33, 33, 34], [50, 50]])
 def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
     """A pack that lies in several sources is sampled as one that lies in memory."""
-    from relight.commit.smaller import _range
+    from relight.commit.incremental_writer import _range
 
     data, at, sources = bytes(range(100)), 0, []
     for length in cuts:

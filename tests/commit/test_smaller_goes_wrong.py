@@ -15,7 +15,7 @@ import relight
 from relight.catalog import Run
 from relight.catalog.verify import verify_checkpoint
 from relight.commit import Attempt
-from relight.commit.earlier import IncrementalState
+from relight.commit.chunk_index import IncrementalState
 from relight.drain.scrub import scrub
 from relight.log import fold
 from relight.policy import Keep

@@ -13,7 +13,7 @@ from thread_ranks import Ranks
 from relight.catalog import open_checkpoint
 from relight.catalog.run import Run
 from relight.commit import SaveReport, SaveRequest
-from relight.commit.earlier import DONORS_MAX, IncrementalState
+from relight.commit.chunk_index import DONORS_MAX, IncrementalState
 from relight.errors import SaveFailed
 from relight.format.records import RetireBody
 from relight.layout import Bytes, Item

@@ -16,16 +16,16 @@ from thread_ranks import Ranks
 from relight.catalog import open_checkpoint
 from relight.checkpointer.component_watch import ComponentWatch
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.stale import StaleModelCheck
-from relight.commit import Attempt, SaveReport, SaveRequest, together
+from relight.checkpointer.stale_model_check import StaleModelCheck
+from relight.comm import RankTimeout
+from relight.commit import Attempt, SaveReport, SaveRequest, multi_rank
+from relight.commit.multi_rank import OthersFailed
 from relight.commit.save import CommitTarget, Participant
-from relight.commit.together import OthersFailed
 from relight.errors import Fenced, NoSpace, RelightError
 from relight.format.names import READY_DIR
 from relight.log import fold
 from relight.observe import counters
 from relight.store import LocalStore
-from relight.world import RankTimeout
 
 
 class Died(BaseException):
@@ -81,7 +81,7 @@ def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
     assert all(f"rank {late} was not there" in one.what for one in waited), found
     assert ranks.committed() == []
     assert ranks.files() == ["root.json"]
-    assert (next(ranks.folder.glob("run/0*-e*/root.json"))).read_bytes().startswith(together.VOID)
+    assert (next(ranks.folder.glob("run/0*-e*/root.json"))).read_bytes().startswith(multi_rank.VOID)
     assert isinstance(ranks.save(1)[0], SaveReport), "the next save is made"
 
 
@@ -94,14 +94,14 @@ def test_one_that_comes_too_late_saves_nothing(ranks: Ranks) -> None:
 
 def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     """They do not wait for the deadline, and say which rank it was and why."""
-    usual = together.write_part
+    usual = multi_rank.write_part
 
     def write(place: CommitTarget, request: SaveRequest, *rest: Any) -> Any:
         if request.seat is not None and request.seat.rank == 1:
             raise NoSpace("the disk is full")
         return usual(place, request, *rest)
 
-    monkeypatch.setattr(together, "write_part", write)
+    monkeypatch.setattr(multi_rank, "write_part", write)
     started = time.monotonic()
     found = ranks.save(timeout_s=30)
     assert time.monotonic() - started < 10
@@ -124,7 +124,7 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
                 raise NoSpace("the disk is full")
 
     full: list[int] = []
-    usual = together.write_part
+    usual = multi_rank.write_part
 
     def write(place: CommitTarget, request: SaveRequest, *rest: Any) -> Any:
         found = usual(place, request, *rest)
@@ -133,7 +133,7 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
             raise NoSpace("the disk is full")
         return found
 
-    monkeypatch.setattr(together, "write_part", write)
+    monkeypatch.setattr(multi_rank, "write_part", write)
     ranks.places = [place._replace(store=Full(str(ranks.folder))) for place in ranks.places]
     started = time.monotonic()
     found = ranks.save(timeout_s=30)
@@ -147,7 +147,7 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
 def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
     """Somebody else does."""
     dead: list[int] = []
-    complete, append = together._complete, together._append
+    complete, append = multi_rank._complete, multi_rank._append
 
     def dying(usual: Callable[..., Any]) -> Callable[..., Any]:
         def work(*args: Any) -> Any:
@@ -161,11 +161,11 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
 
         return work
 
-    monkeypatch.setattr(together, "_give_up", lambda *args: None)  # the dead do nothing
+    monkeypatch.setattr(multi_rank, "_give_up", lambda *args: None)  # the dead do nothing
     if death == "before the root":
-        monkeypatch.setattr(together, "_complete", dying(complete))
+        monkeypatch.setattr(multi_rank, "_complete", dying(complete))
     else:
-        monkeypatch.setattr(together, "_append", dying(append))
+        monkeypatch.setattr(multi_rank, "_append", dying(append))
     found = ranks.save()
     assert sum(isinstance(one, Died) for one in found) == 1
     assert sum(isinstance(one, SaveReport) for one in found) == ranks.world - 1, found

@@ -12,9 +12,9 @@ import torch
 import relight
 from relight.catalog import Run
 from relight.catalog.read import read_tensors
-from relight.catalog.stored_as import stored_as, stored_of
+from relight.catalog.storage_stats import stored_as, stored_of
 from relight.commit import Attempt, SaveRequest
-from relight.commit.earlier import OLDER_SAVES
+from relight.commit.chunk_index import OLDER_SAVES
 from relight.commit.save import LOSSY
 from relight.format import encode_tree
 from relight.layout import Bytes, Item

@@ -9,8 +9,8 @@ from typing import Any
 
 from relight.catalog import verify_checkpoint
 from relight.commit import Attempt, SaveRequest
+from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
-from relight.commit.together import save_multi_rank
 from relight.format import encode_tree
 from relight.format.names import parse_ready
 from relight.format.tree import Leaf

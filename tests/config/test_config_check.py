@@ -18,17 +18,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relight
-from relight.checkpointer.from_file import CheckpointerOptions, with_file_defaults
+from relight.checkpointer.file_defaults import CheckpointerOptions, with_file_defaults
 from relight.cli import cli
 from relight.config import check_file
 from relight.config.check import makers
 from relight.errors import ConfigError, RelightError
-from relight.policy.table import defaults_of
+from relight.policy.file_defaults import defaults_of
 from relight.settings import lines
-from relight.settings.blame import only
+from relight.settings.error_location import only
 from relight.settings.file import checked, forget_taken
-from relight.settings.known import SETTINGS
 from relight.settings.lines import places
+from relight.settings.registry import SETTINGS
 from relight.supervise.settings import read_settings
 
 SECRET = "json://user:hunter2@pager.example/?token=hunter2"

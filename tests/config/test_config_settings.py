@@ -13,22 +13,22 @@ from typing import Any
 import pytest
 
 import relight
-from relight.checkpointer.from_file import CheckpointerOptions, with_file_defaults
+from relight.checkpointer.file_defaults import CheckpointerOptions, with_file_defaults
 from relight.checkpointer.options import wants_background
 from relight.config import effective_settings
 from relight.config.page import put_in
 from relight.errors import ConfigError
+from relight.monitoring.rules import KINDS
+from relight.monitoring.settings import NUMBERS, RULE_WORDS, read_alerting
 from relight.policy import Compact, Limits, Peers, adaptive, every, keep
+from relight.policy.file_defaults import defaults_of
 from relight.policy.grace import GRACE, grace_of
-from relight.policy.table import defaults_of
 from relight.settings.file import checked, forget_taken, give, take_environment
-from relight.settings.known import NAMED_ONLY, RULES, SETTINGS, Setting, variable_of
+from relight.settings.registry import NAMED_ONLY, RULES, SETTINGS, Setting, variable_of
 from relight.supervise.decide import SuperviseRules
-from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import HangTimeouts
+from relight.supervise.prediction_thread import Foreseen
 from relight.supervise.settings import Announced, Start, read_settings
-from relight.watch.rules import KINDS
-from relight.watch.settings import NUMBERS, RULE_WORDS, read_alerting
 
 PAGE = Path(__file__).parents[2] / "docs" / "configuration.md"
 MAKERS: dict[str, Any] = {"adaptive": adaptive, "every": every, "keep": keep, "limits": Limits, "compact": Compact, "peers": Peers}

@@ -11,11 +11,11 @@ import pytest
 
 ASK = """
 import json, os, subprocess, sys
-from relight.cli import _settle
-from relight.store.object_client import Patience
-_settle(sys.argv[1], ())
-child = [sys.executable, "-c", "from relight.store.object_client import Patience; print(Patience.usual().deadline_s)"]
-print(json.dumps([Patience.usual().deadline_s, float(subprocess.check_output(child))]))
+from relight.cli import _apply_settings
+from relight.store.object_client import RetryTimes
+_apply_settings(sys.argv[1], ())
+child = [sys.executable, "-c", "from relight.store.object_client import RetryTimes; print(RetryTimes.usual().deadline_s)"]
+print(json.dumps([RetryTimes.usual().deadline_s, float(subprocess.check_output(child))]))
 """
 
 

@@ -22,10 +22,10 @@ from relight.store import Disk, LocalStore
 from relight.store.durable import sync_dir
 from relight.testing import acknowledged, block_log, fuse_file
 from relight.testing.block_log import LEFT, DiskSession, choose, find_points, leave
+from relight.testing.child_processes import MUTATIONS, AcknowledgedFact, store_in, victims
 from relight.testing.fuse_file import DiskEntry
 from relight.testing.images import PLAIN, copy_image
 from relight.testing.scenario import RUN, Fact
-from relight.testing.victims import MUTATIONS, AcknowledgedFact, store_in, victims
 
 pytestmark = pytest.mark.crash
 FLUSH = DiskEntry(0, b"")
@@ -86,7 +86,7 @@ CUT_BEFORE_AN_FSYNC = """
 import sys
 from relight.errors import RelightError
 from relight.store import Disk, LocalStore
-from relight.testing.images import Unavailable, cut_power, kinds_called, make_image, mount, private_mounts, scratch, unmount
+from relight.testing.images import MountUnavailable, cut_power, kinds_called, make_image, mount, private_mounts, scratch, unmount
 
 class Cut(Disk):
     def open_dir(self, path):
@@ -109,7 +109,7 @@ try:
         unmount(where)
         mount(f"{directory}/image", where, kind)
         print(sorted(entry.name for entry in LocalStore(f"{where}/store").list("log") if not entry.name.startswith(".")))
-except Unavailable as error:
+except MountUnavailable as error:
     print(error, file=sys.stderr)
     sys.exit(2)
 """

@@ -1,11 +1,11 @@
-"""The rules that ``relight.testing.rules`` states, one test each."""
+"""The rules that ``relight.testing.invariants`` states, one test each."""
 
 from __future__ import annotations
 
 import pytest
 
 from relight.testing import rules_lines
-from relight.testing.rules import RULES, Rule
+from relight.testing.invariants import RULES, Rule
 
 assert rules_lines.RUN  # importing it adds its rules
 

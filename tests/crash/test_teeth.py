@@ -10,13 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from relight.testing.teeth import MUTATIONS, PROOFS, Mutation
+from relight.testing.mutation_check import MUTATIONS, PROOFS, Mutation
 
 pytestmark = pytest.mark.crash
 
 
 def _bite(*options: str) -> None:
-    done = subprocess.run([sys.executable, "-m", "relight.testing.teeth", "--json", *options], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "relight.testing.mutation_check", "--json", *options], capture_output=True, text=True, check=False
+    )
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert report["unmutated"] == ""
@@ -55,10 +57,10 @@ def test_what_is_taken_away_is_there(mutation: Mutation) -> None:
 def test_a_mutation_nobody_notices_survives() -> None:
     """The table can fail: an edit that changes nothing is reported as survived, and one whose line is gone as not tried."""
     code = (
-        "from relight.testing import teeth\n"
-        "teeth.PROOFS = {'rules': teeth._rules}\n"
-        "print(teeth.bite(teeth.Mutation('a comment', teeth.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
-        "print(teeth.bite(teeth.Mutation('nothing', teeth.DURABLE, 'no such line', '', 'rules')).said)\n"
+        "from relight.testing import mutation_check\n"
+        "mutation_check.PROOFS = {'rules': mutation_check._rules}\n"
+        "print(mutation_check.bite(mutation_check.Mutation('a comment', mutation_check.DURABLE, 'TMP_PREFIX = ', 'TMP_PREFIX =  ', 'rules')).caught_by)\n"
+        "print(mutation_check.bite(mutation_check.Mutation('nothing', mutation_check.DURABLE, 'no such line', '', 'rules')).said)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[0] == "None"

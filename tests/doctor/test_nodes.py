@@ -17,11 +17,11 @@ import at_hand
 import pytest
 from planted_faults import nodes
 
+from relight.comm.ports import free_port
 from relight.doctor import DoctorFacts, collect, judge
 from relight.doctor.facts_nodes import collect_nodes
 from relight.errors import ConfigError, StoreUnavailable
-from relight.supervise.meeting import Meeting, NodeAddress, seat_of
-from relight.world.ports import free_port
+from relight.supervise.node_exchange import Meeting, NodeAddress, seat_of
 
 
 class Board:

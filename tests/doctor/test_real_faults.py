@@ -31,11 +31,11 @@ from relight.doctor.facts_run import measure_restore
 from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format.names import STORE_FILE
+from relight.heartbeat import Heartbeat, HeartbeatPage
+from relight.heartbeat.heartbeat_page import make_page
 from relight.keys import write_key_file
 from relight.log import Log, fold
 from relight.policy.tiers import Tier
-from relight.pulse import Heartbeat, HeartbeatPage
-from relight.pulse.page import make_page
 from relight.store import LocalStore, Reader, open_bytes
 from relight.store.disk import Disk
 
@@ -164,13 +164,13 @@ def test_a_read_only_file_system(tmp_path: Path) -> None:
 
 AS_NOBODY = """
 import json, os, sys
-from relight.doctor import judge, look
-judge(look(sys.argv[2]))  # all that it imports is imported, while that can be read
+from relight.doctor import collect, judge
+judge(collect(sys.argv[2]))  # all that it imports is imported, while that can be read
 if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-print(json.dumps([one.name for one in judge(look(sys.argv[1], quick=True))]))
+print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))
 """
 
 
@@ -305,11 +305,11 @@ def test_limits_of_a_process(runs: Path) -> None:
     script = """
 import resource, sys, json
 import relight.doctor.facts_machine as machine
-from relight.doctor import judge, look
+from relight.doctor import collect, judge
 machine._accelerators = lambda: 8
 for which, value in (("NOFILE", 200), ("FSIZE", 1 << 20), ("AS", 3 << 30), ("MEMLOCK", 16 << 10)):
     resource.setrlimit(getattr(resource, f"RLIMIT_{which}"), (value, value))
-print(json.dumps([one.name for one in judge(look(sys.argv[1], quick=True))]))
+print(json.dumps([one.name for one in judge(collect(sys.argv[1], quick=True))]))
 """
     done = subprocess.run([sys.executable, "-c", script, str(runs)], capture_output=True, text=True, env=at_hand.environment(), check=True)
     assert {"open-files", "file-size", "address-space", "memlock"} <= set(json.loads(done.stdout))
@@ -371,7 +371,7 @@ def test_a_look_that_hangs_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_store_that_hangs_keeps_nobody(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mount whose server is gone: said after its time, and the rest is looked at."""
-    monkeypatch.setattr(sys.modules["relight.doctor.look"], "PLACE_S", 0.5)
+    monkeypatch.setattr(sys.modules["relight.doctor.collect"], "PLACE_S", 0.5)
     ended = threading.Event()
 
     def hang(self: LocalStore, key: str) -> Reader:

@@ -24,18 +24,19 @@ from torch.utils.data import DataLoader
 import relight
 from relight import errors
 from relight.catalog.tiers import Further
-from relight.checkpointer.carried import remap_rank_state
-from relight.checkpointer.outwards import read_further
+from relight.checkpointer.elastic_state import remap_rank_state
 from relight.checkpointer.postponed import postpone
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.replicas import ReplicaDifference
 from relight.checkpointer.restorable import Restorable
 from relight.checkpointer.resume import Resumed, report_restored
-from relight.checkpointer.stale import StaleModelCheck
+from relight.checkpointer.stale_model_check import StaleModelCheck
+from relight.checkpointer.tier_replication import read_further
 from relight.cli.doctor import _explain
+from relight.comm.base import RankTimeout, late
 from relight.commit import Attempt
 from relight.commit.attempt import take_over
-from relight.commit.together import OthersFailed
+from relight.commit.multi_rank import OthersFailed
 from relight.doctor import explain
 from relight.doctor.complaints import PEOPLE_SAY, PROGRAMS, PROGRAMS_SAY, SEEN
 from relight.doctor.explain import LINES_MAX, SYMPTOMS, read_log
@@ -44,10 +45,9 @@ from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightErr
 from relight.log import History, Log, fold
 from relight.observe import subscribe
 from relight.store import open_bytes
-from relight.store.again import decode_with_reread
 from relight.store.base import Uncertain
+from relight.store.retry import decode_with_reread
 from relight.supervise.facts import KINDS
-from relight.world.base import RankTimeout, late
 
 PAGE = (Path(__file__).parents[2] / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
 HEADINGS = [one.replace('"', "") for one in re.findall(r"^## (.*)$", PAGE, re.MULTILINE)]

@@ -9,7 +9,7 @@ import pytest
 from tests.drain.test_drain import begin
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog.diary import DIRECTORY, level_diaries
+from relight.catalog.incident_sync import DIRECTORY, level_diaries
 from relight.drain import drain
 from relight.errors import StoreUnavailable
 from relight.store import LocalStore

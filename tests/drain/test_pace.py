@@ -11,12 +11,12 @@ from click.testing import CliRunner
 
 import relight
 from relight.catalog import Run
-from relight.checkpointer.onwards import REMEMBERED, TierPacer
+from relight.checkpointer.tier_pacing import REMEMBERED, TierPacer
 from relight.cli import cli
 from relight.commit import Attempt, SaveRequest
+from relight.cost_model import Costs, Level, ScheduleDecision, onwards, waste
 from relight.drain import drain
 from relight.errors import ConfigError
-from relight.forecast import Costs, Level, ScheduleDecision, onwards, waste
 from relight.format import encode_tree
 from relight.format.records import NoteBody
 from relight.observe import Event, emit, subscribe

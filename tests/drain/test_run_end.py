@@ -13,12 +13,12 @@ import torch
 
 import relight
 from relight.catalog import Run
+from relight.comm import standstill
 from relight.drain import process
 from relight.log import fold
 from relight.observe import Event, subscribe
 from relight.policy.keep import Candidate, Keep, decide_keep
 from relight.store import LocalStore
-from relight.world import standstill
 
 MB = 1_000_000
 

@@ -16,7 +16,7 @@ import torch
 import relight
 from relight.agent import reach
 from relight.catalog import Run
-from relight.catalog.diary import DIRECTORY
+from relight.catalog.incident_sync import DIRECTORY
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format.records import CommitBody
 from relight.observe import counters

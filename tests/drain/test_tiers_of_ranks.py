@@ -12,8 +12,8 @@ import pytest
 
 from relight.agent import reach
 from relight.catalog import Run
+from relight.comm.ports import free_port
 from relight.store import LocalStore
-from relight.world.ports import free_port
 
 TRAIN = """
 import os, sys, torch, torch.distributed as dist, relight

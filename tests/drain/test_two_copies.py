@@ -20,7 +20,7 @@ from relight.drain import drain
 from relight.errors import LeaseHeld, RelightError
 from relight.log import Log
 from relight.store import ByteStore, Entry, LocalStore, MemoryStore, Writer, open_bytes
-from relight.store.around import StoreWrapper
+from relight.store.wrapper import StoreWrapper
 from relight.transfer.copying import Claimed, copy_one
 
 

@@ -22,7 +22,7 @@ from relight.drill.report import FAILED, PASSED, SKIPPED, markdown
 from relight.drill.stage import Wrong
 from relight.drill.target import DrillTarget, target_of
 from relight.errors import ConfigError
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 from relight.store import open_bytes
 from relight.supervise.incidents import Incident, RecoveryRecord
 

@@ -14,7 +14,7 @@ import pytest
 from relight.drill import DrillOptions, RehearsalOutcome, drive, live, pace, rehearsals, run, stage, storage
 from relight.drill.pace import LEAST_S, REHEARSALS, STARTS, Limit, Pace
 from relight.drill.report import FAILED, PASSED, SKIPPED
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 
 START_S, STEP_S, END_S = 8.0, 0.1, 4.0
 """Of the job, on a machine that does nothing else."""

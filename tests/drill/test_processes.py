@@ -143,7 +143,7 @@ def test_a_script_in_a_drill_saves_in_the_drills_store_or_not_at_all(tmp_path: P
 
 def test_a_script_in_a_drill_is_poisoned_at_the_step_that_was_told(tmp_path: Path) -> None:
     """With somebody to watch over it, that is a loss that is no number, from that step on."""
-    from relight.pulse.page import make_page
+    from relight.heartbeat.heartbeat_page import make_page
 
     make_page(tmp_path / "page")
     DrillOrders(tmp_path / "orders").give(DrillOrder("poison", 5))

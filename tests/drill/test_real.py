@@ -24,7 +24,7 @@ import numpy, relight
 w = numpy.zeros(1000)
 with relight.Checkpointer(sys.argv[1], w=w, save=relight.every(steps=5), background=True) as ckpt:
     for step in range(ckpt.restore(), int(sys.argv[2])):
-        if not ckpt.skips(step):
+        if not ckpt.should_skip(step):
             w += 1
             ckpt.step(step, loss=1.0 / (step + 1))
         time.sleep(0.05)

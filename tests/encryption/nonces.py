@@ -24,7 +24,7 @@ from relight.keys import Keychain, write_key_file
 from relight.layout import Bytes, Item
 from relight.store import ByteStore, MemoryStore
 from relight.store.encrypted import EncryptedStore
-from relight.testing.mortal import Killed, Mortal
+from relight.testing.killable_store import Killed, Mortal
 
 FORKS_EVERY = 50
 

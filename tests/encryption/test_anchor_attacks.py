@@ -382,7 +382,7 @@ def test_a_record_that_could_not_be_read_for_a_moment_becomes_no_gap(tmp_path: P
 @pytest.mark.parametrize("how", ["beyond the anchor", "below the anchor"])
 def test_a_record_that_a_listing_lacks_is_asked_for_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """A stale listing neither makes a gap of a record nor refuses a sound log."""
-    monkeypatch.setattr("relight.log.chain.TORN_MAX", 1)
+    monkeypatch.setattr("relight.log.log.TORN_MAX", 1)
     lab = Lab(tmp_path, True, monkeypatch)
     save(lab.open(), 1)
     writer = Log(lab.open(anchor="" if how == "beyond the anchor" else str(lab.anchor)), RUN)

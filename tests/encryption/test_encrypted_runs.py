@@ -90,7 +90,7 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
         for child in psutil.Process().children(recursive=True):
             try:
                 told.append(f"{child.cmdline()} {child.environ()}")
-                watched["agent"] += "relight.agent.serve" in told[-1]
+                watched["agent"] += "relight.agent.server" in told[-1]
                 watched["drain"] += "relight.drain" in told[-1]
             except psutil.Error:
                 continue
@@ -133,7 +133,7 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
 def is_agent(one: psutil.Process) -> bool:
     """Other tests' processes may be about to go."""
     with contextlib.suppress(psutil.Error):
-        return "relight.agent.serve" in one.cmdline()
+        return "relight.agent.server" in one.cmdline()
     return False
 
 

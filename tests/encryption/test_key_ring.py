@@ -23,7 +23,7 @@ from relight.store import ByteStore, LocalStore, MemoryStore, put
 from relight.store.base import Entry
 from relight.store.encrypted import EncryptedStore
 from relight.store.keyring import slots_in
-from relight.testing.mortal import Killed, Mortal
+from relight.testing.killable_store import Killed, Mortal
 from relight.testing.store_suite import refuses
 from relight.transfer.keys import add, rekey, revoke, rotate, status
 

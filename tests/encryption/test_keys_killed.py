@@ -31,9 +31,9 @@ old, new, what = sys.argv[1:4]
 def work(where):
     inner = LocalStore(where)
     if what == "rotate":
-        rotate(inner, Keychain.of([old, new]), resolve(old).kek, resolve(new), "new")
+        rotate(inner, Keychain.from_specs([old, new]), resolve(old).kek, resolve(new), "new")
     else:
-        rekey(inner, Keychain.of([old, new]), leaked="*", keep=Keychain.of(new))
+        rekey(inner, Keychain.from_specs([old, new]), leaked="*", keep=Keychain.from_specs(new))
 print("ready", flush=True)
 for line in sys.stdin:  # what is imported once need not be by each that dies
     after_s, where = line.rstrip("\\n").split(" ", 1)

@@ -14,8 +14,8 @@ from relight.capture.tensors import TORCH_DTYPES
 from relight.catalog import open_run
 from relight.catalog.opened import Opened
 from relight.commit import Attempt, SaveRequest
+from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
-from relight.commit.together import save_multi_rank
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
 from relight.log import Log

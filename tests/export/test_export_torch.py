@@ -110,7 +110,7 @@ def test_dcp_loads_it_and_what_it_makes_of_it_is_the_same(tmp_path: Path) -> Non
 
 def test_relight_reads_the_dcp_it_wrote_as_it_reads_anybodys(tmp_path: Path) -> None:
     """Its own reader of foreign directories, which checks every box and sum."""
-    from relight.interop import dcp as ours
+    from relight.integrations import dcp as ours
 
     model = {"w": bits(torch.float32, 70, 90), "b": bits(torch.bfloat16, 9)}
     found = ours.read(export(saved(tmp_path / "runs", model), tmp_path / "dcp", to="dcp"))
@@ -130,7 +130,7 @@ def test_a_dcp_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None
 
 def test_sizes_beyond_32_bits(tmp_path: Path) -> None:
     """Storages behind and above 4 GiB: torch maps them, and finds their bytes; Python's zip reader agrees. The file is sparse."""
-    from relight.export.chosen import ExportEntry
+    from relight.export.selection import ExportEntry
 
     large, small = ExportEntry("l", 0, "uint8", ((5 << 30) + 7,)), ExportEntry("s", 1, "float32", (2,))
     value = pickled({"l": tensor_value(large, 0), "s": tensor_value(small, 1)})

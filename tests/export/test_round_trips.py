@@ -12,7 +12,7 @@ import torch
 import relight
 from relight.catalog import open_run
 from relight.export import Options, execute_export, plan_export
-from relight.foreign import detect, import_checkpoint
+from relight.importers import detect, import_checkpoint
 from relight.store import open_bytes
 
 GOLDEN = Path(__file__).parents[1] / "foreign" / "golden"

@@ -11,15 +11,15 @@ import msgspec
 import pytest
 
 import relight
-from relight.catalog.diary import DIRECTORY
+from relight.catalog.incident_sync import DIRECTORY
+from relight.decode import from_json_bytes, from_msgpack
 from relight.store import open_bytes
 from relight.supervise.incidents import read_accounts, read_incidents
-from relight.typed import from_json_bytes, from_msgpack
 
 AT_ONCE = """
 import sys, threading, types
 import msgspec
-from relight.typed import from_json_bytes, from_msgpack, from_plain
+from relight.decode import from_json_bytes, from_msgpack, from_plain
 sys.setswitchinterval(1e-6)
 lines = ["from __future__ import annotations", "import msgspec"]
 lines += [f"class In{n}(msgspec.Struct):\\n    x: int = 0\\n    y: dict[str, int] | None = None" for n in range(8)]
@@ -53,7 +53,7 @@ def test_nothing_else_gives_msgspec_a_type(call: str) -> None:
     """Else two threads may be the first after all."""
     root = Path(relight.__file__).parent
     lines = [
-        f"{path.relative_to(root)}: {line.strip()}" for path in sorted(root.rglob("*.py")) if path.name != "typed.py"
+        f"{path.relative_to(root)}: {line.strip()}" for path in sorted(root.rglob("*.py")) if path.name != "decode.py"
         for line in path.read_text().splitlines() if re.search(rf"msgspec.*{call}" if "msgspec" not in call else call, line)
     ]  # fmt: skip
     assert lines == []

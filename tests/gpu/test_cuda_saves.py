@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import relight
-from relight.checkpointer.copies import pinned, register, unregister
+from relight.checkpointer.slot_copy_plan import pinned, register, unregister
 from relight.snapshot import DeviceCopies, Placed, pin_slot
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")]

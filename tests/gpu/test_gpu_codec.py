@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from relight.commit.on_gpu import on_gpu
+from relight.commit.nvcomp import on_gpu
 from relight.format.entropy import compress, decompress
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA here")]

@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
+from relight.comm.children import child_command, child_environment, enter_script, safe_spawn, script_directory
 from relight.drain.process import Drainer
 from relight.drill import warden
 from relight.migrate import engines
 from relight.prove import drive
 from relight.serve import tasks_work
 from relight.supervise import spare
-from relight.world.children import child_command, child_environment, enter_script, safe_spawn, script_directory
 
 NAMES = ("torch", "json", "relight", "msgspec", "multiprocessing", "typing", "runpy", "click", "socket", "numpy", "random", "uuid")
 
@@ -99,7 +99,7 @@ def test_no_process_that_relight_starts_imports_from_the_working_directory(
     monkeypatch.chdir(trap.parent / "trap")
     for command, environment, directory in starts:
         at = next(index for index, word in enumerate(command) if word.startswith("relight"))
-        probe = [*command[:at], "relight.world.node"]  # imports most of the names, and ends
+        probe = [*command[:at], "relight.comm.node"]  # imports most of the names, and ends
         done = subprocess.run(probe, env=environment, cwd=directory, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and not trap.exists(), (command, done.stderr)
 

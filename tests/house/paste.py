@@ -4,7 +4,7 @@ A block of Python whose first line is ``# name.py`` becomes that file. A block o
 below them (``…`` is anything, on a line of its own any number of lines). What is said in a comment above a block, which readers do not see:
 
 ``<!-- needs: MODULE -->`` it runs where MODULE is installed, and is only looked at elsewhere; ``<!-- no-run: WHY -->`` it is only looked at.
-``<!-- given: PATH = NAME -->``, anywhere, puts what lies at PATH below ``tests/foreign/golden`` there as NAME.
+``<!-- given: PATH = NAME -->``, anywhere, puts what lies at PATH below ``tests/importers/golden`` there as NAME.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tree import PRODUCT, ROOT
 import relight
 from relight.cli import COMMANDS, cli
 
-GOLDEN = ROOT / "tests" / "foreign" / "golden"
+GOLDEN = ROOT / "tests" / "importers" / "golden"
 
 
 @dataclass(frozen=True)

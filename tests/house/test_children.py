@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 from tests.house.tree import PRODUCT
 
-BUILDER = "world/children.py"
+BUILDER = "comm/children.py"
 ALLOWED = {
     "cli/__init__.py": ({"sys.executable"}, "names the interpreter in a message"),
 }
@@ -64,7 +64,7 @@ def test_one_function_builds_every_command_of_a_python_process() -> None:
         path = file.relative_to(PRODUCT).as_posix()
         allowed = ALLOWED.get(path, (set(), ""))[0]
         found += [f"{path}:{line}: {name}" for line, name in uses(file.read_text()) if path != BUILDER and name not in allowed]
-    assert not found, "use relight.world.children: " + ", ".join(found)
+    assert not found, "use relight.comm.children: " + ", ".join(found)
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,8 @@ def test_each_guide_of_a_framework_is_followed() -> None:
 def test_what_is_looked_at_can_be_found_wrong(tmp_path: Path) -> None:
     """Names, commands and options that are not there, output that differs, and a script without a name are all found."""
     assert unknown_names(Block("python", "import relight\nrelight.Chekpointer()\n")) == ["relight.Chekpointer"]
-    assert unknown_names(Block("python", "from relight.interop.dcp import Nothing\n")) == ["relight.interop.dcp.Nothing"]
-    assert unknown_names(Block("python", "from relight.interop.lightning import Checkpoints\n")) == []
+    assert unknown_names(Block("python", "from relight.integrations.dcp import Nothing\n")) == ["relight.integrations.dcp.Nothing"]
+    assert unknown_names(Block("python", "from relight.integrations.lightning import LightningCheckpoints\n")) == []
     assert unknown_commands("$ relight lss runs\n$ relight ls runs --colour\n$ A=1 relight keys nwe f\n$ relight ls --json runs | wc") == [
         "relight lss", "relight ls --colour", "relight keys  nwe f",
     ]  # fmt: skip

@@ -12,22 +12,22 @@ from tree import SOURCES, TESTS, rel
 import relight
 
 BROAD_MAY_STAND = {
-    "world/new_threads.py": "what a task raises is kept for the caller that asks for its result",
-    "agent/serve.py": "one trainer's error is not another's: told, and the process goes on",
-    "agent/writing.py": "a save that fails in any way is reported to its trainer",
-    "commit/on_gpu.py": "a driver's, a library's: processors code then, and the choice says why",
+    "comm/new_threads.py": "what a task raises is kept for the caller that asks for its result",
+    "agent/server.py": "one trainer's error is not another's: told, and the process goes on",
+    "agent/slot_writer.py": "a save that fails in any way is reported to its trainer",
+    "commit/nvcomp.py": "a driver's, a library's: processors code then, and the choice says why",
     "checkpointer/lost_workers.py": "an ending after the script's uncaught error: an event, so that the first error's traceback is still printed",
     "checkpointer/metric_values.py": "a metric is of the script's own type, whose reading may raise anything; no save fails for it",
-    "checkpointer/agree.py": "other ranks wait to hear of it: told, and raised again",
+    "checkpointer/collective_errors.py": "other ranks wait to hear of it: told, and raised again",
     "checkpointer/ranks.py": "other ranks wait to hear of it: told, and raised again",
-    "checkpointer/loop.py": "the trainer's edge: event, counter, warning",
+    "checkpointer/checkpointer.py": "the trainer's edge: event, counter, warning",
     "checkpointer/leaving.py": "the caller's exception counts more than a save that fails after it: an event",
     "checkpointer/inline_writer.py": "the trainer's edge: event, counter, warning",
     "errors.py": "a value whose repr fails: an error's message is made without it",
     "checkpointer/outside_state.py": "another object's state_dict, asked for a report only",
     "checkpointer/signals.py": "what the script's own signal handler raises: raised again after the save",
-    "checkpointer/heir.py": "another error is on its way out: this one is told, and the way back is as it would have been",
-    "capture/planning.py": "somebody else's load_state_dict: kept as the cause",
+    "checkpointer/handover.py": "another error is on its way out: this one is told, and the way back is as it would have been",
+    "capture/restore_plan.py": "somebody else's load_state_dict: kept as the cause",
     "capture/own_loading.py": "a class's loading code, tried on a copy: what it raises means that it takes no such tensor",
     "capture/restore_optimizer.py": "an optimizer's step or state_dict, tried on a copy: reported as a mismatch",
     "store/object_client.py": "a library's errors are of any kind: made ours, without what may be secret",
@@ -35,10 +35,10 @@ BROAD_MAY_STAND = {
     "store/objects.py": "a library's errors are of any kind: made ours",
     "serve/jobs.py": "whatever a job raises is its client's answer",
     "serve/tasks.py": "one asker's entry that fails does not stop the others': raised after them",
-    "supervise/joining.py": "torch's rendezvous, asked in a thread: kept, and raised where it was asked",
+    "supervise/rendezvous_thread.py": "torch's rendezvous, asked in a thread: kept, and raised where it was asked",
     "supervise/worker.py": "the script's own error: written down, printed, and it ends the process",
     "supervise/spare.py": "an import that the script may not even need: told, and left to the script",
-    "watch/notify.py": "a plug-in of apprise may fail in any way: told by its kind, and the next target is tried",
+    "monitoring/notify.py": "a plug-in of apprise may fail in any way: told by its kind, and the next target is tried",
     "cli/__init__.py": "the outermost edge of a command: a traceback and exit code 2",
 }
 
@@ -73,7 +73,7 @@ def test_public_names_are_pinned() -> None:
 
 FORBIDDEN = ("pickle", "marshal", "shelve", "yaml", "dill", "cloudpickle", "joblib", "code", "codeop")
 EXECUTES: dict[tuple[str, str], str] = {
-    ("interop/dcp_read.py", "torch.save"): "DCP's planner takes values as torch.save'd bytes alone: made in memory, from plain values",
+    ("integrations/dcp_read.py", "torch.save"): "DCP's planner takes values as torch.save'd bytes alone: made in memory, from plain values",
 }
 """(file, what) that is allowed all the same: why."""
 
@@ -93,7 +93,7 @@ def test_every_source_file_says_what_it_is_for_and_stays_small() -> None:
     for path in SOURCES:
         text = path.read_text()
         assert ast.get_docstring(ast.parse(text)), rel(path)
-        limit = 720 if rel(path) in ("testing/disks.py", "testing/rules.py") else 600  # one scene or disk after the other
+        limit = 720 if rel(path) in ("testing/disks.py", "testing/invariants.py") else 600  # one scene or disk after the other
         assert text.count("\n") <= limit, rel(path)
 
 

@@ -19,7 +19,7 @@ VALUE = bytes(range(32))
 
 def test_silent(tmp_path):
     write_key_file(str(tmp_path / "the.key"))
-    Keychain.of(f"file:{tmp_path / 'the.key'}")
+    Keychain.from_specs(f"file:{tmp_path / 'the.key'}")
     Secret(VALUE)
 
 def test_printed():

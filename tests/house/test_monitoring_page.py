@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from relight.monitoring.rules import KINDS
 from relight.observe.fields import CARRIES, FIELDS
 from relight.observe.metrics import METRICS
-from relight.watch.rules import KINDS
 
 PAGE = Path(__file__).parents[2] / "docs" / "monitoring.md"
 

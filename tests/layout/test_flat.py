@@ -10,7 +10,7 @@ import torch
 
 from relight.errors import IncompatibleState
 from relight.layout import Box, check_tiling
-from relight.layout.roster import Mesh, Table, TableEntry, TensorOwnership
+from relight.layout.rank_tables import Mesh, Table, TableEntry, TensorOwnership
 from relight.layout.shards import relative
 
 

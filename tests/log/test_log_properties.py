@@ -15,7 +15,7 @@ from relight.format.records import Body, CommitBody, FenceBody, NoteBody, Record
 from relight.log import History, Log, fold, read_store
 from relight.store import ByteStore, LocalStore, MemoryStore
 from relight.testing.disks import SimClock
-from relight.testing.rules import commit_body, directory_of, flip, record, rewrite, saves, simulated
+from relight.testing.invariants import commit_body, directory_of, flip, record, rewrite, saves, simulated
 from relight.testing.scenario import ROOT, RUN, examine, perform, save
 
 IDS = [letter * 10 for letter in "abc"]

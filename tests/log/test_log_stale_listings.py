@@ -13,8 +13,8 @@ from relight.format import Leaf, encode_tree
 from relight.format.names import record_file
 from relight.format.records import NoteBody
 from relight.layout import Bytes, Item
-from relight.log import Log, chain, fold
-from relight.log.chain import BELIEVED
+from relight.log import Log, fold, log
+from relight.log.log import BELIEVED
 from relight.observe import counters
 from relight.store import MemoryStore
 from relight.store.base import Entry
@@ -177,7 +177,7 @@ def test_a_number_that_is_taken_and_does_not_show_is_waited_for() -> None:
 
 def test_a_number_that_never_shows_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """In bounded time, by an error that names it."""
-    monkeypatch.setattr(chain, "SHOWN_PAUSE_MAX_S", 0.1)
+    monkeypatch.setattr(log, "SHOWN_PAUSE_MAX_S", 0.1)
     store = Odd()
     attempt = Attempt.begin(store, "run")
     other = Attempt(attempt.place._replace(log=Log(store, "run")))

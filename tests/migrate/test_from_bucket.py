@@ -21,8 +21,8 @@ from safetensors.torch import save_file
 
 import relight
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, NoSpace, StoreUnavailable, UnsafeContent
-from relight.foreign import detect, import_checkpoint
-from relight.foreign.bucket import BLOCK_BYTES, Listing, is_bucket
+from relight.importers import detect, import_checkpoint
+from relight.importers.bucket import BLOCK_BYTES, Listing, is_bucket
 from relight.migrate import execute_migration, plan_migration, roll_back
 from relight.store import ObjectStore, open_bytes, put
 from relight.store.object_client import RetryTimes
@@ -240,8 +240,8 @@ def test_names_in_a_listing() -> None:
 
 def test_short_reads_are_made_of_blocks(s3: str) -> None:
     """Anywhere, over their ends too, at the object's end; behind it is damage."""
-    from relight.foreign.bucket import BucketFiles
-    from relight.foreign.files import pread
+    from relight.importers.bucket import BucketFiles
+    from relight.importers.files import pread
 
     data = np.random.default_rng(0).integers(0, 256, 3 * BLOCK_BYTES + 77, "u1").tobytes()
     put(open_bytes(f"{s3}/old"), "one", data)

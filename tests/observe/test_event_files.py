@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from relight.monitoring.files import EventFiles
 from relight.observe import Event, emit, file
 from relight.observe.file import EventWriter, events_directory, make_private, tidy
-from relight.watch.files import EventFiles
 
 
 @pytest.fixture

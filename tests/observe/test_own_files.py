@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from relight.errors import ConfigError
-from relight.foresee.trace import keep_newest
 from relight.observe import file
 from relight.observe.file import make_private, tidy
 from relight.observe.own_files import OwnFiles
+from relight.prediction.trace import keep_newest
 from relight.prove.drive import ProveOptions
 from relight.prove.drive import run as prove
 from relight.settings.file import take_environment

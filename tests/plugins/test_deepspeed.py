@@ -25,7 +25,7 @@ def test_its_own_objects_come_back_and_others_are_refused(tmp_path) -> None:
     """A loss scaler is one again, with its fields; an object of any other class is named and not saved, and not made on load."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
-    from relight.interop.deepspeed_engine import CheckpointEngine
+    from relight.integrations.deepspeed_engine import CheckpointEngine
 
     engine = CheckpointEngine()
     scaler = DynamicLossScaler(init_scale=4.0, scale_window=7, min_scale=1, delayed_shift=1, consecutive_hysteresis=False,

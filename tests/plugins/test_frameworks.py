@@ -11,8 +11,8 @@ import torch
 
 import relight
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
-from relight.interop.dcp import StorageWriter
-from relight.interop.frameworks import checkpointer_options, loaders_in, needed, numbers, read_as_file, save_options, write_as_file
+from relight.integrations.dcp import StorageWriter
+from relight.integrations.frameworks import checkpointer_options, loaders_in, needed, numbers, read_as_file, save_options, write_as_file
 
 PLUGINS = {
     "lightning": "lightning", "transformers": "transformers", "accelerate": "accelerate", "deepspeed_engine": "deepspeed",
@@ -28,7 +28,7 @@ def test_a_framework_that_is_not_there_is_told_of() -> None:
         f"for plugin, framework in {PLUGINS!r}.items():\n"
         "    sys.modules[framework] = None\n"
         "    try:\n"
-        "        importlib.import_module('relight.interop.' + plugin)\n"
+        "        importlib.import_module('relight.integrations.' + plugin)\n"
         "    except ConfigError as error:\n"
         "        print(plugin, error.hint)\n"
     )

@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.data import DataLoader, TensorDataset  # noqa: E402
 
-from relight.interop.lightning import LightningCheckpoints, RelightCheckpointIO  # noqa: E402
+from relight.integrations.lightning import LightningCheckpoints, RelightCheckpointIO  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
 
@@ -195,8 +195,8 @@ def test_model_checkpoint_writes_relights_format(tmp_path) -> None:
 def test_pytorch_lightning_gets_its_own() -> None:
     """Who has imported ``pytorch_lightning`` gets callbacks of that package, which its trainer takes."""
     script = (
-        "import pytorch_lightning as pl; from relight.interop.lightning import Checkpoints, RelightCheckpointIO\n"
-        "assert issubclass(Checkpoints, pl.callbacks.Checkpoint); import sys; assert 'lightning.pytorch' not in sys.modules"
+        "import pytorch_lightning as pl; from relight.integrations.lightning import LightningCheckpoints, RelightCheckpointIO\n"
+        "assert issubclass(LightningCheckpoints, pl.callbacks.Checkpoint); import sys; assert 'lightning.pytorch' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

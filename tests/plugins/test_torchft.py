@@ -17,7 +17,7 @@ pytest.importorskip("torchft", reason="torchft is not installed: make plugins")
 
 import torch  # noqa: E402
 
-from relight.interop.torchft import Transport  # noqa: E402
+from relight.integrations.torchft import Transport  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("default")  # the framework's own, and torch's of it
 PATIENCE = timedelta(seconds=20)

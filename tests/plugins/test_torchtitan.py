@@ -20,7 +20,7 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
 
 def test_settings_of_another_format_are_refused() -> None:
     """What only torchtitan's own format can do is said at once, not left out."""
-    from relight.interop.torchtitan import CheckpointManager
+    from relight.integrations.torchtitan import CheckpointManager
 
     with pytest.raises(ConfigError, match="last_save_in_hf"):
         CheckpointManager.Config(enable=True, last_save_in_hf=True).build(

@@ -26,7 +26,7 @@ def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
     from types import SimpleNamespace
 
     from relight.errors import ConfigError
-    from relight.interop.transformers import TrainerCheckpoints
+    from relight.integrations.transformers import TrainerCheckpoints
 
     with pytest.raises(ConfigError, match="does not know its Trainer"):
         TrainerCheckpoints(tmp_path / "run").on_train_begin(None, SimpleNamespace(global_step=0), None)
@@ -38,7 +38,7 @@ def test_not_resumed_it_begins_anew_behind_what_is_there(tmp_path) -> None:
     from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments, set_seed
 
     import relight
-    from relight.interop.transformers import TrainerCheckpoints
+    from relight.integrations.transformers import TrainerCheckpoints
 
     class Losses(TrainerCallback):
         """What is logged of each step."""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import relight
-from relight.commit.earlier import IncrementalState
+from relight.commit.chunk_index import IncrementalState
 from relight.commit.pack_writer import WriteStats
 from relight.policy.compact import CodecSample, Compact, Conditions, Experience, choose
 

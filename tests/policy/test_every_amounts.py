@@ -11,7 +11,7 @@ import pytest
 
 import relight
 from relight.errors import ConfigError
-from relight.policy.table import defaults_of
+from relight.policy.file_defaults import defaults_of
 
 EVERY: Callable[..., Any] = relight.every
 HALF_HOUR_S = 1800.0

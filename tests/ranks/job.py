@@ -11,15 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from relight.comm.ports import free_port
 from relight.testing.warm import Warm
-from relight.world.ports import free_port
 
 HERE = Path(__file__).parent
 
 
 IMPORTED = (
     "torch.distributed.checkpoint.state_dict", "torch.distributed.fsdp", "torch.distributed.optim", "torch.distributed.tensor.parallel",
-    "relight.checkpointer", "relight.interop.dcp",
+    "relight.checkpointer", "relight.integrations.dcp",
 )  # fmt: skip
 """What ranks' programs begin with."""
 

@@ -115,7 +115,7 @@ def agents_at(wanted: Mapping[str, int]) -> dict[int, int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
             words = path.read_bytes().decode(errors="replace").split("\0")
-            if "relight.agent.serve" in words and (node := wanted.get(words[words.index("relight.agent.serve") + 1])) is not None:
+            if "relight.agent.server" in words and (node := wanted.get(words[words.index("relight.agent.server") + 1])) is not None:
                 found[node] = int(path.parent.name)
     return found
 

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import relight
-from relight.catalog import lending
+from relight.catalog import node_shared_read
 from relight.catalog.read import INLINE_BYTES
 from relight.testing.counting import CountingStore, but_packs
 
@@ -105,7 +105,7 @@ def load(layout: str, run: str, *, width: int, layers: int, cold: bool = False, 
     """What a restore reads and takes. ``cold``: nothing of it in the page cache; ``alone``: nobody lends."""
     net = spread(layout, width, layers, zero=True)
     seconds, cpu = [], []
-    lending.INLINE_BYTES = 1 << 62 if alone else INLINE_BYTES
+    node_shared_read.INLINE_BYTES = 1 << 62 if alone else INLINE_BYTES
     for _ in range(times):
         ckpt = relight.Checkpointer(run, model=net, signals=False, background=False)
         counted = ckpt._store = CountingStore(ckpt._store, apart=but_packs)  # type: ignore[assignment]

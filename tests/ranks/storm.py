@@ -38,7 +38,7 @@ import relight
 from relight.agent import reach
 from relight.checkpointer.background import Background
 from relight.checkpointer.ranks import Ranks
-from relight.commit import together
+from relight.commit import multi_rank
 from relight.snapshot import Snapshot
 from relight.store.durable import NewFile
 
@@ -51,12 +51,12 @@ WAYS = ("killed", "stopped", "disk full")
 PHASES: dict[str, tuple[Any, str]] = {
     "before the snapshot": (Ranks, "capture"),
     "during the copy": (Snapshot, "help"),
-    "before the part": (together, "write_part"),
+    "before the part": (multi_rank, "write_part"),
     "during the write": (NewFile, "write_at"),
-    "behind the part": (together, "_proven"),
-    "during the commit": (together, "_complete"),
-    "at the record": (together, "_append"),
-    "while another commits": (together, "_committed"),
+    "behind the part": (multi_rank, "_proven"),
+    "during the commit": (multi_rank, "_complete"),
+    "at the record": (multi_rank, "_append"),
+    "while another commits": (multi_rank, "_committed"),
     "when it is told": (Background, "_finished"),
 }
 IN_TRAINER = frozenset(("before the snapshot", "during the copy", "when it is told"))

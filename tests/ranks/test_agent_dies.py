@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.world.ports import free_port
+from relight.comm.ports import free_port
 
 SCRIPT = """
 import json, os, signal, sys, time
@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import relight
 from relight.agent.launch import address_of
-from relight.world.local_sockets import LocalDirectory, peer_of
+from relight.comm.local_sockets import LocalDirectory, peer_of
 from relight.checkpointer.background import Background
 
 folder, rank = Path(sys.argv[1]), int(os.environ["RANK"])

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from relight.capture.rng import seed_generator
-from relight.checkpointer.carried import remap_rank_state
+from relight.checkpointer.elastic_state import remap_rank_state
 
 HANDED = ("handed over: mine", "handed over: also", "handed over: third")
 SAID = "loader begins its epoch anew: it was saved without a word on how its samples are dealt out"

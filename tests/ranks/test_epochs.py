@@ -11,15 +11,15 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import relight
-from relight.checkpointer import boundary, loop
-from relight.world import SingleProcess, ThreadGroup
+from relight.checkpointer import boundary, checkpointer
+from relight.comm import SingleProcess, ThreadGroup
 
 
 @pytest.mark.parametrize(("batches", "wanted"), [((5, 5), [4, 9, 14]), ((5, 6), [4, 5, 9, 11, 14])])
 def test_ranks_save_at_the_end_of_an_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: Any, wanted: list[int]) -> None:
     """All of them at its last step, without waiting for each other; if one has a longer epoch, both save at either's end."""
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
     def rank(world: ThreadGroup) -> list[int]:

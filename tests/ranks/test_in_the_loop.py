@@ -12,12 +12,12 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import background, boundary, loop
-from relight.checkpointer.copies import SlotCopyPlan
+from relight.checkpointer import background, boundary, checkpointer
 from relight.checkpointer.signals import SignalHandlers
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan
+from relight.comm import SingleProcess, ThreadGroup
 from relight.errors import ConfigError, RelightError
 from relight.snapshot import Snapshot
-from relight.world import SingleProcess, ThreadGroup
 
 SOON_S = 10.0
 """Nobody waited for the deadline."""
@@ -28,7 +28,7 @@ Run = Callable[..., list[Any]]
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a function of the rank on so many, each of which finds itself among the others."""
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
 
     def run(size: int, action: Callable[[int], Any], timeout_s: float = 60.0) -> list[Any]:

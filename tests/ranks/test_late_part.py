@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer import boundary, loop
-from relight.world import SingleProcess, ThreadGroup
+from relight.checkpointer import boundary, checkpointer
+from relight.comm import SingleProcess, ThreadGroup
 
 STEPS = 30
 
@@ -19,7 +19,7 @@ def test_training_goes_on_while_the_commit_waits_for_a_late_part(tmp_path: Path,
     """Rank 1 has 6 MB of its own and writes them at 2 MB/s. Both ranks finish further steps before the checkpoint is there; then it is whole."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
     own = [torch.arange(1000.0), torch.arange(1_500_000.0)]
 

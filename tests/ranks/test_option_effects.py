@@ -14,10 +14,10 @@ import torch
 
 import relight
 from relight.catalog import Run as StoredRun
-from relight.checkpointer import boundary, loop
+from relight.checkpointer import boundary, checkpointer
+from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.errors import SaveFailed, StoreUnavailable
 from relight.store import LocalStore
-from relight.world import RankTimeout, SingleProcess, ThreadGroup
 
 MODES = {
     f"{name}, {'background' if background else 'foreground'}": (size, options, background)
@@ -32,7 +32,7 @@ def train_fixture(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: p
     """Calls a function with a Checkpointer on each rank of one mode, and returns what it returned on each."""
     size, fixed, background = MODES[request.param]
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
     monkeypatch.setattr(boundary, "FREE_S", 1.0)
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
 

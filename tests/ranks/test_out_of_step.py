@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import relight
-from relight.checkpointer.agree import raise_on_all_ranks
+from relight.checkpointer.collective_errors import raise_on_all_ranks
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import resume
+from relight.comm import ThreadGroup
 from relight.errors import CheckpointNotFound, RelightError, SaveFailed, StoreUnavailable
 from relight.store import LocalStore
-from relight.world import ThreadGroup
 
 
 def outcomes(size: int, action: Any) -> list[Any]:

@@ -15,11 +15,11 @@ import torch
 import relight
 from relight.catalog import open_checkpoint
 from relight.catalog.one_writer import RANKS, apart
-from relight.checkpointer import loop
+from relight.checkpointer import checkpointer
 from relight.checkpointer.one_writer import OneWriter
+from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.format import decode_tree
 from relight.store import LocalStore
-from relight.world import RankTimeout, SingleProcess, ThreadGroup
 
 SIZE = 3
 
@@ -28,7 +28,7 @@ SIZE = 3
 def on_ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
     """Runs a function of the rank on each of them, which finds itself among the others."""
     local = threading.local()
-    monkeypatch.setattr(loop, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
+    monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
 
     def run(action: Callable[[int], Any], timeout_s: float = 20.0) -> list[Any]:
         def one(world: ThreadGroup) -> Any:

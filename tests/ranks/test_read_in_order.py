@@ -13,9 +13,9 @@ import torch
 import relight
 from relight.checkpointer import resume
 from relight.checkpointer.ranks import Ranks
+from relight.comm import ThreadGroup
 from relight.log import Log, truncated
 from relight.store import LocalStore
-from relight.world import ThreadGroup
 
 
 def save(path: Path, step: int) -> None:

@@ -17,6 +17,7 @@ from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.replicas import ReplicaDifference, differences
 from relight.checkpointer.replicas import _sum as sum_of
 from relight.checkpointer.restorable import Restorable
+from relight.comm import ThreadGroup
 from relight.commit import Attempt, SaveRequest
 from relight.commit.save import SUSPECT, CommitTarget
 from relight.format import encode_tree
@@ -24,7 +25,6 @@ from relight.layout import Bytes
 from relight.log import Log
 from relight.observe import counters
 from relight.store import LocalStore
-from relight.world import ThreadGroup
 
 
 def model_of(rank: int, odd: dict[int, str], dtype: torch.dtype = torch.float32) -> torch.nn.Module:

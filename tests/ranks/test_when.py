@@ -10,10 +10,10 @@ import pytest
 import relight
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.signals import SignalHandlers
+from relight.comm import ThreadGroup
 from relight.observe import Event, counters, subscribe
 from relight.policy import TriggerInput
-from relight.policy.when import Trigger
-from relight.world import ThreadGroup
+from relight.policy.triggers import Trigger
 
 
 class AskedAt(Trigger):

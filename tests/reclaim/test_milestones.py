@@ -12,7 +12,7 @@ from relight.policy import Candidate, decide_keep, keep
 from relight.policy.tiers import Tier, owed, safe_on
 from relight.reclaim import plan_prune
 from relight.store import MemoryStore
-from relight.testing.rules import saves
+from relight.testing.invariants import saves
 
 EXAMPLES = int(os.environ.get("EXAMPLES", "300"))
 

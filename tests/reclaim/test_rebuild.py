@@ -29,7 +29,7 @@ from relight.transfer.copying import plan_copy
 
 @pytest.fixture(autouse=True)
 def _no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relight.log.chain.MISSING_PAUSES_S", (0.0,))
+    monkeypatch.setattr("relight.log.log.MISSING_PAUSES_S", (0.0,))
     monkeypatch.setattr("relight.log.truncated.PAUSES_S", (0.0, 0.0))
 
 

@@ -21,7 +21,7 @@ from relight.policy import Candidate, Keep, decide_keep, keep
 from relight.policy.keep import RULES
 from relight.reclaim import execute, plan_prune
 from relight.store import MemoryStore, Reader
-from relight.testing.rules import saves
+from relight.testing.invariants import saves
 
 METRICS = st.sampled_from([0.0, 1.0, 1.5, -2.0, math.nan, math.inf, -math.inf])
 

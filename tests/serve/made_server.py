@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from relight.serve.app import ServerSettings, create_app
-from relight.serve.doors import AccessRules
+from relight.serve.auth_middleware import AccessRules
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it would rather have httpx2; httpx is what the other tests have

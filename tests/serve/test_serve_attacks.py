@@ -9,7 +9,7 @@ import pytest
 from tests.serve.made_server import HOST, Server, serving
 from tests.serve.made_stores import make_store
 
-from relight.serve.doors import AccessRules
+from relight.serve.auth_middleware import AccessRules
 
 
 @pytest.fixture(scope="module")

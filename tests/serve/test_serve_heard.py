@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.monitoring.receivers import web_server
+from tests.monitoring.watched import keep_events
 from tests.serve.made_server import serving
 from tests.serve.made_stores import make_store
-from tests.watch.receivers import web_server
-from tests.watch.watched import keep_events
 
 from relight.catalog.run import Run
-from relight.serve.heard import CURVES_MAX, METRICS_MAX, POINTS_MAX, EventFeed
+from relight.monitoring import RunSeen
+from relight.monitoring.settings import Alerting
+from relight.serve.event_feed import CURVES_MAX, METRICS_MAX, POINTS_MAX, EventFeed
 from relight.serve.reader import StoreState, open_readers
 from relight.store import open_bytes
 from relight.store.local import LocalStore
-from relight.watch import RunSeen
-from relight.watch.settings import Alerting
 
 SPANS = [("blocked", 10.0, 10.1), ("snapshot", 10.1, 10.4), ("write", 10.2, 11.0), ("parts", 11.0, 11.2), ("commit", 11.2, 11.5)]
 

@@ -15,7 +15,7 @@ from tests.serve.made_server import FREE, serving
 from tests.serve.made_stores import make_store
 
 from relight.serve.app import ServerSettings, create_app
-from relight.serve.doors import AccessRules
+from relight.serve.auth_middleware import AccessRules
 from relight.serve.gate import Gate, bounds_of
 from relight.serve.slots import MOST, OF_ANONYMOUS, WAITING_MAX, StreamSlots
 

@@ -22,7 +22,7 @@ from tests.serve.made_stores import make_store
 
 from relight.errors import ConfigError
 from relight.serve.app import ServerSettings, create_app
-from relight.serve.doors import AccessRules
+from relight.serve.auth_middleware import AccessRules
 from relight.serve.gate import Gate, bounds_of
 from relight.serve.proxies import Proxies, asker_of, check_proxies, public_origin
 

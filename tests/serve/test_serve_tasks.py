@@ -14,7 +14,7 @@ import pytest
 from tests.cli.at_hand import fill, request
 from tests.serve.made_server import Server, serving
 
-from relight.catalog.diary import DIRECTORY
+from relight.catalog.incident_sync import DIRECTORY
 from relight.catalog.run import Run
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, ConfigError, StoreUnavailable
@@ -92,7 +92,7 @@ def test_a_save_that_the_api_asks_for_is_made_and_told(job: Run, server: Server)
 
 def test_a_save_that_nobody_hears_ends_and_says_what_to_do(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job without relight run: the page does not wait for ever, and the request stands in the log."""
-    monkeypatch.setattr("relight.catalog.asking.NOBODY_S", 0.5)
+    monkeypatch.setattr("relight.catalog.save_requests.NOBODY_S", 0.5)
     told = over(server, act(server, "save")["task"])
     assert told["state"] == FAILED and "nobody has heard it" in told["says"] and "USR1" in told["says"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from relight.testing import schedules
-from relight.testing.baton import Action
-from relight.testing.planted import PLANTED, planted
+from relight.testing.schedule_explorer import Action
 from relight.testing.schedules import find, main, play, trace
+from relight.testing.seeded_bugs import PLANTED, planted
 from relight.testing.simulate import KINDS
 from relight.testing.simulated_store import FAULTS
 
@@ -64,7 +64,7 @@ def test_a_rare_planted_bug_is_found(bug: str) -> None:
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_bug_is_planted_and_taken_out_again(bug: str) -> None:
     """Each edit finds its line; afterwards the product is as it was."""
-    from relight.testing.planted import _function
+    from relight.testing.seeded_bugs import _function
 
     functions = [_function(edit.function) for edit in PLANTED[bug].edits]
     before = [one.__code__ for one in functions]

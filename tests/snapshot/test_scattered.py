@@ -11,8 +11,8 @@ import random
 
 import pytest
 
-from relight.snapshot import scattered
-from relight.snapshot.scattered import SampleReader
+from relight.snapshot import sample_reader
+from relight.snapshot.sample_reader import SampleReader
 
 WIDTH = 16
 
@@ -57,7 +57,7 @@ def test_a_call_that_gives_less(monkeypatch: pytest.MonkeyPatch, answer: int) ->
     there = SampleReader(addresses, lengths, WIDTH)
     there.read()
     ctypes.memset(memory, 9, len(memory))
-    monkeypatch.setattr(scattered, "_pwritev", lambda *_: answer)
+    monkeypatch.setattr(sample_reader, "_pwritev", lambda *_: answer)
     assert there.read() == wanted(addresses, lengths)
 
 

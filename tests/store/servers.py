@@ -20,7 +20,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import NamedTuple
 
-from relight.world.ports import free_port
+from relight.comm.ports import free_port
 
 CREDENTIALS = {"AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing-secret-7f3a", "AWS_REGION": "us-east-1"}
 

@@ -548,11 +548,11 @@ READING = """
 import random, sys
 from pathlib import Path
 from relight.store import LocalStore
-from relight.store.blocks import BLOCK_BYTES, Blocks
+from relight.store.blocks import BLOCK_BYTES, BlockCache
 from relight.store.cached import CachedStore
 far, cache, limit, seed, rounds = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
 rng = random.Random(seed)
-store = CachedStore(LocalStore(far), Blocks(cache, limit))
+store = CachedStore(LocalStore(far), BlockCache(cache, limit))
 print("begun", flush=True)
 for _ in range(rounds):
     number = rng.randrange(6)

@@ -296,7 +296,7 @@ def test_a_reader_is_bound_to_the_version_it_found(s3: str) -> None:
 UPLOAD = """
 import os, sys, time
 from relight.commit import Attempt, SaveRequest
-from relight.commit.save import Seat
+from relight.commit.save import Participant
 from relight.store import open_bytes
 attempt = Attempt.begin(open_bytes(sys.argv[1]), "run")
 writer = attempt.store.write(f"run/00000007-abcdefghij-e{attempt.epoch}/pack-00000-0.safetensors" if len(sys.argv) < 3 else sys.argv[2], 40 << 20)

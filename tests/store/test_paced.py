@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from relight.comm.node_pace import NodePace
 from relight.store import LocalStore, page_buffer, put
 from relight.store.paced import PacedStore, paced
-from relight.world.node_pace import NodePace
 
 MB = 1_000_000
 
@@ -59,7 +59,7 @@ def test_a_bound_is_kept_without_a_private_directory(monkeypatch: pytest.MonkeyP
     def refused() -> None:
         raise PermissionError("no directory")
 
-    monkeypatch.setattr("relight.world.node_pace.LocalDirectory", refused)
+    monkeypatch.setattr("relight.comm.node_pace.LocalDirectory", refused)
     pace, began = NodePace(10 * MB, name()), time.monotonic()
     for _ in range(4):
         pace.spend(MB)

@@ -14,7 +14,7 @@ import pytest
 
 from relight.commit import Attempt, SaveRequest
 from relight.commit import plan as plan_module
-from relight.commit.lanes import lanes_of_rank
+from relight.commit.parallel_packs import lanes_of_rank
 from relight.errors import ConfigError, NoSpace, StoreUnavailable, UnsafeContent
 from relight.format import encode_tree
 from relight.format.names import STRIPE_FILE, pack_file

@@ -8,9 +8,9 @@ from __future__ import annotations
 import sys
 
 from relight.cli import main
-from relight.foresee import gate
-from relight.foresee.host import HostGauges
-from relight.foresee.sample import DiskSpace
+from relight.prediction import predictor
+from relight.prediction.host import HostGauges
+from relight.prediction.sample import DiskSpace
 
 GB = 1e9
 
@@ -22,7 +22,7 @@ def plant(seconds: int) -> None:
     def rooms(self: HostGauges) -> tuple[DiskSpace, ...]:
         return (DiskSpace(0.0 if next(samples) >= seconds else 500 * GB, 1000 * GB),)
 
-    gate.FIRST_LOOK = 1  # type: ignore[attr-defined]
+    predictor.FIRST_LOOK = 1  # type: ignore[attr-defined]
     HostGauges.rooms = rooms  # type: ignore[method-assign]
 
 

@@ -22,7 +22,7 @@ from relight.supervise.launch import SAVED
 SLOWER = 30
 SLOW_DISK = f"""
 import os, sys, time
-if "relight.agent.serve" in " ".join(sys.orig_argv):
+if "relight.agent.server" in " ".join(sys.orig_argv):
     def slowed(call):
         def made(*arguments, **named):
             began = time.perf_counter()

@@ -11,8 +11,8 @@ import psutil
 import pytest
 from tests.supervise.test_run import Job
 
+from relight.heartbeat import Heartbeat, read_beat
 from relight.log import Log, fold
-from relight.pulse import Heartbeat, read_beat
 from relight.store import open_bytes
 from relight.supervise.agent_watch import UNKNOWN_S, AgentWatch
 from relight.supervise.procfs import ProcessSample

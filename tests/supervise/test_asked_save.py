@@ -14,7 +14,8 @@ from tests.serve.made_server import serving
 from tests.serve.made_stores import make_store
 from tests.supervise.test_run import Job
 
-from relight.catalog.asking import (
+from relight.catalog.run import Run
+from relight.catalog.save_requests import (
     OLD_S,
     WHY_MAX,
     Answer,
@@ -25,9 +26,8 @@ from relight.catalog.asking import (
     request_of,
     wait_for_answer,
 )
-from relight.catalog.run import Run
 from relight.errors import ConfigError, StoreUnavailable
-from relight.pulse import request_path, take_request, write_request
+from relight.heartbeat import request_path, take_request, write_request
 from relight.store import open_bytes
 from relight.supervise.requests import Requests
 

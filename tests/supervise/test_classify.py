@@ -6,7 +6,7 @@ import signal
 
 import pytest
 
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 from relight.supervise.classify import alike, classify
 from relight.supervise.facts import KINDS, FailureEvidence, Worker
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from relight.errors import ConfigError
-from relight.policy.going_back import BEFORE, CUT, SKIP, SPLIT
+from relight.policy.rollback_env import BEFORE, CUT, SKIP, SPLIT
 from relight.supervise.decide import Past, SuperviseRules, agreed, decide
 from relight.supervise.facts import KINDS, Decision, Failure
 

@@ -13,15 +13,15 @@ pytestmark = pytest.mark.crash
 
 CODE = """
 import sys
-from relight.pulse import Teller, Will, make_will
-from relight.pulse.page import make_page
+from relight.heartbeat import HeartbeatWriter, RankStateWriter, make_rank_state
+from relight.heartbeat.heartbeat_page import make_page
 make_page(f"{sys.argv[1]}/pulse-0")
-make_will(f"{sys.argv[1]}/will-0")
+make_rank_state(f"{sys.argv[1]}/will-0")
 with open(f"{sys.argv[1]}/other", "wb", buffering=0) as file:
     file.write(bytes(1 << 20))
-assert not Teller(f"{sys.argv[1]}/pulse-0").heard
+assert not HeartbeatWriter(f"{sys.argv[1]}/pulse-0").has_reader
 try:
-    Will(f"{sys.argv[1]}/will-0").write(1, bytes(100_000))
+    RankStateWriter(f"{sys.argv[1]}/will-0").write(1, bytes(100_000))
 except OSError:
     print("not left")
 """

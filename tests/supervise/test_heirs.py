@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from relight.checkpointer.heir import SLACK_S, is_worth_it
-from relight.pulse import RankStateWriter, make_rank_state, read_rank_state
-from relight.pulse.will import WILL_BYTES
+from relight.checkpointer.handover import SLACK_S, is_worth_it
+from relight.heartbeat import RankStateWriter, make_rank_state, read_rank_state
+from relight.heartbeat.rank_state import WILL_BYTES
 from relight.store import open_bytes
 from relight.supervise.incidents import Incident, read_incidents
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.supervise.lab import missing
 
-from relight.checkpointer.last_moments import GracePeriod
+from relight.checkpointer.grace_period import GracePeriod
 from relight.policy.grace import GRACE, GraceState, fits, grace_of, kept_back
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousConnectionError
 
-from relight.supervise.joining import EndedElsewhere, Joining
+from relight.supervise.rendezvous_thread import EndedElsewhere, Joining
 
 
 class Handler:

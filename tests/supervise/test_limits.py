@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 from relight.supervise.limits import LOOK_S, SILENT_LOOK_S, HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
 
 TICK_S = 0.1

@@ -12,16 +12,16 @@ import pytest
 
 pytest.importorskip("torch")
 
-from relight.checkpointer.pauses import PAUSE_MAX_S, StepPauses
+from relight.checkpointer.step_pauses import PAUSE_MAX_S, StepPauses
 from relight.errors import ConfigError
-from relight.foresee import Alarm
-from relight.foresee.sample import Accelerator, Host, NodeSample
+from relight.heartbeat.ease import Eased, ease_path, read_ease, write_ease
 from relight.observe import Event, subscribe
-from relight.pulse.ease import Eased, ease_path, read_ease, write_ease
+from relight.prediction import Alarm
+from relight.prediction.sample import Accelerator, Host, NodeSample
 from relight.supervise.decide import SuperviseRules
-from relight.supervise.foreseeing import Foreseen, PredictionThread
 from relight.supervise.limits import HangTimeouts
 from relight.supervise.load import HOLDS_S, QUIET_S, RENEW_S, TRY_S, Load
+from relight.supervise.prediction_thread import Foreseen, PredictionThread
 from relight.supervise.supervisor import Supervisor
 
 

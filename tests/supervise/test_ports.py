@@ -14,9 +14,9 @@ pytest.importorskip("torch")
 from torch.distributed import HashStore
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
-from relight.supervise.ports import OWN_STORE, with_own_port
-from relight.world import ports
-from relight.world.ports import FIRST, LAST, free_port
+from relight.comm import ports
+from relight.comm.ports import FIRST, LAST, free_port
+from relight.supervise.rendezvous_port import OWN_STORE, with_own_port
 
 
 def test_a_port_is_free_and_given_to_no_connection() -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import relight
-from relight.pulse import PAGE_BYTES, SETTING, Heartbeat, HeartbeatPage, HeartbeatWriter, read_beat
-from relight.pulse.page import make_page
+from relight.heartbeat import PAGE_BYTES, SETTING, Heartbeat, HeartbeatPage, HeartbeatWriter, read_beat
+from relight.heartbeat.heartbeat_page import make_page
 
 
 def page_at(tmp_path: Path) -> Path:
@@ -115,7 +115,7 @@ def test_without_a_page_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_child_has_no_page_of_its_parents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A loader's process that is forked, or started, is not the one that is watched over."""
-    home = import_module("relight.pulse.teller")  # the name in the package is the function's
+    home = import_module("relight.heartbeat.writer")  # the name in the package is the function's
     monkeypatch.setattr(home, "_teller", None)
     monkeypatch.setenv(SETTING, str(page_at(tmp_path)))
     assert home.teller().heard

@@ -23,12 +23,12 @@ from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[a
 from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousParameters, RendezvousStoreInfo, dynamic_rendezvous
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 
+from relight.comm.children import child_command
 from relight.errors import ConfigError, InternalError
 from relight.supervise.job_secret import VARIABLE, Seal, job_secret
-from relight.supervise.joining import Joining
-from relight.supervise.ports import OWN_STORE
 from relight.supervise.rendezvous import Forged, Meetings, OneNode, SealedStore, loopback_store
-from relight.world.children import child_command
+from relight.supervise.rendezvous_port import OWN_STORE
+from relight.supervise.rendezvous_thread import Joining
 
 SECRET = bytes(range(32))
 

@@ -17,12 +17,12 @@ import msgspec
 import psutil
 import pytest
 
-from relight.catalog.diary import DIRECTORY, newest_accounts
+from relight.catalog.incident_sync import DIRECTORY, newest_accounts
+from relight.comm.ports import free_port
 from relight.keys.files import write_key_file
 from relight.store import open_bytes
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
-from relight.world.ports import free_port
 
 JOB = Path(__file__).with_name("job.py")
 STEPS = 40

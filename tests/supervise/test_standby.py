@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from relight.pulse import HeartbeatPage, read_beat
-from relight.pulse.page import make_page
+from relight.comm.children import child_command
+from relight.heartbeat import HeartbeatPage, read_beat
+from relight.heartbeat.heartbeat_page import make_page
 from relight.supervise import spare
 from relight.supervise.spare import Spares
-from relight.world.children import child_command
 
 WORKER = child_command("relight.supervise.worker", unbuffered=True)
 
@@ -62,7 +62,7 @@ def test_nothing_of_a_rank_happens_in_a_spare(tmp_path: Path) -> None:
     """A Checkpointer in front of standby() would be a second writer: it is refused there, and the store is not even made."""
     source = f"""
 import relight
-from relight.pulse.standby import wait_with
+from relight.heartbeat.standby import wait_with
 wait_with(lambda: None)
 relight.Checkpointer({str(tmp_path / "store" / "run")!r}, value=1)
 """

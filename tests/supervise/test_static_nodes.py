@@ -21,9 +21,9 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 
+from relight.comm.ports import free_port
 from relight.errors import ConfigError
 from relight.supervise.rendezvous import Forged, Meetings
-from relight.world.ports import free_port
 
 
 def node(port: int, rank: int, secret: bytes = b"", timeout_s: int = 20) -> Meetings:

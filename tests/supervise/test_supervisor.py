@@ -14,22 +14,22 @@ import msgspec
 import pytest
 from tests.log.test_log_stale_listings import save
 
-from relight.catalog.diary import DIRECTORY
+from relight.catalog.incident_sync import DIRECTORY
 from relight.commit import Attempt
 from relight.errors import StoreUnavailable
-from relight.policy.going_back import BEFORE, SPLIT
-from relight.pulse import SETTING, Heartbeat, HeartbeatPage
-from relight.pulse.page import read_beat
+from relight.heartbeat import SETTING, Heartbeat, HeartbeatPage
+from relight.heartbeat.heartbeat_page import read_beat
+from relight.policy.rollback_env import BEFORE, SPLIT
 from relight.store import Entry, LocalStore, open_bytes
 from relight.store.memory import MemoryStore
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.facts import Decision, Failure, FailureEvidence, Worker
+from relight.supervise.fencing_check import taken_over
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident, RecoveryRecord, incident_of, incidents_in, once_each, read_incidents
 from relight.supervise.limits import HangTimeouts
 from relight.supervise.own_memory import MARKER, directories, left_in, sweep_memory
 from relight.supervise.supervisor import Supervisor
-from relight.supervise.taken_over import taken_over
 
 
 def test_a_life_that_ended_between_two_looks_went_on_all_the_same(tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from relight.checkpointer.scheduled import AdaptiveSchedule
+from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.signals import add_requester, is_urgent
-from relight.forecast import IntervalBounds, ScheduleDecision, ScheduleInput, decide
-from relight.foresee import HORIZON_S, Alarm
+from relight.cost_model import IntervalBounds, ScheduleDecision, ScheduleInput, decide
+from relight.heartbeat import SETTING, RiskWarning, read_risk, risk_path, write_risk
+from relight.heartbeat.writer import forget
 from relight.policy import adaptive
-from relight.pulse import SETTING, RiskWarning, read_risk, risk_path, write_risk
-from relight.pulse.teller import forget
+from relight.prediction import HORIZON_S, Alarm
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.limits import HangTimeouts
 from relight.supervise.supervisor import Supervisor

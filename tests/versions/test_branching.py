@@ -19,7 +19,7 @@ from relight.log import fold
 from relight.policy import Keep
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall
 from relight.store import open_bytes
-from relight.testing.mortal import Killed, Mortal
+from relight.testing.killable_store import Killed, Mortal
 from relight.transfer import execute_copy, plan_copy
 from relight.transfer.pushing import execute_push, plan_push
 from relight.versions.branching import branch, branches_of, drop

@@ -32,10 +32,10 @@ from relight.agent.messages import (
 )
 from relight.agent.wire import AgentConnection, ConnectionLost, close_all
 from relight.arena import SharedMemory, Slot, adopt
+from relight.comm import new_threads
+from relight.comm.standstill import CHECK_S, Standstill
 from relight.errors import RelightError, StoreUnavailable, error_of
 from relight.observe import emit
-from relight.world import new_threads
-from relight.world.standstill import CHECK_S, Standstill
 
 A = TypeVar("A", SlotsAllocated, HeldList, PeerAddress)
 

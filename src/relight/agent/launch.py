@@ -15,15 +15,15 @@ from collections.abc import Callable
 
 from relight.agent.client import Agent
 from relight.agent.messages import PROTOCOL
+from relight.comm import new_threads
+from relight.comm.children import child_command, child_environment
+from relight.comm.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
+from relight.comm.process_state import STOPPED, command_of, process_at
+from relight.comm.proof import ProofFailed, prove_as_caller
+from relight.comm.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, wake
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.version import VERSION
-from relight.world import new_threads
-from relight.world.children import child_command, child_environment
-from relight.world.local_sockets import LocalDirectory, NotPrivate, name_of, peer_of
-from relight.world.process_state import STOPPED, command_of, process_at
-from relight.world.proof import ProofFailed, prove_as_caller
-from relight.world.standstill import CONTINUE_AFTER_S, END_AFTER_S, end, wake
 
 START_S = 20.0
 PROOF_S = 20.0
@@ -31,7 +31,7 @@ PROOF_S = 20.0
 UNUSABLE = 4
 """Exit status of an agent that cannot listen in its directory; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
-_MODULE = "relight.agent.serve"
+_MODULE = "relight.agent.server"
 _unreaped: list[subprocess.Popen[bytes]] = []
 """Agents for which no thread waits: they are reaped when this process starts another, or ends."""
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)

@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from relight.agent.messages import MESSAGE_BYTES_MAX
-from relight.typed import msgpack_decoder
+from relight.decode import msgpack_decoder
 
 FDS_MAX = 253
 """So many descriptors the kernel lets go with a message (``SCM_MAX_FD``)."""

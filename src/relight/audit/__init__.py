@@ -4,6 +4,6 @@ Always holds: a record is written once, and names the one before it by hash; wha
 ``store``, ``format``, ``observe``, ``errors``. Torch-free.
 """
 
-from relight.audit.book import AuditEntry, AuditLog, book_from_settings, check, record_if_possible, recorded
+from relight.audit.audit_log import AuditEntry, AuditLog, book_from_settings, check, record_if_possible, recorded
 
 __all__ = ["AuditEntry", "AuditLog", "book_from_settings", "check", "record_if_possible", "recorded"]

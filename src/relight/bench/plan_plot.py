@@ -7,8 +7,8 @@ from pathlib import Path
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure as Drawing
 
-from relight.forecast.planned import JobPlan
-from relight.forecast.schedule import span
+from relight.cost_model.planned import JobPlan
+from relight.cost_model.schedule import span
 
 PAPER, INK, OURS, STORE = "#fbfaf7", "#22262e", "#1e3a5f", "#b5482f"
 POINTS = 240

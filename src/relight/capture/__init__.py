@@ -5,15 +5,14 @@ on the way out nor on the way in; generators are restored after the loaders were
 ``errors``, ``observe``; and torch, and numpy where it is loaded.
 """
 
-from relight.capture.arithmetic import warm_up_vector_math
-from relight.capture.build import LoadPlan, build_tree
-from relight.capture.captured import Captured, capture, capture_generators, fingerprint
+from relight.capture.capture import Captured, capture, capture_generators, fingerprint
+from relight.capture.capture_cache import CaptureCache, CapturedTemplate
 from relight.capture.classes import class_paths
-from relight.capture.declared import flattened
 from relight.capture.environment import differences, environment, environment_soon
 from relight.capture.epochs_done import epochs_of
-from relight.capture.fixed import CaptureCache, CapturedTemplate
+from relight.capture.flat_params import flattened
 from relight.capture.kinds import is_component, is_large, kind_of
+from relight.capture.load_tree import LoadPlan, build_tree
 from relight.capture.loaders import (
     leave_epoch,
     loader_of,
@@ -24,10 +23,11 @@ from relight.capture.loaders import (
     used,
     watch_loaders,
 )
-from relight.capture.planning import RestorePlan
+from relight.capture.math_init import warm_up_vector_math
 from relight.capture.regions import only_needed, sinks_by_part
 from relight.capture.restorable import mismatches
 from relight.capture.restore import plan_restore
+from relight.capture.restore_plan import RestorePlan
 from relight.capture.rng import RngSnapshot
 from relight.capture.rng import frozen as frozen_generators
 from relight.capture.swap import Swap

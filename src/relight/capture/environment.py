@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from relight.capture.revision import code_revision, is_other_code
+from relight.comm import new_threads
 from relight.observe.masking import mask_arguments
 from relight.version import VERSION
-from relight.world import new_threads
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "MKL_CBWR", "PYTHONHASHSEED", "CUBLAS_WORKSPACE_CONFIG", "ATEN_CPU_CAPABILITY")
 _EXACT = {

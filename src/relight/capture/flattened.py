@@ -19,7 +19,7 @@ from relight.capture.kinds import own_name, wrapped, wraps
 from relight.capture.module_state import has_own_ways
 from relight.capture.sharded import Flat, ShardingOf
 from relight.errors import IncompatibleState
-from relight.layout.roster import Mesh
+from relight.layout.rank_tables import Mesh
 
 FLAT = "_flat_param"
 """How the name of a live parameter ends that stands for several."""

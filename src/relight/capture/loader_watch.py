@@ -12,9 +12,9 @@ from weakref import ref
 from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 
 from relight.capture import rng as generators
-from relight.capture.dealt import RemainderSampler
 from relight.capture.delivered import IndexLists, Position
 from relight.capture.pace import LoaderPace
+from relight.capture.sampler_shards import RemainderSampler
 from relight.capture.units import core_of
 from relight.capture.workers import Reseed, init_worker, persistent, seed_of
 

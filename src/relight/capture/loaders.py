@@ -18,7 +18,6 @@ import msgspec
 from torch.utils.data import DataLoader
 
 from relight.capture import rng as generators
-from relight.capture.dealt import SamplerPosition, dealer_of, dealt, rest_in
 from relight.capture.delivered import Position
 from relight.capture.loader_watch import (
     ATTRIBUTE,
@@ -46,6 +45,7 @@ from relight.capture.loader_watch import (
 )
 from relight.capture.pace import LoaderPace
 from relight.capture.reposition import WAYS, by_samples, drop, reposition, resumed
+from relight.capture.sampler_shards import SamplerPosition, dealer_of, dealt, rest_in
 from relight.capture.units import changed, core_of, reordered, units_of
 from relight.capture.workers import persistent
 from relight.errors import ConfigError, IncompatibleState

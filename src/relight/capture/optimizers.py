@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from relight.capture.declared import FlatParams, contains_storage, declared_among, declared_of, own_values
+from relight.capture.flat_params import FlatParams, contains_storage, declared_among, declared_of, own_values
 from relight.capture.flattened import FLAT, Original, is_flattened, originals_of
 from relight.capture.kinds import MODULE, kind_of, named_parameters
 from relight.capture.own_state import INNER, OWN, has_torchs_form, left_out, own_form_of, with_names, with_numbers

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from relight.capture.captured import Captured
+from relight.capture.capture import Captured
 from relight.capture.flattened import is_flattened
 from relight.capture.kinds import LOADER, RNG, kind_of
 from relight.capture.rebuild import FreshTensors, torch_dtype

@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from relight.capture import rng as generators
-from relight.capture.build import nothing_fits, thunks
-from relight.capture.captured import loose_tensors, named_gradients
+from relight.capture.capture import loose_tensors, named_gradients
 from relight.capture.classes import class_path, class_paths, is_of, is_torchs, lineage, renamed_classes
 from relight.capture.flattened import OUTERMOST, drop_gathered, flattened_state, is_flattened, without_wrapper
 from relight.capture.kinds import (
@@ -30,15 +29,16 @@ from relight.capture.kinds import (
     unwrap,
     wrapped,
 )
+from relight.capture.load_tree import nothing_fits, thunks
 from relight.capture.loaders import loader_unfit, remember_rng, restore_loader
 from relight.capture.memory_of_targets import why_no_bytes
 from relight.capture.module_state import is_plain, plain_state
 from relight.capture.objects import flattens, is_mark, unfit
 from relight.capture.own_loading import empty_buffer, is_beside, is_lazy, makes_room, materialise, not_taken
-from relight.capture.planning import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.rebuild import Check, FreshTensors, Thunk, torch_dtype
 from relight.capture.refill import refill_array, refill_deque, refill_dict, refill_sequence, refill_set, refill_tensor
 from relight.capture.restore_optimizer import OptimizerPlan, follow_weights
+from relight.capture.restore_plan import FIRST, LAST, LOADERS, STATE, Planning, RestorePlan
 from relight.capture.sharded import Flat
 from relight.capture.targets import dtype_text
 from relight.capture.tensors import without_repeats

@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from relight.capture.build import Later, thunks, whole
-from relight.capture.declared import declared_among, fill
+from relight.capture.flat_params import declared_among, fill
 from relight.capture.flattened import Original
 from relight.capture.kinds import MODULE, kind_of
+from relight.capture.load_tree import Later, thunks, whole
 from relight.capture.objects import FORM, first_state, flattens, is_mark, marked, revived, unfit
 from relight.capture.optimizers import (
     declared_in,
@@ -30,9 +30,9 @@ from relight.capture.optimizers import (
 )
 from relight.capture.other_optimizer import other_optimizer, settings_of_both
 from relight.capture.own_state import INNER, OWN, inner_optimizers, own_form_of
-from relight.capture.planning import LAST, STATE, Planning
 from relight.capture.rebuild import Thunk, torch_dtype
 from relight.capture.refill import set_group
+from relight.capture.restore_plan import LAST, STATE, Planning
 from relight.capture.tensors import touched
 from relight.capture.typed_values import like
 from relight.format import Leaf

@@ -11,7 +11,7 @@ import torch
 
 from relight.format import dtype_named
 from relight.layout import Box, Item
-from relight.layout.roster import REPLICATED, Mesh, Table, TableEntry, pieces_of
+from relight.layout.rank_tables import REPLICATED, Mesh, Table, TableEntry, pieces_of
 from relight.layout.shards import LocalBox
 
 

@@ -20,7 +20,7 @@ from relight.format.tree import DIGITS_MAX, LEVELS_MAX, join_path
 from relight.layout import Bytes, Item
 
 if TYPE_CHECKING:
-    from relight.capture.fixed import CapturedTemplate
+    from relight.capture.capture_cache import CapturedTemplate
 
 _SPARSE = {
     torch.sparse_csr: ("sparse_csr", "crow_indices", "col_indices"),

@@ -17,7 +17,7 @@ from relight.format.signed import apart
 from relight.log import History, Log, LogView, fold
 from relight.log.listing import Folders
 from relight.store import ByteStore
-from relight.store.around import guard_of
+from relight.store.wrapper import guard_of
 
 TOPIC = "checked"
 """Topic of these NOTEs. ``whole``: ids, apart by spaces; or ``damaged``: one id, and ``what``. ``by``: what read them, on which host."""

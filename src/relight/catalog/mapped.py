@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from mmap import mmap
 
+from relight.catalog.merged_parts import MergedCheckpoint
 from relight.catalog.opened import Opened
-from relight.catalog.whole import MergedCheckpoint
 from relight.errors import ConfigError
 from relight.format import DTYPES, Tensor
 from relight.layout import whole

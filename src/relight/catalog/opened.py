@@ -13,8 +13,8 @@ from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore
-from relight.store.again import decode_with_reread
 from relight.store.base import invalidate_cache
+from relight.store.retry import decode_with_reread
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,12 +14,12 @@ from itertools import accumulate
 
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError
 from relight.format import Digest
+from relight.format.chunk_locations import OWN, ChunkLocation
 from relight.format.manifest import Pack
 from relight.format.names import stored_file
-from relight.format.stored import OWN, ChunkLocation
 from relight.store import PAGE, ByteStore, Reader, page_buffer
-from relight.store.again import report_reread
 from relight.store.base import invalidate_cache
+from relight.store.retry import report_reread
 
 
 def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:

@@ -11,10 +11,10 @@ from uuid import uuid4
 
 import msgspec
 
+from relight.decode import from_json_bytes
 from relight.errors import RelightError
 from relight.log.identity import now_text, seconds_since_epoch
 from relight.store import ByteStore
-from relight.typed import from_json_bytes
 
 DIRECTORY = "proofs"
 KEPT = 32

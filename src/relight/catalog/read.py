@@ -20,6 +20,7 @@ import msgspec
 
 from relight.catalog.opened import Opened
 from relight.catalog.packs import StoredReader, files_of, lies_at, open_pack
+from relight.comm.new_threads import ThreadPool
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable
 from relight.format import Digest, Part, Tensor
 from relight.format.manifest import Pack
@@ -28,9 +29,8 @@ from relight.layout import Sink
 from relight.layout.sources import HostMemorySink, address_of, copy_bytes, move, move_all
 from relight.observe import emit
 from relight.store import PAGE, ByteStore, Reader, page_buffer
-from relight.store.again import report_reread
 from relight.store.base import READS_AT_ONCE, invalidate_cache, lanes_of
-from relight.world.new_threads import ThreadPool
+from relight.store.retry import report_reread
 
 HASHERS = 2
 READ_BYTES = 8 << 20

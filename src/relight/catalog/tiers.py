@@ -34,8 +34,8 @@ from relight.policy.tiers import (
     groups_of,
 )
 from relight.store import ByteStore, open_bytes
-from relight.store.around import guard_of
 from relight.store.urls import split_run
+from relight.store.wrapper import guard_of
 
 Further = tuple[str, ByteStore, str]
 """A further tier: its name, its store, and the run's name there."""

@@ -5,8 +5,8 @@ asked for an end gets it. This is the trainer's edge: the only room where a broa
 a counter and a warning. May import everything below it, and torch.
 """
 
+from relight.checkpointer.checkpointer import Checkpointer
 from relight.checkpointer.failure_policy import FailurePolicy, failure_policy
-from relight.checkpointer.loop import Checkpointer
 from relight.checkpointer.observer import Observer, observers
 from relight.checkpointer.save_handle import Save
 

@@ -11,12 +11,12 @@ from typing import Any
 from relight.catalog.find import finite_metrics
 from relight.checkpointer.metric_values import is_finite
 from relight.checkpointer.ranks import Ranks
+from relight.comm import RankTimeout
 from relight.errors import ConfigError
 from relight.log import History
 from relight.observe import emit
 from relight.policy import Keep, Trigger
 from relight.policy.best_by import listed, meant, only_metric
-from relight.world import RankTimeout
 
 WARN_STEPS = 10
 """Steps without the metric until a warning, where only ``best(…)`` saves."""

@@ -22,24 +22,26 @@ from relight.agent import OpenRun as AgentPlace
 from relight.agent import TensorSpec as AgentItem
 from relight.agent.launch import START_S
 from relight.agent.messages import to_bits
-from relight.agent.writing import plan_layout
+from relight.agent.slot_writer import plan_layout
 from relight.arena import SEALED, Slot, SlotLayout, lay_out
 from relight.capture import Captured
-from relight.capture.captured import TemplateItems
-from relight.checkpointer.copies import SlotCopyPlan, in_order, register, unregister
-from relight.checkpointer.trusted import FrozenParams
+from relight.capture.capture import TemplateItems
+from relight.checkpointer.frozen_params import FrozenParams
+from relight.checkpointer.slot_copy_plan import SlotCopyPlan, in_order, register, unregister
+from relight.comm import new_threads
+from relight.comm.new_threads import ThreadPool
 from relight.commit import Attempt, CommitTarget, SavePlan
-from relight.commit.lanes import lanes_of_rank
+from relight.commit.multi_rank import abort_part
+from relight.commit.parallel_packs import lanes_of_rank
 from relight.commit.save import Participant, new_id
-from relight.commit.together import abort_part
 from relight.errors import RelightError, StoreUnavailable, known
 from relight.format import encode_tree
+from relight.heartbeat import heartbeat
 from relight.layout import Item
 from relight.log import Log, fold
 from relight.observe import emit
 from relight.policy import Keep, Limits
 from relight.policy.overlap import Overlap
-from relight.pulse import heartbeat
 from relight.snapshot import (
     Copier,
     DeviceSnapshot,
@@ -52,9 +54,7 @@ from relight.snapshot import (
     can_overlap,
     pin_slot,
 )
-from relight.store.around import guard_of
-from relight.world import new_threads
-from relight.world.new_threads import ThreadPool
+from relight.store.wrapper import guard_of
 
 FOLLOWED_FROM = 16
 """Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""

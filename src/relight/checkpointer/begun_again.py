@@ -11,7 +11,7 @@ from relight.errors import RelightError, RunRemoved
 from relight.observe import emit
 
 if TYPE_CHECKING:
-    from relight.checkpointer.loop import Checkpointer
+    from relight.checkpointer.checkpointer import Checkpointer
 
 _renewed: weakref.WeakKeyDictionary[Checkpointer, int] = weakref.WeakKeyDictionary()
 """The last step before a new log was begun: saves up to it went to the old run."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass
 
+from relight.comm import RankTimeout
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown
 from relight.observe import emit
 from relight.policy.units import whole_of
-from relight.world import RankTimeout
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
 _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")

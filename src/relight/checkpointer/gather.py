@@ -19,12 +19,12 @@ import torch
 from relight.capture.sharded import ShardingOf, part
 from relight.capture.tensors import memory_of
 from relight.checkpointer.part_items import source_of
+from relight.comm import Communicator, RankTimeout
 from relight.layout import Box, Item, Source, whole
-from relight.layout.roster import Work
+from relight.layout.rank_tables import Work
 from relight.layout.routes import Route
 from relight.layout.shards import LocalBox, boxes_of_run, intersection, relative
 from relight.layout.sources import copy_from
-from relight.world import Communicator, RankTimeout
 
 PIECE_BYTES = 4 << 20
 """The most that is asked for, and sent, at once."""

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 from relight.capture import capture
 from relight.catalog.tiers import Further
+from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.closed import RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
-from relight.checkpointer.outwards import TierReplicator
+from relight.checkpointer.inflight import At
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.requested import user_of
 from relight.checkpointer.resume import Resumed
-from relight.checkpointer.scheduled import AdaptiveSchedule
-from relight.checkpointer.under_way import At
+from relight.checkpointer.save_requests import user_of
+from relight.checkpointer.tier_replication import TierReplicator
 from relight.errors import ConfigError
 from relight.format.step_number import step_of
-from relight.policy.going_back import SPLIT
+from relight.policy.rollback_env import SPLIT
 from relight.store import ByteStore
-from relight.store.around import guard_of
+from relight.store.wrapper import guard_of
 
 if TYPE_CHECKING:
     from relight.checkpointer.background import Background

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from relight.catalog.branches import tag_if_possible
 from relight.checkpointer.failure_policy import FailurePolicy, may_retry
+from relight.checkpointer.retention_hook import retire
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.upkeep import retire
 from relight.commit import Attempt, SaveReport
 from relight.errors import ConfigError, Fenced, IncompatibleState
 from relight.policy import Keep

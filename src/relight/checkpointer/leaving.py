@@ -10,7 +10,7 @@ from relight.errors import Diverged, Fenced, ReplicasDiffer
 from relight.observe import emit
 
 if TYPE_CHECKING:
-    from relight.checkpointer.loop import Checkpointer
+    from relight.checkpointer.checkpointer import Checkpointer
 
 
 def leave(ckpt: Checkpointer, error: BaseException) -> None:

@@ -17,7 +17,7 @@ from relight.checkpointer.observer import observers
 from relight.observe import emit
 
 if TYPE_CHECKING:
-    from relight.checkpointer.loop import Checkpointer
+    from relight.checkpointer.checkpointer import Checkpointer
     from relight.checkpointer.signals import SignalHandlers
 
 WAIT_S = 1.0

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from relight.checkpointer.loop import Checkpointer
+    from relight.checkpointer.checkpointer import Checkpointer
 
 
 class Observer(Protocol):

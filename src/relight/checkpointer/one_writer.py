@@ -13,16 +13,16 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from relight.capture import Captured, capture
+from relight.catalog.merged_parts import merge, renumber_leaves
 from relight.catalog.one_writer import OWN, RANKS
-from relight.catalog.whole import merge, renumber_leaves
 from relight.checkpointer.gather import GatheredSource, HeldPieces, Rank0Exchange
 from relight.checkpointer.part_items import owned
 from relight.checkpointer.ranks import Ranks, TablePlan
+from relight.comm import Communicator, RankTimeout
+from relight.decode import from_msgpack
 from relight.format import decode_tree, dtype_named, encode_tree
 from relight.layout import Bytes, Item, whole
 from relight.layout.routes import Gathering, Route, gatherings
-from relight.typed import from_msgpack
-from relight.world import Communicator, RankTimeout
 
 Given = TypeVar("Given")
 

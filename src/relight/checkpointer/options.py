@@ -14,11 +14,11 @@ import msgspec
 from relight.capture import Captured, kind_of, loader_of
 from relight.capture.kinds import MODULE, VALUE
 from relight.catalog.branches import check_free
-from relight.checkpointer.beat import attach_heartbeat
+from relight.checkpointer.heartbeat_observer import attach_heartbeat
+from relight.checkpointer.inflight import PRIORITIES
 from relight.checkpointer.metric_values import check_metrics, number_of
 from relight.checkpointer.observer import observers
 from relight.checkpointer.option_names import refuse_slip
-from relight.checkpointer.under_way import PRIORITIES
 from relight.errors import ConfigError, shown
 from relight.format import dtype_named
 from relight.format.records import WORDS_MAX

@@ -9,7 +9,7 @@ from typing import Any
 from relight.capture.sharded import ShardingOf, part
 from relight.capture.tensors import TensorSource
 from relight.layout import Box, Bytes, Item, whole
-from relight.layout.roster import Work
+from relight.layout.rank_tables import Work
 from relight.layout.shards import LocalBox, relative, run_of
 from relight.layout.sources import Source
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from relight.checkpointer.agree import raise_on_all_ranks
+from relight.checkpointer.collective_errors import raise_on_all_ranks
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.ranks import Ranks
-from relight.log.tried import probe
+from relight.log.write_probe import probe
 from relight.observe import emit
 from relight.store import ByteStore
-from relight.store.again import first_contact
+from relight.store.retry import first_contact
 
 __all__ = ["check_room", "probe", "try_store"]
 

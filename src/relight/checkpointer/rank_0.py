@@ -19,27 +19,27 @@ from relight.agent import Request, SaveOutcome
 from relight.agent.messages import SaveResult, words_of
 from relight.capture import Captured
 from relight.catalog.tiers import Further
-from relight.checkpointer.agree import begin_attempt_on_all
 from relight.checkpointer.background import Background
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.calls import refuse_unconnected
-from relight.checkpointer.error_words import decode_error, encode_error, error_from
+from relight.checkpointer.collective_errors import begin_attempt_on_all
+from relight.checkpointer.frozen_params import FrozenParams
 from relight.checkpointer.one_writer import OneWriter
 from relight.checkpointer.options import ONE, check_writer
-from relight.checkpointer.outwards import open_further
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.trusted import FrozenParams
+from relight.checkpointer.remote_errors import decode_error, encode_error, error_from
+from relight.checkpointer.tier_replication import open_further
+from relight.comm import Communicator, RankTimeout, late, new_threads
 from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.decode import from_msgpack
 from relight.errors import ConfigError
 from relight.keys import StoreSecurity
 from relight.log import History
 from relight.policy import Keep, Limits, Tiers
 from relight.store import ByteStore, open_bytes
-from relight.store.again import first_contact
-from relight.store.around import guard_of
 from relight.store.paced import paced
-from relight.typed import from_msgpack
-from relight.world import Communicator, RankTimeout, late, new_threads
+from relight.store.retry import first_contact
+from relight.store.wrapper import guard_of
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
 """How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""

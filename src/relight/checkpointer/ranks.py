@@ -11,22 +11,22 @@ import msgspec
 from relight.capture import CaptureCache, Captured, capture, kind_of
 from relight.capture.kinds import LOADER, RNG
 from relight.capture.sharded import table_of
-from relight.checkpointer.error_words import decode_error, encode_error
 from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.postponed import postpone
+from relight.checkpointer.remote_errors import decode_error, encode_error
 from relight.checkpointer.replicas import Replicas, combined, differences, differing, sums
 from relight.checkpointer.restorable import Restorable
 from relight.checkpointer.signals import SignalHandlers
+from relight.comm import Communicator, RankTimeout
 from relight.commit.save import SUSPECT, CommitTarget, Participant
+from relight.decode import from_msgpack
 from relight.errors import ConfigError, IncompatibleState
 from relight.format import Digest, encode_tree
 from relight.layout import Item
-from relight.layout.roster import Table, TensorOwnership, Work
+from relight.layout.rank_tables import Table, TensorOwnership, Work
 from relight.layout.shards import LocalBox
 from relight.observe import emit
 from relight.policy import Trigger, TriggerInput
-from relight.typed import from_msgpack
-from relight.world import Communicator, RankTimeout
 
 _DIGITS = string.digits + string.ascii_lowercase
 _NOTHING = b"\0" * 8

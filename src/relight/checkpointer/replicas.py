@@ -16,7 +16,7 @@ from relight.capture.sharded import ShardingOf
 from relight.capture.tensors import TensorSource
 from relight.format import Digest
 from relight.layout import Item
-from relight.layout.roster import TensorOwnership
+from relight.layout.rank_tables import TensorOwnership
 from relight.layout.shards import LocalBox
 from relight.layout.sources import Source, copy_from
 

@@ -14,16 +14,16 @@ import msgspec
 from relight.capture import differences, only_needed, plan_restore, sinks_by_part
 from relight.catalog import candidates, open_checkpoint
 from relight.catalog.find import choose_all, nothing_counts, report
+from relight.catalog.merged_parts import check_pieces, whole_of
 from relight.catalog.one_writer import apart, saved_by, with_own
 from relight.catalog.tiers import Further, Reach, TierCopy, merge
-from relight.catalog.whole import check_pieces, whole_of
-from relight.checkpointer.agree import raise_on_all_ranks
-from relight.checkpointer.carried import remap_rank_state
-from relight.checkpointer.near import MemorySources
-from relight.checkpointer.outwards import read_further
+from relight.checkpointer.collective_errors import raise_on_all_ranks
+from relight.checkpointer.elastic_state import remap_rank_state
+from relight.checkpointer.memory_sources import MemorySources
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.reading import RestoreReader
-from relight.checkpointer.seeded_alike import gather_rng_positions
+from relight.checkpointer.restore_reader import RestoreReader
+from relight.checkpointer.rng_groups import gather_rng_positions
+from relight.checkpointer.tier_replication import read_further
 from relight.commit import Attempt
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.format import decode_tree
@@ -35,7 +35,7 @@ from relight.log.truncated import RESTORED_ELSEWHERE, whole_log
 from relight.observe import emit
 from relight.peers import Remote
 from relight.store import ByteStore
-from relight.store.again import first_contact
+from relight.store.retry import first_contact
 
 
 @dataclass(slots=True)

@@ -22,27 +22,30 @@ from relight.capture.regions import regions_of, sink_of_piece
 from relight.capture.sharded import part
 from relight.capture.tensors import TORCH_DTYPES, memory_of
 from relight.catalog import open_checkpoint
+from relight.catalog.merged_parts import MergedCheckpoint, whole_of
 from relight.catalog.one_writer import saved_by, with_own
 from relight.catalog.opened import Opened
 from relight.catalog.tiers import Further, Merged, Reach, TierCopy, merge
-from relight.catalog.whole import MergedCheckpoint, whole_of
-from relight.checkpointer.agree import raise_on_all_ranks
-from relight.checkpointer.carried import RemappedState, remap_rank_state
-from relight.checkpointer.error_words import decode_error, encode_error
+from relight.checkpointer.collective_errors import raise_on_all_ranks
+from relight.checkpointer.elastic_state import RemappedState, remap_rank_state
 from relight.checkpointer.gather import PIECE_BYTES, WEIGHTS, Rank0Exchange
-from relight.checkpointer.near import MemorySources
+from relight.checkpointer.memory_sources import MemorySources
 from relight.checkpointer.one_writer import OneWriter
-from relight.checkpointer.outwards import read_further
 from relight.checkpointer.ranks import Ranks
-from relight.checkpointer.reading import RestoreReader
+from relight.checkpointer.remote_errors import decode_error, encode_error
+from relight.checkpointer.restore_reader import RestoreReader
 from relight.checkpointer.resume import Resumed, first_good, refuse_nothing, report_suspect, reported, resume
-from relight.checkpointer.rolled_back import apply_requested_rollback
-from relight.checkpointer.seeded_alike import gather_rng_positions
+from relight.checkpointer.rng_groups import gather_rng_positions
+from relight.checkpointer.rollback import apply_requested_rollback
+from relight.checkpointer.tier_replication import read_further
+from relight.comm import RankTimeout
+from relight.decode import from_msgpack
 from relight.errors import CheckpointNotFound, RelightError, StoreUnavailable
 from relight.format import Tensor, decode_tree, encode_tree
 from relight.format.class_names import recorded_classes
 from relight.format.collector import collector_paused
 from relight.format.records import CommitBody
+from relight.heartbeat import heartbeat
 from relight.layout import Box, Sink
 from relight.layout.shards import boxes_of_run, intersection, placed, relative
 from relight.layout.sources import copy_bytes
@@ -50,10 +53,7 @@ from relight.log import Checkpoint, History, LogView, fold
 from relight.log.truncated import whole_log
 from relight.observe import emit
 from relight.peers import Remote
-from relight.pulse import heartbeat
 from relight.store import ByteStore
-from relight.typed import from_msgpack
-from relight.world import RankTimeout
 
 Rename = Mapping[str, str] | Callable[[str], str] | None
 _DATA, _END, _FAILED = b":", b".", b"-"

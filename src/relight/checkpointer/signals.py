@@ -14,8 +14,8 @@ from typing import Any
 
 from relight.checkpointer import workers
 from relight.checkpointer.lost_workers import quiet_workers, report_workers
+from relight.heartbeat import ASKED_FOR, FORESEEN, heartbeat, take_request
 from relight.observe import emit
-from relight.pulse import ASKED_FOR, FORESEEN, heartbeat, take_request
 
 ENDING = workers.ENDING
 SAVING = (signal.SIGUSR1,)

@@ -26,27 +26,27 @@ from typing import TYPE_CHECKING, NamedTuple
 from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.closed import Closed, age_text
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
-from relight.checkpointer.out_of_sight import may_live
 from relight.checkpointer.rank_0 import begin
 from relight.checkpointer.signals import ENDS
+from relight.checkpointer.unreachable_writer import may_live
+from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
 from relight.commit import Attempt
 from relight.errors import ConfigError, Fenced, LeaseHeld, RelightError
 from relight.format import Record, decode_record
 from relight.format.names import LOG_DIR
 from relight.format.records import CommitBody, FenceBody
 from relight.format.strict import SEALED_BYTES_MAX
+from relight.heartbeat import heartbeat
 from relight.log import FRESH, History
 from relight.log.identity import seconds_since_epoch
 from relight.log.listing import newest_records
 from relight.log.superseded import process_of, superseded
 from relight.observe import emit
-from relight.policy.table import WAYS
-from relight.pulse import heartbeat
+from relight.policy.file_defaults import WAYS
 from relight.store import ByteStore
-from relight.world.local_sockets import Listener, LocalDirectory, name_of, peer_of
 
 if TYPE_CHECKING:
-    from relight.checkpointer.loop import Checkpointer
+    from relight.checkpointer.checkpointer import Checkpointer
 
 WAIT_MAX_S = 60.0
 """Seconds since the last record of another host after which it counts as gone, at most."""

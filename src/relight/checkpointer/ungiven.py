@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 
 from relight.capture import kind_of
-from relight.capture.captured import loose_tensors
+from relight.capture.capture import loose_tensors
 from relight.capture.classes import inner_of
 from relight.capture.kinds import OPTIMIZER, STATEFUL, VALUE
 from relight.capture.optimizers import own_parameters, trained_by

@@ -131,7 +131,7 @@ class Commands(click.Group):
 def _apply_settings(name: str, given: tuple[str, ...]) -> None:
     """What ``--set`` says, then what the file says of the environment: before the command, which may need either."""
     from relight.settings.file import give, take_environment
-    from relight.settings.here import set_default
+    from relight.settings.process_defaults import set_default
 
     for one in given:
         setting, equals, value = one.partition("=")

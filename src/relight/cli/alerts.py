@@ -10,10 +10,10 @@ import click
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, plural, table
 from relight.errors import ConfigError
-from relight.watch import Watcher
-from relight.watch.rules import FIRING, KINDS, Alert, AlertRule, as_dict, judge, spell
-from relight.watch.settings import Alerting, read_alerting
-from relight.watch.telling import clean, trial_message
+from relight.monitoring import Watcher
+from relight.monitoring.alert_delivery import clean, trial_message
+from relight.monitoring.rules import FIRING, KINDS, Alert, AlertRule, as_dict, judge, spell
+from relight.monitoring.settings import Alerting, read_alerting
 
 settings_option = click.option(
     "--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml."
@@ -100,7 +100,7 @@ def test(settings: Path | None, as_json: bool) -> int:
       relight alerts test
       relight alerts test --settings /etc/relight.toml
     """
-    from relight.watch.notify import send
+    from relight.monitoring.notify import send
 
     found = read_alerting(settings)
     targets = [*found.to, *found.escalate_to]

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from relight.audit import AuditEntry, AuditLog, check
-from relight.audit.book import SETTING
+from relight.audit.audit_log import SETTING
 from relight.cli.common import json_option
 from relight.cli.output import Styled, age, emit_json, escape, paint, plural, table
 from relight.errors import ConfigError, StoreUnavailable

@@ -37,7 +37,7 @@ from relight.errors import CheckpointNotFound, ConfigError, RelightError, StoreU
 from relight.store import ByteStore
 
 if TYPE_CHECKING:
-    from relight.supervise.meeting import NodeAddress
+    from relight.supervise.node_exchange import NodeAddress
 
 _COLOURS = {"error": "red", "warning": "yellow", "note": "cyan"}
 _WIDTH = 84
@@ -105,7 +105,7 @@ def command(
 def _seat(meet: str, node: str) -> NodeAddress:
     """Where nodes meet, before anything is looked at."""
     try:
-        from relight.supervise.meeting import seat_of
+        from relight.supervise.node_exchange import seat_of
     except ImportError:  # pragma: no cover - torch is part of the package's extras
         raise ConfigError("nodes meet through torch.distributed, and torch is not installed", hint="pip install torch") from None
     return seat_of(meet, node)
@@ -115,7 +115,7 @@ def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, say: Cal
     """And what other nodes say of themselves. What hangs all the same is left behind."""
     from relight.doctor.bounded import BoundedProbe
     from relight.doctor.facts_nodes import STEP_S, collect_nodes
-    from relight.supervise.meeting import Meeting
+    from relight.supervise.node_exchange import Meeting
 
     failed: list[RelightError] = []
 

@@ -13,7 +13,7 @@ from relight.cli.output import emit_json, escape, paint, plural, progress, size
 from relight.drain.outwards import drain, owed_to
 from relight.errors import ConfigError
 from relight.log import Log, fold
-from relight.store.around import guard_of
+from relight.store.wrapper import guard_of
 
 
 @click.command("drain")

@@ -8,9 +8,9 @@ import click
 
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import age, emit_json, escape, facts_list, plural, table
+from relight.cost_model.schedule import span
+from relight.cost_model.schedule_note import TOPIC, ScheduleNote, decode
 from relight.errors import CheckpointNotFound
-from relight.forecast.schedule import span
-from relight.forecast.told import TOPIC, ScheduleNote, decode
 from relight.format.records import NoteBody, Record
 from relight.log import History
 from relight.policy.tiers import NOW, PACE_TOPIC

@@ -12,9 +12,9 @@ from relight.cli.output import emit_json, escape, plural, progress, size, warn
 from relight.errors import ConfigError
 from relight.export import ExportPlan, ExportReport, Mixture, Options, ema_weights, execute_export, mixture, plan_export, save_average
 from relight.export.average import check_alike
-from relight.export.chosen import choose
 from relight.export.convert import SHORT, dtype_meant
 from relight.export.plan import FORMATS, facts, format_of, left_out
+from relight.export.selection import choose
 from relight.policy.units import bytes_of
 
 SHOWN = 8

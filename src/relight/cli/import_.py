@@ -32,8 +32,8 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
       relight import out/checkpoint-500 runs/tuned --dry-run
       relight import model.safetensors runs/base --only 'model/*'
     """
-    from relight.foreign import detect, import_checkpoint
-    from relight.foreign.found import plant
+    from relight.importers import detect, import_checkpoint
+    from relight.importers.found import plant
 
     found = detect(source)
     planted = plant(found.content, found.files, only)

@@ -14,7 +14,7 @@ from relight.keys import Keychain, keychain_from_settings, resolve, write_key_fi
 from relight.keys.chain import SETTING
 from relight.keys.signing import write_signing_key
 from relight.store import ByteStore
-from relight.store.around import unwrap
+from relight.store.wrapper import unwrap
 from relight.transfer.keys import Changed, add, age_days, revoke, rotate, status
 
 key_option = click.option(

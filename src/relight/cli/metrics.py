@@ -11,11 +11,11 @@ import click
 from relight.cli.common import json_option
 from relight.cli.output import emit_json, escape
 from relight.errors import ConfigError
-from relight.watch import RunSeen, Watcher
-from relight.watch.settings import read_alerting
+from relight.monitoring import RunSeen, Watcher
+from relight.monitoring.settings import read_alerting
 
 if TYPE_CHECKING:
-    from relight.watch.loop import AlertLoop
+    from relight.monitoring.loop import AlertLoop
 
 
 @click.command("metrics")
@@ -53,7 +53,7 @@ def command(
             return 0
     if not paths:
         raise click.UsageError("Missing argument 'RUN…'.")
-    from relight.watch.exposition import Collector
+    from relight.monitoring.exposition import Collector
 
     watcher = Watcher(paths)
     if as_json:
@@ -61,7 +61,7 @@ def command(
         return 0
     collector = Collector(watcher.poll)
     if listen is not None:
-        from relight.watch.http import serve
+        from relight.monitoring.http import serve
 
         looking = _alarmed(watcher, settings) if alerts else None
         try:
@@ -75,7 +75,7 @@ def command(
 
 
 def _generate(grafana: Path | None, rules: Path | None, settings: Path | None) -> None:
-    from relight.watch.generated import write_dashboard, write_rules
+    from relight.monitoring.generated import write_dashboard, write_rules
 
     if grafana is not None:
         click.echo(f"the dashboard is in {escape(write_dashboard(grafana))}", err=True)
@@ -85,8 +85,8 @@ def _generate(grafana: Path | None, rules: Path | None, settings: Path | None) -
 
 def _alarmed(watcher: Watcher, settings: Path | None) -> AlertLoop:
     """A thread that looks and tells; addresses that cannot work are found now."""
-    from relight.watch.loop import AlertLoop
-    from relight.watch.notify import Alarms, check_targets
+    from relight.monitoring.loop import AlertLoop
+    from relight.monitoring.notify import Alarms, check_targets
 
     found = read_alerting(settings)
     if not found.to:

@@ -13,11 +13,11 @@ import click
 
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, paint, size, table
+from relight.cost_model import PUBLISHED, Belief, prior
+from relight.cost_model.planned import JobPlan, KnownNumber, MeasuredTime, ParallelLayout, Question, fit, plan
+from relight.cost_model.schedule import costly, span
+from relight.cost_model.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, from_count, size_of
 from relight.errors import ConfigError
-from relight.forecast import PUBLISHED, Belief, prior
-from relight.forecast.planned import JobPlan, KnownNumber, MeasuredTime, ParallelLayout, Question, fit, plan
-from relight.forecast.schedule import costly, span
-from relight.forecast.sizing import OPTIMIZERS, PRECISIONS, Size, from_config, from_count, size_of
 from relight.policy.units import bytes_of, seconds_of
 
 _BYTES_MAX = 16 << 20

@@ -15,7 +15,7 @@ from relight.cli.output import emit_json, escape, table
 from relight.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relight.foresee.score import AlarmCosts, Result
+    from relight.prediction.score import AlarmCosts, Result
 
 _AGE = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -70,8 +70,8 @@ def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: s
     Example:
       relight predict train nodes.model --recordings incidents --if-older 24h
     """
-    from relight.foresee.learn import LearningPlan, train
-    from relight.foresee.model import age_s
+    from relight.prediction.learn import LearningPlan, train
+    from relight.prediction.model import age_s
 
     if if_older is not None and age_s(model) <= _seconds(if_older):
         emit_json({"model": str(model), "trained": False}) if as_json else click.echo("nothing to do: the model is young enough")
@@ -102,8 +102,8 @@ def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings:
     Example:
       relight predict eval nodes.model --runs 400 --seed 7
     """
-    from relight.foresee.learn import evaluate, unseen, unseen_recordings
-    from relight.foresee.model import read_model, without_model
+    from relight.prediction.learn import evaluate, unseen, unseen_recordings
+    from relight.prediction.model import read_model, without_model
 
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
@@ -122,7 +122,7 @@ def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings:
             click.echo(f"{history}: {results[0].days:.1f} node-days, {results[0].failures} failures")
             _print(results, reckoned)
     if plot is not None:
-        from relight.foresee.plot import draw
+        from relight.prediction.plot import draw
 
         draw(next(iter(found.values())), plot)
         click.echo(f"the picture is in {escape(plot)}", err=True)
@@ -155,7 +155,7 @@ def _share(counts: tuple[int, int] | None) -> str:
 
 
 def _costs(save_seconds: float, every_seconds: float, failures_per_day: float) -> AlarmCosts:
-    from relight.foresee.score import AlarmCosts
+    from relight.prediction.score import AlarmCosts
 
     return AlarmCosts(save_seconds, every_seconds, failures_per_day)
 

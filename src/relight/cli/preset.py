@@ -9,8 +9,8 @@ import click
 
 from relight.cli.common import json_option
 from relight.cli.output import emit_json, escape, table
+from relight.cost_model.presets import SCENARIOS, preset
 from relight.errors import ConfigError
-from relight.forecast.presets import SCENARIOS, preset
 
 
 @click.command("preset")

@@ -33,7 +33,7 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
       relight save runs/demo
       relight save s3://bucket/runs/demo --why "before the driver update"
     """
-    from relight.catalog.asking import Answer, ask_for_save, describe_outcome, wait_for_answer
+    from relight.catalog.save_requests import Answer, ask_for_save, describe_outcome, wait_for_answer
     from relight.versions.stages import who
 
     found = open_run_at(path)

@@ -90,7 +90,7 @@ def command(
     if proxy_header and not proxy_from:
         raise ConfigError("a proxy's word needs both: --proxy-header and --proxy-from")
     from relight.serve.app import ServerSettings, create_app
-    from relight.serve.doors import AccessRules
+    from relight.serve.auth_middleware import AccessRules
     from relight.serve.proxies import check_proxies, public_origin
 
     check_proxies(proxy_from)

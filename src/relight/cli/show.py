@@ -13,7 +13,7 @@ import click
 from relight.catalog.checked import checked
 from relight.catalog.opened import Opened
 from relight.catalog.spread import Pieces, numbers_of, pieces_named
-from relight.catalog.stored_as import StoredAs, stored_as
+from relight.catalog.storage_stats import StoredAs, stored_as
 from relight.cli.common import json_option, open_run_at
 from relight.cli.ls import entry
 from relight.cli.output import Styled, age, code_text, emit_json, escape, facts_list, metrics_text, paint, plural, progress, size, table

@@ -17,10 +17,10 @@ from relight.cli.output import Styled, emit_json, escape, plural, size, table
 from relight.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relight.fleet.policies import Policy
-    from relight.fleet.result import Summary
-    from relight.fleet.scenario import Scenario
-    from relight.fleet.sweep import Case
+    from relight.simulator.policies import Policy
+    from relight.simulator.result import Summary
+    from relight.simulator.scenario import Scenario
+    from relight.simulator.sweep import Case
 
 _SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
 
@@ -74,7 +74,7 @@ def command(
     cases = _cases(scenario, {"gpus": gpus, "days": days}, policies, settings, sweep, replay)
     summaries = _simulate(cases, seeds, jobs or os.cpu_count() or 1, engine)
     if plot is not None:
-        from relight.fleet.plot import draw
+        from relight.simulator.plot import draw
 
         draw([(_title(case), found) for case, found in zip(cases, summaries, strict=True)], cases[0].scenario.days, plot)
         click.echo(f"the picture is in {escape(plot)}", err=True)
@@ -89,7 +89,7 @@ def command(
 
 
 def _list(as_json: bool) -> int:
-    from relight.fleet.read import read_scenario, shipped
+    from relight.simulator.read import read_scenario, shipped
 
     found = [read_scenario(name) for name in shipped()]
     if as_json:
@@ -103,8 +103,8 @@ def _list(as_json: bool) -> int:
 def _cases(
     named: str | None, flags: dict[str, Any], policies: Sequence[str], settings: Sequence[str], sweep: str | None, replay: str | None
 ) -> list[Case]:
-    from relight.fleet.read import read_scenario, setting_of, value_of
-    from relight.fleet.sweep import Case
+    from relight.simulator.read import read_scenario, setting_of, value_of
+    from relight.simulator.sweep import Case
 
     told = dict(setting_of(one) for one in settings) | {key: value for key, value in flags.items() if value is not None}
     tried: list[dict[str, Any]] = [{}]
@@ -115,7 +115,7 @@ def _cases(
     cases = []
     for one in tried:
         if recorded is not None:
-            from relight.fleet.replay import replayed
+            from relight.simulator.replay import replayed
 
             made, calendar = replayed(recorded, told | one)
         else:
@@ -127,7 +127,7 @@ def _cases(
 
 def _recorded(run: str, told: dict[str, Any], named: str | None) -> Any:
     from relight.cli.common import open_run_at
-    from relight.fleet.replay import recorded_of
+    from relight.simulator.replay import recorded_of
     from relight.supervise.incidents import read_accounts, read_incidents
 
     if named is not None:
@@ -138,7 +138,7 @@ def _recorded(run: str, told: dict[str, Any], named: str | None) -> Any:
 
 
 def _policies(scenario: Scenario, texts: Sequence[str]) -> tuple[Policy, ...]:
-    from relight.fleet.policies import USUAL, policy_of
+    from relight.simulator.policies import USUAL, policy_of
 
     if texts:
         found = [policy_of(text) for text in texts]
@@ -153,8 +153,8 @@ def _policies(scenario: Scenario, texts: Sequence[str]) -> tuple[Policy, ...]:
 
 
 def _simulate(cases: list[Case], seeds: int, jobs: int, engine: str) -> list[list[Summary]]:
-    from relight.fleet.result import summary_of
-    from relight.fleet.sweep import sweep
+    from relight.simulator.result import summary_of
+    from relight.simulator.sweep import sweep
 
     with _counting(sum(len(case.policies) for case in cases) * seeds) as done:
         outcomes = sweep(cases, range(seeds), jobs=jobs, engine=engine, done=done)
@@ -213,7 +213,7 @@ def _show(case: Case, found: list[Summary], seeds: int) -> None:
 
 
 def _row(one: Summary, best: bool, days: float) -> list[object]:
-    from relight.forecast.schedule import span
+    from relight.cost_model.schedule import span
 
     down = one.parts["detecting"] + one.parts["waiting"] + one.parts["restarting"]
     goodput = f"{100 * one.goodput.median:.2f} %"

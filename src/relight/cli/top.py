@@ -13,10 +13,10 @@ import click
 from relight.cli.common import json_option
 from relight.cli.output import Styled, emit_json, escape, plural, size, table
 from relight.errors import ConfigError
-from relight.watch import RunSeen, Watcher
-from relight.watch.rules import FIRING, Alert, as_dict, judge, spell
-from relight.watch.settings import Alerting, read_alerting
-from relight.watch.telling import clean
+from relight.monitoring import RunSeen, Watcher
+from relight.monitoring.alert_delivery import clean
+from relight.monitoring.rules import FIRING, Alert, as_dict, judge, spell
+from relight.monitoring.settings import Alerting, read_alerting
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -12,10 +12,10 @@ from relight.catalog.locate import locate
 from relight.cli.common import json_option, open_run_at
 from relight.cli.output import emit_json, escape, facts_list, plural, table
 from relight.errors import CheckpointNotFound, ConfigError, RelightError
+from relight.monitoring.files import EventFiles, Heard
+from relight.monitoring.rules import spell
+from relight.monitoring.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 from relight.observe.spans import PARTS
-from relight.watch.files import EventFiles, Heard
-from relight.watch.rules import spell
-from relight.watch.trace import GAP_S, SaveTrace, TraceSpan, as_value, saves_in, trace_of
 
 LANE = 56
 MARKS = {"blocked": "b", "snapshot": "s", "held": "h", "write": "w", "wait": ".", "parts": "p", "commit": "c", "drain": "d"}
@@ -62,11 +62,11 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
     if trace is None:
         raise CheckpointNotFound(f"no trace of {which!r} here", where=base, hint=f"there are traces of {_listed(saves)}")
     if otlp is not None:
-        from relight.watch.otlp import export
+        from relight.monitoring.otlp import export
 
         click.echo(f"{plural(export(trace, otlp), 'span')} sent", err=True)
     if plot is not None:
-        from relight.watch.plot import draw
+        from relight.monitoring.plot import draw
 
         draw(trace, plot)
         click.echo(f"the picture is in {escape(plot)}", err=True)

@@ -6,9 +6,9 @@ import secrets
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
-from relight.commit.earlier import IncrementalState
+from relight.commit.chunk_index import IncrementalState
+from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, SaveReport, SaveRequest, save
-from relight.commit.together import save_multi_rank
 from relight.errors import Fenced
 from relight.format.records import Body, FenceBody, NoteBody
 from relight.log import History, Log, LogView, fold

@@ -15,14 +15,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from relight.comm import lower_after
+from relight.comm.new_threads import ThreadPool
 from relight.commit.plan import PackPlan
 from relight.errors import SaveFailed
 from relight.format import Digest
 from relight.layout import Source
 from relight.layout.sources import copy_from
 from relight.store import PAGE, Writer, page_buffer
-from relight.world import lower_after
-from relight.world.new_threads import ThreadPool
 
 SLAB_BYTES = 16 << 20
 THREADS = 2

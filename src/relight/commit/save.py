@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from relight.commit.earlier import IncrementalState, PreviousSave, UnchangedTensors
-from relight.commit.lanes import write_packs
-from relight.commit.newest import chunks_for, seed_from_newest, with_lenders
+from relight.commit.chunk_index import IncrementalState, PreviousSave, UnchangedTensors
 from relight.commit.pack_writer import WriteLimits, WriteStats
+from relight.commit.parallel_packs import write_packs
 from relight.commit.plan import SavePlan, plan_save
+from relight.commit.seed_index import chunks_for, seed_from_newest, with_lenders
 from relight.errors import CorruptCheckpoint, RelightError, SaveFailed
 from relight.format import Digest, Part, PartRef, Root, decode_part, decode_root, encode_part, encode_root, hexdigest
 from relight.format.manifest import PART_BYTES_MAX, Pack, check_complete, donors_of, storing
@@ -31,9 +31,9 @@ from relight.log.superseded import superseded
 from relight.observe import record_span
 from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used
 from relight.store import ByteStore, put
-from relight.store.again import decode_with_reread
 from relight.store.base import Uncertain, lanes_of, without_cache
 from relight.store.durable import rewritten_of, temporary_of
+from relight.store.retry import decode_with_reread
 
 SUSPECT = "relight.suspect"
 """In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
@@ -257,7 +257,11 @@ def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, pref
     smaller = request.smaller
     if smaller is None or request.urgent:
         return write_packs(place.store, prefix, plan, request.pace)
-    from relight.commit.smaller import alike, audited, write_smaller_packs  # with numpy, which takes a tenth of a second to import
+    from relight.commit.incremental_writer import (  # with numpy, which takes a tenth of a second to import
+        alike,
+        audited,
+        write_smaller_packs,
+    )
 
     spent = WriteStats()
     pace = replace(request.pace or WriteLimits(), spent=spent)
@@ -286,11 +290,11 @@ def read_back(smaller: IncrementalState, plan: SavePlan, directory: CheckpointDi
     """What a save has shown, for the next one."""
     smaller.update(directory, part, seq, requires)
     if smaller.rules.reuse or smaller.rules.full_every is not None:
-        from relight.commit.smaller import marks_of
+        from relight.commit.incremental_writer import marks_of
 
         smaller.remember_marks(marks_of(plan))
     if smaller.rules.codecs != "never":
-        from relight.commit.smaller import sampled
+        from relight.commit.incremental_writer import sampled
 
         samples = tuple(sampled(plan, part.packs, smaller.coder()))
         if samples or not requires:  # else all of it lies with earlier ones, which says nothing of what changes

@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 from relight.errors import ConfigError
 from relight.keys import StoreSecurity
+from relight.monitoring.settings import alerting_of
 from relight.policy.compact import Compact, lossy_of, with_asked
-from relight.policy.table import defaults_of
+from relight.policy.file_defaults import defaults_of
 from relight.policy.units import bytes_of
-from relight.settings.blame import Keys, faults, value_at
+from relight.settings.error_location import Keys, faults, value_at
 from relight.settings.file import NOT_TOML, from_variables, merged, parse, read_text, unnamed, variables_in
-from relight.settings.known import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
 from relight.settings.lines import places
+from relight.settings.registry import PREFIX, SETTINGS, TABLES, TOLD, VARIABLES, nearest, nearest_variable
 from relight.supervise.settings import settings_of
-from relight.watch.settings import alerting_of
 
 _YES = ("0", "1", "false", "true", "no", "yes")
 _MISTAKES_MAX = 100

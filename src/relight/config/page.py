@@ -6,7 +6,7 @@ import re
 import sys
 from pathlib import Path
 
-from relight.settings.known import SETTINGS, TABLES
+from relight.settings.registry import SETTINGS, TABLES
 
 BEGIN, END = "<!-- made by python -m relight.config.page -->", "<!-- end -->"
 _RULES = "alerts.rules."

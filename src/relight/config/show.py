@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from relight.settings.blame import Keys, value_at
+from relight.settings.error_location import Keys, value_at
 from relight.settings.file import parse, read_text, value_of, was_given, was_taken
-from relight.settings.known import SETTINGS, Setting
 from relight.settings.lines import places
+from relight.settings.registry import SETTINGS, Setting
 
 HIDDEN = "set, hidden"
 _SHORT = {"RELIGHT_BACKGROUND", "RELIGHT_GRACE_S"}

@@ -12,12 +12,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from relight.comm.children import child_command, child_environment
 from relight.demo import witness
 from relight.demo.compare import Finished
 from relight.demo.journal import Tail
 from relight.demo.shape import DemoSize
 from relight.errors import RelightError
-from relight.world.children import child_command, child_environment
 
 SILENCE_S_MAX = 120.0
 """A process that tells nothing for so long is given up."""

@@ -5,12 +5,12 @@ is removed again, and what could not be seen is kept with its reason, never take
 it. ``fix`` does nothing that a plan did not show, and never deletes a checkpoint. Torch-free. May import everything below it.
 """
 
+from relight.doctor.collect import collect
 from relight.doctor.coverage import Coverage, coverage
 from relight.doctor.explain import Explained, explain
 from relight.doctor.facts import DoctorFacts
 from relight.doctor.finding import CHECKS, Check, Finding, judge
 from relight.doctor.fix import FixPlan, FixReport, execute_fix, plan_fix
-from relight.doctor.look import collect
 from relight.doctor.ready import Readiness, ReadinessLine, grade
 
 __all__ = [

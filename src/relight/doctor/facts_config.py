@@ -11,12 +11,12 @@ from relight.doctor.facts import ConfigFacts, KeyFile, Trouble
 from relight.doctor.facts_store import mount_of
 from relight.errors import ConfigError, RelightError
 from relight.keys import StoreSecurity
-from relight.policy.table import defaults_of
+from relight.policy.file_defaults import defaults_of
 from relight.policy.units import bytes_of
 from relight.settings.file import FILE, checked
-from relight.settings.known import SETTINGS as NAMES
-from relight.settings.known import TOLD, VARIABLES
 from relight.settings.marks import marks
+from relight.settings.registry import SETTINGS as NAMES
+from relight.settings.registry import TOLD, VARIABLES
 from relight.store.object_client import RetryTimes
 from relight.store.probe import single_writer_promised
 from relight.supervise.settings import read_settings

@@ -16,7 +16,7 @@ from pathlib import Path
 from relight.arena import available_bytes
 from relight.doctor.bounded import BoundedProbe
 from relight.doctor.facts import LiveProcess, Machine, Package
-from relight.pulse import read_beat
+from relight.heartbeat import read_beat
 from relight.supervise.classify import kernel_kind
 from relight.supervise.own_memory import directories, left_in
 from relight.supervise.procfs import kernel_lines, sample_process

@@ -14,11 +14,11 @@ from uuid import uuid4
 
 import msgspec
 
+from relight.decode import from_msgpack
 from relight.doctor.facts import DoctorFacts, Mount, NodeFacts
 from relight.errors import RelightError
 from relight.settings.file import FILE, PLACE
 from relight.store import ByteStore, open_bytes
-from relight.typed import from_msgpack
 from relight.version import VERSION
 
 STEP_S = 10.0

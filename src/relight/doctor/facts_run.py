@@ -10,9 +10,9 @@ from collections.abc import Callable
 from functools import partial
 
 from relight.catalog.checked import VerificationResult, checked
-from relight.catalog.diary import DIRECTORY as INCIDENTS
 from relight.catalog.find import metric_value
 from relight.catalog.holds import holds_of
+from relight.catalog.incident_sync import DIRECTORY as INCIDENTS
 from relight.catalog.opened import open_checkpoint
 from relight.catalog.tiers import drained_to, newest_seq, pace_of, read_tier, retired_among, tiers_of
 from relight.catalog.tiers import open_tier as opened_tier
@@ -27,7 +27,7 @@ from relight.policy.tiers import Tier, owed
 from relight.reclaim import SweepPlan, plan_sweep
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
-from relight.store.around import guard_of
+from relight.store.wrapper import guard_of
 from relight.supervise.incidents import Incident, once_each, recent_incidents
 
 _CHECKED_MAX = 8

@@ -22,14 +22,14 @@ from relight.errors import CheckpointNotFound, RelightError
 from relight.format.names import STORE_FILE
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.log import read_store
-from relight.log.tried import probe
+from relight.log.write_probe import probe
 from relight.store import ByteStore, LocalStore, MemoryStore
-from relight.store.around import unwrap
 from relight.store.base import encrypts
 from relight.store.disk import Disk
 from relight.store.probe import forget
 from relight.store.striped import StripedStore
 from relight.store.web import WebStore
+from relight.store.wrapper import unwrap
 from relight.transfer.keys import age_days, status
 
 TRIED = "relight-doctor"

@@ -16,12 +16,12 @@ from typing import Any
 
 import msgspec
 
+from relight.comm import lower_priority
 from relight.drain.outwards import drain
 from relight.errors import RelightError
 from relight.keys import StoreSecurity
 from relight.keys.dumps import keep_out_of_core_dumps
 from relight.store import open_bytes
-from relight.world import lower_priority
 
 
 def main() -> int:

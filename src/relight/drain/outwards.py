@@ -11,8 +11,8 @@ from typing import Any
 
 from relight.catalog import Run
 from relight.catalog.best_by import record_best_by
-from relight.catalog.diary import level_diaries
 from relight.catalog.fresh_starts import carry_fresh_start
+from relight.catalog.incident_sync import level_diaries
 from relight.catalog.tiers import (
     Merged,
     Reach,
@@ -35,7 +35,7 @@ from relight.policy.tiers import COPYING_TOPIC, DRAINED_TOPIC, Tier, TierPace, o
 from relight.reclaim import execute, plan_prune
 from relight.reclaim.prune import candidates_of
 from relight.store import ByteStore
-from relight.store.around import guard_of
+from relight.store.wrapper import guard_of
 from relight.transfer.copying import Claimed, copy_one
 
 Tell = Callable[[str, str, dict[str, Any]], None]

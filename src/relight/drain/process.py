@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
+from relight.comm import new_threads
+from relight.comm.children import child_command, child_environment
+from relight.comm.standstill import CHECK_S, COPIER, Standstill
 from relight.keys import StoreSecurity
-from relight.world import new_threads
-from relight.world.children import child_command, child_environment
-from relight.world.standstill import CHECK_S, COPIER, Standstill
 
 PAUSE_S = 5.0
 """Before a tier that failed is tried again; twice as long each time."""

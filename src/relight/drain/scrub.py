@@ -27,8 +27,8 @@ from relight.format.names import ROOT_FILE
 from relight.format.strict import ROOT_BYTES_MAX
 from relight.log import Checkpoint
 from relight.store import ByteStore, Reader, page_buffer
-from relight.store.around import rewrites
 from relight.store.base import write_whole
+from relight.store.wrapper import rewrites
 from relight.transfer.copying import COPIED_FROM, write_pack_from
 from relight.transfer.stored_there import own_chunks, packs_there
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeVar
 
-from relight.catalog.diary import DIRECTORY
+from relight.catalog.incident_sync import DIRECTORY
 from relight.catalog.run import Run
 from relight.drill.copies import CopyRehearsal
 from relight.drill.live import LiveJob, rehearsals_of

@@ -20,7 +20,7 @@ from relight.drill.programme import REHEARSALS
 from relight.drill.rehearsals import SETTLED_STEPS, Rehearsal, RehearsalResult, is_there, judged
 from relight.drill.stage import LOOK_S, CannotTry, Wrong
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 from relight.supervise.incidents import Incident, read_incidents
 from relight.supervise.procfs import began_at
 

@@ -10,7 +10,7 @@ from relight.drill.rehearsals import Rehearsal, RehearsalResult, RehearsalStage,
 from relight.drill.stage import STEPS_BEFORE, CannotTry, DrillJob, Wrong
 from relight.drill.storage import cannot
 from relight.drill.warden import environment
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 
 _OWN_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 _WIRE, _PORT = "wire", 29400

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from relight.typed import from_json_bytes
+from relight.decode import from_json_bytes
 
 
 class DrillOrder(msgspec.Struct, frozen=True):

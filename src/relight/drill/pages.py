@@ -7,7 +7,7 @@ import os
 from typing import NamedTuple
 
 from relight.drill.processes import is_below
-from relight.pulse import Heartbeat, read_beat
+from relight.heartbeat import Heartbeat, read_beat
 from relight.store.urls import absolute
 from relight.supervise.own_memory import directories
 

@@ -6,10 +6,10 @@ import contextlib
 
 import msgspec
 
+from relight.decode import from_json_bytes
 from relight.drill.report import DrillReport
 from relight.errors import RelightError
 from relight.store import ByteStore
-from relight.typed import from_json_bytes
 
 DIRECTORY = "drills"
 _BYTES_MAX = 1 << 20

@@ -13,7 +13,7 @@ from relight.drill.orders import DrillOrder
 from relight.drill.pace import Limit
 from relight.drill.stage import CannotTry, DrillJob, Wrong
 from relight.drill.target import DrillTarget
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 from relight.supervise.incidents import Incident
 from relight.supervise.procfs import sample_process
 

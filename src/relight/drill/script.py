@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from relight.checkpointer import Checkpointer, observers
+from relight.comm.children import enter_script
 from relight.drill.orders import DrillOrders
 from relight.errors import ConfigError
 from relight.store.urls import absolute
-from relight.world.children import enter_script
 
 
 class Obedient:

@@ -21,9 +21,9 @@ from relight.drill.processes import arguments_of, descendants, is_below
 from relight.drill.target import DrillTarget
 from relight.drill.warden import Warden, environment
 from relight.errors import RelightError
+from relight.heartbeat import Heartbeat
 from relight.keys import StoreSecurity
 from relight.log import Checkpoint
-from relight.pulse import Heartbeat
 from relight.store import ByteStore, open_bytes
 from relight.supervise.incidents import Incident, incidents_in, read_incidents
 
@@ -107,7 +107,7 @@ class DrillJob:
 
     def agents(self) -> list[int]:
         """The processes that write its saves."""
-        return [pid for pid in descendants(self.warden.pid) if "relight.agent.serve" in arguments_of(pid)]
+        return [pid for pid in descendants(self.warden.pid) if "relight.agent.server" in arguments_of(pid)]
 
     def send(self, pid: int, number: int) -> None:
         """A signal to a process of the job's; to no other, whatever a page says, and to none that has ended."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relight.comm.children import child_command
 from relight.errors import ConfigError
-from relight.world.children import child_command
 
 STORE = "{store}"
 """Stands in the script's arguments, or in ``--env``, for the drill's own store."""

@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from relight.comm.children import child_command, child_environment
 from relight.drill.processes import kill_below
 from relight.errors import RelightError
-from relight.settings.known import variable_of
-from relight.world.children import child_command, child_environment
+from relight.settings.registry import variable_of
 
 _PR_SET_CHILD_SUBREAPER = 36
 _LOOK_S = 0.1

@@ -5,8 +5,8 @@ all of it is durable, and nothing half written has it. May import: ``catalog``, 
 """
 
 from relight.export.average import Mixture, ema_weights, mixture, save_average
-from relight.export.chosen import Options
 from relight.export.execute import ExportReport, execute_export
 from relight.export.plan import ExportPlan, plan_export
+from relight.export.selection import Options
 
 __all__ = ["ExportPlan", "ExportReport", "Mixture", "Options", "ema_weights", "execute_export", "mixture", "plan_export", "save_average"]

@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from relight.catalog.merged_parts import MergedCheckpoint, renumber_leaves, whole_of
 from relight.catalog.opened import Opened
-from relight.catalog.slabs import SLAB_BYTES, Slab, SlabReader
-from relight.catalog.whole import MergedCheckpoint, renumber_leaves, whole_of
+from relight.catalog.slab_reader import SLAB_BYTES, Slab, SlabReader
 from relight.commit import Attempt, SaveRequest
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState
-from relight.export.chosen import ExportEntry
 from relight.export.convert import FLOATS, narrowed, widened
+from relight.export.selection import ExportEntry
 from relight.format import DTYPES, encode_tree
 from relight.format.records import FenceBody
 from relight.format.strict import shown

@@ -15,11 +15,11 @@ import numpy as np
 
 from relight.audit import recorded
 from relight.audit.facts import ActionFacts
+from relight.catalog.merged_parts import MergedCheckpoint
 from relight.catalog.read import read_tensors
-from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
-from relight.catalog.whole import MergedCheckpoint
+from relight.catalog.slab_reader import Slab, SlabReader, batches, is_straight, slabs_of, straight_run
+from relight.export.atomic_output import Landing
 from relight.export.average import read_average, readers_of
-from relight.export.landing import Landing
 from relight.export.outfile import ExportBuffers, OutFile
 from relight.export.plan import ExportPlan
 from relight.export.writing import Outgoing, Straight, TensorOffset

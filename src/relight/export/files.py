@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from relight.errors import ConfigError, IncompatibleState
-from relight.export.chosen import ExportEntry
+from relight.export.selection import ExportEntry
 from relight.format import DTYPES
 from relight.format.pack import HEADER_BYTES_MAX
 

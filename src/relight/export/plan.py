@@ -6,13 +6,13 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from relight.catalog.merged_parts import MergedCheckpoint, whole_of
 from relight.catalog.opened import Opened
-from relight.catalog.whole import MergedCheckpoint, whole_of
 from relight.errors import ConfigError
+from relight.export.atomic_output import check_free
 from relight.export.average import Mixture, check_alike
-from relight.export.chosen import ExportEntry, Options, SelectedTensors, choose
 from relight.export.files import MODEL, OutputFile, safetensors_files
-from relight.export.landing import check_free
+from relight.export.selection import ExportEntry, Options, SelectedTensors, choose
 from relight.export.torch_files import dcp_files, pt_files, split_values
 from relight.format.collector import collector_paused
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from relight.errors import IncompatibleState
 from relight.export.archive import torch_archive
-from relight.export.chosen import At, ExportEntry, SelectedTensors, holds
 from relight.export.files import EntryOffset, OutputFile
 from relight.export.naming import renamed
 from relight.export.pickled import Items, PickledCall, PickledClass, PickledObject, PickledStorage, fits, pickled
+from relight.export.selection import At, ExportEntry, SelectedTensors, holds
 from relight.format import DTYPES, Leaf
 
 SHARD = "__0_0.distcp"

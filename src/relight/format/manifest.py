@@ -14,15 +14,15 @@ from typing import Any, Literal
 
 import msgspec
 
+from relight.decode import msgpack_decoder
 from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
 from relight.format import names
+from relight.format.chunk_locations import PackChunks, check_stored
 from relight.format.digest import DIGEST_BYTES, hexdigest, is_hex
 from relight.format.dtypes import DTYPES, dtype_named
 from relight.format.records import VERSION, Metric, check_metrics, check_version
-from relight.format.stored import PackChunks, check_stored
 from relight.format.strict import ROOT_BYTES_MAX, convert, from_json, shown, to_json
 from relight.layout import Box, check_tiling
-from relight.typed import msgpack_decoder
 
 PART_BYTES_MAX = 1 << 30
 CHUNK_BYTES_MAX = 128 << 20

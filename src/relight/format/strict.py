@@ -8,9 +8,9 @@ from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from relight.decode import from_plain
 from relight.errors import CorruptCheckpoint, UnsafeContent
 from relight.format.digest import hexdigest
-from relight.typed import from_plain
 
 SEALED_BYTES_MAX = 1 << 20
 ROOT_BYTES_MAX = 4 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relight.layout.boxes import Box, whole
-from relight.layout.roster import TableEntry, TensorOwnership
+from relight.layout.rank_tables import TableEntry, TensorOwnership
 
 
 class Route(NamedTuple):

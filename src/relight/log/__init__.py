@@ -5,9 +5,9 @@ May import: ``store``, ``keys``, ``format``, ``errors``, ``observe``.
 """
 
 from relight.log.ancestors import FRESH, line_of, newest_good
-from relight.log.chain import Log
 from relight.log.history import Checkpoint, History, fold
 from relight.log.identity import read_store, require_store
+from relight.log.log import Log
 from relight.log.view import Fault, LogView
 
 __all__ = [

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from relight.errors import CheckpointNotFound
-from relight.log.chain import Log
 from relight.log.history import Checkpoint, History, fold
+from relight.log.log import Log
 from relight.store import ByteStore
 
 CONTINUES, BACK, APART, UNRELATED = "continues", "back", "apart", "unrelated"

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from relight.decode import from_json_bytes
 from relight.errors import CorruptCheckpoint, RelightError, UnsafeContent
 from relight.format import Record
 from relight.format.digest import is_hex
@@ -35,7 +36,6 @@ from relight.format.records import (
 from relight.log.ancestors import FRESH, REBUILT, epochs_of, parents_of
 from relight.log.history import REPEATED_WITHIN, Checkpoint, History, fold
 from relight.log.view import Fault, Line, LogSummary, LogView
-from relight.typed import from_json_bytes
 
 SUMMARY_EVERY = 64
 """Records after which the process that appends writes a new summary."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from relight.errors import CorruptCheckpoint
 from relight.format.names import parse_dir
 from relight.format.records import CommitBody, NoteBody
-from relight.log.chain import NAMES_SHOWN, Log
 from relight.log.history import fold
 from relight.log.identity import checkpoint_dirs, peek_root
+from relight.log.log import NAMES_SHOWN, Log
 from relight.log.view import LogView
 from relight.store import ByteStore
-from relight.store.again import sleep
+from relight.store.retry import sleep
 
 REBUILDING, REBUILT = "rebuilding", "rebuilt"
 """Topics of the NOTEs between which ``relight recover`` appends what a log lacks."""

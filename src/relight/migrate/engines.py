@@ -12,9 +12,9 @@ from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wai
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
+from relight.comm.children import safe_spawn
 from relight.errors import ConfigError, StoreUnavailable
 from relight.migrate.work import MigrationTask, work
-from relight.world.children import safe_spawn
 
 ENGINES = ("local", "ray")
 Outcome = tuple[MigrationTask, dict[str, Any]]

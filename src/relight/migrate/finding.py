@@ -10,10 +10,10 @@ from fnmatch import fnmatchcase
 from typing import Protocol
 
 from relight.errors import CheckpointNotFound, ConfigError, IncompatibleState, RelightError, StoreUnavailable
-from relight.foreign import DetectedCheckpoint, detect
-from relight.foreign.bucket import SCHEMES, BucketFiles, Listing, is_bucket
-from relight.foreign.look import detect_files
 from relight.format.names import STORE_FILE, is_run_name
+from relight.importers import DetectedCheckpoint, detect
+from relight.importers.bucket import SCHEMES, BucketFiles, Listing, is_bucket
+from relight.importers.detect import detect_files
 from relight.migrate.journal import HOME
 from relight.migrate.looks import is_checkpoint_name
 

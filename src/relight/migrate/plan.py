@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from relight.catalog import Run
 from relight.errors import CheckpointNotFound, ConfigError
-from relight.foreign.bucket import is_bucket
+from relight.importers.bucket import is_bucket
 from relight.migrate.finding import MigrationSource, find
 from relight.migrate.journal import MigrationJournal, MigrationState
 from relight.store import open_bytes

@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from relight.catalog import Opened, Run, verify_checkpoint
-from relight.catalog.slabs import SLAB_BYTES, SlabReader, is_straight, slabs_of
-from relight.catalog.whole import whole_of
-from relight.commit.earlier import IncrementalState
+from relight.catalog.merged_parts import whole_of
+from relight.catalog.slab_reader import SLAB_BYTES, SlabReader, is_straight, slabs_of
+from relight.commit.chunk_index import IncrementalState
 from relight.errors import LeaseHeld, RelightError
-from relight.foreign import detect, import_checkpoint
-from relight.foreign.found import plant
+from relight.importers import detect, import_checkpoint
+from relight.importers.found import plant
 from relight.migrate.journal import MigrationJournal
 from relight.policy.compact import Compact
 from relight.store import open_bytes

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from relight.comm.new_threads import ThreadPool
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import emit
 from relight.peers.decoding import CodedSource, KnownPart, Shelves
@@ -17,7 +18,6 @@ from relight.peers.messages import PIECE_BYTES, Data, Inventory, PeerRefusal, Re
 from relight.peers.wire import Caller, PeerLost, call, check_token
 from relight.store.base import Reader
 from relight.store.buffers import page_buffer
-from relight.world.new_threads import ThreadPool
 
 ASK_AT_ONCE = 64
 IDLE_CALLS_MAX = 8

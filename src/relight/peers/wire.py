@@ -16,9 +16,9 @@ from typing import Generic, TypeVar
 
 import msgspec
 
+from relight.decode import msgpack_decoder
 from relight.errors import ConfigError
 from relight.peers.messages import ANSWER_BYTES_MAX, HEADER_BYTES_MAX, Answer, Request
-from relight.typed import msgpack_decoder
 
 TOKEN_BYTES = 32
 BYTES_PER_SECOND_MIN = 1 << 20

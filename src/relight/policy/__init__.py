@@ -6,7 +6,7 @@ from relight.policy.keep import Candidate, Keep, KeepVerdict, decide_keep, keep
 from relight.policy.limits import Limits
 from relight.policy.peers import Peers
 from relight.policy.tiers import Tier, Tiers, tier
-from relight.policy.when import EpochsDone, Trigger, TriggerInput, best, every
+from relight.policy.triggers import EpochsDone, Trigger, TriggerInput, best, every
 
 __all__ = [
     "Adaptive",

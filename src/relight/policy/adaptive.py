@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from relight.errors import ConfigError, shown
+from relight.policy.triggers import Trigger, TriggerInput
 from relight.policy.units import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
-from relight.policy.when import Trigger, TriggerInput
 
 SOONEST = 0.5
 """A loss that has dropped brings a save forward, to no less than this share of the interval."""
@@ -27,11 +27,11 @@ def is_routine(reason: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Trigger):
-    """See ``adaptive``. The interval itself is worked out by whoever asks (``relight.forecast``): one rank, for all of them."""
+    """See ``adaptive``. The interval itself is worked out by whoever asks (``relight.cost_model``): one rank, for all of them."""
 
     at_least_s: float = 0.0
     at_most_s: float | None = None
-    """None: it follows what a save costs (``relight.forecast.Bounds``)."""
+    """None: it follows what a save costs (``relight.cost_model.Bounds``)."""
     overhead: float = 0.5
     total_steps: int | None = None
     mtbf_s: float | None = None

@@ -8,7 +8,7 @@ from statistics import median
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.policy.going_back import SPIKES
+from relight.policy.rollback_env import SPIKES
 
 SIGMAS = 10.0
 _TO_SIGMA = 1.4826

@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
+from relight.comm.children import child_command
+from relight.decode import from_json_bytes
 from relight.errors import CheckpointNotFound, ConfigError
 from relight.observe.own_files import OwnFiles
 from relight.policy.compact import LOSSY
 from relight.prove.compare import FirstDifference, MetricDrift, compare, drift
 from relight.prove.recorder_config import RecorderConfig
 from relight.prove.trace import read_trace
-from relight.typed import from_json_bytes
-from relight.world.children import child_command
 
 TRACE_FILE = r"(straight|killed|resumed)\.trace"
 """The form of the names of the three recordings that a proof makes."""

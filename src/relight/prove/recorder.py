@@ -17,13 +17,13 @@ import torch
 
 from relight.capture import capture, observe_batches
 from relight.checkpointer import Checkpointer, observers
+from relight.comm.children import enter_script
+from relight.decode import from_json_bytes
 from relight.format import Digest, Leaf, hexdigest
 from relight.format.tree import join_path
 from relight.layout import Item
 from relight.prove.recorder_config import RecorderConfig
 from relight.prove.trace import StepTrace, TraceEntry, hexed
-from relight.typed import from_json_bytes
-from relight.world.children import enter_script
 
 SLICE_BYTES = 8 << 20
 

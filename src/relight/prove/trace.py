@@ -8,8 +8,8 @@ from pathlib import Path
 
 import msgspec
 
+from relight.decode import from_json_bytes
 from relight.errors import ConfigError
-from relight.typed import from_json_bytes
 
 
 class TraceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):

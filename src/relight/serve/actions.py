@@ -14,10 +14,10 @@ from dataclasses import replace
 from relight.audit import AuditLog
 from relight.audit.effects import ACTIONS as EFFECTS_OF
 from relight.audit.facts import ActionFacts
-from relight.catalog.asking import LOOK_S, WHO_MAX, ask_for_save
 from relight.catalog.branches import check_free
 from relight.catalog.holds import hold, holds_of, release
 from relight.catalog.run import Run
+from relight.catalog.save_requests import LOOK_S, WHO_MAX, ask_for_save
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError
 from relight.format.names import check_run_name
 from relight.log import Checkpoint

@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response
 from relight.errors import CheckpointNotFound, ConfigError, Fenced, RelightError, StoreUnavailable
 from relight.run_names import shown_json
 from relight.serve import pieces
-from relight.serve.doors import needs, refuse_role
+from relight.serve.auth_middleware import needs, refuse_role
 from relight.serve.pages_views import ACTIONS
 from relight.serve.scope import Caller, masked_error
 from relight.serve.values import Working

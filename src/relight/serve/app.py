@@ -20,14 +20,15 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 
 from relight.audit import AuditLog
-from relight.audit.book import SETTING
+from relight.audit.audit_log import SETTING
 from relight.errors import RelightError
+from relight.monitoring.settings import read_alerting
 from relight.serve import api, pages, pages_actions
 from relight.serve.actions import Actions
-from relight.serve.doors import FORM, AccessRules, AuthMiddleware, HttpRefusal, answer, failures_of, needs
-from relight.serve.doors import OPEN as OPEN
+from relight.serve.auth_middleware import FORM, AccessRules, AuthMiddleware, HttpRefusal, answer, failures_of, needs
+from relight.serve.auth_middleware import OPEN as OPEN
+from relight.serve.event_feed import EventFeed
 from relight.serve.guesses import Guesses
-from relight.serve.heard import EventFeed
 from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.live import LOOK_S, PING_S, Hub
@@ -40,7 +41,6 @@ from relight.serve.values import AuditRow
 from relight.store import open_bytes
 from relight.store.urls import absolute
 from relight.version import VERSION
-from relight.watch.settings import read_alerting
 
 Asked = Annotated[str, Query(max_length=200)]
 

@@ -17,12 +17,12 @@ from relight.errors import ConfigError, RelightError
 from relight.format.records import CommitBody, RetireBody, SweepBody
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.identity import seconds_since_epoch
+from relight.monitoring.incident_reader import Diary
 from relight.reclaim.recall import due_of
 from relight.serve.pages_words import span
 from relight.serve.values import IncidentRow
 from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident
-from relight.watch.diary import Diary
 
 NOT_YET = "not read yet"
 """What is said of a store until it was tried once."""

@@ -10,17 +10,17 @@ from contextlib import suppress
 
 import msgspec
 
-from relight.catalog.asking import Answer, describe_outcome, wait_for_answer
 from relight.catalog.checked import record_checked
 from relight.catalog.run import Run
+from relight.catalog.save_requests import Answer, describe_outcome, wait_for_answer
 from relight.catalog.verify import verify_checkpoint
+from relight.comm.children import child_command, child_environment
+from relight.decode import from_json_bytes
 from relight.drill.report import DrillReport, lines_of
 from relight.errors import RelightError, StoreUnavailable
 from relight.log import Checkpoint
 from relight.serve.pages_actions import ActionOutcome
 from relight.serve.tasks import ServerTask
-from relight.typed import from_json_bytes
-from relight.world.children import child_command, child_environment
 
 DRILL_S = 1800.0
 VERIFYING_MAX = 2

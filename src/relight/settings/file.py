@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from relight.errors import ConfigError
-from relight.settings.blame import culprit
-from relight.settings.known import NAMED_ONLY, PREFIX, SETTINGS, TABLES, nearest, variable_of
+from relight.settings.error_location import culprit
 from relight.settings.lines import Keys, places
+from relight.settings.registry import NAMED_ONLY, PREFIX, SETTINGS, TABLES, nearest, variable_of
 
 FILE = "relight.toml"
 PLACE = "RELIGHT_SETTINGS"

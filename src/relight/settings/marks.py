@@ -8,9 +8,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from relight.settings.blame import value_at
+from relight.settings.error_location import value_at
 from relight.settings.file import parse, read_text, value_of, was_taken, which_file
-from relight.settings.known import SETTINGS, Setting
+from relight.settings.registry import SETTINGS, Setting
 
 SECRET = "set"  # noqa: S105 - a word, not a secret
 """The mark of a secret, whatever it is: a digest of a short one could be guessed."""

@@ -8,7 +8,7 @@ from relight.snapshot.copier import Copier, Snapshot
 from relight.snapshot.device import DeviceCopies, DeviceSnapshot, Placed, Streams, pin_slot, segments
 from relight.snapshot.frozen import FrozenTensors, TensorMarks
 from relight.snapshot.hooks import OptimizerHook, StepHook, can_overlap
-from relight.snapshot.watch import GuardedTensors, SmallCopies
+from relight.snapshot.touch_detection import GuardedTensors, SmallCopies
 
 __all__ = [
     "Copier",

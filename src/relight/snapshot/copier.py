@@ -10,8 +10,8 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-from relight.snapshot.watch import TensorFingerprints
-from relight.world import new_threads
+from relight.comm import new_threads
+from relight.snapshot.touch_detection import TensorFingerprints
 
 _NICE = 5
 RETURNED_S = 0.1

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from relight.layout.sources import address_of
-from relight.snapshot.watch import SmallCopies
+from relight.snapshot.touch_detection import SmallCopies
 
 PACKED_BELOW = 1 << 20
 PACK_BYTES = 64 << 20

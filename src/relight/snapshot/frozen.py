@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from relight.policy.compact import AUDIT_BYTES
-from relight.snapshot.watch import GuardedTensors, TensorFingerprints
+from relight.snapshot.touch_detection import GuardedTensors, TensorFingerprints
 
 _compare = ctypes.CDLL(None).memcmp
 _compare.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)

@@ -21,8 +21,8 @@ from relight.format.signed import Signature, apart
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys.signing import Trust
 from relight.observe import emit
-from relight.store.around import StoreWrapper
 from relight.store.base import ByteStore
+from relight.store.wrapper import StoreWrapper
 
 _PIN = re.compile(r"([0-9]{12})-([0-9a-f]{64})(-whole)?\Z")
 _GAP = re.compile(r"gap-([0-9]{12})-([0-9]{12})-([0-9a-f]{64})\Z")

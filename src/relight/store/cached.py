@@ -16,10 +16,10 @@ from dataclasses import astuple, dataclass
 from relight.errors import CheckpointNotFound, CorruptCheckpoint
 from relight.format.names import DRAFT_FILE, is_written_file, parse_dir
 from relight.observe import emit
-from relight.store.around import rewrites
 from relight.store.base import ByteStore, Entry, Properties, Reader, Upload, Writer, check_key
 from relight.store.blocks import BLOCK_BYTES, BlockCache, name_of
 from relight.store.buffers import page_buffer
+from relight.store.wrapper import rewrites
 
 
 def is_fixed(key: str) -> bool:

@@ -12,6 +12,7 @@ import secrets
 import threading
 from concurrent.futures import Future
 
+from relight.comm.new_threads import ThreadPool
 from relight.errors import CorruptCheckpoint, StoreUnavailable, UnsafeContent, WrongKey
 from relight.format.cipher import (
     KEY_BYTES,
@@ -36,11 +37,10 @@ from relight.format.cipher import (
 from relight.format.keyring import KEYS_DIR
 from relight.format.names import STORE_FILE, is_record_key
 from relight.keys import Keychain
-from relight.store.around import StoreWrapper, rewrites
 from relight.store.base import PAGE, ByteStore, Reader, Writer, check_key, invalidate_cache
 from relight.store.buffers import page_buffer
 from relight.store.keyring import KeyRing, open_ring, slots_in, some_unreadable
-from relight.world.new_threads import ThreadPool
+from relight.store.wrapper import StoreWrapper, rewrites
 
 BATCH_PAGES = 32
 """What is read at once: 4 MiB."""

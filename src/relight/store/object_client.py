@@ -14,7 +14,7 @@ from datetime import timedelta
 from typing import Any, NamedTuple
 
 from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightError, StoreUnavailable
-from relight.settings.here import get
+from relight.settings.process_defaults import get
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "http": "http", "https": "https"}
 """What URLs may begin with, and what they are called here."""

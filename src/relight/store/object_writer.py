@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
+from relight.comm import new_threads
 from relight.errors import RelightError, StoreUnavailable
-from relight.world import new_threads
 
 PART_BYTES = 8 << 20
 """One part of a multipart upload, and the size up to which an object is put in one request."""

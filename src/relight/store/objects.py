@@ -14,16 +14,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from relight.comm import new_threads
+from relight.comm.new_threads import ThreadPool
 from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
 from relight.observe import emit
-from relight.store.again import retry, sleep
 from relight.store.base import Entry, Properties, Reader, Uncertain, Upload, Writer, check_key
 from relight.store.object_client import Bucket, Clients, RetryTimes, clients_of, is_behind_end, is_taken, translate
 from relight.store.object_uploads import abort_upload, boto3_client, list_uploads
 from relight.store.object_writer import ObjectWriter
 from relight.store.probe import exclusive_create, single_writer_promised
-from relight.world import new_threads
-from relight.world.new_threads import ThreadPool
+from relight.store.retry import retry, sleep
 
 T = TypeVar("T")
 

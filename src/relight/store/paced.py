@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from relight.store.around import StoreWrapper, rewrites
+from relight.comm.node_pace import NodePace
 from relight.store.base import PAGE, ByteStore, Reader, Writer
-from relight.world.node_pace import NodePace
+from relight.store.wrapper import StoreWrapper, rewrites
 
 SMALL_BYTES = 64 << 10
 """What is written or read whole and is no larger is not slowed down: log records, roots, listings."""

@@ -13,10 +13,10 @@ import secrets
 import threading
 from typing import Protocol
 
+from relight.comm.new_threads import ThreadPool
 from relight.errors import ConfigError, RelightError
 from relight.observe import emit
 from relight.store.object_client import surroundings
-from relight.world.new_threads import ThreadPool
 
 PROBE_PREFIX = ".relight-probe-"
 RACERS = 8

@@ -9,8 +9,8 @@ from relight.errors import CorruptCheckpoint
 from relight.format.names import is_record_key
 from relight.format.signed import apart, with_signature
 from relight.keys.signing import Ed25519Signer, HashSigner, Trust
-from relight.store.around import StoreWrapper
 from relight.store.base import ByteStore
+from relight.store.wrapper import StoreWrapper
 
 _ROOM = 512
 """What a signature takes at most."""

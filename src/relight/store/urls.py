@@ -10,7 +10,6 @@ from relight.format.names import STRIPE_FILE
 from relight.keys import StoreSecurity
 from relight.run_names import dir_of
 from relight.store.anchored import AnchoredStore
-from relight.store.around import StoreWrapper
 from relight.store.base import ByteStore
 from relight.store.blocks import BlockCache, blocks_from_settings
 from relight.store.cached import CachedStore
@@ -22,6 +21,7 @@ from relight.store.objects import ObjectStore
 from relight.store.signed import SignedStore
 from relight.store.striped import SCHEME, StripedStore, places_in
 from relight.store.web import WebStore
+from relight.store.wrapper import StoreWrapper
 
 _ONE_SLASH = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/([^/].*)\Z", re.DOTALL)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from relight.pulse import LATE_AFTER, Heartbeat
+from relight.heartbeat import LATE_AFTER, Heartbeat
 from relight.supervise.limits import GIVE_UP, SLACK_S, STOPPED
 from relight.supervise.procfs import ProcessSample
 

@@ -8,7 +8,7 @@ import re
 import signal
 from collections.abc import Iterator
 
-from relight.pulse.page import NOT_YET
+from relight.heartbeat.heartbeat_page import NOT_YET
 from relight.supervise.facts import Clue, Failure, FailureEvidence, Worker
 
 _WORDS: tuple[tuple[str, str, int], ...] = (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.policy.going_back import BEFORE, CUT, SKIP, SPLIT, once_back
-from relight.pulse.page import NOT_YET
+from relight.heartbeat.heartbeat_page import NOT_YET
+from relight.policy.rollback_env import BEFORE, CUT, SKIP, SPLIT, once_back
 from relight.supervise.facts import Decision, Failure
 
 _WAITS = ("storage", "network", "hardware")

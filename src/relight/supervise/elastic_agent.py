@@ -28,8 +28,8 @@ from relight.supervise.classify import is_a_loss
 from relight.supervise.decide import agreed
 from relight.supervise.departing import Departing
 from relight.supervise.facts import Decision, Worker
-from relight.supervise.joining import LOST, Joining
 from relight.supervise.procfs import sample_process
+from relight.supervise.rendezvous_thread import LOST, Joining
 from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
 

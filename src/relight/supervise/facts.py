@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from relight.pulse import Heartbeat
+from relight.heartbeat import Heartbeat
 
 KINDS: dict[str, str] = {
     "user": "an error in the script or its settings, which would only repeat",

@@ -15,16 +15,16 @@ from typing import Any
 
 import msgspec
 
-from relight.catalog.diary import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
+from relight.catalog.incident_sync import ACCOUNT, DIRECTORY, FILE_BYTES_MAX, newest_accounts
+from relight.decode import from_json_bytes
 from relight.errors import RelightError
 from relight.log.identity import now_text
-from relight.policy.going_back import once_back, sane
+from relight.policy.rollback_env import once_back, sane
 from relight.store import ByteStore
 from relight.supervise.facts import Clue, Decision, Failure, FailureEvidence, Worker
+from relight.supervise.fencing_check import taken_over
 from relight.supervise.goodput import Account
 from relight.supervise.goodput import once_each as once_each_job
-from relight.supervise.taken_over import taken_over
-from relight.typed import from_json_bytes
 
 _STACKS_MAX = 64 << 10
 _TAIL = 40

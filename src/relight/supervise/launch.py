@@ -18,23 +18,23 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.rendezvous import RendezvousClosedError, RendezvousParameters, RendezvousTimeoutError
 from torch.distributed.launcher.api import LaunchConfig
 
+from relight.comm.children import child_command, script_directory
 from relight.errors import ConfigError
 from relight.observe.masking import mask_arguments
 from relight.policy.grace import GRACE, grace_of, kept_back
 from relight.supervise.departing import SERVE_S, Departing
 from relight.supervise.elastic_agent import SupervisedAgent
-from relight.supervise.foreseeing import PredictionThread
 from relight.supervise.job_secret import job_secret
-from relight.supervise.joining import LOST, EndedElsewhere, Joining
 from relight.supervise.load import Load
 from relight.supervise.notices import Notices
 from relight.supervise.nvml import find_nvml
-from relight.supervise.ports import OWN_STORE
+from relight.supervise.prediction_thread import PredictionThread
 from relight.supervise.rendezvous import Forged, Meetings
+from relight.supervise.rendezvous_port import OWN_STORE
+from relight.supervise.rendezvous_thread import LOST, EndedElsewhere, Joining
 from relight.supervise.settings import RunSettings
 from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
-from relight.world.children import child_command, script_directory
 
 SAVED, UNSAVED = 75, 76
 """Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""

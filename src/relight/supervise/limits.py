@@ -9,7 +9,7 @@ from statistics import median
 from typing import NamedTuple
 
 from relight.errors import ConfigError
-from relight.pulse import LATE_AFTER, Heartbeat
+from relight.heartbeat import LATE_AFTER, Heartbeat
 
 LOOK_S = 2.0
 """Between the two looks that tell slow from stuck."""

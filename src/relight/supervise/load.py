@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from relight.foresee import Alarm
-from relight.foresee.sample import NodeSample
 from relight.observe import emit
+from relight.prediction import Alarm
+from relight.prediction.sample import NodeSample
 
 HEAT, PRESSURE = "heat", "pressure"
 KINDS = (HEAT, PRESSURE)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-from relight.foresee import Accelerator
+from relight.prediction import Accelerator
 
 XIDS_KEPT = 256
 _WAIT_MS = 1000

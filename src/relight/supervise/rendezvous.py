@@ -28,11 +28,11 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.elastic.rendezvous import registry as torch_registry
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _BackendRendezvousStateHolder, _NodeDesc, _RendezvousState
 
+from relight.decode import from_json_bytes
 from relight.errors import ConfigError, InternalError
 from relight.supervise.job_secret import VARIABLE, Seal
-from relight.supervise.ports import with_own_port
+from relight.supervise.rendezvous_port import with_own_port
 from relight.supervise.static_nodes import LOOPBACK, StaticNodes, served_store
-from relight.typed import from_json_bytes
 
 _DYNAMIC = ("c10d", "etcd-v2")
 _REPLACED = (*_DYNAMIC, "etcd", "static")

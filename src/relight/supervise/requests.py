@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from relight.catalog.asking import LOOK_S, OLD_S, SaveAsked, acknowledge, request_of
+from relight.catalog.save_requests import LOOK_S, OLD_S, SaveAsked, acknowledge, request_of
 from relight.errors import RelightError, StoreUnavailable
 from relight.format import Record, decode_record
 from relight.format.strict import SEALED_BYTES_MAX

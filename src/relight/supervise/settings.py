@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from relight.errors import ConfigError
 from relight.settings.file import checked
 from relight.supervise.decide import SuperviseRules
-from relight.supervise.foreseeing import Foreseen
 from relight.supervise.limits import HangTimeouts
 from relight.supervise.notices import sources_of
+from relight.supervise.prediction_thread import Foreseen
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple
 
 from relight.arena.memory import available_bytes
+from relight.comm.children import child_command
+from relight.heartbeat.standby import wait_with
 from relight.observe import emit
-from relight.pulse.standby import wait_with
-from relight.world.children import child_command
 
 _MESSAGE_MAX = 4 << 20
 _SAID_MAX = 1 << 20

@@ -17,12 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from relight.errors import RelightError
-from relight.foresee import HORIZON_S, Alarm
-from relight.log import Log, fold
-from relight.log.identity import now_text
-from relight.observe import emit, write_events
-from relight.policy.going_back import SPIKES, once_back
-from relight.pulse import (
+from relight.heartbeat import (
     ASKED_FOR,
     FORESEEN,
     HANDING_OVER,
@@ -37,27 +32,32 @@ from relight.pulse import (
     write_request,
     write_risk,
 )
-from relight.pulse import SETTING as PULSE
-from relight.pulse.ease import Eased, write_ease
-from relight.pulse.page import NOT_YET, UPDATING, make_page
+from relight.heartbeat import SETTING as PULSE
+from relight.heartbeat.ease import Eased, write_ease
+from relight.heartbeat.heartbeat_page import NOT_YET, UPDATING, make_page
+from relight.log import Log, fold
+from relight.log.identity import now_text
+from relight.observe import emit, write_events
+from relight.policy.rollback_env import SPIKES, once_back
+from relight.prediction import HORIZON_S, Alarm
 from relight.store import open_bytes
 from relight.supervise import own_memory, stacks
 from relight.supervise.agent_watch import AgentWatch
 from relight.supervise.classify import classify
 from relight.supervise.decide import FENCED, Past, SuperviseRules, decide
-from relight.supervise.endings import CLOCKS_S, Endings
 from relight.supervise.facts import Decision, Departure, Failure, FailureEvidence, Worker
-from relight.supervise.foreseeing import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.goodput import FIRST, TRAINING, Account, Goodput
 from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord, incident_of, once_each, read_incidents
 from relight.supervise.limits import HangTimeouts, HangVerdict, JobWatch, LearnedDurations, RankObservation
 from relight.supervise.notices import Notices
 from relight.supervise.own_memory import make_directory, sweep_memory
+from relight.supervise.prediction_thread import OFTEN_FOR_S, OFTEN_S
 from relight.supervise.procfs import ProcessSample, busy_s, catches, command_of, kernel_lines, oom_kills, sample_process
+from relight.supervise.remote_causes import CLOCKS_S, Endings
 from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
 
-_AGENT = "relight.agent.serve"
+_AGENT = "relight.agent.server"
 """How the process that writes saves is started."""
 STRAGGLERS_EVERY_S = 1.0
 ELSEWHERE_EVERY_S = 5.0

@@ -16,9 +16,9 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from relight.pulse.teller import last_words
+from relight.comm.children import enter_script
+from relight.heartbeat.writer import last_words
 from relight.supervise import stacks
-from relight.world.children import enter_script
 
 _PR_SET_PDEATHSIG = 1
 _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"

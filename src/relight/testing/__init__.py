@@ -10,5 +10,5 @@ it reports can be replayed from its seed. May import: ``store``, ``log``, ``comm
 - ``python -m relight.testing.kills``: real SIGKILLs at every storage system call
 - ``python -m relight.testing.power_cuts``: real power cuts on file systems that are shut down
 - ``python -m relight.testing.block_log``: every prefix of what reached a disk, reordered and torn between flushes
-- ``python -m relight.testing.teeth``: the negative controls
+- ``python -m relight.testing.mutation_check``: the negative controls
 """

@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from relight.store import LocalStore
 from relight.testing.acknowledged import check, count_acknowledged, progress_of
+from relight.testing.child_processes import COUNTER_BYTES, MUTATIONS, AcknowledgedFact, Victims, store_in, victims
 from relight.testing.fuse_file import DiskEntry, logged_file, read_log
 from relight.testing.images import (
     FileSystem,
@@ -48,7 +49,6 @@ from relight.testing.images import (
     unmount,
 )
 from relight.testing.scenario import prepared
-from relight.testing.victims import COUNTER_BYTES, MUTATIONS, AcknowledgedFact, Victims, store_in, victims
 
 SUPERBLOCK = range(1024, 2048)
 """Where ext4 has it."""

@@ -27,10 +27,10 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from relight.catalog.run import Run
+from relight.comm.children import child_command, script_command
 from relight.errors import RelightError
 from relight.store import open_bytes
 from relight.testing.warm import Child, Warm
-from relight.world.children import child_command, script_command
 
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""

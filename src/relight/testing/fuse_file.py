@@ -21,9 +21,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from relight.comm.children import child_command
+from relight.testing.child_processes import COUNTER_BYTES
 from relight.testing.images import MountUnavailable, mount_any, unmount
-from relight.testing.victims import COUNTER_BYTES
-from relight.world.children import child_command
 
 WRITE_BYTES_MAX = 1 << 20
 _MAJOR, _MINOR = 7, 31

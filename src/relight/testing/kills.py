@@ -24,9 +24,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from relight.comm.children import child_command
 from relight.store import LocalStore
 from relight.testing.scenario import Fact, Names, check, life, prepared, save_large
-from relight.world.children import child_command
 
 SYSCALLS = {
     "fsync": 157,

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 
 from relight.store import LocalStore
 from relight.testing.acknowledged import ACKNOWLEDGEMENTS, check, count_acknowledged, progress_of
+from relight.testing.child_processes import MUTATIONS, AcknowledgedFact, Victims, store_in, victims
 from relight.testing.images import (
     FileSystem,
     MountUnavailable,
@@ -38,7 +39,6 @@ from relight.testing.images import (
     unmount,
 )
 from relight.testing.scenario import Fact, prepared
-from relight.testing.victims import MUTATIONS, AcknowledgedFact, Victims, store_in, victims
 
 LIFE_S = 0.12
 """At most so long until the cut, when it is not an acknowledgement that is waited for."""

@@ -16,9 +16,9 @@ from relight.log import Checkpoint, Log, LogView, fold
 from relight.reclaim import execute_sweep, plan_sweep
 from relight.reclaim.rebuild import execute_rebuild, plan_rebuild
 from relight.store.durable import temporary_of
+from relight.testing.durability_oracle import LOG, RUN, Truth
 from relight.testing.shelf import DurableNames
 from relight.testing.simulated_store import Nobody, SimulatedStore
-from relight.testing.truth import LOG, RUN, Truth
 
 ROW = 8
 FROZEN = b"\x17" * ROW

@@ -1,4 +1,4 @@
-"""Rules about lost logs and lines of descent: what people's mistakes may neither hide nor delete. ``relight.testing.rules`` lists them."""
+"""Rules about lost logs and lines of descent: what people's mistakes may neither hide nor delete. ``relight.testing.invariants`` lists them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relight.log import Log, fold, line_of, newest_good
 from relight.policy import keep
 from relight.reclaim import execute, execute_rebuild, execute_sweep, plan_prune, plan_rebuild, plan_sweep
 from relight.store import ByteStore
-from relight.testing.rules import rule, saves, simulated
+from relight.testing.invariants import rule, saves, simulated
 from relight.testing.scenario import RUN, log_files, state_of
 
 

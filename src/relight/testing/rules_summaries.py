@@ -1,4 +1,4 @@
-"""Rules about the summaries of logs: what a reader takes them for. ``relight.testing.rules`` lists them."""
+"""Rules about the summaries of logs: what a reader takes them for. ``relight.testing.invariants`` lists them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore
 from relight.testing.crash import Observed
 from relight.testing.disks import CUTS, DiskCall, SimulatedDisk
-from relight.testing.rules import rule, simulated
+from relight.testing.invariants import rule, simulated
 from relight.testing.rules_lines import line
 from relight.testing.scenario import ROOT, RUN, fresh_disk, short_folders
 

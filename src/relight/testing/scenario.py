@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import relight.catalog.opened as opened_module
 import relight.commit.save as save_module
 import relight.format.names as names_module
-import relight.log.chain as chain_module
+import relight.log.log as chain_module
 import relight.log.summary as summary_module
 import relight.log.truncated as truncated_module
 import relight.reclaim.sweep as sweep_module

@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.sharedctypes import Synchronized
 
-from relight.testing.baton import Action
-from relight.testing.planted import PLANTED, planted
+from relight.comm.children import safe_spawn
+from relight.testing.schedule_explorer import Action
+from relight.testing.seeded_bugs import PLANTED, planted
 from relight.testing.simulate import KINDS, ScheduleOutcome, simulate
 from relight.testing.staged import staged
-from relight.world.children import safe_spawn
 
 OPEN: frozenset[str] = frozenset()
 """What the product does not stand yet. Left out unless asked for by ``--with``; what is mended leaves this list."""

@@ -30,8 +30,8 @@ from typing import NamedTuple
 from relight.catalog import candidates, verify_checkpoint
 from relight.catalog.run import Run
 from relight.commit import Attempt, SaveReport, SaveRequest, plan_save
+from relight.commit.multi_rank import save_multi_rank
 from relight.commit.save import CommitTarget, Participant
-from relight.commit.together import save_multi_rank
 from relight.errors import RelightError, SaveFailed
 from relight.format import Leaf, encode_tree
 from relight.layout import Box, Bytes, Item
@@ -39,12 +39,12 @@ from relight.log import Log, fold
 from relight.policy import Compact, Keep, keep
 from relight.policy.compact import Experience
 from relight.reclaim import execute, execute_sweep, plan_prune, plan_sweep, recall, sweep_recallable
-from relight.testing.baton import Actor, Crew, ScheduleStage, Weather
+from relight.testing.durability_oracle import LOG, RUN
 from relight.testing.promises import FROZEN, ROW, AcknowledgedSave, Promises
 from relight.testing.scenario import Names
+from relight.testing.schedule_explorer import Actor, Crew, ScheduleStage, Weather
 from relight.testing.shelf import DurableNames, create
 from relight.testing.simulated_store import SimulatedStore
-from relight.testing.truth import LOG, RUN
 
 KINDS = frozenset(
     {"refused", "full", "left", "done", "unsure", "unsure_done", "answered_twice", "late", "stale", "pause", "death", "cut"}

@@ -12,22 +12,22 @@ from typing import Any
 
 import relight.catalog.opened as opened_module
 import relight.catalog.read as read_module
+import relight.commit.multi_rank as together_module
 import relight.commit.pack_writer as pack_writer_module
 import relight.commit.save as save_module
-import relight.commit.together as together_module
 import relight.format.strict as strict_module
-import relight.log.chain as chain_module
 import relight.log.history as history_module
 import relight.log.identity as identity_module
 import relight.log.listing as listing_module
+import relight.log.log as chain_module
 import relight.log.truncated as truncated_module
 import relight.reclaim.sweep as sweep_module
+import relight.testing.durability_oracle as truth_module
 import relight.testing.promises as promises_module
-import relight.testing.truth as truth_module
 from relight.commit import Attempt
 from relight.format import PartRef, Root
-from relight.testing.baton import Crew
 from relight.testing.scenario import Names, patched, prepared
+from relight.testing.schedule_explorer import Crew
 
 PAUSES_S = truncated_module.PAUSES_S
 """As in the product: here a listing may show less than there is, and a second look shows more."""

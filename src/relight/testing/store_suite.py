@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from relight.comm.children import safe_spawn
 from relight.errors import CheckpointNotFound, CorruptCheckpoint, NoSpace, RelightError, StoreUnavailable, UnsafeContent
 from relight.store import PAGE, ByteStore, page_buffer, put
 from relight.store.base import Entry, Reader, Writer
-from relight.world.children import safe_spawn
 
 BAD_KEYS = ("", "..", ".", "../x", "a/../../x", "a/..", "/etc/passwd", "a//b", "a/", "a/./b", "a\0b")
 LARGE = (1 << 20) + 12345

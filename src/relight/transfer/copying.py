@@ -21,7 +21,7 @@ from relight.catalog.best_by import record_best_by
 from relight.catalog.packs import StoredReader, open_pack
 from relight.catalog.read import each_chunk
 from relight.commit import delete_directory
-from relight.commit.earlier import Chunks
+from relight.commit.chunk_index import Chunks
 from relight.commit.save import check_written, new_id
 from relight.errors import (
     CheckpointNotFound,
@@ -33,10 +33,10 @@ from relight.errors import (
     UnsafeContent,
 )
 from relight.format import Part, PartRef, Root, encode_part, encode_root, hexdigest
+from relight.format.chunk_locations import OWN, PackChunks
 from relight.format.manifest import STORING, Pack, donors_of, storing
 from relight.format.names import ROOT_FILE, CheckpointDir, stored_file
 from relight.format.records import Body, CommitBody
-from relight.format.stored import OWN, PackChunks
 from relight.log import Checkpoint, History, Log, LogView, fold
 from relight.log.related import CONTINUES, Change, change, whole_history
 from relight.store import PAGE, ByteStore, Reader, Writer, page_buffer, put

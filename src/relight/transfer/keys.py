@@ -21,10 +21,10 @@ from relight.format.records import decode_store, encode_store
 from relight.format.strict import SEALED_BYTES_MAX
 from relight.keys import Keychain, Provider
 from relight.store import ByteStore
-from relight.store.around import rewrites
 from relight.store.durable import REWRITTEN_PREFIX
 from relight.store.encrypted import EncryptedStore, is_clear
 from relight.store.keyring import drop_slot, open_ring, open_slot, put_slot, require_encrypted, revoked_in, slots_in, store_id_of
+from relight.store.wrapper import rewrites
 
 COPY_BYTES = 16 << 20
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 import msgspec
 
 from relight.catalog import Run
-from relight.commit.earlier import DONORS_MAX, Chunks, chunks_of, home_of, placed, rows_of
+from relight.commit.chunk_index import DONORS_MAX, Chunks, chunks_of, home_of, placed, rows_of
 from relight.errors import RelightError
+from relight.format.chunk_locations import OWN, ChunkLocation, PackChunks
 from relight.format.manifest import Pack
-from relight.format.stored import OWN, ChunkLocation, PackChunks
 from relight.log import Checkpoint, History
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from relight.catalog.branches import PREFIX
+from relight.catalog.merged_parts import whole_of
 from relight.catalog.opened import Opened
 from relight.catalog.run import Run
-from relight.catalog.whole import whole_of
 from relight.format.tree import join_path
 from relight.log import Checkpoint, History
 from relight.versions.stages import notes_of, promotions, stages_of

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
+from relight.catalog.merged_parts import MergedCheckpoint, whole_of
 from relight.catalog.opened import Opened
-from relight.catalog.slabs import Slab, SlabReader, batches, is_straight, slabs_of
-from relight.catalog.whole import MergedCheckpoint, whole_of
+from relight.catalog.slab_reader import Slab, SlabReader, batches, is_straight, slabs_of
 from relight.format import DTYPES, Leaf, Tensor
 from relight.format.tree import join_path
 from relight.versions.numbers import Apart, compare

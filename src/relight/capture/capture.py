@@ -1,0 +1,312 @@
+"""Capture: all components to one tree and a list of items."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from relight.capture import rng as generators
+from relight.capture.capture_cache import CaptureCache, CapturedTemplate, basis_of
+from relight.capture.flattened import OUTERMOST, flattened_state, is_flattened, without_wrapper
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG, VALUE, is_swapped, kind_of, named_parameters, own_name, unwrap, wrapped
+from relight.capture.loaders import loader_doubts, loader_notes, loader_state
+from relight.capture.objects import inner_tensors
+from relight.capture.optimizers import Moments, capture_moments, capture_optimizer, holder_of, is_custom, steps_of, trained_by
+from relight.capture.own_loading import own_memory
+from relight.capture.sharded import Flat, ShardingOf, local_of
+from relight.capture.swap import Swap
+from relight.capture.tensors import identity, why_not
+from relight.capture.walk import Walker
+from relight.errors import ConfigError
+from relight.format.collector import collector_paused
+from relight.format.tree import Encoded, Leaf, join_path
+from relight.layout import Item
+
+_USUAL = frozenset((torch.Tensor, nn.Parameter))
+
+
+class TemplateItems(Protocol):
+    """What a state's items begin with, the same object as long as that is the same."""
+
+    @property
+    def items(self) -> tuple[Item, ...]:
+        """Those."""
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A state, read but not copied: ``tree`` with leaves that point into ``items``, whose sources are live memory.
+
+    ``notes`` are reasons why a resume from it is not bit-exact; ``found`` and ``missed`` are sentences for people.
+    """
+
+    tree: dict[str, Any]
+    items: list[Item]
+    kinds: dict[str, str]
+    notes: list[str] = field(default_factory=list)
+    found: list[str] = field(default_factory=list)
+    missed: list[str] = field(default_factory=list)
+    fixed: TemplateItems | None = None
+    """What ``items`` begins with and the tree has encoded, the same object as long as it is the same."""
+    spreads: Mapping[int, ShardingOf] = field(default_factory=dict)
+    """How those of ``items`` are spread over ranks that are not whole here, by index: their shape is the global one."""
+    frozen: frozenset[int] = frozenset()
+    """Which of ``fixed``'s items are parameters that need no gradient and that no optimizer has."""
+
+    @property
+    def logical_bytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(item.source.length for item in self.items)
+
+
+def capture(
+    components: Mapping[str, object],
+    *,
+    micro_step: int | None = None,
+    rng: bool = True,
+    recall: CaptureCache | None = None,
+    behind: Sequence[Item] = (),
+) -> Captured:
+    """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's generators.
+
+    Costs 20 µs a tensor, no copy of contiguous host tensors; with the same ``recall`` each time, half a microsecond for each parameter,
+    buffer and optimizer tensor from the second capture on. ``IncompatibleState`` lists all that cannot be saved. ``behind``: items that the
+    state's own follow, in ``items`` and in what its leaves point at.
+    """
+    taken = [name for name in ("rng", "grad", "rank") if name in components]
+    if taken:
+        raise ConfigError(f"a component cannot be called {taken[0]!r}: Relight's own state has that name")
+    kinds = {name: kind_of(value) for name, value in components.items()}
+    fixed = recall.valid_template(components) if recall is not None else None
+    walker = Walker(fixed, behind)
+    walker.components = components
+    walker.find_trained = lambda: _trained(components) if fixed is None else fixed.trained
+    if fixed is None:
+        with collector_paused():
+            nodes, sizes = _walk_large(walker, components, kinds)
+            missed = {name: _missed(name, value, kinds[name]) for name, value in components.items() if kinds[name] == MODULE}
+            if recall is not None and not walker.refused:
+                fixed = recall.fixed = _keep(walker, components, nodes, sizes, missed)
+    if fixed is not None:
+        nodes, sizes, missed = fixed.nodes, fixed.sizes, fixed.missed
+    tree: dict[str, Any] = {}
+    notes: list[str] = []
+    found: list[str] = []
+    told: list[str] = []
+    for name, value in components.items():
+        kind = kinds[name]
+        before = len(walker.items)
+        tree[name] = nodes[name] if kind == MODULE else _component(walker, name, value, kind, nodes.get(name))
+        count, size = sizes.get(name, (0, 0))
+        count += len(walker.items) - before
+        size += sum(item.source.length for item in walker.items[before:])
+        notes += _notes(name, value, kind)
+        flag = is_swapped(value)
+        found.append(
+            f"{name}: {kind} ({type(value).__qualname__}), {count} tensors, {size} bytes"
+            + ("" if flag is None else f", swapped {'in' if flag else 'out'}")
+        )
+        told += missed[name] if kind == MODULE else _missed(name, value, kind)
+    if micro_step is not None:
+        tree["grad"] = _gradients(walker, components)
+        kinds["grad"] = "grad"
+    if rng:
+        tree["rng"] = walker.value({**generators.host_states(), **generators.device_states()}, "rng", "rng")
+        kinds["rng"] = RNG
+        found.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
+    walker.finish()
+    frozen = fixed.frozen if fixed is not None else frozenset[int]()
+    return Captured(tree, walker.items, kinds, notes, found, told, fixed, walker.spreads, frozen)
+
+
+def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
+    return frozenset(
+        identity(p.detach())
+        for value in components.values()
+        if isinstance(value, torch.optim.Optimizer)
+        for p in trained_by(value)
+        if p.requires_grad and p.layout == torch.strided and why_not(p) is None
+    )
+
+
+def _walk_large(
+    walker: Walker, components: Mapping[str, object], kinds: Mapping[str, str]
+) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
+    """Parameters, buffers, optimizer state. First, so that tensors another component shares with them carry their names."""
+    nodes: dict[str, Any] = {}
+    sizes: dict[str, tuple[int, int]] = {}
+    trained = {id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)}
+    for name, value in sorted(components.items(), key=lambda pair: kinds[pair[0]] != MODULE):
+        before = len(walker.items)
+        if isinstance(value, nn.Module):
+            nodes[name] = _module(walker, value, join_path("", name), trained)
+        elif isinstance(value, torch.optim.Optimizer):
+            nodes[name] = capture_moments(walker, value, join_path("", name), components)
+        sizes[name] = len(walker.items) - before, sum(item.source.length for item in walker.items[before:])
+    return nodes, sizes
+
+
+def _keep(
+    walker: Walker,
+    components: Mapping[str, object],
+    nodes: dict[str, Any],
+    sizes: dict[str, tuple[int, int]],
+    missed: dict[str, list[str]],
+) -> CapturedTemplate | None:
+    """What was just walked, for the next capture."""
+    basis = basis_of(components)
+    if basis is None:
+        return None
+    encoded: dict[str, Any] = {}
+    for name, node in nodes.items():
+        if not isinstance(node, Moments):
+            encoded[name] = Encoded.encode(node)
+        elif is_custom(components[name]):  # type: ignore[arg-type]
+            encoded[name] = node
+        else:
+            masters: Any = Encoded.encode(node.masters) if node.masters else {}
+            encoded[name] = Moments(Encoded.encode(node.state), [Encoded.encode(names) for names in node.params], masters)
+    return CapturedTemplate(
+        basis, encoded, tuple(walker.items), dict(walker.known), frozenset(walker.names), walker.trained, sizes, missed,
+        dict(walker.spreads), frozenset(i for i in walker.frozen if walker.items[i].role == "param" and not walker.items[i].trainable),
+    )  # fmt: skip
+
+
+def capture_generators(states: Mapping[str, Any]) -> Captured:
+    """The state of this process's generators alone, from ``rng.frozen``."""
+    walker = Walker()
+    tree = {"rng": walker.value(dict(states), "rng", "rng")}
+    walker.finish()
+    return Captured(tree, walker.items, {"rng": RNG})
+
+
+def _component(walker: Walker, name: str, value: Any, kind: str, moments: Moments | None) -> Any:
+    path = join_path("", name)
+    if kind == OPTIMIZER:
+        return capture_optimizer(walker, value, path, moments) if moments is not None else None
+    if kind == LOADER:
+        return walker.value(loader_state(value), path)
+    if kind == RNG:
+        return walker.value(generators.generator_state(value), path, "rng")
+    if kind == VALUE:
+        return walker.value(value, path)
+    state = value.state_dict()
+    return walker.value(dict(state) if isinstance(state, Mapping) else state, path)
+
+
+def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> dict[str, Any]:
+    flattened = is_flattened(module)
+    inner = module if flattened else unwrap(module)
+    node: dict[str, Any] = {}
+    wrappers = wrapped(inner)
+    for live, value in (flattened_state(inner) if flattened else inner.state_dict(keep_vars=True)).items():
+        key = own_name(live, wrappers)
+        at = join_path(path, key)
+        if isinstance(value, Flat):
+            if value.spread.local.numel():  # what has no element here is other ranks' to tell of
+                trainable = value.requires_grad and id(value.owner) in trained
+                node[key] = walker.tensor(value, at, "param", trainable=trainable)
+        elif isinstance(value, torch.Tensor):
+            is_parameter = isinstance(value, nn.Parameter)
+            if not flattened and without_wrapper(value):
+                walker.refuse(at, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
+                continue
+            trainable = is_parameter and value.requires_grad and id(value) in trained
+            own = own_memory(inner, live, value) if type(value) not in _USUAL else None
+            leaf = node[key] = walker.tensor(value if own is None else own, at, "param" if is_parameter else "buffer", trainable=trainable)
+            if is_parameter and not value.requires_grad and isinstance(leaf, Leaf) and leaf.kind == "tensor":
+                walker.frozen.update(leaf.tensors)
+        else:
+            node[key] = walker.value(value, at)
+    return node
+
+
+def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
+    """Parameters of all modules, and tensors of plain components that require gradients, by ``component/name``, once each."""
+    seen: set[int] = set()
+    found: dict[str, torch.Tensor] = {}
+    for name, value in components.items():
+        kind = kind_of(value)
+        pairs: Iterable[tuple[str, torch.Tensor]] = ()
+        if kind == MODULE:
+            pairs = ((f"{name}/{key}", parameter) for key, parameter in named_parameters(value))  # type: ignore[arg-type]
+        elif kind == VALUE:
+            pairs = loose_tensors(value, name)
+        for at, tensor in pairs:
+            if tensor.requires_grad and tensor.is_leaf and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[at] = tensor
+    return found
+
+
+def loose_tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors in plain containers, with their paths."""
+    if isinstance(value, torch.Tensor):
+        yield path, value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from loose_tensors(item, join_path(path, key))
+    elif isinstance(value, (list, tuple, deque)):
+        for index, item in enumerate(value):
+            yield from loose_tensors(item, join_path(path, index, sequence=True))
+
+
+def _gradients(walker: Walker, components: Mapping[str, object]) -> dict[str, Any]:
+    return {
+        name: walker.tensor(parameter.grad, join_path("grad", name), "grad")
+        for name, parameter in named_gradients(components).items()
+        if parameter.grad is not None
+    }
+
+
+def _missed(name: str, value: Any, kind: str) -> list[str]:
+    if kind == MODULE:
+        missed = []
+        inner = unwrap(value)
+        for prefix, module in inner.named_modules():
+            for buffer in sorted(getattr(module, "_non_persistent_buffers_set", ())):
+                full = f"{prefix}.{buffer}" if prefix else buffer
+                missed.append(f"{name}: buffer {full} is not persistent, so not part of the module's state")
+        return missed
+    if kind == LOADER:
+        return loader_notes(name, value)
+    return []
+
+
+def _notes(name: str, value: Any, kind: str) -> list[str]:
+    """Why a resume would not be exact as far as this component goes."""
+    if kind == LOADER:
+        return loader_doubts(name, value)
+    if is_swapped(value) and not isinstance(value, Swap) and kind != MODULE:
+        state = value.state_dict() if hasattr(value, "state_dict") else {}
+        if not isinstance(state, Mapping) or not {"swapped", "is_swapped", "swapped_in", "collected_params"} & state.keys():
+            return [f"{name}: averaged weights are swapped in, and its state does not say so"]
+    return []
+
+
+def _mark(tensor: torch.Tensor) -> tuple[int, int]:
+    tensor = local_of(tensor)
+    address = tensor.data_ptr() if tensor.layout == torch.strided else id(tensor)
+    return address, 0 if tensor.is_inference() else tensor._version
+
+
+def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
+    """Address and version of every parameter, buffer and optimizer tensor: equal as long as none of them is written or replaced."""
+    found: list[tuple[int, int]] = []
+    for value in components.values():
+        tensors: Iterable[torch.Tensor] = ()
+        if isinstance(value, nn.Module):
+            tensors = [*value.parameters(), *value.buffers()]
+        elif isinstance(value, torch.optim.Optimizer):
+            states = [state for state in holder_of(value).state.values() if isinstance(state, dict)]
+            tensors = [tensor for state in states for tensor in state.values() if isinstance(tensor, torch.Tensor)]
+            found.append((-1, steps_of(value)))
+        elif kind_of(value) == VALUE:
+            tensors = [tensor for _, tensor in loose_tensors(value, "")]
+        found += [_mark(inner) for tensor in tensors for inner in inner_tensors(tensor)]
+    return tuple(found)

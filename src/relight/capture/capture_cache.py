@@ -1,0 +1,258 @@
+"""What is the same in every save: parameters, buffers, optimizer state. Told at a glance, so that it is walked once, not each time.
+
+A model of a hundred thousand tensors takes seconds to walk: names, shapes, roles, ties. From one save to the next none of that changes;
+what does change is the values, which no walk looks at. So the first walk is kept, with all that it depended on, and the next capture only
+compares: same modules, same dicts, same tensors, same memory. Whatever differs, however little, makes it walk again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import chain
+from operator import attrgetter, eq, is_
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from relight.capture import flat_params
+from relight.capture.kinds import MODULE, OPTIMIZER, foreign_hooks, kind_of, unwrap, wraps
+from relight.capture.objects import flattens
+from relight.capture.optimizers import holder_of, is_custom, own_parameters, steps_of, trained_by
+from relight.capture.sharded import ShardingOf, local_of
+from relight.layout import Item
+
+_CONSTANT = (type(None), bool, int, float, complex, str, bytes)
+_OWN_WAYS = frozenset(("state_dict", "_save_to_state_dict", "get_extra_state", "named_parameters", "named_modules"))
+"""Methods of a module that, overridden by its class or set on itself, may give a state that its own dicts do not tell."""
+
+
+_shape, _dtype, _requires_grad, _version = map(attrgetter, ("shape", "dtype", "requires_grad", "_version"))
+
+
+class _Dict(NamedTuple):
+    """A dict, and what was in it."""
+
+    live: Mapping[Any, Any]
+    keys: tuple[Any, ...]
+    values: tuple[Any, ...]
+
+    def holds(self) -> bool:
+        return len(self.live) == len(self.values) and tuple(self.live) == self.keys and all(map(is_, self.live.values(), self.values))
+
+
+class _Module(NamedTuple):
+    """A module, and what its state came from."""
+
+    live: nn.Module
+    parameters: _Dict
+    buffers: _Dict
+    modules: _Dict
+    not_saved: frozenset[str]
+
+    @classmethod
+    def from_module(cls, module: nn.Module) -> _Module:
+        return cls(
+            module, _dict(module._parameters), _dict(module._buffers), _dict(module._modules), frozenset(module._non_persistent_buffers_set)
+        )
+
+    def holds(self) -> bool:
+        live = self.live
+        return (
+            live._parameters is self.parameters.live
+            and live._buffers is self.buffers.live
+            and live._modules is self.modules.live
+            and self.parameters.holds()
+            and (not (self.modules.values or live._modules) or self.modules.holds())
+            and (not (self.buffers.values or live._buffers) or self.buffers.holds())
+            and live._non_persistent_buffers_set == self.not_saved
+            and _OWN_WAYS.isdisjoint(live.__dict__)
+            and not (live._state_dict_hooks and foreign_hooks(live._state_dict_hooks))
+            and not (live._state_dict_pre_hooks and foreign_hooks(live._state_dict_pre_hooks))
+        )
+
+
+class _Optimizer(NamedTuple):
+    """An optimizer, and what its state came from."""
+
+    live: torch.optim.Optimizer
+    groups: tuple[tuple[torch.Tensor, ...], ...]
+    keys: tuple[Any, ...]
+    states: tuple[_Dict, ...]
+
+    @classmethod
+    def from_optimizer(cls, optimizer: torch.optim.Optimizer) -> _Optimizer:
+        return cls(
+            optimizer,
+            tuple(tuple(group["params"]) for group in optimizer.param_groups),
+            tuple(holder_of(optimizer).state),
+            tuple(map(_dict, holder_of(optimizer).state.values())),
+        )
+
+    def holds(self) -> bool:
+        state, groups = holder_of(self.live).state, self.live.param_groups
+        return (
+            not is_custom(self.live)
+            and len(state) == len(self.keys)
+            and all(map(is_, state, self.keys))
+            and len(groups) == len(self.groups)
+            and all(len(group["params"]) == len(then) and all(map(is_, group["params"], then)) for group, then in zip(groups, self.groups))
+            and all(map(is_, state.values(), [held.live for held in self.states]))
+            and all(map(_Dict.holds, self.states))
+        )
+
+
+class _Tensors(NamedTuple):
+    """Tensors, and where their memory was."""
+
+    live: list[torch.Tensor]
+    addresses: list[int]
+    shapes: list[torch.Size]
+    strides: list[tuple[int, ...]]
+    dtypes: list[torch.dtype]
+    trained: list[bool]
+    without: bool
+    """Whether some have no version counter."""
+
+    @classmethod
+    def from_tensors(cls, tensors: Iterable[torch.Tensor]) -> _Tensors:
+        live = [local_of(tensor) for tensor in {id(tensor): tensor for tensor in tensors}.values()]
+        return cls(
+            live, [t.data_ptr() for t in live], [t.shape for t in live], [t.stride() for t in live], [t.dtype for t in live],
+            [t.requires_grad for t in live], any(t.is_inference() for t in live),
+        )  # fmt: skip
+
+    def versions(self) -> list[int]:
+        if self.without:
+            return [0 if tensor.is_inference() else tensor._version for tensor in self.live]
+        return list(map(_version, self.live))
+
+    def holds(self) -> bool:
+        live = self.live  # one pass in C for each: nothing is kept, or the garbage collector would go through all of it
+        return (
+            all(map(eq, map(torch.Tensor.data_ptr, live), self.addresses))
+            and all(map(eq, map(_shape, live), self.shapes))
+            and all(map(eq, map(torch.Tensor.stride, live), self.strides))
+            and all(map(is_, map(_dtype, live), self.dtypes))
+            and all(map(is_, map(_requires_grad, live), self.trained))
+        )
+
+
+class CacheKey(NamedTuple):
+    """What a walk depended on."""
+
+    components: tuple[tuple[str, str, object], ...]
+    modules: tuple[_Module, ...]
+    optimizers: tuple[_Optimizer, ...]
+    tensors: _Tensors
+    declarations: int
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedTemplate:
+    """The part of a state that the next capture may take over: its items come first, its nodes are encoded."""
+
+    basis: CacheKey
+    nodes: dict[str, Any]
+    """A module's whole node; of an optimizer, its ``Moments``."""
+    items: tuple[Item, ...]
+    known: Mapping[tuple[object, ...], int]
+    names: frozenset[str]
+    trained: frozenset[tuple[object, ...]]
+    sizes: dict[str, tuple[int, int]]
+    """Tensors and bytes among ``items``, by component."""
+    missed: dict[str, list[str]]
+    spreads: Mapping[int, ShardingOf]
+    """How those of ``items`` are spread that are not whole here, by index."""
+    frozen: frozenset[int]
+    """Which of ``items`` are parameters that need no gradient and that no optimizer has."""
+
+    def holds(self, components: Mapping[str, object]) -> bool:
+        """Whether a walk would give the same again. Half a microsecond a tensor."""
+        basis = self.basis
+        return (
+            len(components) == len(basis.components)
+            and flat_params.declarations == basis.declarations
+            and all(
+                components.get(name) is value if value is not None else kind_of(components.get(name)) == kind
+                for name, kind, value in basis.components
+            )
+            and all(module.holds() for module in basis.modules)
+            and all(optimizer.holds() for optimizer in basis.optimizers)
+            and basis.tensors.holds()
+        )
+
+
+class CaptureCache:
+    """What one capture leaves to the next. Holds the tensors it knows, as the components do."""
+
+    def __init__(self) -> None:
+        self.fixed: CapturedTemplate | None = None
+
+    def glance(self) -> tuple[Any, ...] | None:
+        """Equal as long as no parameter, buffer or optimizer tensor is written to, and ``of`` gives the same; None if nothing is known."""
+        fixed = self.fixed
+        if fixed is None:
+            return None
+        return id(fixed), fixed.basis.tensors.versions(), [steps_of(one.live) for one in fixed.basis.optimizers]
+
+    def valid_template(self, components: Mapping[str, object]) -> CapturedTemplate | None:
+        """What still holds; what does not is forgotten."""
+        if self.fixed is not None and not self.fixed.holds(components):
+            self.fixed = None
+        return self.fixed
+
+
+def basis_of(components: Mapping[str, object]) -> CacheKey | None:
+    """What ``Fixed.holds`` will compare; None if some of the state comes from elsewhere, and must be walked each time."""
+    modules: dict[int, nn.Module] = {}
+    optimizers: list[torch.optim.Optimizer] = []
+    for value in components.values():
+        if isinstance(value, nn.Module):
+            for one in chain(value.modules(), unwrap(value).modules()):
+                modules[id(one)] = one
+        elif isinstance(value, torch.optim.Optimizer) and not is_custom(value):
+            if not all(isinstance(key, torch.Tensor) and isinstance(held, dict) for key, held in holder_of(value).state.items()):
+                return None
+            optimizers.append(value)
+    if not all(map(_is_plain, modules.values())):
+        return None
+    noted = tuple(map(_Optimizer.from_optimizer, optimizers))
+    trees = tuple(map(_Module.from_module, modules.values()))
+    values = [value for one in noted for held in one.states for value in held.values]
+    if not all(isinstance(value, (torch.Tensor, *_CONSTANT)) for value in values):
+        return None
+    owned = [value for one in trees for value in (*one.parameters.values, *one.buffers.values) if value is not None]
+    homes = set(map(id, owned))
+    trained = [p for one in components.values() if isinstance(one, torch.optim.Optimizer) for p in trained_by(one)]
+    if not all(id(parameter) in homes for parameter in trained):
+        return None  # it has its name from somewhere else
+    flats = [p for one in optimizers for p in own_parameters(one) if id(p) not in homes]
+    tensors = [*owned, *flats, *(value for value in values if isinstance(value, torch.Tensor))]
+    if not all(map(_is_its_memory, tensors)):
+        return None
+    kinds = [(name, kind_of(value), value) for name, value in components.items()]
+    named = tuple((name, kind, value if kind in (MODULE, OPTIMIZER) else None) for name, kind, value in kinds)
+    return CacheKey(named, trees, noted, _Tensors.from_tensors(tensors), flat_params.declarations)
+
+
+def _is_its_memory(tensor: torch.Tensor) -> bool:
+    """Whether what is saved of it is its memory, not something computed from it."""
+    tensor = local_of(tensor)
+    if flattens(tensor):
+        return False  # its inner tensors may be others at the next save
+    return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
+
+
+def _is_plain(module: nn.Module) -> bool:
+    kind = type(module)
+    own: Callable[[str], bool] = lambda name: getattr(kind, name) is not getattr(nn.Module, name)  # noqa: E731
+    if wraps(module) is not None:
+        return True
+    hooked = foreign_hooks(module._state_dict_hooks) or foreign_hooks(module._state_dict_pre_hooks)
+    return not (hooked or any(map(own, _OWN_WAYS)) or not _OWN_WAYS.isdisjoint(module.__dict__))
+
+
+def _dict(live: Mapping[Any, Any]) -> _Dict:
+    return _Dict(live, tuple(live), tuple(live.values()))

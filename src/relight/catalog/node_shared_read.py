@@ -1,0 +1,454 @@
+"""Reading once a node: what several of its ranks need is read and checked by one of them, and lent to the others.
+
+1. The ranks exchange which chunks each needs, and all work out alike who reads which (``dealing``).
+2. Whoever reads a run of chunks for others, checks it, copies it into shared memory of his own, and tells them where it lies. They take
+   from there what they want, and give the place back: then it is used again. The memory is bounded.
+3. What somebody finds damaged he tells; all then have the same error. What did not come, because its reader is gone, or late, a rank
+   reads by itself: lending is never what a restore fails of.
+
+A socket for each pair carries a few bytes for each run. Its end is how a rank sees that the other one is gone. The device reads into memory
+of the rank's own, as the small pages of what is shared take it half as long again; the copy is made while it reads on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import secrets
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+
+import msgspec
+
+from relight.arena import PAGE, SharedMemory, adopt, allocate, freeze, reading
+from relight.catalog.opened import Opened
+from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, hand_on, read_runs, runs_of
+from relight.catalog.read_assignment import LentRun, PackKey, deal, decode_needs, encode_needs
+from relight.comm import new_threads
+from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
+from relight.comm.proof import prove_as_caller, prove_as_listener
+from relight.errors import NoSpace, RelightError, error_of, known
+from relight.layout.sources import copy_bytes
+
+LENT_BYTES = 16 << 20
+"""Shared memory of all ranks of a node together, or two places a rank if that is more. More costs time: its pages are made each time."""
+STALL_S = 60.0
+"""So long a rank waits for another that says nothing before it reads by itself."""
+_FRAME = struct.Struct("<BxxxIQ")
+_LENT, _BACK, _FAILED = 1, 2, 3
+_HELLO = struct.Struct("<I")
+_FAILED_BYTES_MAX = 1 << 16
+
+Gather = Callable[[bytes, str], list[bytes]]
+
+
+def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted: Mapping[int, Wants], *, stall_s: float = STALL_S) -> int:
+    """Read ``wanted``, which is keyed by part; the number of bytes that this rank read from the store.
+
+    All ranks call it, each with what it wants of the same checkpoint. ``gather`` gives everybody's word, by rank, to everybody; ``node`` is
+    the same for ranks of one node. The error of a rank that found damage is raised on those whom it lends to, too.
+    """
+    packs = {(part, pack): wants for part, found in wanted.items() for pack, wants in found.items()}
+    with contextlib.closing(_Listener()) as door:
+        needs = [
+            [*key, encode_needs((want.chunk for want in wants), len(opened.parts[key[0]].packs[key[1]].chunks))]
+            for key, wants in packs.items()
+        ]
+        word = msgspec.msgpack.encode([node, door.address, door.token, needs])
+        words = [msgspec.msgpack.decode(told) for told in gather(word, "telling what each rank reads")]
+        mates = {number: told for number, told in enumerate(words) if told[0] == node}
+        table = _ReadTable(rank, opened, packs, _dealt(opened, {number: told[3] for number, told in mates.items()}))
+        if not table.mine:
+            return table.read(table.rest)
+        doors = {number: (str(told[1]), bytes(told[2])) for number, told in mates.items()}
+        with contextlib.closing(_SharedRead(rank, table, door, doors, stall_s)) as lending:
+            return lending.read()
+
+
+def _dealt(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]) -> list[LentRun]:
+    """What is lent on this node, as everybody on it works it out."""
+    lengths: dict[PackKey, list[int]] = {}
+    by_pack: dict[PackKey, dict[int, bytes]] = {}
+    if len(needs) > 1:
+        for number, told in needs.items():
+            for part, pack, bits in told:
+                key = (part, pack)
+                if key not in lengths:
+                    lengths[key] = [length for length, _ in opened.parts[part].packs[pack].chunks]
+                by_pack.setdefault(key, {})[number] = decode_needs(bits, len(lengths[key]))
+    runs = deal(by_pack, lengths)
+    return runs if sum(run.length for run in runs) >= INLINE_BYTES else []
+
+
+class _ReadTable:
+    """What this rank wants: of which runs, and the rest, which nobody lends."""
+
+    def __init__(self, rank: int, opened: Opened, packs: Mapping[PackKey, Sequence[WantedChunk]], runs: Sequence[LentRun]) -> None:
+        self._opened = opened
+        self.runs = runs
+        """All that is lent on this node; their numbers are what the ranks call them."""
+        self.mine = [number for number, run in enumerate(runs) if rank in run.takers]
+        """Those that this rank needs."""
+        lent = {(*runs[number].pack, chunk): number for number in self.mine for chunk in range(runs[number].first, runs[number].last)}
+        self._wants: dict[int, list[WantedChunk]] = {number: [] for number in self.mine}
+        rest: dict[PackKey, list[WantedChunk]] = {}
+        for key, wants in packs.items():
+            for want in wants:
+                number = lent.get((*key, want.chunk))
+                (self._wants[number] if number is not None else rest.setdefault(key, [])).append(want)
+        self.rest = {key: runs_of(wants) for key, wants in rest.items()}
+
+    def runs_of(self, numbers: Iterable[int]) -> dict[PackKey, list[ChunkRange]]:
+        """Those runs, as they are read."""
+        found: dict[PackKey, list[ChunkRange]] = {}
+        for number in numbers:
+            run = self.runs[number]
+            found.setdefault(run.pack, []).append(ChunkRange(run.offset, run.length, self._wants[number]))
+        return found
+
+    def read(self, runs: Mapping[PackKey, list[ChunkRange]], lend: Callable[[PackKey, ChunkRange, memoryview], None] | None = None) -> int:
+        """Read from the store; how many bytes."""
+        total = 0
+        for key in sorted(runs):
+            part, pack = key
+            give = None if lend is None else lambda run, data, key=key: lend(key, run, data)
+            total += read_runs(self._opened, self._opened.parts[part], {pack: runs[key]}, lend=give)
+        return total
+
+    def take(self, number: int, data: memoryview) -> None:
+        """Put a run where it belongs here."""
+        run = self.runs[number]
+        for want in self._wants[number]:
+            hand_on(data[want.offset - run.offset :][: want.length], want)
+
+
+class _NothingToLend(Exception):
+    """It has no memory for it."""
+
+
+class _Listener:
+    """Where other ranks of the node reach this rank: a socket in this user's private directory, and a token that both ends prove."""
+
+    def __init__(self) -> None:
+        self.token = secrets.token_bytes(16)
+        self.address = name_of("lending", secrets.token_hex(16))
+        self._listener: Listener | None = None
+        self.socket: socket.socket | None = None
+        with contextlib.suppress(OSError), LocalDirectory() as directory:  # without one no rank connects, and each reads by itself
+            self._listener = directory.listen(self.address, 1024)
+            self.socket = self._listener.socket
+
+    def accept(self, stall_s: float) -> tuple[socket.socket, int, SharedMemory]:
+        """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes; ``_NothingToLend``."""
+        ends = time.monotonic() + stall_s
+        while True:
+            if self.socket is None or (left := ends - time.monotonic()) <= 0:
+                raise TimeoutError
+            self.socket.settimeout(left)
+            connection, _ = self.socket.accept()
+            fds: list[int] = []
+            try:
+                _own_user(connection)
+                prove_as_listener(connection, self.token, self.address, left)
+                connection.settimeout(left)
+                data, fds, _, _ = socket.recv_fds(connection, _HELLO.size, 1, socket.MSG_CMSG_CLOEXEC)
+                if len(data) == _HELLO.size:
+                    if not fds:
+                        raise _NothingToLend
+                    return connection, _HELLO.unpack(data)[0], adopt(fds.pop(0), writable=False)
+            except _NothingToLend:
+                connection.close()
+                raise
+            except (OSError, RelightError):  # not a rank of this job
+                pass
+            finally:
+                for fd in fds:  # the kernel's alignment leaves room for one more than asked for
+                    os.close(fd)
+            connection.close()
+
+    def close(self) -> None:
+        """Nobody comes in any more."""
+        if self.socket is not None and self._listener is not None:
+            with contextlib.suppress(OSError):
+                self.socket.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+
+
+def _own_user(connection: socket.socket) -> None:
+    """``ConnectionError`` if the process at the other end is another user's."""
+    if peer_of(connection)[1] != os.geteuid():
+        raise ConnectionError("another user's")
+
+
+class _Borrower:
+    """The way to a rank that takes from this one."""
+
+    def __init__(self, address: str, token: bytes, rank: int, memory: SharedMemory | None, stall_s: float) -> None:
+        self.held: set[int] = set()
+        """Places that it has been told of and has not given back."""
+        self.gone = False
+        self._sending = threading.Lock()
+        self._proved = threading.Event()
+        self._token, self._address, self._stall_s = token, address, stall_s
+        self._hello = _HELLO.pack(rank), memory
+        with LocalDirectory() as directory:
+            try:
+                self.socket = directory.connect(address, stall_s)
+            except ValueError as error:  # what the other rank sent is no name
+                raise ConnectionError(str(error)) from error
+
+    def begin(self) -> None:
+        """Prove to each other that both ends know the token, then lend the memory, which the other end can only read. ``OSError``."""
+        try:
+            prove_as_caller(self.socket, self._token, self._address, self._stall_s)
+        except OSError:  # the other end must not wait for a proof that does not come
+            self.shut()
+            raise
+        hello, memory = self._hello
+        fds = [] if memory is None else [reading(memory.fd)]
+        try:
+            self.socket.settimeout(self._stall_s)
+            socket.send_fds(self.socket, [hello], fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        self._proved.set()
+
+    def send(self, kind: int, number: int, value: int, more: bytes = b"") -> None:
+        """Send one frame, once the memory is lent."""
+        if not self._proved.wait(self._stall_s) or self.gone:
+            raise TimeoutError("the other rank did not prove itself")
+        with self._sending:
+            self.socket.sendall(_FRAME.pack(kind, number, value) + more)
+
+    def shut(self) -> None:
+        """From now on the other one cannot say anything more."""
+        self.gone = True
+        self._proved.set()
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+
+
+class _SharedRead:
+    """One rank's side: its own memory and who borrows from it, and what it borrows."""
+
+    def __init__(self, rank: int, table: _ReadTable, door: _Listener, doors: Mapping[int, tuple[str, bytes]], stall_s: float) -> None:
+        self._rank, self._table, self._door, self._stall_s = rank, table, door, stall_s
+        self._own = [number for number in table.mine if table.runs[number].owner == rank]
+        self._numbers = {(table.runs[number].pack, table.runs[number].offset): number for number in self._own}
+        self._owners = {table.runs[number].owner for number in table.mine} - {rank}
+        self._came = set(self._own)
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._open: list[socket.socket] = []
+        self._links: dict[int, _Borrower] = {}
+        self._memory: SharedMemory | None = None
+        self._size = max((table.runs[number].length for number in self._own), default=0)
+        self._places: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._lent: dict[int, int] = {}
+        if self._own:
+            self._prepare(doors, max(2, min(len(self._own), LENT_BYTES // len(doors) // self._size)))
+        self._pool = ThreadPoolExecutor(max(1, len(self._links) + len(self._owners)), thread_name_prefix="relight-lend")
+
+    def read(self) -> int:
+        """All of it; how many bytes were read from the store here."""
+        jobs: list[Future[None]] = []
+        try:
+            for _ in self._owners:
+                jobs.append(self._pool.submit(self._borrow))
+            for rank, link in self._links.items():
+                jobs.append(self._pool.submit(self._taken_back, rank, link))
+        except RuntimeError as error:
+            if not new_threads.is_refused(error):
+                raise
+            new_threads.report_refused("relight-lend")
+            return self._alone(jobs)
+        try:
+            total = self._table.read(self._table.runs_of(self._own), self._lend) + self._table.read(self._table.rest)
+            for job in jobs:
+                job.result()
+            return total + self._table.read(self._table.runs_of(number for number in self._table.mine if number not in self._came))
+        except BaseException as error:
+            self._fail(error)
+            raise
+
+    def _alone(self, jobs: Sequence[Future[None]]) -> int:
+        """Read all that this rank needs itself, as no thread could be started; the ranks that wait for it do the same."""
+        for link in self._links.values():
+            link.shut()
+        wait(jobs)
+        left = [number for number in self._table.mine if number in self._own or number not in self._came]
+        return self._table.read(self._table.runs_of(left)) + self._table.read(self._table.rest)
+
+    def close(self) -> None:
+        """End: whoever still waits for this rank sees that it is gone."""
+        for link in self._links.values():
+            link.shut()
+        self._door.close()
+        with self._lock:
+            for one in self._open:
+                with contextlib.suppress(OSError):
+                    one.shutdown(socket.SHUT_RDWR)
+        self._pool.shutdown(wait=True)
+        for link in self._links.values():
+            link.socket.close()
+        if self._memory is not None:
+            self._memory.close()
+
+    def _prepare(self, doors: Mapping[int, tuple[str, bytes]], places: int) -> None:
+        """Memory to lend, and the ways to those who take from it. Without memory nothing is lent, which they are told."""
+        size = -(-places * self._size // PAGE) * PAGE
+        with contextlib.suppress(NoSpace, OSError):
+            self._memory = SharedMemory(allocate(size, "relight-lent"), size, writable=True)
+            self._memory.populate()
+            freeze(self._memory.fd)
+        for place in range(places):
+            self._places.put(place)
+        for taker in sorted({one for number in self._own for one in self._table.runs[number].takers} - {self._rank}):
+            with contextlib.suppress(OSError):  # it reads by itself, then
+                self._links[taker] = _Borrower(*doors[taker], self._rank, self._memory, self._stall_s)
+
+    def _fail(self, error: BaseException) -> None:
+        """Remember the first error, and tell those who wait for this rank."""
+        with self._lock:
+            if self._error is not None:
+                return
+            self._error = error
+        told = known(error)
+        data = msgspec.json.encode([told.kind, told.what[:4096], told.where[:4096]])
+        for link in self._links.values():
+            with contextlib.suppress(OSError):
+                link.send(_FAILED, 0, len(data), data)
+
+    # -- lending
+
+    def _lend(self, key: PackKey, run: ChunkRange, data: memoryview) -> None:
+        """Copy a run that was checked to where its takers find it, and tell them."""
+        if self._error is not None:
+            raise self._error
+        number = self._numbers[key, run.offset]
+        links = [link for one in self._table.runs[number].takers if (link := self._links.get(one)) is not None and not link.gone]
+        if self._memory is None or not links:
+            return
+        place = self._place()
+        begin = place * self._size
+        copy_bytes(data, self._memory.view[begin : begin + run.length])
+        with self._lock:
+            self._lent[place] = 1 + len(links)
+            for link in links:
+                link.held.add(place)
+        for link in links:
+            try:
+                link.send(_LENT, number, begin)
+            except OSError:
+                self._drop(link)
+        self._give_back(place)
+
+    def _place(self) -> int:
+        while True:
+            try:
+                return self._places.get(timeout=self._stall_s)
+            except queue.Empty:  # somebody does not give back what he has
+                for link in self._links.values():
+                    if link.held:
+                        self._drop(link)
+
+    def _drop(self, link: _Borrower) -> None:
+        """Do not wait for it any more. First its socket is shut: it cannot say from now on that it took something from a place in time."""
+        link.shut()
+        with self._lock:
+            held, link.held = link.held, set()
+        for place in held:
+            self._give_back(place)
+
+    def _give_back(self, place: int) -> None:
+        with self._lock:
+            self._lent[place] -= 1
+            free = not self._lent[place]
+        if free:
+            self._places.put(place)
+
+    def _taken_back(self, rank: int, link: _Borrower) -> None:
+        """Hear what a taker gives back, until it has all or is gone."""
+        left = sum(rank in self._table.runs[number].takers for number in self._own)
+        with contextlib.suppress(OSError):
+            link.begin()
+            while left:
+                _, _, begin = _frame(link.socket)
+                place = begin // self._size
+                with self._lock:
+                    known = place in link.held
+                    link.held.discard(place)
+                if known:
+                    self._give_back(place)
+                left -= 1
+        self._drop(link)
+
+    # -- borrowing
+
+    def _borrow(self) -> None:
+        """Take what one of the others lends, until that is all, or he is gone."""
+        try:
+            connection, owner, memory = self._door.accept(self._stall_s)
+        except (OSError, _NothingToLend):
+            return
+        with self._lock:
+            self._open.append(connection)
+        try:
+            self._take_from(connection, owner, memory)
+        except OSError:  # what did not come is read from the store
+            return
+        except BaseException as error:
+            self._fail(error)
+            raise
+        finally:
+            with self._lock:
+                self._open.remove(connection)
+            connection.close()
+            memory.close()
+
+    def _take_from(self, connection: socket.socket, owner: int, memory: SharedMemory) -> None:
+        left = {number for number in self._table.mine if self._table.runs[number].owner == owner}
+        heard = True
+        while left and self._error is None:
+            kind, number, begin = _frame(connection)
+            if kind == _FAILED:
+                raise _decode_error(owner, _bytes(connection, min(begin, _FAILED_BYTES_MAX)))
+            length = self._table.runs[number].length
+            assert kind == _LENT and number in left and begin + length <= memory.size, (kind, number, begin)
+            if not heard:
+                continue
+            self._table.take(number, memory.source[begin : begin + length])
+            try:
+                connection.sendall(_FRAME.pack(_BACK, number, begin))
+            except OSError:  # he has given up, and may have used the place again: only why can still be learnt
+                heard = False
+                continue
+            self._came.add(number)
+            left.remove(number)
+
+
+def _frame(connection: socket.socket) -> tuple[int, int, int]:
+    """The next frame; ``OSError`` at the end."""
+    kind, number, value = _FRAME.unpack(_bytes(connection, _FRAME.size))
+    return kind, number, value
+
+
+def _bytes(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        more = connection.recv(length - len(data))
+        if not more:
+            raise ConnectionError("the other end is gone")
+        data += more
+    return bytes(data)
+
+
+def _decode_error(rank: int, data: bytes) -> RelightError:
+    kind, what, where = msgspec.json.decode(data)
+    return error_of(kind)(f"rank {rank}: {what}", where=where)

@@ -1,0 +1,180 @@
+"""Runs of tensors' elements, in the tensors' global order, however many pieces they are stored in: for those who go through a checkpoint
+in bounded memory, or through two side by side."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from relight.catalog.merged_parts import MergedCheckpoint
+from relight.catalog.opened import Opened
+from relight.catalog.read import Progress, read_tensors
+from relight.format import DTYPES
+from relight.layout import Box, Sink
+from relight.layout.chunks import CHUNK_BYTES
+from relight.layout.shards import boxes_of_run, intersection, placed, run_of
+from relight.store import page_buffer
+
+SLAB_BYTES = 4 * CHUNK_BYTES
+_Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Slab(NamedTuple):
+    """``length`` elements of tensor number ``tensor`` of a ``Whole``, from element ``first`` on."""
+
+    tensor: int
+    first: int
+    length: int
+
+
+def straight_run(box: Box, shape: Sequence[int]) -> int | None:
+    """The first element of ``box`` in a tensor of ``shape``, if all of its elements lie together there; else None."""
+    if not shape:
+        return 0
+    first, last = run_of(box, shape)
+    return first if last - first == math.prod(box.size) else None
+
+
+def is_straight(joined: MergedCheckpoint, tensor: int) -> bool:
+    """Whether each piece of a tensor is a run of its elements."""
+    shape = joined.tensors[tensor].shape
+    return all(straight_run(piece.box, shape) is not None for piece in joined.pieces[tensor])
+
+
+def slabs_of(shape: Sequence[int], tensor: int, *, by_rows: bool, at_most: int) -> Iterator[Slab]:
+    """The slabs of one tensor, in order, each of at most so many elements; whole rows if ``by_rows``, and then at least one of them."""
+    total = math.prod(shape)
+    row = math.prod(shape[1:]) if by_rows and shape else 1
+    step = max(at_most // max(row, 1), 1) * max(row, 1)
+    for first in range(0, total, step):
+        yield Slab(tensor, first, min(step, total - first))
+
+
+def batches(slabs: Iterator[Slab], weight_of: Sequence[int], at_most: int) -> Iterator[list[Slab]]:
+    """Slabs that are read together: of each tensor one, and of elements, each weighed as its tensor's are, no more than so many, or one
+    slab."""
+    batch: list[Slab] = []
+    held = 0
+    for one in slabs:
+        weight = one.length * weight_of[one.tensor]
+        if batch and (held + weight > at_most or batch[-1].tensor == one.tensor):
+            yield batch
+            batch, held = [], 0
+        batch.append(one)
+        held += weight
+    if batch:
+        yield batch
+
+
+class SlabWindow:
+    """A sink for a run of a piece, from its byte ``skip`` on: memory."""
+
+    def __init__(self, memory: memoryview, skip: int) -> None:
+        self._memory, self.skip, self.length = memory, skip, len(memory)
+
+    def view(self) -> memoryview | None:
+        """The memory."""
+        return self._memory
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """Copy in."""
+        self._memory[start : start + len(data)] = data
+
+
+class Across:
+    """A sink for a piece, or a run of it from ``skip`` on: ``box`` of an array of elements, which are bytes in its last dimension."""
+
+    def __init__(self, array: _Bytes, box: Box, itemsize: int, skip: int) -> None:
+        self._array, self._box, self._itemsize = array, box, itemsize
+        self.skip = skip
+        self.length = box.elements * itemsize
+
+    def view(self) -> memoryview | None:
+        """There is no one memory."""
+        return None
+
+    def absorb(self, start: int, data: memoryview) -> None:
+        """To where they belong."""
+        size, at = self._itemsize, 0
+        for run in boxes_of_run(self._box.size, start // size, (start + len(data)) // size):
+            box = placed(run, self._box)
+            length = box.elements * size
+            where = tuple(slice(begin, begin + extent) for begin, extent in zip(box.start, box.size, strict=True))
+            self._array[where] = np.frombuffer(data[at : at + length], np.uint8).reshape(*box.size, size)
+            at += length
+
+
+class SlabReader:
+    """Slabs of one checkpoint, batch after batch. What it has read is valid until the batch after the next one is read."""
+
+    def __init__(self, opened: Opened, joined: MergedCheckpoint, *, batch_bytes: int = SLAB_BYTES) -> None:
+        self._opened, self._joined, self._bytes = opened, joined, batch_bytes
+        self._rooms: list[memoryview] = []
+        self._held: list[memoryview] = []
+
+    def read(self, batch: Sequence[Slab], progress: Progress | None = None) -> list[memoryview]:
+        """The bytes of each, verified. ``CorruptCheckpoint`` as ``read_tensors``. Memory: two batches, and what reading takes; a slab of a
+        tensor that pieces lie across is read with the rest of its first row and of its last."""
+        asked = [self._around(one) for one in batch]
+        sizes = [one.length * self._itemsize(one) for one in asked]
+        room = self._room(sum(sizes))
+        ends = list(accumulate(sizes))
+        into = [room[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+        sinks: list[dict[int, Sink]] = [{} for _ in self._opened.parts]
+        for one, memory in zip(asked, into, strict=True):
+            self._ask(one, memory, sinks)
+        for part, wanted in zip(self._opened.parts, sinks, strict=True):
+            if wanted:
+                read_tensors(self._opened, part, wanted, progress=progress, rooms=self._rooms)
+        skips = [(one.first - read.first) * self._itemsize(one) for one, read in zip(batch, asked, strict=True)]
+        return [held[skip:][: one.length * self._itemsize(one)] for one, held, skip in zip(batch, into, skips, strict=True)]
+
+    def _itemsize(self, one: Slab) -> int:
+        return DTYPES[self._joined.tensors[one.tensor].dtype].itemsize
+
+    def _room(self, size: int) -> memoryview:
+        if size > self._bytes:
+            return page_buffer(size)
+        room = self._held.pop(0) if len(self._held) > 1 else page_buffer(self._bytes)
+        self._held.append(room)
+        return room
+
+    def _around(self, one: Slab) -> Slab:
+        """With whole rows, if pieces lie across the tensor."""
+        if not one.length or is_straight(self._joined, one.tensor):
+            return one
+        row = math.prod(self._joined.tensors[one.tensor].shape[1:])
+        first = one.first // row * row
+        return Slab(one.tensor, first, -(-(one.first + one.length) // row) * row - first)
+
+    def _ask(self, one: Slab, memory: memoryview, sinks: list[dict[int, Sink]]) -> None:
+        shape, size = self._joined.tensors[one.tensor].shape, self._itemsize(one)
+        of = _of_run if is_straight(self._joined, one.tensor) else _of_rows
+        for piece in self._joined.pieces[one.tensor] if one.length else ():
+            sink = of(memory, one, piece.box, shape, size)
+            if sink is not None:
+                sinks[piece.part][piece.tensor] = sink
+
+
+def _of_run(memory: memoryview, slab: Slab, box: Box, shape: tuple[int, ...], size: int) -> Sink | None:
+    begin = straight_run(box, shape)
+    assert begin is not None
+    first, last = max(begin, slab.first), min(begin + box.elements, slab.first + slab.length)
+    if first >= last:
+        return None
+    return SlabWindow(memory[(first - slab.first) * size : (last - slab.first) * size], (first - begin) * size)
+
+
+def _of_rows(memory: memoryview, slab: Slab, box: Box, shape: tuple[int, ...], size: int) -> Sink | None:
+    row = math.prod(shape[1:])
+    first, rows = slab.first // row, slab.length // row
+    shared = intersection(box, Box((first, *(0 for _ in shape[1:])), (rows, *shape[1:])))
+    if shared is None:
+        return None
+    array = np.frombuffer(memory, np.uint8).reshape(rows, *shape[1:], size)
+    within = Box((shared.start[0] - first, *shared.start[1:]), shared.size)
+    return Across(array, within, size, (shared.start[0] - box.start[0]) * math.prod(box.size[1:]) * size)

@@ -1,0 +1,310 @@
+"""``relight.adaptive()`` in a running job: what is measured goes in, the interval that holds from now on comes out.
+
+One rank decides, and asks the others to save as a clock does (``Ranks.why_now``): nothing is exchanged for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from math import inf
+from statistics import median, pstdev
+from time import monotonic
+
+import msgspec
+
+from relight.checkpointer.resource_use import ResourceUse
+from relight.checkpointer.tier_pacing import TierPacer
+from relight.comm import new_threads
+from relight.commit import Attempt
+from relight.cost_model import Belief, IntervalBounds, ScheduleDecision, ScheduleInput, decide, prior
+from relight.cost_model.schedule import STILL, costly, span
+from relight.cost_model.schedule_note import TOPIC, decode, encode
+from relight.errors import ConfigError, RelightError, shown
+from relight.format.records import NoteBody
+from relight.heartbeat import RiskWarning, heartbeat, read_risk
+from relight.log import Checkpoint, History, Log
+from relight.log.identity import seconds_since_epoch
+from relight.observe import emit
+from relight.policy import Adaptive, Tiers, Trigger
+from relight.policy.tiers import PACE_TOPIC
+
+REMEMBERED = 32
+"""Saves and steps whose medians count."""
+LOSSES, LOSSES_LEAST = 256, 32
+"""Over how many steps the loss's usual scatter is taken, and from how many on something is said about it."""
+JUMP = 1.5
+"""If the loss's restlessness changes by this factor, there is a decision between two saves, too."""
+LOOK_S = 1.0
+"""So often it is looked whether something is foreseen; while it is, the interval may move as often."""
+_ENDED = ("end", "SIGTERM", "SIGINT", "SIGHUP")
+_INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
+"""What ``relight run`` has written down, of which the last so many are read."""
+
+
+class AdaptiveSchedule:
+    """Of one Checkpointer. Without ``relight.adaptive()`` it does nothing.
+
+    Rank 0 has the interval. Another has none, unless something is foreseen of its node: then it has one of its own as long as that lasts.
+    """
+
+    def __init__(
+        self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic, tiers: Tiers | None = None
+    ) -> None:
+        found = trigger.adapts if trigger is not None else None
+        self._rules: Adaptive | None = found
+        self._leads = rank == 0
+        self._onwards = TierPacer(tiers.tiers if tiers is not None and found is not None and self._leads else (), clock)
+        self._devices, self._clock, self._began = devices, clock, clock()
+        self._bounds = IntervalBounds(found.at_least_s, found.at_most_s, found.overhead) if found is not None else IntervalBounds()
+        self._stalls, self._durables, self._waited = (deque[float](maxlen=REMEMBERED) for _ in range(3))
+        self._quiet, self._losses = deque[float](maxlen=REMEMBERED), deque[float](maxlen=LOSSES)
+        self._restarts: tuple[float, ...] = ()
+        self._failures, self._watched_s, self._bytes = 0, 0.0, 0
+        self._lives: tuple[float, ...] = ()
+        self._last_s, self._step, self._extra_s = 0.0, 0, 0.0
+        self._due, self._unsteady = True, 1.0
+        self._bound_told = False
+        self._warned: RiskWarning | None = None
+        self._likely, self._look_again_s = 0.0, 0.0
+        self.decision: ScheduleDecision | None = None
+        self._attempt: Attempt | None = None
+        self._unwritten: deque[NoteBody] = deque(maxlen=REMEMBERED)
+        self._writer: threading.Thread | None = None
+        self._phase, self._why = "", ""
+        self._use: ResourceUse | None = None
+
+    @property
+    def phase(self) -> str:
+        """The named phase of training."""
+        return self._phase
+
+    @phase.setter
+    def phase(self, name: str) -> None:
+        if not isinstance(name, str):
+            raise ConfigError(f"ckpt.phase is a name, not {shown(name)}", where="phase", hint='ckpt.phase = "warm-up"')
+        if self._rules is not None and self._rules.phases and name and name not in self._rules.phases:
+            known = ", ".join(self._rules.phases)
+            raise ConfigError(f"adaptive(phases=…) has no {name!r}", where="phase", hint=f"it has {known}; an empty name is none of them")
+        self._phase = name
+
+    def begin(self, attempt: Attempt, history: History) -> None:
+        """What the run's log, and what watched over it, say of earlier attempts."""
+        if self._rules is None:
+            return
+        self._began = self._clock()
+        self._lives, self._watched_s = attempt_lifetimes(history, attempt.epoch)
+        self._failures = len(self._lives)
+        if not self._leads:
+            return
+        if known := saves_cost(history):
+            self._stalls.append(known[0])
+            self._durables.append(known[1])
+        self._attempt = attempt
+        with contextlib.suppress(RelightError):
+            self._restarts = measured_restarts(attempt)
+
+    def interval(self, step: int, metrics: Mapping[str, float], writing: bool) -> float | None:
+        """What holds at the end of ``step``; ``writing``: whether a save is under way."""
+        if self._rules is None:
+            return None
+        now = self._clock()
+        if self._last_s and step == self._step + 1:
+            self._took(now - self._last_s, writing)
+        self._last_s, self._step = now, step
+        if self._rules.loss is not None:
+            self._losses.append(metrics.get(self._rules.loss, float("nan")))
+        turned = self._has_turned(now)
+        if not self._leads and not self._likely:
+            self.decision, self._due = None, True  # what is usual is rank 0's to say
+            return None
+        if self._due or turned or self._has_jumped():
+            self._decide(now)
+        return self._scaled(self._rules, self.decision, writing) if self.decision is not None else None
+
+    def learn(self, timings: Mapping[str, float], stored: int, waits: bool) -> None:
+        """Of a save that became durable; ``waits``: another one is behind it already."""
+        if self._rules is None:
+            return
+        blocked = timings.get("blocked", 0.0)
+        durable = blocked + timings.get("copy", 0.0) + timings.get("total", 0.0)
+        self._stalls.append(max(blocked, self._extra_s))
+        self._durables.append(durable)
+        self._waited.append(float(waits))
+        self._extra_s, self._bytes, self._due = 0.0, stored, True
+
+    def close(self) -> None:
+        """The last decision is in the log, if the store takes it in a moment."""
+        self._onwards.close()
+        if self._writer is not None:
+            self._writer.join(5.0)
+
+    # -- inside
+
+    def _scaled(self, rules: Adaptive, decision: ScheduleDecision, writing: bool) -> float:
+        """The decision's interval in this phase, and with what else the machine does. A change is an event."""
+        if not rules.phases and not rules.busy:
+            return decision.interval_s
+        if rules.busy and self._use is None and self._attempt is not None:
+            self._use = ResourceUse(self._attempt.store.url, self._clock)
+        if self._use is not None:
+            self._use.sample(writing)
+        found, why = rules.scaled(decision.interval_s, self._phase, self._use.shares if self._use is not None else {})
+        kind = why if not rules.busy else f"{self._phase} {'busy' if 'in use' in why else ''}"
+        if kind != self._why and self._leads:
+            self._why = kind
+            reason = f"every {span(found)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
+            emit("schedule.changed", f"from step {self._step} on: {reason}", step=self._step, interval_s=round(found, 3), reason=reason)
+        return found
+
+    def _took(self, seconds: float, writing: bool) -> None:
+        """A step behind which a save was written: what it took beyond the usual is the save's."""
+        if not writing:
+            self._quiet.append(seconds)
+            self._onwards.stepped(self._clock(), seconds)
+        elif self._quiet:
+            self._extra_s += seconds - median(self._quiet)
+
+    def _has_turned(self, now: float) -> bool:
+        """Whether what is foreseen is another than at the last decision, or that one is still on its way to what it wants."""
+        if now < self._look_again_s:
+            return False
+        self._look_again_s = now + LOOK_S
+        path = heartbeat().path
+        self._warned = read_risk(path) if path else None
+        before, self._likely = self._likely, self._warned.remaining(now) if self._warned is not None else 0.0
+        told = self.decision.numbers["foreseen"] if self.decision is not None else before
+        if not self._likely or not told:
+            return self._likely != told
+        return max(told, self._likely) >= JUMP * min(told, self._likely) or self._moves()
+
+    def _moves(self) -> bool:
+        if self.decision is None:
+            return True
+        wanted_s, interval_s = self.decision.numbers["wanted_s"], self.decision.interval_s
+        return not interval_s / STILL < wanted_s < interval_s * STILL
+
+    def _has_jumped(self) -> bool:
+        now = loss_volatility(list(self._losses))
+        return max(now, self._unsteady) >= JUMP * min(now, self._unsteady)
+
+    def _decide(self, now: float) -> None:
+        assert self._rules is not None
+        self._due, self._unsteady = False, loss_volatility(list(self._losses))
+        before, self.decision = self.decision, decide(self._seen(now, self._rules), self.decision, self._bounds)
+        if self._leads and (before is None or _shown(before) != _shown(self.decision)):
+            emit(
+                "schedule.changed", f"from step {self._step} on: {self.decision.reason}",
+                step=self._step, interval_s=round(self.decision.interval_s, 3), reason=self.decision.reason,
+            )  # fmt: skip
+            self._unwritten.append(NoteBody(topic=TOPIC, data=encode(self._step, self.decision)))
+        if self._leads and self.decision.bound and not self._bound_told:
+            self._bound_told = True
+            numbers = self.decision.numbers
+            what = costly(self.decision.bound, numbers["bound_cost"], numbers["free_s"])
+            share, free_s = round(numbers["bound_cost"], 4), round(numbers["free_s"], 3)
+            emit("schedule.bound", what, bound=self.decision.bound, share=share, free_s=free_s)
+        paces = self._onwards.decide(self.decision, self._rules.overhead, self._rules.at_most_s)
+        if paces is not None:
+            self._unwritten.append(NoteBody(topic=PACE_TOPIC, data={**paces}))
+        if self._unwritten and self._attempt is not None and (self._writer is None or not self._writer.is_alive()):
+            writer = threading.Thread(target=self._write, args=(self._attempt,), name="relight-schedule", daemon=True)
+            self._writer = writer if new_threads.start(writer) else None  # without it the next decision writes both
+
+    def _seen(self, now: float, rules: Adaptive) -> ScheduleInput:
+        belief = prior(self._devices)
+        if rules.mtbf_s is not None:
+            belief = Belief(belief.shape, belief.shape * rules.mtbf_s)
+        return ScheduleInput(
+            now_s=now - self._began, step=self._step, total_steps=rules.total_steps,
+            step_s=median(self._quiet) if self._quiet else 0.0, stalls_s=tuple(self._stalls), durables_s=tuple(self._durables),
+            restarts_s=self._restarts, devices=self._devices, failures=self._failures, watched_s=self._watched_s + now - self._began,
+            unsteady=self._unsteady, risk=_risk(rules), foreseen=self._likely,
+            foreseen_within_s=self._warned.within_s if self._warned is not None else 1.0,
+            foreseen_why=self._warned.why if self._warned is not None else "",
+            pressure=sum(self._waited) / len(self._waited) if self._waited else 0.0,
+            save_bytes=self._bytes, bytes_per_s_most=rules.bytes_per_s_most, lives_s=self._lives,
+            age_s=now - self._began, belief=belief,
+        )  # fmt: skip
+
+    def _write(self, attempt: Attempt) -> None:
+        """In a thread: the store may be far away. What it refuses is tried again with the next decision."""
+        with contextlib.suppress(RelightError):
+            log = Log(attempt.store, attempt.run)  # of its own: the loop uses the attempt's
+            log.read()
+            while self._unwritten:
+                note = self._unwritten[0]
+                log.append(lambda view, note=note: (note, attempt.epoch))  # type: ignore[misc]
+                self._unwritten.popleft()
+
+
+def _shown(decision: ScheduleDecision) -> tuple[float, float]:
+    """What must change for a decision to be told: the interval, or that something is measured now which was a guess."""
+    return decision.interval_s, decision.numbers.get("guesses", 0.0)
+
+
+def _risk(rules: Adaptive) -> float:
+    """As the caller's own function says; what is no number counts as usual."""
+    found = rules.risk() if rules.risk is not None else 1.0
+    return float(found) if isinstance(found, (int, float)) and 0 < found < float("inf") else 1.0
+
+
+def loss_volatility(losses: list[float]) -> float:
+    """How restless the newest eighth of losses is by all of them: the scatter around their own trend, step to step."""
+    if len(losses) < LOSSES_LEAST:
+        return 1.0
+    moves = [after - before for before, after in pairwise(losses)]
+    moves = [one for one in moves if abs(one) < float("inf")]
+    newest = moves[-max(8, len(losses) // 8) :]
+    usual = pstdev(moves[: -len(newest)]) if len(moves) > 2 * len(newest) else 0.0
+    return max(1.0, pstdev(newest) / usual) if usual > 0 else 1.0
+
+
+def saves_cost(history: History) -> tuple[float, float] | None:
+    """Return what a save took from the steps and until durable, as the newest decision in the log has measured it; None if none has.
+
+    A process that starts would otherwise guess a save to be cheap, and after each failure save again and again until its interval has
+    doubled to what an expensive save needs.
+    """
+    for record in reversed(history.notes):
+        body = record.body
+        if isinstance(body, NoteBody) and body.topic == TOPIC and (made := decode(body.data)) is not None:
+            stall_s, durable_s = made.numbers.get("stall_s", inf), made.numbers.get("durable_s", inf)
+            if made.numbers.get("guessed_save") == 0.0 and 0 <= stall_s <= durable_s < inf:
+                return stall_s, durable_s
+    return None
+
+
+def attempt_lifetimes(history: History, epoch: int) -> tuple[tuple[float, ...], float]:
+    """How long attempts before this one lived that failed after some progress, until their last save, and for how many seconds all were
+    seen to live."""
+    by_epoch: dict[int, list[Checkpoint]] = {}
+    for one in sorted([*history.live, *history.retired.values()], key=lambda one: one.seq):
+        by_epoch.setdefault(one.epoch, []).append(one)
+    failed, seconds = list[float](), 0.0
+    for fence in history.fences:
+        saved = by_epoch.get(fence.epoch, [])
+        if fence.epoch >= epoch or not saved:
+            continue
+        begun, last = seconds_since_epoch(fence.time), seconds_since_epoch(saved[-1].time)
+        life_s = max(0.0, last - begun) if begun is not None and last is not None else 0.0
+        seconds += life_s
+        if saved[-1].body.reason not in _ENDED:
+            failed.append(life_s)
+    return tuple(failed), seconds
+
+
+def measured_restarts(attempt: Attempt) -> tuple[float, ...]:
+    """From a failure to the first step again, as ``relight run`` has measured it; nothing of what makes no sense."""
+    store, folder = attempt.place.store, f"{attempt.place.log.run}/{_INCIDENTS}"
+    names = sorted(entry.name for entry in store.list(folder) if entry.name.endswith(_AFTER))[-_READ:]
+    found = []
+    for name in names:
+        with contextlib.suppress(RelightError, msgspec.MsgspecError, KeyError, TypeError, ValueError):
+            took = float(msgspec.json.decode(store.get(f"{folder}/{name}", _BYTES_MAX))["seconds"]["all"])
+            if 0 < took < float("inf"):
+                found.append(took)
+    return tuple(found)

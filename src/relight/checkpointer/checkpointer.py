@@ -1,0 +1,599 @@
+"""The Checkpointer: the three lines in a training loop."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from inspect import signature
+from time import monotonic, perf_counter
+from types import TracebackType
+from typing import Any
+
+from relight.agent import Request, SaveOutcome, dismiss
+from relight.capture import CaptureCache, Captured, capture, environment_soon, warm_up_vector_math
+from relight.checkpointer import options
+from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
+from relight.checkpointer.background import Background
+from relight.checkpointer.begun_again import begin_again
+from relight.checkpointer.best_so_far import BestSoFar
+from relight.checkpointer.boundary import Boundary
+from relight.checkpointer.calls import Calls
+from relight.checkpointer.closed import Closed, RunEnd
+from relight.checkpointer.collective_errors import raise_on_all_ranks
+from relight.checkpointer.component_watch import ComponentWatch
+from relight.checkpointer.failure_policy import FailurePolicy, check_failures, ends_a_save
+from relight.checkpointer.file_defaults import NOT_GIVEN, CheckpointerOptions, NotGiven, with_file_defaults
+from relight.checkpointer.fresh_start import FreshStart
+from relight.checkpointer.frozen_params import FrozenParams
+from relight.checkpointer.grace_period import GracePeriod, never_in_time
+from relight.checkpointer.handover import Handover
+from relight.checkpointer.holds import Holds
+from relight.checkpointer.inflight import InflightSave, InflightSaves
+from relight.checkpointer.inline_writer import after_inline, write_inline
+from relight.checkpointer.leaving import leave
+from relight.checkpointer.metric_feed import MetricFeed
+from relight.checkpointer.metric_values import as_they_are, numbers_of
+from relight.checkpointer.observer import observers
+from relight.checkpointer.peer_discovery import PeerDiscovery
+from relight.checkpointer.postponed import postpone
+from relight.checkpointer.preflight import try_store
+from relight.checkpointer.rank_0 import BackgroundElsewhere, background_of, open_for, ranks_of
+from relight.checkpointer.restorable import Restorable
+from relight.checkpointer.resume import Resumed, begun_history, report_restored
+from relight.checkpointer.resume_from_one import resume_any
+from relight.checkpointer.retention_hook import record_damage, sweep
+from relight.checkpointer.rollback import scale_learning_rates
+from relight.checkpointer.save_handle import Save
+from relight.checkpointer.save_requests import request_of
+from relight.checkpointer.signals import ENDS, URGENT, SignalHandlers, add_requester
+from relight.checkpointer.stale_model_check import StaleModelCheck
+from relight.checkpointer.takeover import Takeover
+from relight.checkpointer.tier_replication import TierReplicator
+from relight.comm import RankTimeout, find_world
+from relight.commit import Attempt, SaveReport, SaveRequest
+from relight.commit.pack_writer import WriteLimits
+from relight.errors import ConfigError, Fenced, IncompatibleState
+from relight.format.names import check_run_name
+from relight.heartbeat import LATE_AFTER, assert_past_standby, heartbeat
+from relight.keys import StoreSecurity
+from relight.log import FRESH
+from relight.observe import demote_info_logs, emit, write_events
+from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, TriggerInput
+from relight.policy.triggers import check_trigger
+
+
+class Checkpointer(Holds):
+    """Saves and restores the whole state of one training run.
+
+    ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store. Or it
+    is ``relight.Tiers(…)``: several of them, near to far.
+    Everything else that is not an option is a *component*: modules, optimizers, schedulers, scalers, loaders, anything with
+    ``state_dict``/``load_state_dict``, generators, tensors, arrays, containers. RNGs are captured without being asked. Plain values, and
+    components whose names are taken by options, go into ``state={"name": object}``; a plain value under a keyword is an error, as it
+    is most often a misspelt option.
+
+    Options: ``save`` when (``relight.every(…) | relight.best(…)``; by default ``relight.adaptive()``; None: only when asked, on signals
+    and at the end), ``keep`` which (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``,
+    ``relight.failure_policy(…)``), ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background``
+    (False: saves are made by this process, which waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the
+    machine), ``per_rank`` (names of components that each rank has its own of; loaders and generators are always), ``writer``
+    (``"rank 0"``: it gathers, writes and reads for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes
+    hold what others' snapshots can be rebuilt from), ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the
+    one before is stored once, and coded where that pays), ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted),
+    ``sign``, ``trust``, ``anchor`` (docs/security.md), ``fresh`` (True: begin from scratch in a run that has checkpoints; they all stay),
+    ``takeover`` (if another process still trains this run: ``"ask"``, ``"refuse"``, ``"take"``; None: refuse, unless a launcher restarts).
+
+    Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
+    each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
+
+    Errors: ``ConfigError`` and ``IncompatibleState`` at once and always; a store's errors by ``on_failure``; ``Fenced`` always, as this
+    process can never save again. ``InternalError``, a fault of Relight's own, is reported, never retried, and leaves training alone.
+    Not thread-safe: one loop uses it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Tiers,
+        *,
+        run: str | None = None,
+        save: Trigger | NotGiven | None = NOT_GIVEN,
+        keep: Keep | NotGiven | None = NOT_GIVEN,
+        on_failure: str | FailurePolicy = "warn",
+        signals: bool = True,
+        metadata: Mapping[str, Any] | None = None,
+        state: Mapping[str, object] | None = None,
+        background: bool | None = None,
+        limits: Limits | None = None,
+        per_rank: Sequence[str] = (),
+        writer: str = "every rank",
+        peers: Peers | None = None,
+        compact: Compact | bool | None = None,
+        encrypt: str | Sequence[str] | None = None,
+        sign: str | None = None,
+        trust: str | Sequence[str] | None = None,
+        anchor: str | os.PathLike[str] | None = None,
+        fresh: bool = False,
+        takeover: str | None = None,
+        **components: object,
+    ) -> None:
+        assert_past_standby("a Checkpointer")
+        warm_up_vector_math()
+        url, name, tiers, own = options.where_to(path, run)
+        given = CheckpointerOptions(save, keep, limits, compact, peers, options.check_background(background), takeover)
+        place = (url, name) if own else None
+        save, keep, limits, compact, peers, background, takeover, tiers = with_file_defaults(given, writer, tiers, place)
+        self._run, self._fresh = check_run_name(name), FreshStart(fresh)
+        self._trigger = check_trigger(save) if save is not None else None
+        self._keep = options.check_keep(keep) or (tiers.nearest.keep if tiers is not None else Keep())
+        self._policy, self._limits = check_failures(on_failure), options.check_limits(limits)
+        self._metadata, self._compact = options.check_metadata(metadata), options.check_compact(compact)
+        wanted, guard = options.wants_background(background), StoreSecurity.from_settings(encrypt, sign, trust, anchor)
+        settings = {"background": wanted, "save": save is not None, "signals": options.check_signals(signals), "fresh": fresh}
+        self._components = options.check_components(state, components, signature(Checkpointer).parameters)
+        per_rank = options.check_per_rank(per_rank, self._components)
+        self._world = find_world(self._limits.deadline_s)
+        self._ranks = ranks_of(self._world, per_rank, self._limits.deadline_s, writer, settings)
+        self._store, self._further, self._wants_background = open_for(self._ranks, url, tiers, wanted, guard, self._limits, self._run)
+        self._outwards = TierReplicator(tiers if self._world.rank == 0 else None)
+        self._neighbours = PeerDiscovery(peers, writer, self._wants_background, self._ranks, self._store.url, self._run, self._limits)
+        self._under_way = InflightSaves()
+        self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
+        self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, CaptureCache(), FrozenParams(self._compact), Calls(self._run)
+        if self._ranks is not None:
+            self._ranks.split(self._components)
+            if self._world.rank:
+                demote_info_logs()
+        self._heirs = Handover(self._ranks, self._components, f"{self._store.url}/{self._run}")
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else CaptureCache(), self._heirs.published_state)
+        self._last_moments = GracePeriod()
+        self._signals = SignalHandlers(self._last_moments.on_signal, self._ranks is not None) if signals else None
+        self._watch = ComponentWatch(self._components, self._world.rank == 0)
+        self._resumed, self._stale, self._verified = Resumed(), StaleModelCheck(self._components, self._watch), dict[str, bool]()
+        self._best = BestSoFar(self._trigger, self._keep, tiers, self._world.rank)
+        self._attempt = self._background = self._environment = self._due = self._closed = None
+        self._parent = self._last_saved = self._last_step = self._last_micro_step = None
+        self._last_metrics: Mapping[str, Any] = {}
+        self._last_save_s, self._returned_s = monotonic(), perf_counter()
+        self._curve = MetricFeed(self._world.rank == 0)
+        self._schedule = AdaptiveSchedule(self._trigger, self._world.rank, self._world.size, tiers=tiers)
+        for observer in observers:
+            observer.on_start(self)
+
+    # -- in the loop ---------------------------------------------------------------------------------------------------------
+
+    def restore(
+        self,
+        which: str | int = "latest",
+        *,
+        only: list[str] | None = None,
+        strict: bool = True,
+        map: Mapping[str, str] | Callable[[str], str] | None = None,
+    ) -> int:
+        """Put the state back and give the first step still to do; 0 on a run without a checkpoint.
+
+        ``latest`` takes the newest checkpoint that verifies and warns about what it passed over; a tag, a step, an id, ``best`` or
+        ``best:METRIC`` takes that one or raises. ``only=["model/*"]`` restores just what matches and leaves the rest of the state alone;
+        ``strict=False`` restores what fits; ``map`` renames stored names to live ones. Bytes go straight into the live tensors.
+
+        After an error the live state may be a mixture: do not train on it.
+        """
+        which = options.check_restore(which, only, strict, map)
+        self._ensure_started()
+        self._drain()  # what is restored now is the parent of the next save: no save of before may come between
+        self._takeover.before_restore(whole=which == "latest" and only is None)
+        self._neighbours.meet()
+        if which == "latest" and self._fresh.applies(self._store, self._run, self._further, self._ranks):
+            found = Resumed()
+        else:
+            found = resume_any(
+                self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks,
+                further=self._further, remote=self._neighbours.remote,
+            )  # fmt: skip
+        self._neighbours.forget()
+        self._resumed = found
+        self._verified.update(dict.fromkeys(found.damaged, False))
+        if found.checkpoint is None:
+            self._preflight()
+            why = f"{'fresh=True' if self._fresh.used else 'it has no checkpoint yet'} (store {self._store.url})"
+            emit("restore.fresh", f"run {self._run!r} starts from scratch: {why}", run=self._run, store=self._store.url)
+            start = 0
+        else:
+            self._parent = None if (apart := self._fresh.wanted and which != "latest") else found.checkpoint.id
+            self._components.update({name: value for name, value in found.values.items() if name in self._components})
+            start = found.checkpoint.step + (1 if found.micro_step is None else 0)
+            self._last_saved = self._calls.restored(found.checkpoint.step, found.micro_step, part=apart or only is not None)
+            self._last_step, self._last_micro_step = self._last_saved or (None, None)
+            report_restored(found, start, self._environment_info())
+        scale_learning_rates(self._components, found.cut, only if found.checkpoint is not None else None)
+        self._boundary = Boundary(self._components, self._recall if self._ranks is None else CaptureCache(), self._heirs.published_state)
+        self._last_save_s = monotonic()
+        for observer in observers:
+            observer.on_restore(self, start, self._parent)
+        return start
+
+    def step(self, step: int, *, samples: Any = None, micro_step: int | None = None, **metrics: Any) -> Save | None:
+        """Tell that ``step`` ended; save if a trigger or a signal asks for it. Returns the save if there was one.
+
+        ``step`` is an int, or what ``operator.index`` takes; of a tensor on an accelerator that waits for the device at every call.
+        ``metrics`` are numbers or tensors of one element, which are read (waiting for the device) only when a save or trigger needs them.
+        ``micro_step=k`` says that micro-batch ``k`` of an unfinished step ended: gradients are then saved too. Ends the process, after
+        saving, if SIGTERM or SIGINT asked for that.
+        """
+        step, micro_step = options.check_step(step, micro_step, metrics)
+        self._ensure_started(micro_step, step, reports=True)
+        self._preflight()
+        self._begin_attempt()
+        self._takeover.notice()
+        for observer in observers:
+            observer.on_step(self, step, metrics, samples)
+        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, as_they_are(metrics)
+        self._curve.add(step, metrics)
+        if self._background is not None:
+            self._background.interval(perf_counter() - self._returned_s)
+        self._poll_completed()
+        reason = self._save_reason(step, metrics, micro_step)
+        if reason in ENDS and self._signals is not None and self._signals.ending:
+            self._last_moments.closing(self._limits.deadline_s)
+        save = None
+        if reason is not None:
+            with self._saving():
+                if reason not in ENDS or self._last_moments.allow(step, self._under_way.saves, self._ranks):
+                    save = self._save(step, add_requester(reason), metrics, None, micro_step, may_wait=reason in URGENT)
+        if self._signals is not None:
+            self._signals.saved()
+            at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
+            if self._signals.ending and (at_end or reason in ENDS):  # a signal that came since _why_now is for the next step
+                with self._saving():
+                    self._drain()
+                self._finish(Closed.now(f"{self._signals.pending} ended the run", step), ends=True)
+                self._signals.end()
+        if save is None and not self._warmed:
+            self._warm_up()
+        self._boundary.remember(step, over=micro_step is None)  # behind the other: by then ranks know what they hold in common
+        self._best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), self._ranks)
+        self._returned_s = perf_counter()
+        if self._signals is not None:
+            self._signals.hand_on(reason, self._ranks is None or self._ranks.lost)
+        return save
+
+    def save(
+        self,
+        step: int,
+        *,
+        tag: str | None = None,
+        block: bool = True,
+        metrics: Mapping[str, Any] | None = None,
+        reason: str = "asked",
+        micro_step: int | None = None,
+        priority: str = "normal",
+    ) -> Save:
+        """Save now, as the state at the end of ``step``. ``tag`` names it, which also keeps it. ``block=False`` does not wait until it is
+        durable, ``Save.wait`` does. ``priority``: ``"high"`` takes the place of a less urgent save that waits to be written.
+
+        A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
+        """
+        step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
+        self._ensure_started(micro_step, step)
+        self._preflight()
+        self._begin_attempt()
+        self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
+        self._poll_completed()
+        with self._saving(), self._under_way.priority(options.check_priority(priority)):
+            save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
+            assert save is not None
+            if block:
+                self._drain()
+        return save
+
+    def barrier(self) -> None:
+        """Return when a running snapshot no longer reads live tensors. Relight calls it before every ``optimizer.step``; call it yourself
+        before changing weights or optimizer state in any other way, such as replaying a CUDA graph. Cheap when nothing is running."""
+        if self._background is not None:
+            self._background.barrier()
+
+    def close(self, *, save: bool = True) -> RunEnd:
+        """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine.
+
+        Waits ``Limits(deadline_s=)`` for copies on further tiers. ``Ended`` names the missing ones; so does ``ended`` after a ``with``."""
+        self._close("close() was called", save)
+        return self.ended
+
+    def _close(self, why: str, save: bool = True) -> None:
+        if self._closed is not None or self._calls.elsewhere:
+            return
+        heartbeat().phase("ending", self._limits.deadline_s / LATE_AFTER)
+        self._last_moments.closing(self._limits.deadline_s)
+        self._neighbours.ends()
+        ends = False
+        try:
+            self._drain()
+            if save and self._unsaved and self._last_step is not None:
+                self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
+                self._drain()
+            self._outwards.finish(self._last_moments.bound(self._limits.deadline_s))
+            if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
+                # the trainer before this one was killed after its last step
+                dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))
+            emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
+            ends = True
+        finally:
+            self._finish(Closed.now(why, self._last_step, saves=save), ends=ends)
+        if self._signals is not None:
+            self._signals.end()  # if it was asked for behind the last step
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self._close("its with block ended")
+        elif self._closed is None and not self._calls.elsewhere:
+            leave(self, error)
+
+    # -- inside --------------------------------------------------------------------------------------------------------------
+
+    def _ensure_started(self, micro_step: int | None = None, step: int | None = None, *, reports: bool = False) -> None:
+        """Once: what a restore needs, too."""
+        if self._closed is not None:
+            self._closed.refuse(self._run)
+        self._calls.check(step, micro_step, self._last_step, self._last_micro_step, reports=reports)
+        self._watch.report(step, micro_step, (self._last_step, self._last_micro_step), reports)
+        if micro_step is not None and self._ranks is not None:
+            self._ranks.refuse_micro_step()
+        if self._environment is not None:
+            return
+        write_events(self._store.url, self._run, rank=self._world.rank)
+        self._environment = environment_soon()
+        if self._signals is not None:
+            self._signals.install()
+
+    def _preflight(self) -> None:
+        """Once, before anything is written: everything that should fail now rather than in hours. A run that resumes is looked at when its
+        first step is over: what it restored was saved before, and looking takes as long as a restore of many small tensors."""
+        if self._looked_over:
+            return
+        try:
+            with raise_on_all_ranks(self._ranks, "planning a restore of what is saved"):
+                recall = self._recall if self._ranks is None else None
+                state = self._plans.check(self._components, capture(self._components, recall=recall))
+            try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
+        except BaseException:
+            if self._signals is not None:
+                self._signals.restore()  # nobody saves behind them
+            raise
+        if self._signals is not None:
+            self._signals.install()
+        self._looked_over = True
+
+    def _begin_attempt(self) -> Attempt:
+        if self._attempt is None:
+            refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
+            self._parent = None if self._calls.begins_again else self._parent  # another line: retention leaves the one before alone
+            self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
+            self._attempt.make_smaller(self._compact)
+            history = begun_history(self._attempt, self._parent, self._world.rank)
+            self._neighbours.meet()
+            aside = self._fresh.begun(self._attempt, history, self._parent, self._world.rank)
+            text = f"attempt {self._attempt.epoch} of run {self._run!r}{aside}"
+            emit("attempt.started", text, run=self._run, epoch=self._attempt.epoch, store=self._store.url)
+            self._best.begin(self._attempt, history)
+            self._schedule.begin(self._attempt, history)
+            self._resumed.notice_newer(history)
+            if self._world.rank == 0:
+                self._outwards.begin(self._attempt)
+                record_damage(self._resumed, self._store, self._run, self._further)
+                sweep(self._store, self._run)
+        return self._attempt
+
+    def _saving(self) -> AbstractContextManager[None]:
+        """What it does, for whoever watches: it may wait for an agent, for memory, for other ranks, until the deadline."""
+        return heartbeat().during("saving", self._limits.deadline_s / LATE_AFTER)
+
+    def _save_reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
+        if self._ranks is not None:
+            free = None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
+            return self._ranks.agree_on_save(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1, self._due)
+        if self._signals is not None and self._signals.pending:
+            return self._signals.pending
+        return None if micro_step is not None else self._due or (self._trigger.due(self._facts(step, metrics)) if self._trigger else None)
+
+    def _facts(self, step: int, metrics: Mapping[str, Any]) -> TriggerInput:
+        values = options.numbers_for(self._trigger, metrics)
+        pace_s = self._schedule.interval(step, values, bool(self._under_way))
+        done, last = self._watch.epochs.count(self._trigger, metrics), (self._last_saved_step, self._last_save_s)
+        return TriggerInput(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
+
+    def _save(
+        self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
+    ) -> Save | None:
+        """None if the save was put off until a slot is free, which only happens if it need not be now (``may_wait`` is False)."""
+        background = self._in_background()
+        if background is not None:
+            may_wait = may_wait or self._ranks is not None  # they have agreed that there is room
+            wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
+            if not wait_s and not background.warmed:
+                self._warm_up()  # making memory for a large state takes seconds; the save is made when there is some
+            yields = self._under_way.yields_to(step, reason) if self._ranks is None else None
+            if not background.free_slot(wait_s, may_wait, yields) and not may_wait:
+                self._due = postpone(reason, step, "no snapshot slot is free")
+                return None
+        self._due, started = None, perf_counter()
+        try:
+            state = self._capture(micro_step)
+            if micro_step is not None:
+                self._boundary.forget()  # nothing older is to be saved behind it
+        except Exception as error:
+            if not ends_a_save(error):
+                raise
+            failed = Save(step, reason)
+            failed.error = self._policy.report(error, step, self._policy.retries)
+            return self._count_failure(failed)
+        if background is not None:
+            if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
+                return save
+            self._drain()  # this one is made here, and must not overtake those that the agent has
+            if self._last_moments.over:
+                return self._count_failure(never_in_time(step, reason))
+        return self._write(state, step, reason, metrics, tag, micro_step)
+
+    def _capture(self, micro_step: int | None) -> Captured:
+        if self._ranks is not None:
+            return self._ranks.capture(self._components, self._plans, micro_step=micro_step, recall=self._recall)
+        return self._plans.check(self._components, capture(self._components, micro_step=micro_step, recall=self._recall))
+
+    def _warm_up(self) -> None:
+        """After the first step that saved nothing: the agent and its memory are made ready while training goes on."""
+        self._warmed = True
+        background = self._in_background()
+        if background is not None and self._trigger is not None:
+            with contextlib.suppress(RankTimeout, MemoryError, OSError):  # the first save reports it
+                background.warm_up(self._capture(None))
+
+    def _in_background(self) -> Background | BackgroundElsewhere | None:
+        if self._wants_background and self._background is None and self._attempt is not None:
+            self._background = background_of(
+                self._ranks, self._attempt, self._components, self._keep, self._limits, self._under_way.on_done,
+                self._under_way.on_sealed, self._trusted,
+            )  # fmt: skip
+            self._background.bound = self._last_moments.bound
+        return self._background
+
+    def _begin(
+        self,
+        background: Background | BackgroundElsewhere,
+        state: Captured,
+        step: int,
+        reason: str,
+        metrics: Mapping[str, Any],
+        tag: str | None,
+        micro_step: int | None,
+        started: float,
+    ) -> Save | None:
+        """Have the agent make the save; None if it cannot."""
+        numbers = numbers_of(metrics)
+        save, parent = self._outwards.expect(Save(step, reason)), self._under_way.newest_id or self._parent
+        seat = self._ranks.seat if self._ranks is not None else None
+
+        def request(number: int, checkpoint_id: str, tree: bytes) -> Request:
+            save.id = checkpoint_id
+            self._under_way.add(number, InflightSave(save, numbers, (step, micro_step), self._last_saved, tag))
+            return Request(
+                number, checkpoint_id, step, reason, tree, numbers, self._user(micro_step), self._environment_info(),
+                state.kinds, state.notes, parent, tag, seat, self._under_way.patient(reason),
+            )  # fmt: skip
+
+        number: int | None = None
+        try:
+            number = background.save(state, request, self._ranks.id_of(background.place) if self._ranks is not None else "")
+        except (Fenced, IncompatibleState, ConfigError):
+            raise
+        except Exception as error:  # the trainer's edge, as in _write
+            save.error = self._policy.report(error, step, self._policy.retries)
+        finally:
+            if number is None:
+                self._under_way.drop(save)
+        if number is None:
+            return None if save.error is None else self._count_failure(save)
+        save._look, save.bytes = (lambda: background.progress_of(number)), background.pack_bytes
+        save.mark_requested(started, perf_counter())
+        background.began(save.timings["blocked"])
+        self._last_saved, self._last_save_s = (step, micro_step), monotonic()
+        self._best.learn(numbers)
+        return save
+
+    def _poll_completed(self, *, quiet: bool = False) -> None:
+        """What has become of saves since the last call. Raises what the policy, or being superseded, asks for, if it is not ``quiet``."""
+        for begun, done in self._under_way.over():
+            if done.error is None:
+                self._on_durable(begun, done)
+                continue
+            if self._last_saved == begun.at:
+                self._last_saved = begun.before
+            if isinstance(done.error, Fenced) and not quiet:
+                raise done.error
+            self._policy.report(done.error, begun.save.step, self._policy.retries)
+            self._due = self._policy.again(begun.save.reason, done.error, self._failed_in_a_row) or self._due
+            self._count_failure(begun.save, quiet=quiet)
+
+    def _drain(self, *, quiet: bool = False) -> None:
+        """Wait until nothing is being written any more, no longer than the deadline, or than there is time."""
+        if self._background is not None:
+            self._background.barrier()
+            self._background.hurry()
+        words = self._background.agent_words if self._background is not None else ""
+        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), words)
+        self._poll_completed(quiet=quiet)
+
+    def _on_durable(self, begun: InflightSave, done: SaveOutcome) -> None:
+        self._failed_in_a_row = 0
+        self._last_moments.learn(begun.save.timings)
+        self._schedule.learn(begun.save.timings, begun.save.bytes, bool(self._under_way))
+        self._stale.notice(begun.save, begun.before[0] if begun.before else None, done.report.trainable_digest, done.report.logical_bytes)
+        self._parent = done.report.id
+
+    def _write(self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None) -> Save:
+        """Try, by the policy; never raises for a store's sake unless the policy says so."""
+        save = self._outwards.expect(Save(step, reason))
+        started = perf_counter()
+        save.mark_requested(started)
+        numbers = numbers_of(metrics)
+        retries = self._policy.retries if self._ranks is None else 0  # several ranks try again at another step
+        report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
+        if report is None:
+            self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks is not None else self._due
+            return self._count_failure(save)
+        self._committed(save, report, numbers, perf_counter() - started, micro_step)
+        if self._attempt is not None and self._world.rank == 0:
+            after_inline(self._attempt, report.id, tag, self._keep, self._verified)
+            self._outwards.made_here(self._attempt)
+        return save
+
+    def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
+        self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
+        if not quiet:
+            begin_again(self, save)
+            self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
+        return save
+
+    def _commit(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
+        attempt = self._begin_attempt()
+        request = self._request(state, step, reason, metrics, micro_step)
+        if self._ranks is not None:
+            request = replace(request, id=self._ranks.id_of(attempt.place), seat=self._ranks.seat)
+        return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
+
+    def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
+        pace = WriteLimits(self._limits.threads, self._limits.bytes_per_second)
+        return request_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent, pace)
+
+    def _committed(self, save: Save, report: SaveReport, metrics: Mapping[str, float], seconds: float, micro_step: int | None) -> None:
+        self._trusted.committed(report.id)
+        self._last_moments.learn({"total": seconds})
+        save.id, save.sealed, save.done = report.id, True, True
+        save.bytes, save.timings = report.stored_bytes, {**report.timings_s, "blocked": seconds}
+        save.mark_durable(f" in {seconds:.3f} s", seconds)
+        self._schedule.learn({"blocked": seconds}, save.bytes, False)
+        self._stale.notice(save, self._last_saved_step, report.trainable_digest, report.logical_bytes)
+        self._failed_in_a_row, self._parent, self._last_saved, self._last_save_s = 0, report.id, (save.step, micro_step), monotonic()
+        self._best.learn(metrics)
+
+    def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:
+        """``over``: nobody restores from what is in memory here, so it may go. ``ends``: the caller then does as a signal asks."""
+        self._curve.flush()
+        if self._background is not None:
+            self._drain(quiet=True)
+            self._background.close(polite=over and not self._last_moments.over)
+            self._background = None
+        if self._signals is not None and not (ends and self._signals.ending):
+            self._signals.restore()
+        self._outwards.close()
+        self._neighbours.close(polite=over)
+        self._schedule.close()
+        self._watch.close()
+        for observer in observers:
+            observer.on_end(self)
+        self._takeover.release()
+        self._closed = closed

@@ -1,0 +1,107 @@
+"""What the loop tells whoever watches over this process, through the page that it was given: see ``relight.heartbeat``."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from relight.checkpointer.observer import observers
+from relight.checkpointer.step_pauses import StepPauses
+from relight.errors import Diverged, ReplicasDiffer
+from relight.heartbeat import HeartbeatWriter, heartbeat
+from relight.heartbeat.writer import last_words
+from relight.observe import Event, subscribe
+from relight.policy.rollback_env import SPIKES
+from relight.policy.spikes import spikes_of
+from relight.store.urls import absolute
+
+if TYPE_CHECKING:
+    from relight.checkpointer.checkpointer import Checkpointer
+
+AWAY_EVERY = 10
+"""So often a loss that lies on an accelerator is read, a step later: it is there by then, so that nothing waits for it."""
+
+
+class HeartbeatObserver:
+    """An ``Observer`` that hears of saves as well. A few microseconds a step. ``Diverged`` if the loss is no number, or jumped."""
+
+    def __init__(self, teller: HeartbeatWriter) -> None:
+        self._teller = teller
+        self._spikes = spikes_of(os.environ.get(SPIKES, ""))
+        self._pauses = StepPauses()
+        self._away: tuple[int, torch.Tensor] | None = None
+        self._open: weakref.WeakSet[Checkpointer] = weakref.WeakSet()
+        subscribe(self._on_risk)
+        last_words.append(self._leave)
+
+    def place(self, url: str, run: str) -> tuple[str, str]:
+        """Where it is."""
+        self._teller.at(absolute(url), run)
+        return url, run
+
+    def on_start(self, ckpt: Checkpointer) -> None:
+        """It is open: should the script end by an error, it is left as a ``with`` would leave it."""
+        self._open.add(ckpt)
+
+    def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
+        """From where it goes on."""
+        self._teller.restored(step - 1 if checkpoint_id is not None else -1)
+
+    def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
+        """That a step ended, and whether its loss is one to go on with."""
+        if ckpt.replica_mismatch:
+            hint = "relight run goes back to before it; what differs by design goes into per_rank="
+            raise ReplicasDiffer(ckpt.replica_mismatch, where=f"before step {step}", hint=hint)
+        at, loss = self._read(step, metrics.get("loss"))
+        self._teller.stepped(step, loss)
+        if ckpt._signals is None or not ckpt._signals.ending:
+            self._pauses.after_step(self._teller.path)
+        jump = None if at is None else self._spikes.update(at, loss)
+        if jump is not None:
+            raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
+
+    def on_end(self, ckpt: Checkpointer) -> None:
+        """The script may do anything now."""
+        self._open.discard(ckpt)
+        self._teller.phase("ending")
+
+    def _leave(self, error: Exception) -> None:
+        for ckpt in list(self._open):
+            with contextlib.suppress(Exception):  # the script's error matters more
+                ckpt.__exit__(type(error), error, error.__traceback__)
+
+    def _read(self, step: int, loss: Any) -> tuple[int | None, float]:
+        """The newest loss that can be had without waiting, and whose it is."""
+        if type(loss) in (float, int):
+            return step, float(loss)
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            return None, math.nan
+        if loss.device.type == "cpu":
+            return step, float(loss.detach())
+        before, self._away = self._away, (step, loss.detach())
+        if before is None or step % AWAY_EVERY:
+            return None, math.nan
+        return before[0], float(before[1])
+
+    def _on_risk(self, event: Event) -> None:
+        step = event.fields.get("step")
+        if type(step) is not int:
+            return
+        if event.name == "save.requested":
+            self._teller.save_requested(step)
+        elif event.name == "save.sealed":
+            self._teller.sealed(step)
+        elif event.name in ("save.durable", "save.failed"):
+            self._teller.over(step, durable=event.name == "save.durable")
+
+
+def attach_heartbeat() -> None:
+    """Tell whoever watches over this process, if somebody does; once."""
+    if heartbeat().has_reader and not any(isinstance(one, HeartbeatObserver) for one in observers):
+        observers.append(HeartbeatObserver(heartbeat()))

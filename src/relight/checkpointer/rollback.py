@@ -1,0 +1,86 @@
+"""Going back: what ``relight run`` told this life of the job to do, written into the run's log, where it holds for every life to come."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from relight.capture.load_tree import selected
+from relight.checkpointer.ranks import Ranks
+from relight.errors import ConfigError
+from relight.format.records import Body, NoteBody
+from relight.format.tree import join_path
+from relight.log import Log, LogView, fold
+from relight.log.history import ROLLED_BACK
+from relight.observe import emit
+from relight.policy.rollback_env import BEFORE, CUT, SKIP
+from relight.store import ByteStore
+
+
+def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) -> None:
+    """Have the run go on from before a step, if this process was told to; once. Cost, then: one record."""
+    before, skip, cut = (os.environ.pop(name, "") for name in (BEFORE, SKIP, CUT))
+    if not before.isdecimal():
+        return
+
+    data: dict[str, str | int | float | bool | None] = {"before": int(before), "skip": skip}
+    if cut:
+        try:
+            data["lr"] = float(cut)
+        except ValueError:
+            raise ConfigError(f"{CUT} is a number, not {cut[:40]!r}") from None
+
+    def write() -> bytes:
+        log = Log(store, run)
+        log.start()
+
+        def decide(view: LogView) -> tuple[Body, int]:
+            return NoteBody(topic=ROLLED_BACK, data=data), fold(view).epoch
+
+        log.append(decide)
+        return b""
+
+    if ranks is None:
+        write()
+    else:
+        ranks.run_on_rank0(write, "going back")
+    past = f", past the samples of steps {skip}" if skip else ""
+    rates = f", learning rates × {cut}" if cut else ""
+    emit("restore.back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)
+
+
+def scale_learning_rates(components: Mapping[str, object], factor: float, only: Sequence[str] | None = None) -> None:
+    """Of all optimizers, and of what schedulers go by; where ``only`` some was restored, of that. ``factor`` of 1: nothing."""
+    taken = [value for name, value in components.items() if factor != 1.0 and _is_restored(name, value, only)]
+    done: set[int] = set()
+    for value in taken:
+        if isinstance(value, torch.optim.Optimizer):
+            for group in value.param_groups:
+                for name in ("lr", "initial_lr", "max_lr", "min_lr"):
+                    if name in group:
+                        group[name] = group[name] * factor
+        else:
+            _cut_schedule(value, factor, done)
+    if taken:
+        emit("restore.rates", f"learning rates × {factor:g}, as the run went back behind what was restored", factor=factor)
+
+
+def _is_restored(name: str, value: object, only: Sequence[str] | None) -> bool:
+    """Whether its rates are the checkpoint's now, if it has any: what was left as it is has been lowered already, or need not be."""
+    if isinstance(value, torch.optim.Optimizer):
+        return selected(f"{join_path('', name)}/groups", only)
+    return isinstance(value, torch.optim.lr_scheduler.LRScheduler) and selected(join_path("", name), only)
+
+
+def _cut_schedule(schedule: object, factor: float, done: set[int]) -> None:
+    """Once, with those that it is made of: each goes by rates of its own."""
+    if id(schedule) in done:
+        return
+    done.add(id(schedule))
+    for name in ("base_lrs", "max_lrs", "_last_lr"):
+        if isinstance(rates := getattr(schedule, name, None), list):
+            setattr(schedule, name, [rate * factor for rate in rates])
+    for inner in getattr(schedule, "_schedulers", ()):
+        _cut_schedule(inner, factor, done)

@@ -1,0 +1,87 @@
+"""A bound on bytes a second that all processes of a node keep together, for one purpose such as the saves of a run.
+
+The processes share eight bytes of a file in this user's private directory: the time at which the next bytes may move. Each process that
+moves bytes adds their time there, under a lock. A process that dies holds nothing: its lock goes with it, and it owes a tenth of a second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import struct
+import threading
+import time
+
+from relight.comm.local_sockets import LocalDirectory
+from relight.comm.node import this_node
+
+FILE = "paces"
+SLOTS = 4096
+"""Purposes that the file tells apart. Two that share a slot share their bound, which is slower and harms nothing."""
+PIECE_S = 0.1
+"""Seconds that one piece takes at the bound: pieces are that small, so that a bound is kept from moment to moment."""
+PIECE_BYTES_MIN = 64 << 10
+AHEAD_MAX_S = 3600.0
+"""A time further ahead than that is not believed: the file is damaged, or of another boot."""
+_TIME = struct.Struct("<d")
+
+
+class NodePace:
+    """``bytes_per_second`` for all processes of this node that name the same ``purpose``. Any thread.
+
+    Without a private directory the bound is kept by this process alone. Cost: a lock and two small reads and writes a piece.
+    """
+
+    def __init__(self, bytes_per_second: float, purpose: str) -> None:
+        self.bytes_per_second = bytes_per_second
+        slot = int.from_bytes(hashlib.sha256(this_node() + purpose.encode()).digest()[:4], "big") % SLOTS
+        self._at, self._lock, self._own = slot * _TIME.size, threading.Lock(), 0.0
+        self._fd: int | None = None
+        self._owner = os.getpid()
+        with contextlib.suppress(OSError), LocalDirectory() as directory:
+            self._fd = os.open(FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=directory.fd)
+
+    def __del__(self) -> None:
+        fd, self._fd = getattr(self, "_fd", None), None
+        if fd is not None:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes to move at once."""
+        return max(PIECE_BYTES_MIN, int(self.bytes_per_second * PIECE_S) // 4096 * 4096)
+
+    def spend(self, length: int) -> None:
+        """Wait until ``length`` more bytes may be moved."""
+        time.sleep(max(0.0, self._reserve(length / self.bytes_per_second)))
+
+    def spent(self, length: int) -> None:
+        """Wait until the time of ``length`` bytes is over, which were moved at once just now."""
+        seconds = length / self.bytes_per_second
+        time.sleep(max(0.0, self._reserve(seconds) + seconds))
+
+    def _reserve(self, seconds: float) -> float:
+        """Take the next ``seconds`` of the node. Return how long it is until then."""
+        with self._lock:
+            try:
+                return self._reserve_in_file(seconds)
+            except OSError:  # the file system is gone or full: this process keeps the bound by itself
+                begins = max(self._own, time.monotonic())
+                self._own = begins + seconds
+                return begins - time.monotonic()
+
+    def _reserve_in_file(self, seconds: float) -> float:
+        if self._fd is None:
+            raise OSError("no private directory")
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        try:
+            found, now = os.pread(self._fd, _TIME.size, self._at), time.monotonic()
+            then = _TIME.unpack(found)[0] if len(found) == _TIME.size else now
+            begins = then if now <= then <= now + AHEAD_MAX_S else now
+            os.pwrite(self._fd, _TIME.pack(begins + seconds), self._at)
+        finally:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)
+        return begins - now

@@ -1,0 +1,132 @@
+"""Ranks that are threads of one process: for tests, and for planning a job that is not there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from relight.comm.base import late
+
+LETTERS = 4
+"""How many may be under way from one rank to another."""
+
+
+class _Round:
+    def __init__(self) -> None:
+        self.given: dict[int, Any] = {}
+
+
+class _Room:
+    """What the ranks share: every exchange has a number, which all count alike."""
+
+    def __init__(self, size: int, timeout_s: float) -> None:
+        self.size, self.timeout_s = size, timeout_s
+        self.changed = threading.Condition()
+        self.rounds: dict[tuple[str, int], _Round] = {}
+        self.letters: defaultdict[tuple[int, int], deque[bytes]] = defaultdict(deque)
+        """By sender and receiver."""
+        self.board: dict[str, bytes] = {}
+
+    def give(self, key: tuple[str, int], rank: int, data: Any) -> _Round:
+        with self.changed:
+            found = self.rounds.setdefault(key, _Round())
+            found.given[rank] = data
+            self.changed.notify_all()
+            return found
+
+    def wait(self, found: _Round, doing: str) -> None:
+        ends = time.monotonic() + self.timeout_s
+        with self.changed:
+            if not self.changed.wait_for(lambda: len(found.given) == self.size, max(0.0, ends - time.monotonic())):
+                raise late(sorted(set(range(self.size)) - found.given.keys()), doing, self.timeout_s)
+
+
+class ThreadGroup:
+    """One of ``size`` ranks that are threads. ``Together.of(n)`` makes all of them; ``Together.run`` a function on each."""
+
+    def __init__(self, room: _Room, rank: int) -> None:
+        self._room, self.rank, self.size = room, rank, room.size
+        self._count = self._proposed = 0
+        self._running: _Round | None = None
+
+    @classmethod
+    def create(cls, size: int, timeout_s: float = 60.0) -> list[ThreadGroup]:
+        """All of a world's ranks."""
+        room = _Room(size, timeout_s)
+        return [cls(room, rank) for rank in range(size)]
+
+    @classmethod
+    def run(cls, size: int, action: Callable[[ThreadGroup], Any], timeout_s: float = 60.0) -> list[Any]:
+        """``action`` on every rank at once: what each gave. The first rank's error is raised."""
+        with ThreadPoolExecutor(size, thread_name_prefix="relight-rank") as pool:
+            jobs = [pool.submit(action, world) for world in cls.create(size, timeout_s)]
+        return [job.result() for job in jobs]
+
+    def gather(self, data: bytes, doing: str) -> list[bytes]:
+        """See ``World``."""
+        found = self._exchange(data, doing)
+        return [found[rank] for rank in range(self.size)]
+
+    def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
+        """See ``World``."""
+        told: bytes = self._exchange(data, doing)[source]
+        return told
+
+    def propose(self, words: Sequence[int]) -> None:
+        """See ``World``."""
+        self._proposed += 1
+        self._running = self._room.give(("propose", self._proposed), self.rank, list(words))
+
+    def agreed(self) -> list[int] | None:
+        """See ``World``."""
+        found, self._running = self._running, None
+        if found is None:
+            return None
+        self._room.wait(found, "agreeing on when to save")
+        return [max(words) for words in zip(*found.given.values(), strict=True)]
+
+    def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
+        """See ``World``. Waits until the last letter was read, as a connection with little room would."""
+        for rank in to:
+            box = self._room.letters[self.rank, rank]
+            with self._room.changed:
+                if not self._room.changed.wait_for(lambda box=box: len(box) < LETTERS, self._room.timeout_s):  # type: ignore[misc]
+                    raise late([rank], doing, self._room.timeout_s)
+                box.append(bytes(data))
+                self._room.changed.notify_all()
+
+    def receive(self, into: memoryview, source: int, doing: str) -> None:
+        """See ``World``."""
+        box = self._room.letters[source, self.rank]
+        with self._room.changed:
+            if not self._room.changed.wait_for(lambda: len(box) > 0, self._room.timeout_s):
+                raise late([source], doing, self._room.timeout_s)
+            letter = box.popleft()
+            self._room.changed.notify_all()
+        assert len(letter) == len(into), (len(letter), len(into), doing)
+        into[:] = letter
+
+    def publish(self, name: str, data: bytes) -> None:
+        """See ``World``."""
+        self._room.board[name] = data
+
+    def lookup(self, name: str) -> bytes | None:
+        """See ``World``."""
+        return self._room.board.get(name)
+
+    def unpublish(self, name: str) -> None:
+        """See ``World``."""
+        self._room.board.pop(name, None)
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+    def _exchange(self, data: Any, doing: str) -> dict[int, Any]:
+        self._count += 1
+        found = self._room.give(("gather", self._count), self.rank, data)
+        self._room.wait(found, doing)
+        return found.given

@@ -1,0 +1,196 @@
+"""The ranks of ``torch.distributed``: a group of Relight's own, on the host, so that nothing here meets training's collectives."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+from relight.comm.base import Communicator, SingleProcess, late
+
+_PADDED_BYTES = 1 << 20
+"""So much may be received for padding's sake: one call is quicker than many."""
+ROLL_CALL_S = 1.0
+"""How long those who gave up waiting look for each other, to tell who is missing."""
+
+
+def find_world(timeout_s: float) -> Communicator:
+    """This process's: that of ``torch.distributed`` if it is initialised with more than one rank, else alone.
+
+    Every rank calls it at the same point: a group is made.
+    """
+    import torch.distributed as dist
+
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return SingleProcess()
+    return TorchCommunicator(timeout_s)
+
+
+class TorchCommunicator:
+    """All ranks of the default group. Costs: one gloo group; exchanges of a few bytes take some 100 µs on a node."""
+
+    def __init__(self, timeout_s: float) -> None:
+        import torch.distributed as dist
+
+        self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._timeout_s = timeout_s
+        self._store = dist.distributed_c10d._get_default_store()
+        self._group: Any = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s), group_desc="relight")
+        self._proposal: tuple[Any, Any] | None = None
+        self._calls = 0
+
+    def gather(self, data: bytes, doing: str) -> list[bytes]:
+        """See ``World``: lengths first, then bytes padded to the longest; or, where that would be much, from each that has some."""
+        import torch
+        import torch.distributed as dist
+
+        with self._watched(doing):
+            lengths = [torch.zeros(1, dtype=torch.int64, device="cpu") for _ in range(self.size)]
+            dist.all_gather(lengths, torch.tensor([len(data)], device="cpu"), group=self._group)
+            sizes = [int(length) for length in lengths]
+            longest = max(sizes)
+            if not longest:
+                return [b""] * self.size
+            if self.size * longest > _PADDED_BYTES and 2 * sum(sizes) < self.size * longest:  # few have much to say: one after the other
+                rooms = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
+                rooms[self.rank] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
+                for rank, size in enumerate(sizes):
+                    if size:
+                        dist.broadcast(rooms[rank], src=rank, group=self._group)
+            else:
+                rooms = [torch.empty(longest, dtype=torch.uint8, device="cpu") for _ in range(self.size)]
+                dist.all_gather(rooms, torch.frombuffer(bytearray(data.ljust(longest, b"\0")), dtype=torch.uint8), group=self._group)
+        return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
+
+    def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
+        """See ``World``."""
+        import torch
+        import torch.distributed as dist
+
+        with self._watched(doing):
+            length = torch.tensor([0 if data is None else len(data)], device="cpu")
+            dist.broadcast(length, src=source, group=self._group)
+            room = (
+                torch.empty(int(length), dtype=torch.uint8, device="cpu")
+                if data is None
+                else torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            )
+            if int(length):
+                dist.broadcast(room, src=source, group=self._group)
+        return bytes(room.numpy().tobytes())
+
+    def propose(self, words: Sequence[int]) -> None:
+        """See ``World``."""
+        import torch
+        import torch.distributed as dist
+
+        held = torch.tensor(list(words), dtype=torch.int64, device="cpu")
+        with self._watched("agreeing on when to save"):
+            self._proposal = dist.all_reduce(held, op=dist.ReduceOp.MAX, group=self._group, async_op=True), held
+
+    def agreed(self) -> list[int] | None:
+        """See ``World``."""
+        proposal, self._proposal = self._proposal, None
+        if proposal is None:
+            return None
+        work, held = proposal
+        with self._watched("agreeing on when to save"):
+            work.wait()
+        return [int(word) for word in held]
+
+    def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
+        """See ``World``: to all of them at once."""
+        import torch
+        import torch.distributed as dist
+
+        with self._watched(doing, among_all=False):
+            held = torch.frombuffer(data, dtype=torch.uint8)
+            for work in [dist.isend(held, rank, group=self._group) for rank in to]:
+                if work is not None:
+                    work.wait()
+
+    def receive(self, into: memoryview, source: int, doing: str) -> None:
+        """See ``World``."""
+        import torch
+        import torch.distributed as dist
+
+        with self._watched(doing, among_all=False):
+            dist.recv(torch.frombuffer(into, dtype=torch.uint8), source, group=self._group)
+
+    def publish(self, name: str, data: bytes) -> None:
+        """See ``World``: in the default group's store, as the group itself may be gone. ``LateRanks`` if the store is, too."""
+        with self._board():
+            self._store.set(f"relight/{name}", data)  # type: ignore[arg-type]
+
+    def lookup(self, name: str) -> bytes | None:
+        """See ``World``."""
+        with self._board():
+            return bytes(self._store.get(f"relight/{name}")) if self._store.check([f"relight/{name}"]) else None
+
+    def unpublish(self, name: str) -> None:
+        """See ``World``. Stores that cannot forget keep it."""
+        with contextlib.suppress(RuntimeError, NotImplementedError):
+            self._store.delete_key(f"relight/{name}")
+
+    @contextlib.contextmanager
+    def _board(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise late([0], "telling what came of a save", 0.0) from error
+
+    def close(self) -> None:
+        """The group goes with the process, or with ``destroy_process_group``: to destroy it here would be a collective."""
+        self._proposal = None
+
+    def _watched(self, doing: str, among_all: bool = True) -> contextlib.AbstractContextManager[None]:
+        """``among_all``: every rank makes this call. What is sent from one to another comes between two of those."""
+        self._calls += among_all
+        if self._group is None:
+            raise late([], doing, 0.0)
+        return _NamedLateRanks(self, doing, f"{self._calls}" if among_all else f"{self._calls}+")
+
+    def leave(self) -> None:
+        """Give the group up: those who still wait in it are then told at once that somebody is gone."""
+        import torch.distributed as dist
+
+        group, self._group, self._proposal = self._group, None, None
+        if group is not None:
+            dist.destroy_process_group(group)
+            del group
+            gc.collect()  # the connections close with the last reference
+
+    def missing(self, call: str) -> list[int]:
+        """Those who have not given up waiting at the same call: whoever is stuck elsewhere, or gone. By the default group's store."""
+        store = self._store
+        names = [f"relight/late/{call}/{rank}" for rank in range(self.size)]
+        store.set(names[self.rank], "here")
+        ends = time.monotonic() + ROLL_CALL_S
+        while True:
+            absent = [rank for rank, name in enumerate(names) if not store.check([name])]
+            if not absent or time.monotonic() > ends:
+                return absent
+            time.sleep(0.05)
+
+
+class _NamedLateRanks(contextlib.AbstractContextManager[None]):
+    """Turns what a broken collective raises into the names of those who did not come."""
+
+    def __init__(self, world: TorchCommunicator, doing: str, call: str) -> None:
+        self._world, self._doing, self._call = world, doing, call
+        self._started = time.monotonic()
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if not isinstance(error, RuntimeError):
+            return
+        missing: list[int] = []
+        seconds = time.monotonic() - self._started
+        traceback.clear_frames(trace)  # torch's own, which hold the group
+        with contextlib.suppress(RuntimeError):  # the store may be gone with rank 0
+            self._world.leave()
+            missing = self._world.missing(self._call)
+        raise late(missing, self._doing, seconds) from error

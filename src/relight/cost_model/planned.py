@@ -1,0 +1,272 @@
+"""A plan: what saving a model costs on a cluster, how often to save where, how much of the time is lost; each number with its source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from relight.cost_model.interval import Costs, best_interval
+from relight.cost_model.levels import Level, Levels, best_levels, total_waste
+from relight.cost_model.rates import Belief
+from relight.cost_model.schedule import RESTART_PER_DEVICE_S, RESTART_S, span
+from relight.cost_model.sizing import Size
+from relight.errors import ConfigError
+
+ASSUMED = {"copy": 25e9, "link": 25e9, "store_write": 200e9, "store_read": 200e9}
+"""Bytes a second, where nobody has measured and nobody says: from a GPU to its host's memory, between nodes (both: half of what PCIe 5 x16
+and a 400 Gbit/s link carry), of a store for all nodes together (a large object store)."""
+SHARES = {"memory": (54 + 7 + 2) / 419, "store": 35 / 419}
+"""Of Llama 3's 419 interruptions: software bugs, watchdogs and dependencies, after which the hosts' memory is still there; switches and
+cables, which may take several nodes at once. After all others one node is gone, and its peers have what it held."""
+
+
+def share_behind(number: int, count: int) -> float:
+    """Of all failures, those that are come back from with the ``number``-th of ``count`` tiers behind the nearest, which may lie on a
+    node that is lost: the last is for what takes several nodes, those before it for one."""
+    if count == 1:
+        return 1 - SHARES["memory"]
+    return SHARES["store"] if number == count - 1 else (1 - SHARES["memory"] - SHARES["store"]) / (count - 1)
+
+
+SLOTS = 2
+"""Snapshots that a node's memory has room for: one is whole while the next is copied."""
+MONTH_S = 365.25 / 12 * 86400.0
+
+
+@dataclass(frozen=True, slots=True)
+class KnownNumber:
+    """A number, and where it comes from."""
+
+    value: float
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTime:
+    """Seconds for some bytes: a part that is always there, and one that grows. From ``relight bench``, on this machine."""
+
+    fixed_s: float
+    per_byte_s: float
+    source: str
+
+    def seconds(self, count: float) -> float:
+        """For so many bytes."""
+        return self.fixed_s + self.per_byte_s * count
+
+
+@dataclass(frozen=True, slots=True)
+class ParallelLayout:
+    """Over what a model is spread."""
+
+    gpus: int = 1
+    per_node: int = 8
+    tensor: int = 1
+    pipeline: int = 1
+    zero: int = 3
+    """What data parallelism shards: 0 nothing, 1 and 2 the optimizer, 3 the weights as well (FSDP)."""
+
+    def __post_init__(self) -> None:
+        for name in ("gpus", "per_node", "tensor", "pipeline"):
+            if not 1 <= getattr(self, name) <= 10**7:
+                raise ConfigError(f"{name} is a number from 1 to 10,000,000, not {getattr(self, name)}")
+        if self.gpus % (self.tensor * self.pipeline):
+            raise ConfigError(
+                f"{self.gpus} GPUs cannot be parted into groups of {self.tensor} × {self.pipeline}", hint="--gpus, --tp, --pp"
+            )
+        if self.zero not in (0, 1, 2, 3):
+            raise ConfigError(f"zero is a stage from 0 to 3, not {self.zero}")
+
+    @property
+    def nodes(self) -> int:
+        """Machines, the last of them perhaps not full."""
+        return math.ceil(self.gpus / self.per_node)
+
+    def resident(self, size: Size) -> float:
+        """Bytes that one GPU holds of what is saved, and reads when it restores."""
+        groups, data = self.tensor * self.pipeline, self.gpus // (self.tensor * self.pipeline)
+        weights = size.parts.get("weights", 0)
+        return weights / groups / (data if self.zero == 3 else 1) + (size.bytes - weights) / groups / (data if self.zero else 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is planned for. ``paces``: bytes a second, by the names of ``ASSUMED``; those that are missing are assumed."""
+
+    size: Size
+    layout: ParallelLayout
+    belief: Belief
+    rate_source: str
+    paces: Mapping[str, float] = field(default_factory=dict)
+    measured: Mapping[str, MeasuredTime] = field(default_factory=dict)
+    """``stall``, ``durable``, ``load``: of one machine."""
+    start_s: float | None = None
+    levels: Sequence[str] = ("memory", "peers", "store")
+    window_s: float = 60.0
+    kept: int = 3
+    gpu_hour: float | None = None
+    store_tb_month: float | None = None
+    stored: KnownNumber | None = None
+    """Bytes stored over bytes of state, as a run's checkpoints have it; None: all of it is stored."""
+    at_least_s: float = 0.0
+    at_most_s: float | None = None
+    """Bounds of the interval that the user asks for."""
+
+    def __post_init__(self) -> None:
+        if self.at_most_s is not None and not 0 <= self.at_least_s <= self.at_most_s:
+            raise ConfigError(f"an interval of at least {span(self.at_least_s)} and at most {span(self.at_most_s)} cannot be")
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """The answer."""
+
+    question: Question
+    known: Mapping[str, KnownNumber]
+    """Each number that it rests on, and its source."""
+    levels: tuple[Level, ...]
+    best: Levels
+    store_only: tuple[float, float]
+    """With nothing but the store: the interval, and the share of time lost."""
+    free: Levels
+    """The best without the bounds that were asked for."""
+
+    @property
+    def goodput(self) -> float:
+        """The share of time in which steps are done that nobody has to do again."""
+        return 1.0 - self.best.waste
+
+    def lost_at(self, interval_s: float) -> float:
+        """The share of time lost if the nearest level saved at that interval, and the others at their multiples of it."""
+        return total_waste(self.question.belief.rate_per_s, self.levels, [interval_s * one.multiple for one in self.best.levels])
+
+    def store_lost_at(self, interval_s: float, worse: float = 1.0) -> float:
+        """The same with nothing but the store, to which saves are as often as given, and so many times as many failures."""
+        only = self.levels[-1]
+        alone = Level(only.name, Costs(self.levels[0].costs.stall_s, only.costs.durable_s, only.costs.restart_s), 1.0)
+        return total_waste(self.question.belief.rate_per_s * worse, [alone], [interval_s])
+
+    @property
+    def kept_bytes(self) -> int:
+        """In the store, by the retention that was asked about, with one more that is being written."""
+        share = self.question.stored.value if self.question.stored is not None else 1.0
+        return round(self.question.size.bytes * (self.question.kept + 1) * share)
+
+    @property
+    def bound_cost(self) -> float:
+        """The share of the time that the bounds cost which were asked for."""
+        return max(0.0, self.best.waste - self.free.waste)
+
+    @property
+    def host_bytes(self) -> int:
+        """Memory of each node for snapshots; as much again for the peers' if there are some."""
+        own = SLOTS * self.question.size.bytes / self.question.layout.nodes
+        return round(own * (2 if any(one.name == "peers" for one in self.levels) else 1))
+
+    @property
+    def load_bytes(self) -> float:
+        """That all GPUs together read to restore."""
+        return self.question.layout.resident(self.question.size) * self.question.layout.gpus
+
+    @property
+    def month(self) -> dict[str, float]:
+        """What a month costs: storage, and GPUs' time that is lost; of what has a price."""
+        found = {}
+        if self.question.store_tb_month is not None:
+            found["storage"] = self.kept_bytes / 1e12 * self.question.store_tb_month
+        if self.question.gpu_hour is not None:
+            found["lost GPU time"] = self.best.waste * self.question.layout.gpus * MONTH_S / 3600 * self.question.gpu_hour
+        return found
+
+
+def plan(question: Question) -> JobPlan:
+    """Work it out."""
+    known = {
+        name: KnownNumber(question.paces.get(name, pace), "given" if name in question.paces else "assumed")
+        for name, pace in ASSUMED.items()
+    }
+    layout = question.layout
+    if question.start_s is not None:
+        known["start"] = KnownNumber(question.start_s, "given")
+    else:
+        known["start"] = KnownNumber(RESTART_S + RESTART_PER_DEVICE_S * layout.gpus, "FT-HSDP's cold restarts: 50 s and 9 ms a GPU")
+    known["mtbf"] = KnownNumber(question.belief.mtbf_s, question.rate_source)
+    times = _times(question, {name: one.value for name, one in known.items()}, known)
+    levels = _levels(question, times, known["start"].value)
+    rate = question.belief.rate_per_s
+    free = best_levels(rate, levels)
+    most_s = math.inf if question.at_most_s is None else question.at_most_s
+    bounded = bool(question.at_least_s) or question.at_most_s is not None
+    best = best_levels(rate, levels, at_least_s=question.at_least_s, at_most_s=most_s) if bounded else free
+    far = levels[-1].costs
+    least_s = max(far.durable_s, question.at_least_s)
+    costs = Costs(times["stall"], far.durable_s, far.restart_s)
+    alone = best_interval(rate, costs, at_least_s=least_s, at_most_s=max(least_s, most_s))
+    if question.stored is not None:
+        known["stored"] = question.stored
+    return JobPlan(question, known, levels, best, (alone.seconds, alone.waste), free)
+
+
+def _times(question: Question, pace: Mapping[str, float], known: dict[str, KnownNumber]) -> dict[str, float]:
+    """Seconds of each part of a save and of a restore; those that were measured, as they were."""
+    size, layout = question.size.bytes, question.layout
+    gpu, node, resident = size / layout.gpus, size / layout.nodes, layout.resident(question.size)
+    held = resident * min(layout.per_node, layout.gpus)
+    times = {
+        "stall": gpu / pace["copy"], "load from memory": resident / pace["copy"],
+        "to peers": node / pace["link"], "from peers": held / pace["link"],
+        "to the store": max(size / pace["store_write"], node / pace["link"]),
+        "from the store": max(resident * layout.gpus / pace["store_read"], held / pace["link"]),
+    }  # fmt: skip
+    for name, replaced in (("stall", "stall"), ("durable", "to the store"), ("load", "from the store")):
+        if name in question.measured:
+            one = question.measured[name]
+            times[replaced] = one.seconds(held if name == "load" else node)
+            known[f"{name}_s"] = KnownNumber(times[replaced], one.source)
+    return times
+
+
+def _levels(question: Question, times: Mapping[str, float], start_s: float) -> tuple[Level, ...]:
+    """Near to far. The steps pay once for a snapshot, which then goes on to the others: their saves take nothing more from the steps."""
+    wanted = [name for name in ("memory", "peers", "store") if name in question.levels and (name != "peers" or question.layout.nodes > 1)]
+    if "store" not in wanted or set(question.levels) - {"memory", "peers", "store"}:
+        raise ConfigError(
+            f"levels are memory, peers and store, the last always, not {', '.join(question.levels)[:60]}", hint="--levels memory,store"
+        )
+    stall = times["stall"]
+    measured = "durable" in question.measured
+    costs = {
+        "memory": Costs(stall, stall, start_s + times["load from memory"]),
+        "peers": Costs(stall, stall + times["to peers"], start_s + times["from peers"]),
+        "store": Costs(
+            stall, max(stall, times["to the store"]) if measured else stall + times["to the store"], start_s + times["from the store"]
+        ),
+    }
+    shares = {"memory": SHARES["memory"], "store": SHARES["store"], "peers": 1 - SHARES["memory"] - SHARES["store"]}
+    found, carried = [], 0.0
+    for position, name in enumerate(wanted):
+        share = 1.0 - carried if name == "store" else shares[name]
+        carried += share
+        cost = costs[name]
+        found.append(Level(name, cost if position == 0 else Costs(0.0, cost.durable_s, cost.restart_s), share))
+    return tuple(found)
+
+
+def fit(points: Sequence[tuple[float, float]], source: str) -> MeasuredTime:
+    """A line through seconds by bytes: through nothing and the point if there is one size; else with the least squares of relative errors,
+    and neither part below 0."""
+    good = [(count, seconds) for count, seconds in points if count > 0 and 0 < seconds < math.inf]
+    if not good:
+        raise ConfigError("nothing was measured that could be used", where=source)
+    weights = [seconds**-2 for _, seconds in good]
+    total = sum(weights)
+    mean_x = sum(weight * count for weight, (count, _) in zip(weights, good)) / total
+    mean_y = sum(weight * seconds for weight, (_, seconds) in zip(weights, good)) / total
+    spread = sum(weight * (count - mean_x) ** 2 for weight, (count, _) in zip(weights, good))
+    slope = (
+        sum(weight * (count - mean_x) * (seconds - mean_y) for weight, (count, seconds) in zip(weights, good)) / spread if spread else -1.0
+    )
+    if len({count for count, _ in good}) == 1 or mean_y - slope * mean_x < 0:
+        square = sum(weight * count**2 for weight, (count, _) in zip(weights, good))
+        return MeasuredTime(0.0, sum(weight * count * seconds for weight, (count, seconds) in zip(weights, good)) / square, source)
+    return MeasuredTime(mean_y - slope * mean_x, slope, source) if slope >= 0 else MeasuredTime(mean_y, 0.0, source)

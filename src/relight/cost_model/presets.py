@@ -1,0 +1,308 @@
+"""Settings for kinds of machines: each a plan's numbers, written as a ``relight.toml`` that says where every line comes from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from relight.cost_model.planned import JobPlan, ParallelLayout, Question, plan
+from relight.cost_model.rates import prior
+from relight.cost_model.schedule import span
+from relight.cost_model.sizing import from_count, size_of
+from relight.errors import ConfigError
+
+NOTICED_STEPS = 5000
+"""So many steps damage to a model was seen to go unnoticed at most (docs/planning.md)."""
+WORSE = 4.0
+"""The longest interval is still good if failures are so many times as frequent as published: 3.6 times was measured (RSC, 1,024 GPUs)."""
+GAIN = 0.0005
+"""Peers are worth their memory from this much goodput on."""
+LOST_MAX_S = 4 * 3600.0
+"""Seconds of work that one failure may take at most, whatever the plan finds: a day's work is more than anyone redoes."""
+COPIES, KEYS = "s3://BUCKET/runs", "/etc/relight"
+"""Places that stand in a file until they are replaced by real ones."""
+PATIENCE = 3.0
+"""A limit is so many times what is expected."""
+
+
+@dataclass(frozen=True, slots=True)
+class PresetScenario:
+    """What a preset is for, and what counts there."""
+
+    said: str
+    model: str
+    gpus: int
+    per_node: int = 8
+    slack: float = 0.005
+    """So much more of the time may be lost than at the optimum: that is how long the longest interval is."""
+    overhead: float = 0.02
+    kept: int = 3
+    sparing: bool = False
+    """Little memory, few cores."""
+    cheap: bool = False
+    """Storage and idle processes cost more than some lost time."""
+    lasting: bool = False
+    """What was trained has to be found again after months."""
+    peers: bool = True
+    guarded: bool = False
+    """Encrypted, signed, audited, with alerts and copies in another place."""
+
+
+SCENARIOS = {
+    "small": PresetScenario("one machine: up to a billion parameters, up to 8 GPUs", "1B", 8, peers=False),
+    "medium": PresetScenario("a few machines: 8 billion parameters on 64 GPUs", "8B", 64),
+    "large": PresetScenario("many machines: 70 billion parameters on 1,024 GPUs", "70B", 1024, kept=5),
+    "high-performance": PresetScenario(
+        "as little lost as can be: 70 billion parameters on 1,024 GPUs", "70B", 1024, slack=0.001, overhead=0.01
+    ),
+    "large-model": PresetScenario("the largest: 405 billion parameters on 16,384 GPUs", "405B", 16384, slack=0.002, overhead=0.01, kept=5),
+    "cost-efficient": PresetScenario(
+        "few bytes kept, nothing idle: 8 billion parameters on 64 GPUs", "8B", 64, slack=0.02, kept=2, cheap=True, peers=False
+    ),
+    "resource-constrained": PresetScenario(
+        "one GPU in a machine with little memory and few cores", "1B", 1, 1, slack=0.02, kept=2, sparing=True, peers=False
+    ),
+    "enterprise": PresetScenario(
+        "checkpoints that last, encrypted, signed and copied: 70 billion parameters on 512 GPUs",
+        "70B",
+        512,
+        kept=5,
+        lasting=True,
+        guarded=True,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class PresetLine:
+    """One setting, and why it is what it is."""
+
+    table: str
+    key: str
+    value: str | int | float | bool | tuple[str, ...]
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preset:
+    """Settings, and the plan that they follow from."""
+
+    name: str
+    said: str
+    model: str
+    plan: JobPlan
+    lines: tuple[PresetLine, ...]
+    first: tuple[str, ...] = ()
+    """What has to be done before the first start, a line each."""
+
+    def toml(self) -> str:
+        """The file."""
+        plan = self.plan
+        layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
+        head = [
+            f"# relight preset {self.name}: {self.said}",
+            f"# Expected: goodput {plan.goodput:.2%}; {_tb(self.memory_bytes)} of each node's memory for snapshots.",
+            f"# The numbers behind it: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
+        ]
+        if self.first:
+            head += ["#", "# Before the first start:", *(f"# {one}" for one in self.first)]
+        table = ""
+        for line in self.lines:
+            if line.table != table:
+                head += ["", f"[{line.table}]"]
+                table = line.table
+            head.append(f"{line.key} = {_value(line.value)}  # {line.why}")
+        return "\n".join(head) + "\n"
+
+    @property
+    def memory_bytes(self) -> float:
+        """What snapshots take of a node's memory: the plan's number, or the limit that the file itself sets."""
+        layout = self.plan.question.layout
+        limit = next((line.value for line in self.lines if (line.table, line.key) == ("checkpoint.limits", "memory")), None)
+        own = limit * min(layout.gpus, layout.per_node) if isinstance(limit, int) else None
+        return self.plan.host_bytes if own is None else min(own, self.plan.host_bytes)
+
+
+def preset(
+    name: str, *, model: str | None = None, gpus: int | None = None, per_node: int | None = None, copies: str = "", keys: str = ""
+) -> Preset:
+    """One of ``SCENARIOS``, or the same for another model or another number of GPUs.
+
+    ``copies`` and ``keys``: where a preset that guards what it stores keeps copies, the audit log and its keys.
+    """
+    scenario = SCENARIOS.get(name)
+    if scenario is None:
+        raise ConfigError(f"there is no preset {name[:40]!r}", hint=f"one of {', '.join(SCENARIOS)}")
+    model, gpus = model or scenario.model, gpus or scenario.gpus
+    layout = ParallelLayout(gpus, per_node or scenario.per_node)
+    question = Question(
+        size=size_of(from_count(model)), layout=layout, belief=prior(gpus), rate_source=f"published rates of {gpus:,} GPUs",
+        levels=("memory", "peers", "store") if scenario.peers else ("memory", "store"), kept=scenario.kept,
+    )  # fmt: skip
+    found = plan(question)
+    said = (
+        scenario.said
+        if (model, gpus) == (scenario.model, scenario.gpus)
+        else f"{scenario.said.partition(':')[0]}; here {model} on {gpus:,} GPUs"
+    )
+    copies, keys = (copies or COPIES).rstrip("/"), (keys or KEYS).rstrip("/")
+    lines = [
+        *_schedule(scenario, found), *_keeping(scenario, found), *_resources(scenario, found), *_copies(scenario, found, copies),
+        *_watching(scenario, found), *_guarding(scenario, copies, keys),
+    ]  # fmt: skip
+    return Preset(name, said, model, found, tuple(lines), _first(copies, keys) if scenario.guarded else ())
+
+
+def _schedule(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
+    store, stall = found.levels[-1].costs, found.levels[0].costs.stall_s
+    least = _up(max(store.durable_s, 1.0))
+    longest = _longest(lambda interval_s: found.store_lost_at(interval_s, WORSE), least, scenario.slack)
+    capped = longest > LOST_MAX_S
+    most = max(least * 2, _down(min(longest, LOST_MAX_S)))
+    worse = f"{scenario.slack:.1%} more of the time is lost than at the best, with {WORSE:g} times the failures"
+    apart = f"no two within {span(stall / scenario.overhead)}, as one takes {span(stall)}"
+    return [
+        PresetLine("checkpoint.adaptive", "at_least", f"{least:g}s",
+                       f"a save takes {span(store.durable_s)} until it is durable in the store"),
+        PresetLine(
+            "checkpoint.adaptive", "at_most", f"{most:g}s",
+            f"no failure takes more than {span(LOST_MAX_S)} of work; {span(found.store_only[0])} is the best" if capped
+            else f"there {worse}; {span(found.store_only[0])} is the best",
+        ),
+        PresetLine("checkpoint.adaptive", "overhead", scenario.overhead, f"the steps' share for saves: {apart}"),
+    ]  # fmt: skip
+
+
+def _keeping(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
+    size = found.question.size.bytes
+    lines = [PresetLine("checkpoint.keep", "last", scenario.kept, f"{_tb(size)} each, {_tb(found.kept_bytes)} with the one being written")]
+    if scenario.lasting:
+        lines += [
+            PresetLine("checkpoint.keep", "daily", 7, f"{_tb(7 * size)} at most, to go back within a week"),
+            PresetLine("checkpoint.keep", "weekly", 4, f"{_tb(4 * size)} at most"),
+            PresetLine("checkpoint.keep", "monthly", 12, f"{_tb(12 * size)} at most"),
+            PresetLine("checkpoint.keep", "undo_window", "24h", "what went may be recalled for a day"),
+        ]
+    if not scenario.cheap and not scenario.sparing:
+        why = f"one from before damage that goes unnoticed: up to {NOTICED_STEPS:,} steps were seen"
+        lines.append(PresetLine("checkpoint.keep", "lag_steps", NOTICED_STEPS, why))
+    if scenario.cheap:
+        lines += [
+            PresetLine("checkpoint.compact", "reuse", True, "what two saves have in common is stored once"),
+            PresetLine("checkpoint.compact", "codecs", "auto", "coded where that takes no longer than storing it as it is"),
+        ]
+    return lines
+
+
+def _resources(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
+    lines, layout, size = [], found.question.layout, found.question.size.bytes
+    share = size / layout.nodes
+    if scenario.peers and layout.nodes > 1:
+        near = Question(
+            size=found.question.size, layout=layout, belief=found.question.belief, rate_source=found.question.rate_source,
+            levels=("memory", "store"),
+        )  # fmt: skip
+        gain = found.goodput - plan(near).goodput
+        if gain >= GAIN or scenario.guarded:
+            why = f"goodput {gain:+.2%}, for {_tb(2 * share)} of each node's memory: another node holds its snapshot"
+            lines.append(PresetLine("checkpoint.peers", "copies", 1, why))
+    if scenario.sparing:
+        rank = size / layout.gpus
+        lines += [
+            PresetLine(
+                "checkpoint.limits",
+                "memory",
+                math.ceil(rank * 1.05 / 1e6) * 10**6,
+                f"one snapshot at a time: {_tb(rank)} for a rank, and a twentieth more",
+            ),
+            PresetLine("checkpoint.limits", "threads", 1, "a core is left to training"),
+            PresetLine("checkpoint.limits", "nice", 19, "whatever else runs goes first"),
+        ]
+    return lines
+
+
+def _copies(scenario: PresetScenario, found: JobPlan, copies: str) -> list[PresetLine]:
+    """Another place for what lasts: a disaster takes a store with all that is in it."""
+    if not scenario.guarded:
+        return []
+    size = found.question.size.bytes
+    months = f"{_tb(12 * size)} at most; what goes from the near store is there first"
+    return [
+        PresetLine("checkpoint.tiers.cold", "url", copies, "another site or bucket; the run's name is added"),
+        PresetLine("checkpoint.tiers.cold", "lag", "1h", "the copies may be so far apart"),
+        PresetLine("checkpoint.tiers.cold.keep", "last", scenario.kept, "as near"),
+        PresetLine("checkpoint.tiers.cold.keep", "monthly", 12, months),
+    ]
+
+
+def _guarding(scenario: PresetScenario, copies: str, keys: str) -> list[PresetLine]:
+    if not scenario.guarded:
+        return []
+    return [
+        PresetLine("environment", "key", f"file:{keys}/store.key", "what is stored is encrypted"),
+        PresetLine("environment", "sign", f"ed25519:file:{keys}/signing.key", "records are signed"),
+        PresetLine("environment", "audit", f"{copies}-audit", "who did what is recorded where the jobs' store does not reach"),
+        PresetLine("alerts", "to", ("env:ALERTS_URL",), "who is notified; relight alerts test sends one"),
+    ]
+
+
+def _first(copies: str, keys: str) -> tuple[str, ...]:
+    return (
+        f"relight keys new {keys}/store.key   (and a second one: relight keys add STORE file:…)",
+        f'relight keys new --signing {keys}/signing.key   (it prints what trust = "…" in [environment] has to be on readers)',
+        "export RELIGHT_SETTINGS=THIS_FILE   (keys, tiers and the audit log count only in a file that is named)",
+        f"replace {copies} and the receiver of alerts by yours",
+    )
+
+
+def _watching(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
+    start, back = found.known["start"].value, max(one.costs.restart_s for one in found.levels)
+    others = found.question.layout.nodes > 1
+    idle = scenario.cheap or scenario.sparing
+    waits = "processes that wait take memory" if idle else f"processes that wait spare a part of {span(start)} at each failure"
+    leaves = "if others can take its place" if others else "where there are others: not here"
+    first, loading = (float(max(900, _up(PATIENCE * one))) for one in (back, back - start))
+    return [
+        PresetLine("supervise", "start_s", first, f"three times the {span(back)} that a restart takes, or 15 min"),
+        PresetLine("supervise", "phase_s", loading, f"three times the {span(back - start)} of a load, or 15 min"),
+        PresetLine("supervise", "spares", not idle, waits),
+        PresetLine("supervise", "drain", others, f"a machine about to fail leaves, having saved, {leaves}"),
+    ]
+
+
+def _longest(lost_at: Callable[[float], float], least_s: float, slack: float) -> float:
+    """The longest interval at which no more than ``slack`` more of the time is lost than at the best one, from ``least_s`` on."""
+    grid = [least_s * 1.02**power for power in range(1200)]
+    lost = [lost_at(one) for one in grid]
+    allowed = min(lost) + slack
+    return max(one for one, share in zip(grid, lost) if share <= allowed)
+
+
+def _up(seconds: float) -> float:
+    """The next number with one digit that counts, or one and a half."""
+    return _rounded(seconds, math.ceil)
+
+
+def _down(seconds: float) -> float:
+    return _rounded(seconds, math.floor)
+
+
+def _rounded(seconds: float, way: Callable[[float], int]) -> float:
+    unit = 10.0 ** math.floor(math.log10(seconds)) / 2
+    return way(round(seconds / unit, 9)) * unit
+
+
+def _tb(count: float) -> str:
+    for unit, by in (("TB", 1e12), ("GB", 1e9)):
+        if count >= by:
+            return f"{count / by:,.3g} {unit}"
+    return f"{count / 1e6:,.3g} MB"
+
+
+def _value(value: str | int | float | bool | tuple[str, ...]) -> str:
+    if isinstance(value, tuple):
+        return f"[{', '.join(_value(one) for one in value)}]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f'"{value}"' if isinstance(value, str) else f"{value:_}" if isinstance(value, int) and value >= 10**6 else str(value)

@@ -1,0 +1,271 @@
+"""When to save next: one decision from what a run has seen, and why. Pure: the trainer, the simulator and ``explain`` call the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from relight.cost_model.interval import Costs, Interval, best_interval, daly, waste, young
+from relight.cost_model.rates import Belief, learn, prior
+from relight.cost_model.replay import learn_aging
+from relight.errors import ConfigError
+
+MOVE = 2.0
+"""By what factor an interval changes at most from one decision to the next."""
+STILL = 1.1
+"""A change by less than this factor is none: near its minimum the waste is flat, and a schedule that keeps still is easier to follow."""
+EARLY_SHARE = 0.75
+"""Early, where less was seen than one failure would have taken, the rate is taken to be worse than it is with this probability."""
+LATE = 0.05
+"""Late is the last so much of all steps: what is left is parted evenly."""
+STALL_GUESS_S, DURABLE_GUESS_S = 0.1, 10.0
+"""Of a save, before there was one."""
+RESTART_S, RESTART_PER_DEVICE_S = 50.0, 0.009
+"""Of a restart, before there was one: a line through FT-HSDP's cold restarts from 16 to 98 thousand GPUs."""
+RISK_MOST, UNSTEADY_MOST = 100.0, 4.0
+AT_MOST_S, BOUND_SHARE = 3600.0, 0.01
+"""Longest interval in seconds where the user gave none. The bound grows beyond it, so that saves at the bound take at most this share of
+the time: otherwise a bound that limits lost work would cost more work than it protects."""
+NOTICED = 0.01
+"""A user's bound is reported if it costs at least this share of the time."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleInput:
+    """What a run knows at one moment. All of it may be missing: then priors stand in, and the reason says so."""
+
+    now_s: float = 0.0
+    """Since the run's training began, on any one clock: only told."""
+    step: int = 0
+    total_steps: int | None = None
+    step_s: float = 0.0
+    """How long a step takes; 0: not known."""
+    stalls_s: tuple[float, ...] = ()
+    """What each of the last saves took from the steps."""
+    durables_s: tuple[float, ...] = ()
+    """How long each of them took until durable."""
+    restarts_s: tuple[float, ...] = ()
+    """From a failure to the first step again, each time."""
+    devices: int = 1
+    failures: int = 0
+    """Failures with progress since the one before: those without count once."""
+    watched_s: float = 0.0
+    """How long failures were watched for."""
+    unsteady: float = 1.0
+    """The loss's scatter by its usual one: 2 is twice as restless."""
+    risk: float = 1.0
+    """How many times as likely a failure is as usual, by whoever is asked."""
+    foreseen: float = 0.0
+    """The probability of a failure that is seen coming, beside the usual ones."""
+    foreseen_within_s: float = 1200.0
+    """In which it would come."""
+    foreseen_why: str = ""
+    pressure: float = 0.0
+    """From 0 to 1: the share of the last saves that had to wait for the one before."""
+    save_bytes: int = 0
+    bytes_per_s_most: float | None = None
+    """What saves may take of the store's bandwidth, in the long run."""
+    lives_s: tuple[float, ...] = ()
+    """How long earlier lives lasted that ended by a failure, oldest first."""
+    age_s: float = 0.0
+    """Of this life."""
+    belief: Belief | None = None
+    """About the rate of failures before anything was seen; None: the published prior for so many devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class IntervalBounds:
+    """Between which intervals, and at what share of the steps' time, a schedule stays."""
+
+    at_least_s: float = 0.0
+    at_most_s: float | None = None
+    """None: the user gave no bound, and it follows what a save costs. See ``most_s``."""
+    overhead: float = 0.5
+    """Stalls take no more than this share of the time."""
+
+    def __post_init__(self) -> None:
+        most_s = math.nextafter(math.inf, 0.0) if self.at_most_s is None else self.at_most_s
+        if not 0 <= self.at_least_s <= most_s < math.inf or most_s == 0:
+            raise ConfigError(f"an interval of at least {self.at_least_s!r} and at most {self.at_most_s!r} s cannot be")
+        if not 0 < self.overhead < 1:
+            raise ConfigError(f"overhead is a share between 0 and 1, not {self.overhead!r}")
+
+    def most_s(self, stall_s: float) -> float:
+        """Return the longest interval in seconds: the user's bound, else an hour or ``stall_s / BOUND_SHARE``, whichever is longer."""
+        return following(stall_s, self.at_least_s) if self.at_most_s is None else self.at_most_s
+
+
+def following(stall_s: float, at_least_s: float = 0.0) -> float:
+    """Return the longest interval in seconds where the user gave no bound and a save takes ``stall_s`` from the steps."""
+    return max(AT_MOST_S, stall_s / BOUND_SHARE, at_least_s)
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleDecision:
+    """An interval in seconds and in steps, why, and the numbers that it came from."""
+
+    interval_s: float
+    steps: int
+    """1 or more; where the time of a step is not known, 1."""
+    reason: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    bound: str = ""
+    """The user's bound that decided, if it costs a share of the time worth a report: ``numbers`` has it as ``bound_cost``."""
+
+
+def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: IntervalBounds) -> ScheduleDecision:
+    """The interval from now on. It moves by at most a factor of two from ``before``, and stays where it would hardly move."""
+    costs, guessed = _costs(seen)
+    belief = learn(seen.belief or prior(seen.devices), seen.failures, seen.watched_s)
+    phase, rate = _phase(seen, belief)
+    risk = min(max(seen.risk, 1 / RISK_MOST), RISK_MOST)
+    unsteady = min(max(seen.unsteady, 1.0), UNSTEADY_MOST)
+    foreseen = min(max(seen.foreseen, 0.0), 1.0)
+    rate *= risk * unsteady**2  # an interval goes by the root of the rate: twice as restless, half as long
+    rate += foreseen / max(seen.foreseen_within_s, 1.0)
+    floor_s, floor = _floor(seen, costs, limits)
+    learned = learn_aging(seen.lives_s, costs, max(floor_s, costs.durable_s))
+    factor = learned.aging.factor(max(seen.age_s, floor_s)) if learned.aging is not None else 1.0
+    rate *= factor
+    most_s = limits.most_s(costs.stall_s)
+    found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, most_s))
+    wanted = found.seconds
+    asked = "are asked for" if limits.at_most_s is not None else "unless at_most= allows more"
+    why = (
+        floor
+        if floor_s >= most_s
+        else {"at least": floor, "at most": f"no more than {span(most_s)} {asked}", "optimum": "least is lost"}[found.bound]
+    )
+    bound, lost, free_s = _costly_bound(seen, costs, limits, rate, found)
+    if phase == "late" and seen.total_steps is not None and seen.step_s:
+        left_s = (seen.total_steps - seen.step) * seen.step_s
+        wanted = max(floor_s, left_s / max(1, math.ceil(left_s / wanted))) if left_s > 0 and wanted > 0 else wanted
+    interval_s, moved = _move(wanted, before, floor_s)
+    numbers = {
+        "wanted_s": wanted, "floor_s": floor_s, "rate_per_h": rate * 3600, "mtbf_s": belief.mtbf_s, "failures": float(seen.failures),
+        "watched_s": seen.watched_s, "stall_s": costs.stall_s, "durable_s": costs.durable_s, "restart_s": costs.restart_s,
+        "step_s": seen.step_s, "waste": found.waste, "young_s": young(costs.stall_s, 1 / rate), "daly_s": daly(costs.stall_s, 1 / rate),
+        "risk": risk, "foreseen": foreseen, "unsteady": unsteady, "pressure": seen.pressure,
+        "learned": factor,
+        "guesses": float(len(guessed)), "guessed_save": float("save" in guessed), "bound_cost": lost, "free_s": free_s,
+    }  # fmt: skip
+    steps = max(1, round(interval_s / seen.step_s)) if seen.step_s > 0 else 1
+    if seen.step_s > 0 and steps * seen.step_s > most_s:
+        steps = max(1, math.floor(most_s / seen.step_s))
+    if learned.aging is not None:
+        said = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
+        moved = f", {said} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
+    reason = f"every {span(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
+    if bound:
+        reason += f"; {costly(bound, lost, free_s)}"
+    return ScheduleDecision(interval_s, steps, reason, numbers, bound)
+
+
+def costly(bound: str, cost: float, free_s: float) -> str:
+    """Return what a user's bound costs, in words."""
+    return f"{bound} costs {cost:.1%} of the time: {span(free_s)} between saves would lose least"
+
+
+def bound_cost(interval_s: float, rate_per_s: float, costs: Costs, least_s: float = 0.0) -> tuple[float, float]:
+    """Return the share of time that ``interval_s`` loses beyond the best interval, and that interval, no shorter than ``least_s``."""
+    free = best_interval(rate_per_s, costs, at_least_s=least_s)
+    return max(0.0, waste(interval_s, rate_per_s, costs) - free.waste), free.seconds
+
+
+def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rate: float, found: Interval) -> tuple[str, float, float]:
+    """Return the user's bound that decided, what share of the time it costs, and the interval without it. Nothing below ``NOTICED``, and
+    nothing before a save was measured: a guess is no reason for an alarm."""
+    by: list[tuple[float, str]] = []
+    if found.bound == "at most" and limits.at_most_s is not None:
+        by = [(math.inf, f"at_most={span(limits.at_most_s)}")]  # also where a save takes longer than that
+    elif found.bound == "at least":
+        by = [(limits.at_least_s, f"at_least={span(limits.at_least_s)}")]
+        by.append((costs.stall_s / limits.overhead, f"overhead={limits.overhead:g}"))
+        if seen.bytes_per_s_most and seen.save_bytes:
+            by.append((seen.save_bytes / seen.bytes_per_s_most, f"bytes_per_second={seen.bytes_per_s_most:g}"))
+    deciding = next((name for seconds, name in by if seconds >= found.seconds), "")
+    if not deciding or not seen.stalls_s:
+        return "", 0.0, found.seconds
+    cost, free_s = bound_cost(found.seconds, rate, costs, max(costs.durable_s if seen.durables_s else 0.0, seen.step_s))
+    return (deciding, cost, free_s) if cost >= NOTICED else ("", 0.0, free_s)
+
+
+def span(seconds: float) -> str:
+    """A time as people say it."""
+    for most, unit, by in ((1e-3, "µs", 1e-6), (1, "ms", 1e-3), (120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
+        if seconds < most:
+            return f"{seconds / by:.3g} {unit}" if seconds else "0 s"
+    return f"{seconds / 86400:,.3g} d"
+
+
+def _costs(seen: ScheduleInput) -> tuple[Costs, list[str]]:
+    guessed = [name for name, known in (("save", seen.stalls_s), ("restart", seen.restarts_s)) if not known]
+    stall = median(seen.stalls_s) if seen.stalls_s else STALL_GUESS_S
+    durable = median(seen.durables_s) if seen.durables_s else max(stall, DURABLE_GUESS_S)
+    restart = median(seen.restarts_s) if seen.restarts_s else RESTART_S + RESTART_PER_DEVICE_S * seen.devices
+    return Costs(stall, max(stall, durable), restart), guessed
+
+
+def _phase(seen: ScheduleInput, belief: Belief) -> tuple[str, float]:
+    """Early little is known, and the worse end of what is believed counts; late the rest is parted evenly."""
+    if seen.total_steps and seen.step >= seen.total_steps * (1 - LATE):
+        return "late", belief.rate_per_s
+    if not seen.failures and seen.watched_s < belief.mtbf_s:
+        return "early", max(belief.rate_per_s, belief.at(EARLY_SHARE))
+    return "middle", belief.rate_per_s
+
+
+def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[float, str]:
+    """The shortest interval that makes sense, and why."""
+    pressure = min(max(seen.pressure, 0.0), 1.0)
+    found = [
+        (limits.at_least_s, f"no less than {span(limits.at_least_s)} are asked for"),
+        (costs.durable_s * (1 + pressure) if seen.durables_s else 0.0, f"a save takes {span(costs.durable_s)} until it is durable"),
+        (costs.stall_s / limits.overhead if seen.stalls_s else 0.0, f"saves may take {limits.overhead:.1%} of the steps' time"),
+        (seen.step_s, "there is no save within a step"),
+    ]
+    if seen.bytes_per_s_most and seen.save_bytes:
+        found.append((seen.save_bytes / seen.bytes_per_s_most, f"saves may write {seen.bytes_per_s_most / 1e6:,.0f} MB/s"))
+    seconds, why = max(found)
+    if pressure > 0 and why == found[1][1]:
+        why += f", and {pressure:.0%} of them wait for the one before"
+    return seconds, f"as often as it is free: {why}" if costs.stall_s == 0 else why
+
+
+def _move(wanted: float, before: ScheduleDecision | None, floor_s: float) -> tuple[float, str]:
+    """Return the next interval: by a factor of two at most, but never below ``floor_s``.
+
+    With a save of 30 min, doubling from a guess would mean five saves in a row.
+    """
+    if before is None or before.interval_s <= 0:
+        return wanted, ""
+    if before.interval_s / STILL < wanted < before.interval_s * STILL:
+        return before.interval_s, "" if span(wanted) == span(before.interval_s) else f"; {span(wanted)} would hardly differ"
+    least, most = before.interval_s / MOVE, before.interval_s * MOVE
+    if least <= wanted <= most:
+        return wanted, ""
+    return max(min(max(wanted, least), most), min(floor_s, wanted)), f"; on its way to {span(wanted)}, by a factor of {MOVE:g} at a time"
+
+
+def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
+    low, high = belief.interval(0.9)
+    sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
+    said = [
+        f"{seen.failures or 'no'} failure{'' if seen.failures == 1 else 's'} in {span(seen.watched_s)}",
+        f"one in {span(belief.mtbf_s)} is expected{sure}",
+        f"a save takes {span(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
+        f"a restart {span(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),
+    ]
+    if phase != "middle":
+        said.append({"early": "early: the worse end of it counts", "late": "late: the rest is parted evenly"}[phase])
+    if risk != 1.0:
+        said.append(f"failures are {risk:.2g} times as likely as usual")
+    if seen.foreseen > 0:
+        why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # parts are told apart by these
+        how = f"one is foreseen within {span(seen.foreseen_within_s)} ({min(seen.foreseen, 1.0):.0%} probable)"
+        said.append(how + (f": {why}" if why else ""))
+    if unsteady > 1.0:
+        said.append(f"the loss is {unsteady:.2g} times as restless as usual")
+    return ", ".join(said)

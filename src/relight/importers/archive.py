@@ -1,0 +1,319 @@
+"""A file that ``torch.save`` made, or a part of a file: where its storages lie, and what tensors and values are said to be made of them.
+
+Without torch: a tensor comes out as a ``Spec``, a dtype, device or size as the format's ``Leaf``, an array as ``Made``.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import DTYPES, Leaf
+from relight.importers.files import Handle, pread
+from relight.importers.pickles import AllowedCall, AllowedClass, read_pickle
+from relight.importers.tensors import Compound, FileRange, Home, Spec, row_major
+
+ENTRIES_MAX = 100_000
+EQUAL_MAX = 64
+DIRECTORY_BYTES_MAX = 16 << 20
+PICKLE_BYTES_MAX = 64 << 20
+_END, _END64, _LOCATOR = struct.Struct("<4s4H2LH"), struct.Struct("<4sQ2H2L4Q"), struct.Struct("<4sLQL")
+_CENTRAL, _LOCAL = struct.Struct("<4s6H3L5H2L"), struct.Struct("<4s5H3L2H")
+_STORAGES = {
+    "DoubleStorage": "float64", "FloatStorage": "float32", "HalfStorage": "float16", "BFloat16Storage": "bfloat16", "LongStorage": "int64",
+    "IntStorage": "int32", "ShortStorage": "int16", "CharStorage": "int8", "ByteStorage": "uint8", "BoolStorage": "bool",
+    "ComplexDoubleStorage": "complex128", "ComplexFloatStorage": "complex64",
+}  # fmt: skip
+
+
+class Storage(NamedTuple):
+    """Bytes that tensors lie in."""
+
+    dtype: str
+    span: FileRange
+    home: Home | None = None
+
+
+class StorageKind(NamedTuple):
+    """A class of storages: the dtype of what is in them."""
+
+    dtype: str
+
+
+class TorchArchive:
+    """``span`` of the file ``handle``, which ``torch.save`` wrote. ``home`` is what its tensors say that they lie in."""
+
+    def __init__(self, handle: Handle, span: FileRange, where: str, home: Home | None = None) -> None:
+        self._handle, self._span, self._where, self._home = handle, span, where, home
+        try:
+            self._entries = self._directory()
+            self._read_names()
+        except (struct.error, UnicodeError, ValueError, IndexError) as error:
+            raise UnsafeContent(f"not a file of torch.save: {str(error)[:100]}", where=where) from None
+
+    @property
+    def said(self) -> int:
+        """Bytes of the pickle in it."""
+        return self._entries[f"{self._top}/data.pkl"].length
+
+    def words(self) -> bytes:
+        """Its pickle, and what the directory says of all that is in it: by which it is known again."""
+        span = self._entries[f"{self._top}/data.pkl"]
+        told = "".join(f"{name}\0{one.offset}\0{one.length}\0{one.crc}\n" for name, one in sorted(self._entries.items()))
+        data = pread(self._handle, span.offset, min(span.length, PICKLE_BYTES_MAX), self._where)
+        return data + told.encode(errors="surrogatepass")
+
+    def content(self, *, strangers: bool = False) -> Any:
+        """What was saved, unread: values, with a ``Spec`` for each tensor, and ``Made`` for arrays. ``strangers``: see ``read_pickle``."""
+        span = self._entries[f"{self._top}/data.pkl"]
+        if span.length > PICKLE_BYTES_MAX:
+            raise UnsafeContent(f"a pickle of {span.length} bytes", where=self._where)
+        data = pread(self._handle, span.offset, span.length, self._where)
+        return read_pickle(data, TABLE, self._where, self._storage, strangers=strangers)
+
+    def tensor(self) -> Spec:
+        """The one tensor that was saved."""
+        found = self.content()
+        if not isinstance(found, Spec):
+            raise UnsafeContent("something other than a tensor", where=self._where)
+        return found
+
+    def _storage(self, told: Any) -> Storage:
+        if not (isinstance(told, tuple) and len(told) == 5 and told[0] == "storage" and isinstance(told[2], str)):
+            raise UnsafeContent("a storage that is told of in another way", where=self._where)
+        _, kind, key, _, count = told
+        if not isinstance(kind, StorageKind) or type(count) is not int or count < 0:
+            raise UnsafeContent("a storage of no known kind", where=self._where)
+        span = self._entries.get(f"{self._top}/data/{key}")
+        if span is None:
+            raise CorruptCheckpoint(f"storage {key[:40]!r} is missing", where=self._where)
+        if span.length != count * DTYPES[kind.dtype].itemsize:
+            raise CorruptCheckpoint(
+                f"a storage of {span.length} bytes, {count * DTYPES[kind.dtype].itemsize} were saved", where=self._where
+            )
+        return Storage(kind.dtype, span, self._home)
+
+    def _read_names(self) -> None:
+        tops = [name.removesuffix("/data.pkl") for name in self._entries if name.endswith("/data.pkl") and name.count("/") == 1]
+        if len(tops) != 1:
+            raise ValueError("no data.pkl, or several")
+        self._top = tops[0]
+        order = self._entries.get(f"{self._top}/byteorder")
+        if order is not None and pread(self._handle, order.offset, min(order.length, 16), self._where) != b"little":
+            raise IncompatibleState("saved on a machine of another byte order", where=self._where)
+
+    def _directory(self) -> dict[str, FileRange]:
+        """Entries by name, with the place of their bytes."""
+        start, size = self._span.offset, self._span.length
+        length = min(size, _END.size + 65535)
+        tail = pread(self._handle, start + size - length, length, self._where)
+        at = tail.rfind(b"PK\5\6")
+        if at < 0:
+            raise ValueError("no zip archive")
+        _, _, _, _, count, directory_size, directory, _ = _END.unpack_from(tail, at)
+        if at >= _LOCATOR.size and tail[at - _LOCATOR.size :][:4] == b"PK\6\7":
+            _, _, where, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+            if where + _END64.size > size:
+                raise ValueError("a directory outside of it")
+            record = _END64.unpack(pread(self._handle, start + where, _END64.size, self._where))
+            if record[0] != b"PK\6\6":
+                raise ValueError("no 64-bit end")
+            count, directory_size, directory = record[7:10]
+        if count > ENTRIES_MAX or directory_size > DIRECTORY_BYTES_MAX or directory + directory_size > size:
+            raise ValueError("a directory too large, or outside of it")
+        data = pread(self._handle, start + directory, directory_size, self._where)
+        entries: dict[str, FileRange] = {}
+        at = 0
+        for _ in range(count):
+            name, span, at = self._entry(data, at)
+            if name in entries:
+                raise ValueError("a name twice")
+            entries[name] = span
+        end = 0
+        for span in sorted(entries.values()):
+            if span.offset < end and span.length:
+                raise ValueError("two entries at one place")
+            end = max(end, span.offset + span.length)
+        return entries
+
+    def _entry(self, data: bytes, at: int) -> tuple[str, FileRange, int]:
+        head = _CENTRAL.unpack_from(data, at)
+        if head[0] != b"PK\1\2" or head[3] & 1 or head[4] != 0:
+            raise ValueError("an entry that is compressed or encrypted")
+        crc, packed, size, name_length, extra_length, comment_length, local = *head[7:13], head[16]
+        begin = at + _CENTRAL.size
+        name = data[begin : begin + name_length].decode("utf-8")
+        size, packed, local = _wide(data[begin + name_length : begin + name_length + extra_length], size, packed, local)
+        if size != packed or local + _LOCAL.size > self._span.length:
+            raise ValueError("an entry outside of it")
+        here = _LOCAL.unpack(pread(self._handle, self._span.offset + local, _LOCAL.size, self._where))
+        if here[0] != b"PK\3\4":
+            raise ValueError("no entry where one is said to be")
+        first = local + _LOCAL.size + here[9] + here[10]
+        if first + size > self._span.length:
+            raise ValueError("an entry outside of it")
+        return name, FileRange(self._span.offset + first, size, crc), begin + name_length + extra_length + comment_length
+
+
+def _wide(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
+    """The three numbers as a 64-bit field has them, where they did not fit."""
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, at)
+        if kind == 1:
+            fields = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
+            size = next(fields, size) if size == 0xFFFFFFFF else size
+            packed = next(fields, packed) if packed == 0xFFFFFFFF else packed
+            local = next(fields, local) if local == 0xFFFFFFFF else local
+        at += 4 + length
+    return size, packed, local
+
+
+def _tensor_v2(storage: Any, offset: Any, shape: Any, stride: Any, *rest: Any) -> Spec:
+    return _spec(storage, storage.dtype, offset, shape, stride)
+
+
+def _tensor_v3(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, hooks: Any, dtype: Any, *rest: Any) -> Spec:
+    if not isinstance(dtype, Leaf) or dtype.kind != "torch_dtype" or dtype.meta not in DTYPES:
+        raise ValueError("a dtype that the format has no name for")
+    return _spec(storage, dtype.meta, offset, shape, stride)
+
+
+def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spec:
+    """Checked: all of its elements lie in the storage."""
+    shape, stride = (one.meta if isinstance(one, Leaf) and one.kind == "torch_size" else one for one in (shape, stride))
+    if not isinstance(storage, Storage) or dtype not in DTYPES:
+        raise ValueError("a tensor of no storage")
+    for numbers in (shape, stride):
+        if not isinstance(numbers, tuple) or len(numbers) > 64 or any(type(one) is not int or not 0 <= one < 2**63 for one in numbers):
+            raise ValueError("shape or stride")
+    if len(shape) != len(stride) or type(offset) is not int or not 0 <= offset < 2**63:
+        raise ValueError("shape, stride or offset")
+    if not math.prod(shape):
+        if math.prod(one for one in shape if one) >= 2**63:
+            raise ValueError("a shape no tensor can have")
+        return Spec(dtype, shape, row_major(shape), 0, storage.span, storage.home)  # its strides and offset mean nothing
+    spec = Spec(dtype, shape, stride, offset, storage.span, storage.home)
+    if not spec.is_inside or spec.length > 64 * max(storage.span.length, 1 << 20):
+        raise ValueError("a tensor beyond its storage")
+    return spec
+
+
+def _sparse(layout: Any, told: Any) -> Compound:
+    if layout != "sparse_coo" or not isinstance(told, tuple) or len(told) not in (3, 4):
+        raise ValueError("a sparse tensor of another layout than COO")
+    indices, values, shape = told[:3]
+    shape = shape.meta if isinstance(shape, Leaf) else shape
+    if (
+        not isinstance(indices, Spec)
+        or not isinstance(values, Spec)
+        or not isinstance(shape, tuple)
+        or any(type(one) is not int for one in shape)
+    ):
+        raise ValueError("a sparse tensor")
+    return Compound("sparse_coo", (indices, values), (shape, bool(told[3]) if len(told) == 4 else False))
+
+
+def _layout(name: Any) -> str:
+    return str(name).removeprefix("torch.")[:40]
+
+
+def _sized(numbers: Any = ()) -> Leaf:
+    if not isinstance(numbers, (list, tuple)) or len(numbers) > 64 or any(type(one) is not int for one in numbers):
+        raise ValueError("a size")
+    return Leaf("torch_size", (), tuple(numbers))
+
+
+def _typed(function: Any, kind: Any, args: Any, state: Any) -> Any:
+    """A tensor or parameter with attributes, which are left out."""
+    if (
+        function not in _REBUILDERS
+        or not isinstance(kind, AllowedClass)
+        or kind.name not in ("Tensor", "Parameter")
+        or not isinstance(args, tuple)
+    ):
+        raise ValueError("a tensor of another class")
+    return function.function(*args)
+
+
+def _same(value: Any, *rest: Any) -> Any:
+    return value
+
+
+def _ordered(items: Any = ()) -> dict[Any, Any]:
+    if not isinstance(items, (list, tuple)) or len(items) > EQUAL_MAX:
+        raise ValueError("an OrderedDict of many pairs")
+    return dict(items)
+
+
+def _latin(text: Any, encoding: Any) -> bytes:
+    if not isinstance(text, str) or encoding != "latin1":
+        raise ValueError("bytes in another encoding")
+    return text.encode("latin1")
+
+
+def _group(kind: Callable[[Any], Any]) -> AllowedCall:
+    def make(items: Any = ()) -> Any:
+        if not isinstance(items, (list, tuple)) or (len(items) > EQUAL_MAX and any(type(one) is not str for one in items)):
+            raise ValueError("many members")
+        return kind(items)
+
+    return AllowedCall(make)
+
+
+def _complex(real: Any, imaginary: Any) -> complex:
+    return complex(float(real), float(imaginary))
+
+
+def _device(kind: Any, index: Any = None) -> Leaf:
+    return Leaf("torch_device", (), str(kind)[:40] if index is None else f"{str(kind)[:40]}:{int(index)}")
+
+
+def _defaults(kind: Any = None) -> dict[Any, Any]:
+    return {}
+
+
+_ALIASES = {
+    "half": "float16", "float": "float32", "double": "float64", "short": "int16", "int": "int32", "long": "int64", "cfloat": "complex64",
+    "cdouble": "complex128", "chalf": "complex32",
+}  # fmt: skip
+_QUANTISED = ("quint8", "qint8", "qint32", "quint4x2", "quint2x4")
+
+_REBUILDERS = (AllowedCall(_tensor_v2), AllowedCall(_tensor_v3), AllowedCall(_same))
+DTYPE_LEAVES: dict[str, Any] = {
+    **{f"torch.{name}": Leaf("torch_dtype", (), name) for name in (*DTYPES, *_QUANTISED)},
+    **{f"torch.{name}": Leaf("torch_dtype", (), kind) for name, kind in _ALIASES.items()},
+}
+
+TABLE: dict[str, Any] = {
+    "torch._utils._rebuild_tensor_v2": _REBUILDERS[0],
+    "torch._utils._rebuild_tensor_v3": _REBUILDERS[1],
+    "torch._utils._rebuild_parameter": _REBUILDERS[2],
+    "torch._utils._rebuild_parameter_with_state": _REBUILDERS[2],
+    "torch._tensor._rebuild_from_type_v2": AllowedCall(_typed),
+    "torch.Tensor": AllowedClass("Tensor"),
+    "torch.nn.parameter.Parameter": AllowedClass("Parameter"),
+    "torch._utils._rebuild_sparse_tensor": AllowedCall(_sparse),
+    "torch.serialization._get_layout": AllowedCall(_layout),
+    "torch.storage.UntypedStorage": StorageKind("uint8"),
+    "torch.Size": AllowedCall(_sized),
+    "torch.device": AllowedCall(_device),
+    "collections.OrderedDict": AllowedCall(_ordered),
+    "collections.defaultdict": AllowedCall(_defaults),
+    "_codecs.encode": AllowedCall(_latin),
+    "argparse.Namespace": AllowedClass("Namespace"),
+    "numpy.dtype": AllowedClass("dtype"),
+    "numpy.ndarray": AllowedClass("ndarray"),
+    **{f"torch.{name}": StorageKind(kind) for name, kind in _STORAGES.items()},
+    **DTYPE_LEAVES,
+}
+"""What a file of ``torch.save`` may ask for, and what that is here."""
+for _home in ("builtins", "__builtin__"):  # protocol 2 says the latter
+    TABLE |= {f"{_home}.complex": AllowedCall(_complex), f"{_home}.set": _group(set), f"{_home}.frozenset": _group(frozenset)}
+    TABLE |= {f"{_home}.{name}": AllowedClass(name) for name in ("dict", "list", "int", "float", "str", "bool", "tuple")}
+for _home in ("numpy.core.multiarray", "numpy._core.multiarray"):
+    TABLE[f"{_home}._reconstruct"] = AllowedClass("array")
+    TABLE[f"{_home}.scalar"] = AllowedClass("scalar")

@@ -1,0 +1,191 @@
+"""A directory of ``torch.distributed.checkpoint``: its tensors put together from their chunks, its optimizer by the names that it says."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState
+from relight.format import Tensor
+from relight.importers.archive import TorchArchive
+from relight.importers.content import KEPT, OPTIMIZER, Content, ImportedComponent, check_walkable, is_optimizer, is_tensor, optimizer_of
+from relight.importers.dcp import Chunk, Metadata, Value
+from relight.importers.files import Files
+from relight.importers.nesting import OpaqueNode, Path, crowded, nested
+from relight.importers.tensors import AssembledTensor, FileRange, FileSource, Home, StridedSource, Tiled
+from relight.layout import Source
+
+
+def detect_dcp(files: Files) -> Content | None:
+    """What a directory with DCP's ``.metadata`` holds; None if it has none."""
+    if not files.has(".metadata") and ".metadata" not in files.others:
+        return None
+    content = Content("dcp", "DCP directory (torch.distributed.checkpoint)")
+    take_tree(content, read_tree(files), files)
+    return content
+
+
+def read_tree(files: Files) -> dict[Any, Any]:
+    """The state dict as it was, with a ``Whole`` for each tensor; its other values are read."""
+    files.bytes(".metadata", 512 << 20)
+    said = Metadata(files.path, files.open, strangers=True)
+    flat = crowded({name: path for name, (path, _) in said.found.items()})
+    nodes: list[tuple[Path, Any]] = []
+    for name, (path, what) in said.found.items():
+        at: Path = (name,) if name in flat else path
+        if isinstance(what, Value):
+            where = f"{files.path}/{what.file}: {name[:80]}"
+            with files.open(what.file) as handle:
+                value = TorchArchive(handle, what.span, where, Home(files, what.file)).content(strangers=True)
+            nodes.append((at, OpaqueNode(value)))
+        else:
+            nodes.append((at, OpaqueNode(_tensor(files, said.tensors[what], said.chunks[what]))))
+    return nested(nodes)
+
+
+def _tensor(files: Files, tensor: Tensor, chunks: list[Chunk]) -> AssembledTensor:
+    where = f"{files.path}: {tensor.name[:80]}"
+    if sum(chunk.span.length for chunk in chunks) < tensor.length:
+        raise CorruptCheckpoint("its chunks are smaller than it", where=where)
+    boxes = [(chunk.box, _DcpChunkSource(files, chunk, tensor)) for chunk in chunks]
+    for chunk in chunks:
+        files.size(chunk.file)
+    source: Source = boxes[0][1] if len(boxes) == 1 else Tiled(tensor.dtype, tensor.shape, boxes, where)
+    return AssembledTensor(tensor.dtype, tensor.shape, source, (files.path, tensor.name, tensor.pack))
+
+
+class _DcpChunkSource:
+    """One chunk: a file of ``torch.save`` in the file, which is looked at when its first byte is wanted."""
+
+    def __init__(self, files: Files, chunk: Chunk, tensor: Tensor) -> None:
+        self._files, self._chunk, self._tensor = files, chunk, tensor
+        self.length = chunk.box.elements * (tensor.length // max(1, _elements(tensor)))
+        self._source: Source | None = None
+        self._lock = threading.Lock()
+
+    def view(self) -> memoryview | None:
+        """None: it is read when it is wanted."""
+        return None
+
+    def fill(self, start: int, into: memoryview) -> None:
+        """Read it."""
+        with self._lock:
+            source = self._source = self._source or self._open_source()
+        source.fill(start, into)
+
+    def _open_source(self) -> Source:
+        file, span, box = self._chunk
+        where = f"{self._files.path}/{file}: {self._tensor.name[:80]}"
+        with self._files.open(file) as handle:
+            spec = TorchArchive(handle, FileRange(span.offset, span.length), where, Home(self._files, file)).tensor()
+        if spec.dtype != self._tensor.dtype or spec.shape != box.size or spec.length != self.length:
+            raise CorruptCheckpoint("a chunk of another shape or dtype than the metadata says", where=where)
+        source = spec.source()
+        assert isinstance(source, (FileSource, StridedSource))
+        return source
+
+
+def _elements(tensor: Tensor) -> int:
+    count = 1
+    for extent in tensor.shape:
+        count *= extent
+    return count
+
+
+def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
+    """Components of a state dict that DCP saved: modules by their tensors, optimizers in any of the forms that torch gives them."""
+    check_walkable(tree, files.path)
+    if len(tree) == 1:
+        (inner,) = tree.values()
+        if isinstance(inner, dict) and any(_is_optimizer(one) for one in inner.values()):
+            tree = inner  # one object of the script's own around all of it
+    loose = {str(key): value for key, value in tree.items() if is_tensor(value)}
+    rest: dict[Any, Any] = {}
+    for key, value in tree.items():
+        if is_tensor(value):
+            continue
+        if _is_optimizer(value):
+            content.components[_name(key, "optimizer", tree)] = ImportedComponent(OPTIMIZER, _optimizer(value, files.where(".metadata")))
+        elif isinstance(value, dict) and _is_nested_module(value):
+            content.module("model" if key in ("model", "state_dict", "module") else str(key), _unnested(value))
+        else:
+            rest[key] = value
+    if loose and "model" not in content.components:
+        content.module("model", loose)
+    elif loose:
+        content.kept["tensors"] = loose
+    taken = dict(content.components)
+    content.take(rest)
+    content.components = {**content.components, **taken}
+    for name in ("grad", "rank", "rng", KEPT):
+        content.components.pop(name, None)
+
+
+def _name(key: Any, usual: str, tree: Mapping[Any, Any]) -> str:
+    alone = sum(_is_optimizer(value) for value in tree.values()) == 1
+    return usual if alone and key in ("optim", "optimizer", "optimizer_state_dict", "opt") else str(key)
+
+
+def _is_nested_module(node: Mapping[Any, Any]) -> bool:
+    """Whether it has tensors alone, whatever it is nested in."""
+    return bool(node) and all(
+        type(key) is str and (is_tensor(one) or key.endswith("_extra_state") or (isinstance(one, dict) and _is_nested_module(one)))
+        for key, one in node.items()
+    )
+
+
+def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, dict) and not key.endswith("_extra_state"):
+            found.update(_unnested(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _is_flat(node: Any) -> bool:
+    """Whether it is an optimizer's state as ``flatten_optimizer_state_dict`` gives it."""
+    return (
+        isinstance(node, dict)
+        and any(str(key).startswith("param_groups.") for key in node)
+        and all(str(key).startswith(("state.", "param_groups.")) for key in node)
+    )
+
+
+def _is_optimizer(node: Any) -> bool:
+    return _is_flat(node) or is_optimizer(node) or (isinstance(node, dict) and is_optimizer({"state": {}, **node}))
+
+
+def _optimizer(node: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    if _is_flat(node):
+        return _unflattened(node, where)
+    members = [one for group in node["param_groups"] for one in group["params"]]
+    state = node.get("state", {})
+    if all(type(one) is int for one in members):
+        state = {
+            int(key) if type(key) is str and key.isascii() and key.isdigit() and len(key) < 10 else key: one for key, one in state.items()
+        }
+    return optimizer_of({**node, "state": state})
+
+
+def _unflattened(node: Mapping[Any, Any], where: str) -> dict[str, Any]:
+    """Of ``flatten_optimizer_state_dict``: parameters with the same settings are a group, as it does not say which were."""
+    state: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for key, value in node.items():
+        home, _, rest = str(key).partition(".")
+        name, _, what = rest.rpartition(".")
+        if not name:
+            raise IncompatibleState(f"an optimizer's state with an entry {str(key)[:80]!r}", where=where)
+        (state if home == "state" else settings).setdefault(name, {})[what] = value
+    groups: list[dict[str, Any]] = []
+    for name, mine in settings.items():
+        for group in groups:
+            if {key: value for key, value in group.items() if key != "params"} == mine:
+                group["params"].append(name)
+                break
+        else:
+            groups.append({**mine, "params": [name]})
+    return {"state": state, "groups": groups, "extra": {}}

@@ -1,0 +1,457 @@
+"""DeepSpeed's checkpoints: the flat partitions of ZeRO's stages put together to whole tensors by what the files say, and universal ones."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import Leaf
+from relight.importers.content import MODULE, OPTIMIZER, SCHEDULER, Content, ImportedComponent, is_module, is_tensor
+from relight.importers.files import Files, pread
+from relight.importers.pickles import UnpickledObject
+from relight.importers.tensors import AssembledTensor, Joined, Spec, row_major
+from relight.importers.torch_file import read_torch
+from relight.layout import Bytes, Source
+
+_OPTIM = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_MODEL = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
+_TAKEN = {
+    "module", "optimizer", "lr_scheduler", "buffer_names", "param_shapes", "frozen_param_shapes", "frozen_param_fragments", "shared_params",
+    "optimizer_state_dict",
+}  # fmt: skip
+_SMALL_BYTES = 64
+
+
+class FlatRange(NamedTuple):
+    """Elements of a flat tensor that are some of a parameter's."""
+
+    flat: Spec
+    start: int
+    elements: int
+
+
+def detect_deepspeed(files: Files) -> Content | None:
+    """What such a folder holds; None if it is none. A folder above, with ``latest`` in it, is that of the newest."""
+    prefix = ""
+    if files.has("latest") and any("/" in name and _MODEL.fullmatch(name.rpartition("/")[2]) for name in files.stamps):
+        tag = files.text("latest")
+        if not tag or "/" in tag or tag in (".", "..") or tag not in files.folders:
+            raise UnsafeContent(f"'latest' names {tag[:80]!r}, which is not a folder here", where=files.where("latest"))
+        prefix = f"{tag}/"
+    names = files.names(prefix.rstrip("/"))
+    models = {match: name for name in names if (match := _MODEL.fullmatch(name))}
+    optims = {match: name for name in names if (match := _OPTIM.fullmatch(name))}
+    if not models:
+        return None
+    where = files.where(prefix.rstrip("/"))
+    if any(int(match[2]) for match in (*models, *optims)):
+        raise _several(files, prefix, models, len({match[2] for match in (*models, *optims)}))
+    if any(re.match(r"(?:layer_\d|expp_rank_|.*_expert_)", name) for name in names):
+        raise IncompatibleState("pipeline layers or experts in files of their own, which are not understood", where=where)
+    model_files = [name for _, name in sorted(((int(match[1] or 0), name) for match, name in models.items()))]
+    told = _dict(read_torch(files, f"{prefix}{model_files[0]}"), files.where(f"{prefix}{model_files[0]}"))
+    if f"{prefix}zero" in files.folders:
+        return _universal(files, prefix, told)
+    ranks = [name for _, name in sorted((int(match[1]), name) for match, name in optims.items())]
+    if [int(_OPTIM.fullmatch(name)[1]) for name in ranks] != list(range(len(ranks))):  # type: ignore[index]
+        raise CorruptCheckpoint("ranks are missing: there are " + ", ".join(ranks[:8]), where=where)
+    held = [_dict(_dict(read_torch(files, f"{prefix}{name}"), where).get("optimizer_state_dict"), where) for name in ranks]
+    if not held:
+        return _unpartitioned(files, told)
+    stage = _stage(held[0].get("zero_stage"), where)
+    _all_there(held, where)
+    content = Content("zero", f"DeepSpeed ZeRO stage {stage}, {_ranks(len(held))}{_version(told)}")
+    shapes = _shapes(told, where)
+    if stage == 3:
+        others = [_dict(read_torch(files, f"{prefix}{name}"), where) for name in model_files[1:]]
+        _stage3(content, told, others, held, shapes, where)
+    else:
+        _stage12(content, told, held, shapes, where)
+    _rest(content, told)
+    return content
+
+
+def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], count: int) -> IncompatibleState:
+    """Why the pieces of several model-parallel ranks are not put together here: rules for that, where there are any, are patterns and
+    formulas of the training script's own, which its files would have this process carry out."""
+    told = read_torch(files, prefix + min(models.values()))
+    rules = told.get("universal_checkpoint_info") if isinstance(told, dict) else None
+    what = f"pieces of {count} model-parallel ranks"
+    if isinstance(rules, dict) and rules:
+        shown = ", ".join(sorted(map(str, rules))[:4])[:120]
+        return IncompatibleState(
+            f"{what}; how they go together its universal_checkpoint_info says ({shown}), in patterns that only DeepSpeed follows",
+            where=files.where(prefix.rstrip("/")),
+            hint="python -m deepspeed.checkpoint.ds_to_universal --input_folder … --output_folder …, and import that",
+        )
+    return IncompatibleState(
+        f"{what}, and no universal_checkpoint_info: nothing in it says how each tensor was cut",
+        where=files.where(prefix.rstrip("/")),
+        hint="load it with the script that wrote it and save on one model-parallel rank, or with universal_checkpoint_info in client_state",
+    )
+
+
+# -- stages
+
+
+def _stage12(
+    content: Content, told: Mapping[str, Any], held: list[dict[str, Any]], shapes: list[dict[str, tuple[int, ...]]], where: str
+) -> None:
+    runs = _runs_by_mappings(held, where) if all("param_slice_mappings" in one for one in held) else None
+    if runs is None:
+        raise IncompatibleState(
+            "no param_slice_mappings: written by a DeepSpeed of before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
+        )
+    known = {name: shape for group in shapes for name, shape in group.items()}
+    if set(known) != set(runs):
+        raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, {len(known)} are told of", where=where)
+    model = dict(_dict(told.get("module"), where))
+    names_of = {name: index for index, group in enumerate(shapes) for name in group}
+    bases = [_base(one, where) for one in held]
+    state: dict[str, dict[str, Any]] = {}
+    for name, shape in known.items():
+        group = names_of[name]
+        flats = [_list(one.get("single_partition_of_fp32_groups"), where) for one in held]
+        model[name] = _whole([FlatRange(_flat(flats[rank], group, where), *at) for rank, at in runs[name]], shape, ("fp32", name), where)
+        state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
+    content.components["model"] = ImportedComponent(MODULE, model)
+    _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
+    _log_precision(content, told, set(known))
+
+
+def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[tuple[int, tuple[int, int]]]]:
+    """For each parameter, which elements of which rank's partition are its own, in order."""
+    found: dict[str, list[tuple[int, tuple[int, int]]]] = {}
+    for rank, one in enumerate(held):
+        for group in _list(one["param_slice_mappings"], where):
+            for name, address in _dict(group, where).items():
+                if not isinstance(address, UnpickledObject) or not isinstance(address.state, dict):
+                    raise UnsafeContent("a partition that is not told of as DeepSpeed does", where=where)
+                start, count = address.state.get("start"), address.state.get("numel")
+                if type(start) is not int or type(count) is not int or min(start, count) < 0:
+                    raise UnsafeContent(f"{str(name)[:80]!r} has an impossible place", where=where)
+                found.setdefault(str(name), []).append((rank, (start, count)))
+    return found
+
+
+def _moments(
+    bases: list[dict[str, Any]], group: int, runs: Mapping[int, tuple[int, int]], name: str, shape: tuple[int, ...], where: str
+) -> dict[str, Any]:
+    """What the optimizer has for one parameter: what is as large as a partition is put together, scalars are those of its first rank."""
+    found: dict[str, Any] = {}
+    first = next(iter(runs))
+    for key, value in _dict(_dict(bases[first]["state"], where).get(group, {}), where).items():
+        if is_tensor(value) and len(value.shape) == 1:
+            pieces = [
+                FlatRange(_flat(_dict(_dict(bases[rank]["state"], where).get(group), where), key, where), *at) for rank, at in runs.items()
+            ]
+            found[key] = _whole(pieces, shape, (key, name), where)
+        else:
+            found[key] = _scalar(value, (key, name))
+    return found
+
+
+def _stage3(
+    content: Content, told: Mapping[str, Any], others: list[dict[str, Any]], held: list[dict[str, Any]],
+    shapes: list[dict[str, tuple[int, ...]]], where: str,
+) -> None:  # fmt: skip
+    """Each parameter is cut into as many equal pieces as there are ranks, the last padded; on a rank pieces lie one behind the other."""
+    world = len(held)
+    known = {name: shape for group in shapes for name, shape in group.items()}
+    flats = [
+        [_flat(_list(one.get("fp32_flat_groups"), where), i, where) for i in range(len(_list(one["fp32_flat_groups"], where)))]
+        for one in held
+    ]
+    bases = [_dict(one.get("optimizer_state_dict"), where) for one in held]
+    model = {key: value for key, value in _dict(told.get("module"), where).items() if key in (told.get("buffer_names") or ())}
+    state: dict[str, dict[str, Any]] = {}
+    at = 0
+    for name, shape in known.items():
+        piece = -(-math.prod(shape) // world)
+        runs = [_spread(flats[rank], at, piece, where) for rank in range(world)]
+        model[name] = _cut(runs, lambda rank, index: flats[rank][index], shape, ("fp32", name), where)
+        groups = sorted({index for index, _, _ in runs[0]})
+        first = _dict(_dict(bases[0].get("state", {}), where).get(groups[0] if groups else 0, {}), where)
+        mine: dict[str, Any] = {}
+        for key, value in first.items():
+            if is_tensor(value) and len(value.shape) == 1:
+                mine[key] = _cut(runs, _keyed(bases, key, where), shape, (key, name), where)
+            else:
+                mine[key] = _scalar(value, (key, name))
+        state[name] = mine
+        at += piece
+    if any(at != sum(math.prod(one.shape) for one in mine) for mine in flats):
+        raise CorruptCheckpoint(f"partitions of {sum(math.prod(one.shape) for one in flats[0])} elements, where {at} belong", where=where)
+    _frozen(model, told, others, world, where)
+    content.components["model"] = ImportedComponent(MODULE, model)
+    _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
+    _log_precision(content, told, set(known))
+
+
+def _keyed(bases: list[dict[str, Any]], key: str, where: str) -> Any:
+    return lambda rank, index: _flat(_dict(_dict(bases[rank].get("state"), where).get(index), where), key, where)
+
+
+def _spread(flats: Sequence[Spec], at: int, count: int, where: str) -> list[tuple[int, int, int]]:
+    """Which elements of which of a rank's flat tensors are those from ``at`` on, if they lay behind each other."""
+    found, begin = [], 0
+    for index, flat in enumerate(flats):
+        length = math.prod(flat.shape)
+        lo, hi = max(at, begin), min(at + count, begin + length)
+        if lo < hi:
+            found.append((index, lo - begin, hi - lo))
+        begin += length
+    if sum(one[2] for one in found) != count:
+        raise CorruptCheckpoint("partitions that end before their parameters do", where=where)
+    return found
+
+
+def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
+    """All ranks' pieces of one parameter, without what pads the last."""
+    left = math.prod(shape)
+    pieces: list[FlatRange] = []
+    for rank, mine in enumerate(runs):
+        for index, start, count in mine:
+            take = min(count, left)
+            pieces.append(FlatRange(flat_of(rank, index), start, take))
+            left -= take
+    return _whole(pieces, shape, key, where)
+
+
+def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[str, Any]], world: int, where: str) -> None:
+    """Parameters that are not trained: each rank has a piece of them in its model's file."""
+    shapes = told.get("frozen_param_shapes")
+    if not shapes:
+        return
+    files = [told, *others]
+    if len(files) != world:
+        raise CorruptCheckpoint(f"frozen parameters of {world} ranks, in the files of {len(files)}", where=where)
+    for name, shape in _dict(shapes, where).items():
+        pieces, left = [], math.prod(_shape(shape, where))
+        for one in files:
+            flat = _flat(_dict(one.get("frozen_param_fragments"), where), name, where)
+            take = min(left, math.prod(flat.shape))
+            pieces.append(FlatRange(flat, 0, take))
+            left -= take
+        model[name] = _whole(pieces, _shape(shape, where), ("frozen", name), where)
+
+
+# -- universal, and without partitions
+
+
+def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
+    """``zero/<parameter>/{fp32,exp_avg,…}.pt``: whole tensors, each in a file."""
+    content = Content("universal", f"DeepSpeed universal checkpoint{_version(told)}")
+    where = files.where(f"{prefix}zero")
+    held: dict[str, dict[str, Any]] = {}
+    for name in sorted(files.stamps):
+        inner = name.removeprefix(f"{prefix}zero/")
+        parameter, _, file = inner.rpartition("/")
+        if inner == name or not parameter or "/" in parameter or not file.endswith(".pt"):
+            continue
+        value = read_torch(files, name)
+        held.setdefault(parameter, {})[file.removesuffix(".pt")] = value
+    shapes = _shapes(told, where)
+    known = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(told, where)
+    model = {key: value for key, value in (told.get("module") or {}).items() if is_tensor(value)} if is_module(told.get("module")) else {}
+    state: dict[str, dict[str, Any]] = {}
+    for name, parts in held.items():
+        shape = known.get(name)
+        parts = {key: _shaped(_param(value), shape) for key, value in parts.items()}
+        weight = parts.pop("fp32", None)
+        if not is_tensor(weight):
+            raise CorruptCheckpoint("no fp32.pt", where=f"{where}/{name[:80]}")
+        model[name] = weight
+        if parts:
+            state[name] = {key: value if is_tensor(value) else _scalar(value, (key, name)) for key, value in parts.items()}
+    members = [[name for name in group if name in state] for group in shapes]
+    if sum(map(len, members)) != len(state):
+        raise CorruptCheckpoint("other parameters than the model's file tells of", where=where)
+    content.components["model"] = ImportedComponent(MODULE, model)
+    common = read_torch(files, f"{prefix}zero/optimizer_state.pt") if files.has(f"{prefix}zero/optimizer_state.pt") else {}
+    base = common.get("base_optimizer_state") or common.get("optimizer_state_dict") or common if isinstance(common, dict) else {}
+    base = _dict(base, where)
+    _common_scalars(base.get("state"), members, state)
+    _optimizer(content, base.get("param_groups"), members, state, where)
+    _rest(content, told)
+    return content
+
+
+def _shaped(value: Any, shape: tuple[int, ...] | None) -> Any:
+    """A tensor in its parameter's shape: of stage 3 they are written flat."""
+    flat = isinstance(value, Spec) and value.in_order and len(value.shape) == 1
+    if flat and shape is not None and value.shape != shape and math.prod(value.shape) == math.prod(shape):
+        return value._replace(shape=shape, stride=row_major(shape))
+    return value
+
+
+def _common_scalars(common: Any, members: list[list[str]], state: dict[str, dict[str, Any]]) -> None:
+    """What all of a group share and was not written for each parameter, as stage 3's count of steps is not."""
+    for index, names in enumerate(members):
+        told = common.get(index) if isinstance(common, dict) else None
+        shared = {key: one for key, one in told.items() if is_tensor(one) and not one.shape} if isinstance(told, dict) else {}
+        for name in names:
+            state[name] = {**{key: _scalar(one, (key, name)) for key, one in shared.items()}, **state[name]}
+
+
+def _frozen_shapes(told: Mapping[str, Any], where: str) -> dict[str, tuple[int, ...]]:
+    return {str(name): _shape(shape, where) for name, shape in _dict(told.get("frozen_param_shapes") or {}, where).items()}
+
+
+def _param(value: Any) -> Any:
+    """A universal file's tensor: alone, or as ``param`` of a dict."""
+    return value.get("param") if isinstance(value, dict) else value
+
+
+def _unpartitioned(files: Files, told: Mapping[str, Any]) -> Content:
+    """Without ZeRO: one file has the module and, if there is one, the optimizer as torch's says it."""
+    from relight.importers.content import is_optimizer, optimizer_of
+
+    content = Content("deepspeed", f"DeepSpeed checkpoint without ZeRO{_version(told)}")
+    content.components["model"] = ImportedComponent(MODULE, dict(_dict(told.get("module"), files.path)))
+    optimizer = told.get("optimizer")
+    if isinstance(optimizer, dict) and is_optimizer(optimizer):
+        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(optimizer))
+    elif optimizer is not None:
+        content.kept["optimizer"] = optimizer
+        content.left_out.append(("optimizer", "DeepSpeed's own form of it: kept as values, no component takes it"))
+    _rest(content, told)
+    return content
+
+
+# -- what they share
+
+
+def _optimizer(content: Content, groups: Any, members: list[list[str]], state: dict[str, dict[str, Any]], where: str) -> None:
+    """The optimizer under its parameters' names, group by group."""
+    if not isinstance(groups, list) or len(groups) != len(members):
+        if len(members) == 1 or not isinstance(groups, list):
+            content.left_out.append(("optimizer/groups", "settings of its groups are not told: only the state of its parameters is here"))
+        else:
+            raise CorruptCheckpoint(f"settings of {len(groups)} groups, parameters of {len(members)}", where=where)
+        groups = [{} for _ in members]
+    node = [
+        {**{k: v for k, v in _dict(g, where).items() if k not in ("params", "param_names")}, "params": m}
+        for g, m in zip(groups, members, strict=True)
+    ]
+    content.components["optimizer"] = ImportedComponent(
+        OPTIMIZER, {"state": {name: one for name, one in state.items() if one}, "groups": node, "extra": {}}
+    )
+
+
+def _rest(content: Content, told: Mapping[str, Any]) -> None:
+    """Steps, scheduler, what the client gave; the scaler is DeepSpeed's own object."""
+    step = told.get("global_steps")
+    content.step = step if type(step) is int and 0 <= step < 10**15 else None
+    scheduler = told.get("lr_scheduler")
+    if isinstance(scheduler, dict) and scheduler:
+        content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
+    content.kept |= {key: value for key, value in told.items() if key not in _TAKEN and type(key) is str and value is not None}
+    if told.get("shared_params"):
+        content.kept["shared_params"] = told["shared_params"]
+    content.notes.append("DeepSpeed saves no random number generators")
+    content.left_out.append(("loss scaler", "an object of DeepSpeed's own"))
+
+
+def _log_precision(content: Content, told: Mapping[str, Any], trained: set[str]) -> None:
+    module = _dict(told.get("module") or {}, "")
+    halves = [key for key, value in module.items() if key in trained and is_tensor(value) and value.shape and math.prod(value.shape)]
+    if halves and any(module[key].dtype != "float32" for key in halves):
+        content.left_out.append((f"{len(halves)} weights in 16 bits", "the fp32 ones that they are rounded from are taken"))
+
+
+def _all_there(held: list[dict[str, Any]], where: str) -> None:
+    counts = held[0].get("partition_count")
+    wanted = max(counts, default=0) if isinstance(counts, list) and all(type(one) is int for one in counts) else counts
+    if wanted != len(held):
+        raise CorruptCheckpoint(f"files of {_ranks(len(held))}, where {str(wanted)[:20]} wrote", where=where)
+
+
+def _stage(value: Any, where: str) -> int:
+    stage = value.args[0] if isinstance(value, UnpickledObject) and value.args else value
+    if stage not in (1, 2, 3) or type(stage) is not int:
+        raise IncompatibleState(f"ZeRO of stage {str(stage)[:20]}", where=where)
+    return stage
+
+
+def _base(one: Mapping[str, Any], where: str) -> dict[str, Any]:
+    base = one.get("base_optimizer_state")
+    if isinstance(base, list):  # of elastic checkpoints: one dict a group, without padding
+        return {"state": dict(enumerate(base)), "param_groups": one.get("param_groups")}
+    found = _dict(base, where)
+    return {"state": {}, **found}
+
+
+def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
+    """A parameter, of runs of flat tensors. ``CorruptCheckpoint`` if they are not as many elements as it has."""
+    runs: list[tuple[Source, int, int]] = []
+    dtype = pieces[0].flat.dtype if pieces else "float32"
+    for flat, start, count in pieces:
+        if flat.dtype != dtype or start + count > math.prod(flat.shape):
+            raise CorruptCheckpoint(f"{str(key[1])[:80]!r} lies beyond its partition, or in one of another dtype", where=where)
+        runs.append((flat.source(), start * flat.itemsize, count * flat.itemsize))
+    if sum(count for _, _, count in pieces) != math.prod(shape):
+        raise CorruptCheckpoint(
+            f"{str(key[1])[:80]!r}: {sum(run[2] for run in pieces)} elements, where {math.prod(shape)} belong", where=where
+        )
+    return AssembledTensor(dtype, shape, Joined(runs), (where, key))
+
+
+def _scalar(value: Any, key: Any) -> Any:
+    """A tensor that all of a group share, one for each of its parameters."""
+    if isinstance(value, Spec) and value.home is not None and value.length <= _SMALL_BYTES and value.stride == row_major(value.shape):
+        with value.home.files.open(value.home.name) as handle:
+            where = value.home.files.where(value.home.name)
+            data = pread(handle, value.span.offset + value.offset * value.itemsize, value.length, where)
+        return AssembledTensor(value.dtype, value.shape, Bytes(data), ("scalar", key))
+    return value
+
+
+def _shapes(told: Mapping[str, Any], where: str) -> list[dict[str, tuple[int, ...]]]:
+    shapes = told.get("param_shapes")
+    groups = shapes if isinstance(shapes, list) else [shapes]
+    found = [{str(name): _shape(shape, where) for name, shape in _dict(group, where).items()} for group in groups]
+    if len({name for group in found for name in group}) != sum(map(len, found)):
+        raise UnsafeContent("a parameter twice", where=where)
+    return found
+
+
+def _shape(value: Any, where: str) -> tuple[int, ...]:
+    shape = value.meta if isinstance(value, Leaf) and value.kind == "torch_size" else value
+    if not isinstance(shape, (tuple, list)) or len(shape) > 64 or any(type(one) is not int or not 0 <= one < 2**63 for one in shape):
+        raise UnsafeContent("an impossible shape", where=where)
+    return tuple(shape)
+
+
+def _flat(held: Any, key: Any, where: str) -> Spec:
+    try:
+        found = held[key]
+    except (KeyError, IndexError, TypeError):
+        raise CorruptCheckpoint(f"a partition is missing: {str(key)[:40]}", where=where) from None
+    if not isinstance(found, Spec) or not (len(found.shape) == 1 or found.in_order):
+        raise UnsafeContent("a partition that is no flat tensor", where=where)
+    return found
+
+
+def _dict(value: Any, where: str) -> dict[Any, Any]:
+    if not isinstance(value, dict):
+        raise UnsafeContent("not as DeepSpeed writes it: something other than a dict", where=where)
+    return value
+
+
+def _list(value: Any, where: str) -> list[Any]:
+    if not isinstance(value, (list, tuple)):
+        raise UnsafeContent("not as DeepSpeed writes it: something other than a list", where=where)
+    return list(value)
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'' if count == 1 else 's'}"
+
+
+def _version(told: Mapping[str, Any]) -> str:
+    version = told.get("ds_version")
+    return f", version {version}" if isinstance(version, str) and re.fullmatch(r"[\w.+-]{1,30}", version) else ""

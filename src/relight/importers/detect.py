@@ -1,0 +1,106 @@
+"""Recognising a checkpoint by what is there: no flags, no file name's ending, none of the frameworks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+
+from relight.errors import IncompatibleState, UnsafeContent
+from relight.importers.accelerate import detect_accelerate
+from relight.importers.bucket import BucketFiles, is_bucket
+from relight.importers.content import Content
+from relight.importers.dcp_content import detect_dcp
+from relight.importers.deepspeed import detect_deepspeed
+from relight.importers.files import Files, pread
+from relight.importers.found import DetectedCheckpoint, found_of
+from relight.importers.hf import add_trainer, detect_model, detect_trainer
+from relight.importers.megatron import detect_megatron
+from relight.importers.orbax import detect_orbax
+from relight.importers.single_file import detect_file
+from relight.importers.snapshot import detect_snapshot
+
+
+def _deepspeed(files: Files) -> Content | None:
+    content = detect_deepspeed(files)
+    if content is not None:
+        add_trainer(content, files)
+    return content
+
+
+Looker = Callable[[Files], Content | None]
+FOLDERS: tuple[Looker, ...] = (
+    detect_megatron, detect_dcp, detect_snapshot, _deepspeed, detect_trainer, detect_accelerate, detect_orbax, detect_model,
+)  # fmt: skip
+"""What looks at a folder, the more special first."""
+KNOWN = (
+    "torch.save and safetensors files, Hugging Face folders and Trainer checkpoints, Lightning .ckpt, DCP directories, Accelerate, "
+    "DeepSpeed, Megatron, torchsnapshot and Orbax folders"
+)
+
+
+_PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+def detect(path: str | os.PathLike[str]) -> DetectedCheckpoint:
+    """What checkpoint is at ``path``, which may be the URL of an object store, by its metadata alone; nothing of it is executed.
+
+    ``IncompatibleState`` says what is there if it is of no known format; ``CorruptCheckpoint`` and ``UnsafeContent``, what is wrong with
+    one that is. Memory: what the metadata says, at most some hundred megabytes; no tensor is read.
+    """
+    text = os.fspath(path)
+    return detect_files(BucketFiles.from_url(text) if is_bucket(text) else Files(text))
+
+
+def detect_files(files: Files) -> DetectedCheckpoint:
+    """The same, of files that are known."""
+    try:
+        return _looked(files)
+    except RecursionError:
+        raise UnsafeContent("values nested too deeply", where=files.path) from None
+
+
+def _looked(files: Files) -> DetectedCheckpoint:
+    content = None
+    if files.is_folder:
+        for one in FOLDERS:
+            content = one(files)
+            if content is not None:
+                break
+    else:
+        content = detect_file(files)
+    if content is None:
+        raise _nothing(files)
+    found = found_of(content, files)
+    if not found.tensors and not found.parts:
+        raise IncompatibleState(
+            "a checkpoint without anything that can be brought in", where=files.path, details=[f"{a}: {b}" for a, b in found.left_out]
+        )
+    return found
+
+
+def _no_format(files: Files) -> str:
+    """Why a file is of no known format, as far as its size and first bytes show."""
+    size = files.size("")
+    if not size:
+        return "an empty file"
+    with files.open("") as handle:
+        head = pread(handle, 0, min(size, 64), files.where(""))
+    if head.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS: the file itself was not fetched"
+    packed = next((name for magic, name in _PACKED.items() if head.startswith(magic)), "")
+    if packed:
+        return f"a file packed by {packed}: unpack it first"
+    if not any(head):
+        return f"a file of {size} bytes that begins with zeros, as one that was never written whole"
+    return f"a file of {size} bytes of no known format"
+
+
+def _nothing(files: Files) -> IncompatibleState:
+    if not files.is_folder:
+        return IncompatibleState(_no_format(files), where=files.path, hint=f"known are {KNOWN}")
+    shown = sorted({name.split("/")[0] for name in (*files.stamps, *files.folders, *files.others)})
+    below = [one for one in shown if re.search(r"\d", one) and one in files.folders]
+    hint = f"is it one of those below: {', '.join(below[-4:])}?" if below else f"known are {KNOWN}"
+    listed = ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
+    return IncompatibleState(f"a folder of no known format: {listed or 'it is empty'}", where=files.path, hint=hint)

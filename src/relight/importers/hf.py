@@ -1,0 +1,215 @@
+"""Folders of Hugging Face: a model's, sharded or not, a ``Trainer``'s ``checkpoint-N``, and what ``accelerate`` saves."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, RelightError, UnsafeContent
+from relight.importers.content import (
+    OPTIMIZER,
+    RNG,
+    SCALER,
+    SCHEDULER,
+    Content,
+    ImportedComponent,
+    host_rng,
+    is_module,
+    is_optimizer,
+    is_tensor,
+    optimizer_of,
+)
+from relight.importers.dcp_content import read_tree, take_tree
+from relight.importers.files import Files
+from relight.importers.safetensors import is_safetensors, read_safetensors
+from relight.importers.torch_file import read_torch
+
+_SMALL = ("config.json", "generation_config.json", "adapter_config.json")
+WEIGHTS = (
+    "model.safetensors",
+    "pytorch_model.bin",
+    "adapter_model.safetensors",
+    "adapter_model.bin",
+    "diffusion_pytorch_model.safetensors",
+)
+
+
+def weights_in(files: Files) -> str:
+    """The file, or the index, by which a folder's weights are found; empty if there are none."""
+    for name in WEIGHTS:
+        if files.has(f"{name}.index.json"):
+            return f"{name}.index.json"
+        if files.has(name) or name in files.others:
+            return name
+    return ""
+
+
+def read_weights(files: Files, name: str, folder: str = "") -> dict[str, Any]:
+    """A model's tensors by name, from a file or from the shards that an index names."""
+    if not name.endswith(".index.json"):
+        return _one(files, f"{folder}{name}")
+    where, told = files.where(f"{folder}{name}"), files.json(f"{folder}{name}")
+    places = told.get("weight_map") if isinstance(told, dict) else None
+    if not isinstance(places, dict) or not places:
+        raise UnsafeContent("an index without a weight_map", where=where)
+    held: dict[str, dict[str, Any]] = {}
+    for file in sorted({str(one) for one in places.values()}):
+        if "/" in file:
+            raise UnsafeContent(f"it names a file outside of the folder: {file[:80]!r}", where=where)
+        held[file] = _one(files, files.inside(f"{folder}{file}", where))
+    found: dict[str, Any] = {}
+    for key, file in places.items():
+        if not isinstance(file, str) or key not in held[file]:
+            raise CorruptCheckpoint(f"{key[:80]!r} is not in {str(file)[:80]}, where the index has it", where=where)
+        found[key] = held[file][key]
+    more = [key for tensors in held.values() for key in tensors if key not in found]
+    if more:
+        raise CorruptCheckpoint(f"the shards hold {len(more)} tensors that the index does not know, such as {more[0][:80]!r}", where=where)
+    return found
+
+
+def _one(files: Files, name: str) -> dict[str, Any]:
+    if is_safetensors(files, name):
+        return dict(read_safetensors(files, name)[0])
+    told = read_torch(files, name)
+    if not is_module(told):
+        raise UnsafeContent("something other than a model's tensors", where=files.where(name))
+    return dict(told)
+
+
+def detect_model(files: Files) -> Content | None:
+    """A folder such as ``save_pretrained`` writes."""
+    name = weights_in(files)
+    if not name:
+        return None
+    content = Content("hf", f"Hugging Face folder ({name})")
+    content.module("model", read_weights(files, name))
+    _keep_small(content, files)
+    return content
+
+
+def detect_trainer(files: Files) -> Content | None:
+    """A ``checkpoint-N`` of ``transformers.Trainer``: weights, optimizer, scheduler, generators, what the trainer knows."""
+    if not files.has("trainer_state.json"):
+        return None
+    name = weights_in(files)
+    content = Content("trainer", f"Hugging Face Trainer checkpoint ({name or 'without weights of its own'})")
+    if name:
+        content.module("model", read_weights(files, name))
+    _trainer_state(content, files)
+    _optimizer(content, files, "optimizer", ("optimizer.pt", "optimizer.bin"))
+    _scheduler(content, files, "scheduler", ("scheduler.pt", "scheduler.bin"))
+    if files.has("scaler.pt"):
+        content.components["scaler"] = ImportedComponent(SCALER, read_torch(files, "scaler.pt"))
+    _rng(content, files)
+    if files.has("training_args.bin"):
+        content.left_out.append(("training_args.bin", "an object of transformers' own: the script sets it"))
+    add_fsdp(content, files)
+    content.left_out.append(("data position", "the Trainer works it out from global_step; it saves none"))
+    _keep_small(content, files)
+    return content
+
+
+def add_trainer(content: Content, files: Files) -> None:
+    """What a ``Trainer`` writes beside a checkpoint of DeepSpeed's."""
+    if files.has("trainer_state.json"):
+        content.format += ", of a Hugging Face Trainer"
+        content.notes = [note for note in content.notes if "random number" not in note]
+        _trainer_state(content, files)
+        _rng(content, files)
+        if "scheduler" not in content.components:
+            _scheduler(content, files, "scheduler", ("scheduler.pt",))
+
+
+def add_fsdp(content: Content, files: Files) -> None:
+    """What FSDP writes below a Trainer's or Accelerate's folder: directories of DCP, one for the model and one for the optimizer."""
+    for folder in sorted(files.folders):
+        if re.fullmatch(r"pytorch_model_fsdp_\d+|optimizer_\d+", folder) and files.has(f"{folder}/.metadata"):
+            inner = files.below(folder)
+            taken = Content("dcp", "")
+            take_tree(taken, read_tree(inner), inner)
+            number = folder.rpartition("_")[2]
+            for name, part in taken.components.items():
+                content.components[name if number == "0" else f"{name}_{number}"] = part
+            content.kept |= {f"{folder}/{key}": value for key, value in taken.kept.items()}
+
+
+def _trainer_state(content: Content, files: Files) -> None:
+    state = files.json("trainer_state.json")
+    if not isinstance(state, dict):
+        raise UnsafeContent("a trainer's state that is no object", where=files.where("trainer_state.json"))
+    step = state.get("global_step")
+    content.step = step if type(step) is int and 0 <= step < 10**15 else None
+    _history(content, state.get("log_history"))
+    content.kept["trainer_state"] = state
+
+
+def _optimizer(content: Content, files: Files, at: str, names: tuple[str, ...]) -> None:
+    name = next((one for one in names if files.has(one)), None)
+    if name is None:
+        return
+    told = read_torch(files, name)
+    if is_optimizer(told):
+        content.components[at] = ImportedComponent(OPTIMIZER, optimizer_of(told))
+    else:
+        content.kept[at] = told
+        content.left_out.append((at, "not as torch's are: kept as a value"))
+
+
+def _scheduler(content: Content, files: Files, at: str, names: tuple[str, ...]) -> None:
+    name = next((one for one in names if files.has(one)), None)
+    if name is not None:
+        content.components[at] = ImportedComponent(SCHEDULER, read_torch(files, name))
+
+
+def _rng(content: Content, files: Files) -> None:
+    """One process's generators. Those of several are kept: which of them goes where is the new job's to say."""
+    found = sorted(name for name in files.names() if re.fullmatch(r"rng_state(?:_\d+)?\.pth", name))
+    if not found:
+        content.notes.append("it has no random number generators")
+        return
+    states = {name: read_torch(files, name) for name in found}
+    if len(states) == 1:
+        (told,) = states.values()
+        if take_rng(content, told, ("python", "numpy", "cpu")):
+            return
+    content.kept["rng_states"] = states
+    why = f"of {len(states)} ranks" if len(states) > 1 else "not as expected"
+    content.left_out.append(("rng", f"generators {why}: kept as values, and not restored"))
+
+
+def take_rng(content: Content, told: Any, keys: tuple[str, str, str]) -> bool:
+    """Take a process's generators as Relight's own; whether they are such."""
+    if not isinstance(told, dict):
+        return False
+    devices = {kind: _states(told.get(kind)) for kind in ("cuda", "xpu")}
+    devices["cuda"] = devices["cuda"] or _states(told.get("torch_cuda_manual_seed"))
+    python, numpy, cpu = (told.get(key) for key in keys)
+    node = host_rng(python, numpy, cpu, devices)
+    if node is None:
+        return False
+    content.components["rng"] = ImportedComponent(RNG, node)
+    return True
+
+
+def _states(value: Any) -> list[Any]:
+    if is_tensor(value):
+        return [value]
+    return value if isinstance(value, list) and all(map(is_tensor, value)) else []
+
+
+def _history(content: Content, history: Any) -> None:
+    """The newest figures of the log."""
+    for one in history if isinstance(history, list) else ():
+        if isinstance(one, dict):
+            for key in ("loss", "eval_loss"):
+                content.measured(key, one.get(key))
+
+
+def _keep_small(content: Content, files: Files) -> None:
+    for name in _SMALL:
+        if files.has(name):
+            try:
+                content.kept[name.removesuffix(".json")] = files.json(name)
+            except RelightError as error:
+                content.left_out.append((name, error.what))

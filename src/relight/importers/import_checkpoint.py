@@ -1,0 +1,147 @@
+"""From what was found to one committed checkpoint of Relight: streamed, hashed, checked not to have changed meanwhile."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from relight import audit
+from relight.audit.facts import ActionFacts
+from relight.catalog import Run
+from relight.commit import CommitTarget, SaveRequest
+from relight.commit.chunk_index import IncrementalState
+from relight.commit.pack_writer import WriteLimits
+from relight.commit.save import save
+from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import hexdigest
+from relight.importers.found import DetectedCheckpoint, plant
+from relight.log import Log, fold
+from relight.store import ByteStore
+
+IMPORTED = "imported"
+"""Where a root's user metadata says of what it was made: ``format``, ``name``, ``digest`` and ``bytes``."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImportReport:
+    """The checkpoint that came of it. ``there``: an earlier import of the same had brought it already."""
+
+    id: str
+    step: int
+    bytes: int
+    tensors: int
+    left_out: list[tuple[str, str]]
+    seconds: float
+    there: bool = False
+
+
+def import_checkpoint(
+    found: DetectedCheckpoint,
+    store: ByteStore,
+    run: str,
+    *,
+    step: int | None = None,
+    which: Sequence[str] = (),
+    progress: Callable[[int], None] | None = None,
+    before_commit: Callable[[], None] | None = None,
+    user: Mapping[str, Any] | None = None,
+    smaller: IncrementalState | None = None,
+    force: bool = False,
+) -> ImportReport:
+    """Make one checkpoint of ``run`` of it, which is committed when this returns. ``which``: only tensors and components that match.
+
+    ``step``: if the source does not say, or says another; else 0. The run is made if there is none; nobody is fenced. Memory: two slabs.
+    ``ConfigError`` if the run's newest checkpoint is at a later step, an import of another file at this one, or no import: the run would
+    resume from here. ``force``: import all the same. ``before_commit`` is called when all bytes are durable, and may wait; what it raises
+    calls the import off. ``user``: more that its root is to say. ``smaller``: how it is stored. In the audit log, if ``RELIGHT_AUDIT``
+    names one, before anything is written.
+    """
+    facts = ActionFacts(run, after=run, given={"source": found.path, "step": step, "which": which})
+    with audit.recorded("import", f"{found.path} into {store.url}/{run}", facts):
+        return _bring_in(
+            found, store, run, step=step, which=which, progress=progress, before_commit=before_commit, user=user, smaller=smaller,
+            force=force,
+        )  # fmt: skip
+
+
+def _bring_in(
+    found: DetectedCheckpoint,
+    store: ByteStore,
+    run: str,
+    *,
+    step: int | None,
+    which: Sequence[str],
+    progress: Callable[[int], None] | None,
+    before_commit: Callable[[], None] | None,
+    user: Mapping[str, Any] | None,
+    smaller: IncrementalState | None,
+    force: bool,
+) -> ImportReport:
+    def written() -> None:
+        found.files.check_unchanged()
+        if before_commit is not None:
+            before_commit()
+
+    started = time.monotonic()
+    at = step if step is not None else found.step or 0
+    planted = plant(found.content, found.files, which)
+    if not planted.items and not planted.parts:
+        raise IncompatibleState("nothing of it was asked for", where=found.path, hint=f"it has {', '.join(found.parts)}")
+    told = {
+        "format": found.format, "kind": found.kind, "name": found.files.name[:200], "bytes": found.files.bytes_read,
+        "digest": hexdigest("\0".join([found.files.digest(), *sorted(which)]).encode()),
+    }  # fmt: skip
+    log = Log(store, run)
+    there = _there(store, run, told, at, force, step is not None)
+    size = sum(item.source.length for item in planted.items)
+    if there is not None:
+        return ImportReport(there, at, size, len(planted.items), planted.left_out, time.monotonic() - started, there=True)
+    log.start()
+    view = log.read()
+    history = fold(view)
+    report = save(
+        CommitTarget(store, log, view.store_id, view.run_id, history.epoch),
+        SaveRequest(
+            step=at,
+            tree=planted.tree,
+            items=planted.items,
+            reason="import",
+            metrics=found.metrics,
+            user={**(user or {}), IMPORTED: {**told, "left_out": [list(one) for one in planted.left_out[:100]]}},
+            components=planted.kinds,
+            exact=[f"imported from {found.format}", *found.notes],
+            pace=WriteLimits(progress=progress) if progress is not None else None,
+            packs_written=written,
+            smaller=smaller,
+        ),
+    )
+    return ImportReport(report.id, at, size, len(planted.items), planted.left_out, time.monotonic() - started)
+
+
+def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force: bool, named: bool) -> str | None:
+    """The checkpoint that an earlier import of the same made; ``ConfigError`` if the run's newest one does not lead to this one."""
+    target = Run(store, run)
+    try:
+        history = target.history()
+    except CheckpointNotFound:
+        return None
+    other = ""
+    for one in history.live:
+        if one.step == step and one.body.reason == "import":
+            try:
+                said = target.open(one).root.user.get(IMPORTED)
+            except (CorruptCheckpoint, UnsafeContent):
+                continue
+            if isinstance(said, dict) and all(said.get(key) == value for key, value in told.items()):
+                return one.id
+            other = str(said.get("name")) if isinstance(said, dict) and said.get("name") != told["name"] and not named else other
+    newest = history.live[-1] if history.live else None
+    if newest is not None and not force and (newest.step > step or newest.body.reason != "import" or other):
+        made = f"an import of {other[:80]!r}" if other else "an import" if newest.body.reason == "import" else "saved by training"
+        raise ConfigError(
+            f"run {run!r} is at step {newest.step} ({newest.id}), {made}: it would resume from the import of step {step} instead",
+            where=store.url, hint="import to a run of its own, name a later step with --step, or pass --force",
+        )  # fmt: skip
+    return None

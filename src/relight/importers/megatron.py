@@ -1,0 +1,116 @@
+"""Megatron's checkpoints: ``torch_dist``, which is DCP with a few files more, and the files that each rank wrote of its own before that."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.importers.content import (
+    MODULE,
+    OPTIMIZER,
+    Content,
+    ImportedComponent,
+    check_walkable,
+    is_tensor,
+)
+from relight.importers.dcp_content import read_tree
+from relight.importers.files import Files
+from relight.importers.megatron_legacy import detect_legacy, take_rest
+from relight.importers.torch_file import read_torch
+
+LATEST = "latest_checkpointed_iteration.txt"
+_RANK = re.compile(r"(?:(.*)/)?mp_rank_(\d+)(?:_(\d+))?(?:_(\d+))?/model_optim_rng\.pt")
+_STATE = re.compile(r"(?:(chained_\d+)\.)?optimizer\.state\.(fp32_param|exp_avg|exp_avg_sq|[a-z_]+?)\.(.+)")
+_MASTER = "fp32_param"
+
+
+def detect_megatron(files: Files) -> Content | None:
+    """What such a folder holds; None if it is none. A folder above, with the newest iteration's number in it, is that one."""
+    if files.has(LATEST):
+        text = files.text(LATEST, 64)
+        name = text if text == "release" else f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,15}", text) else ""
+        if name not in files.folders:
+            raise CorruptCheckpoint(f"it names the iteration {text[:20]!r}, which is not there", where=files.where(LATEST))
+        return _one(files.below(name))
+    return _one(files)
+
+
+def _one(files: Files) -> Content | None:
+    if files.has("metadata.json") and files.has("common.pt"):
+        return _torch_dist(files)
+    ranks = {match: one for one in files.stamps if (match := _RANK.fullmatch(one)) is not None and match[1] is None}
+    return detect_legacy(files, ranks) if ranks else None
+
+
+def _torch_dist(files: Files) -> Content:
+    told = files.json("metadata.json")
+    backend = told.get("sharded_backend") if isinstance(told, dict) else None
+    if backend != "torch_dist":
+        raise IncompatibleState(f"a Megatron checkpoint of format {str(backend)[:30]!r}", where=files.path, hint="torch_dist is understood")
+    content = Content(
+        "megatron", f"Megatron torch_dist, version {str(told.get('sharded_backend_version'))[:10]}" if isinstance(told, dict) else ""
+    )
+    common = read_torch(files, "common.pt")
+    if not isinstance(common, dict):
+        raise UnsafeContent("a common.pt that holds no dict", where=files.where("common.pt"))
+    tree = read_tree(files)
+    check_walkable(tree, files.path)
+    model: dict[str, Any] = {}
+    state: dict[str, dict[str, Any]] = {}
+    for key, value in _flat(tree).items():
+        match = _STATE.fullmatch(key)
+        if match is not None and is_tensor(value):
+            state.setdefault(match[3], {})[f"{match[1]}.{match[2]}" if match[1] else match[2]] = value
+        elif is_tensor(value):
+            model[key] = value
+        elif "_extra_state" in key:
+            content.kept.setdefault("extra_states", {})[key] = value
+        else:
+            content.kept.setdefault("objects", {})[key] = value
+    content.components["model"] = ImportedComponent(MODULE, model)
+    _optimizer(content, common.get("optimizer"), state)
+    take_rest(content, common)
+    if "extra_states" in content.kept:
+        content.left_out.append(("extra states", "of layers by number: kept as values"))
+    content.notes.append("names are Megatron's own: layers are stacked in one tensor each, and a script's modules have them one by one")
+    return content
+
+
+def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Flat names, as Megatron's keys are."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        name = f"{prefix}{key}"
+        if (
+            isinstance(value, dict)
+            and value
+            and not is_tensor(value)
+            and "_extra_state" not in name
+            and any(is_tensor(one) for one in value.values())
+        ):
+            found.update(_flat(value, f"{name}."))
+        else:
+            found[name] = value
+    return found
+
+
+def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) -> None:
+    """State under parameters' names; which of them are in which group nothing says but by ranks, so settings are kept as they are."""
+    groups = told.get("param_groups") if isinstance(told, dict) else None
+    if groups is None and isinstance(told, dict) and isinstance(told.get("optimizer"), dict):
+        groups = told["optimizer"].get("param_groups")
+    if told is not None:
+        content.kept["optimizer_common"] = told
+    if not state:
+        return
+    masters = {name: one[_MASTER] for name, one in state.items() if _MASTER in one}
+    moments = {name: {key: value for key, value in one.items() if key != _MASTER} for name, one in state.items()}
+    single = groups[0] if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict) else None
+    if single is None:
+        content.left_out.append(("optimizer/groups", "which parameter is in which group is not told: their settings are kept as values"))
+    settings = {key: value for key, value in (single or {}).items() if key != "params"}
+    node: dict[str, Any] = {"state": moments, "groups": [{**settings, "params": list(state)}], "extra": {}}
+    if masters:
+        node["masters"] = masters
+    content.components["optimizer"] = ImportedComponent(OPTIMIZER, node)

@@ -1,0 +1,304 @@
+"""Megatron's legacy checkpoints, a file a model-parallel rank: put together by what their arguments and their tensors' names say.
+
+How a tensor was cut is not in the files. Megatron's own layers are cut in one way each, so their names tell, and the arguments, which are
+in each file, say how large the whole has to be: both have to agree, and what has another name is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import DTYPES
+from relight.importers.content import (
+    MODULE,
+    OPTIMIZER,
+    SCHEDULER,
+    Content,
+    ImportedComponent,
+    check_walkable,
+    is_module,
+    is_optimizer,
+    is_tensor,
+    optimizer_of,
+)
+from relight.importers.files import Files
+from relight.importers.pickles import UnpickledObject
+from relight.importers.tensors import AssembledTensor, Joined, Tiled
+from relight.importers.torch_file import read_torch
+from relight.layout import Box, Source
+
+_CONVERT = "load it with Megatron once and save it as torch_dist (--ckpt-convert-format torch_dist), and import that"
+ROWS, COLUMNS, ALIKE = "cut in its rows", "cut in its columns", "the same on all"
+_LAYER = re.compile(r"(?:(.*)\.)?layers\.(\d+)\.(.+)")
+_WAYS = (
+    (re.compile(r"(?:.*\.)?(?:word_embeddings\.weight|output_layer\.(?:weight|bias))"), ROWS, "vocabulary"),
+    (re.compile(r"word_embeddings_for_head\.weight"), ROWS, "vocabulary"),
+    (re.compile(r".*attention\.(?:linear_qkv|query_key_value)\.(?:weight|bias)"), ROWS, "qkv"),
+    (re.compile(r".*attention\.(?:linear_proj|dense)\.weight"), COLUMNS, "heads"),
+    (re.compile(r".*\.mlp\.(?:linear_fc1|dense_h_to_4h)\.(?:weight|bias)"), ROWS, "inner"),
+    (re.compile(r".*\.mlp\.(?:linear_fc2|dense_4h_to_h)\.weight"), COLUMNS, "between"),
+    (re.compile(r".*attention\.(?:linear_proj|dense)\.bias|.*\.mlp\.(?:linear_fc2|dense_4h_to_h)\.bias"), ALIKE, ""),
+    (re.compile(r"(?:.*[._])?(?:layer_?norm|norm)(?:[._][a-z_]+)?[._](?:weight|bias)"), ALIKE, ""),
+    (re.compile(r"(?:.*\.)?position_embeddings\.weight"), ALIKE, ""),
+)
+"""Names of tensors of Megatron's GPT, of its core and of before it: how each is cut, and by which of the arguments' sizes."""
+_USUAL = {
+    "expert_model_parallel_size": 1, "num_experts": 0, "pipeline_model_parallel_layout": 0, "pipeline_model_parallel_split_rank": 0,
+    "encoder_pipeline_model_parallel_size": 0, "mtp_num_layers": 0,
+}  # fmt: skip
+"""Arguments that say of models put together in another way, and what they are otherwise."""
+_TIED = re.compile(r"(?:.*\.)?output_layer\.weight|word_embeddings_for_head\.weight")
+_EMBEDDING = re.compile(r"(?:.*\.)?word_embeddings\.weight")
+
+
+def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
+    """One rank's file is a whole model. Several are put together; ``IncompatibleState`` says what keeps them from that."""
+    if len(ranks) == 1:
+        return _one_rank(files, next(iter(ranks.values())))
+    places = {(int(match[2]), int(match[3] or 0)): name for match, name in ranks.items()}
+    shown = f"a legacy Megatron checkpoint of {len(ranks)} model-parallel ranks"
+    if len(places) != len(ranks) or any(match[4] for match in ranks):
+        raise _refusal(files, f"{shown}: experts in files of their own, which are not understood")
+    told = {place: _read(files, name) for place, name in places.items()}
+    first = told.get((0, 0))
+    if first is None:
+        raise CorruptCheckpoint("the file of rank 0 is missing", where=files.path)
+    sizes = _Sizes(files, first, shown)
+    missing = [(tp, pp) for tp in range(sizes.tensor) for pp in range(sizes.pipeline) if (tp, pp) not in told]
+    if missing or len(told) != sizes.tensor * sizes.pipeline:
+        said = f"{sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks by its arguments, {len(told)} files"
+        raise CorruptCheckpoint(f"{said}: {f'rank {missing[0]} is missing' if missing else 'too many'}", where=files.path)
+    stages = [_stage(files, told, place, sizes) for place in sizes.stages()]
+    content = Content("megatron", f"Megatron legacy checkpoint, {sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks")
+    content.components["model"] = ImportedComponent(MODULE, _numbered(files, stages, sizes, content))
+    if any("optimizer" in one for one in told.values()) or any(name.endswith("/distrib_optim.pt") for name in files.stamps):
+        content.left_out.append(("optimizer", f"each of {len(told)} ranks has it by number, and nothing says which parameter a number is"))
+    content.notes.append("the vocabulary is padded, as Megatron pads it")
+    take_rest(content, first)
+    return content
+
+
+def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
+    """What is no tensor of the model or the optimizer: step, scheduler, generators, the rest as values."""
+    step = told.get("iteration")
+    content.step = step if type(step) is int and 0 <= step < 10**15 else None
+    scheduler = told.get("opt_param_scheduler")
+    if isinstance(scheduler, dict):
+        content.components["scheduler"] = ImportedComponent(SCHEDULER, scheduler)
+    taken = re.compile(r"optimizer|opt_param_scheduler|model\d*|rng_state")
+    content.kept |= {key: value for key, value in told.items() if type(key) is str and not taken.fullmatch(key)}
+    if "args" in told:
+        content.kept["args"] = _arguments(told["args"]) or told["args"]
+    if "rng_state" in told:
+        content.kept["rng_state"] = told["rng_state"]
+        content.left_out.append(("rng", "Megatron's generators of several ranks and regions: kept as values, and not restored"))
+
+
+class _Sizes:
+    """What the arguments say of the model and of how it is spread."""
+
+    def __init__(self, files: Files, first: Mapping[Any, Any], shown: str) -> None:
+        told = _arguments(first.get("args"))
+        self._files, self._told, self._shown = files, told, shown
+        self.tensor, self.pipeline = self.number("tensor_model_parallel_size"), self.number("pipeline_model_parallel_size")
+        self.layers, self.virtual = self.number("num_layers"), self.number("virtual_pipeline_model_parallel_size", 1)
+        for name, usual in _USUAL.items():
+            if (told.get(name) or usual) != usual:
+                raise _refusal(files, f"{shown} with {name} {str(told[name])[:20]}, which is not understood")
+        self.tied = not told.get("untie_embeddings_and_output_weights")
+        self.whole: dict[str, int] = {}
+        self.gated = False
+        if self.tensor > 1:
+            self._of_tensors(first)
+
+    def number(self, name: str, otherwise: int | None = None) -> int:
+        """One of them, above nothing; ``IncompatibleState`` if it is not there."""
+        value = self._told.get(name)
+        value = otherwise if value is None else value
+        if type(value) is not int or not 0 < value < 2**40:
+            raise _refusal(self._files, f"{self._shown}, and its arguments do not say {name}: nothing says how they go together")
+        return value
+
+    def stages(self) -> list[tuple[int, int]]:
+        """The model's stretches of layers, in order: ``(virtual stage, pipeline rank)``."""
+        return [(virtual, rank) for virtual in range(self.virtual) for rank in range(self.pipeline)]
+
+    def _of_tensors(self, first: Mapping[Any, Any]) -> None:
+        version, heads = first.get("checkpoint_version"), self.number("num_attention_heads")
+        if not isinstance(version, (int, float)) or not version >= 2:
+            raise _refusal(self._files, f"{self._shown} of version {str(version)[:10]}: before 2, queries, keys and values lay otherwise")
+        groups = self.number("num_query_groups", heads) if self._told.get("group_query_attention") else heads
+        channels = self.number("kv_channels", max(1, self.number("hidden_size") // heads))
+        if groups % self.tensor or self._told.get("attention_output_gate"):
+            raise _refusal(self._files, f"{self._shown} with {groups} groups of queries on {self.tensor} ranks, which is not understood")
+        if type(self._told.get("swiglu")) is not bool:
+            raise _refusal(self._files, f"{self._shown}, and its arguments do not say swiglu: nothing says how they go together")
+        self.gated, inner = self._told["swiglu"], self.number("ffn_hidden_size")
+        self.whole = {
+            "vocabulary": self.number("padded_vocab_size"), "qkv": channels * (heads + 2 * groups), "heads": channels * heads,
+            "inner": inner * (2 if self.gated else 1), "between": inner,
+        }  # fmt: skip
+
+
+def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], place: tuple[int, int], sizes: _Sizes) -> dict[str, Any]:
+    """One stretch of layers, whole: under its own numbers."""
+    virtual, pipeline = place
+    key = f"model{virtual}" if sizes.virtual > 1 else "model"
+    shares = []
+    for tensor in range(sizes.tensor):
+        share = told[tensor, pipeline].get(key)
+        check_walkable(share, files.path)
+        shares.append({name: one for name, one in joined(share).items() if not name.endswith("_extra_state")})
+    if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
+        odd = sorted({name for share in shares for name in share if not all(name in other for other in shares)})
+        why = f"{odd[0][:120]!r} is not on all tensor-parallel ranks" if odd else f"no tensors in {key!r}"
+        raise CorruptCheckpoint(why, where=files.path)
+    if sizes.tensor == 1:
+        return shares[0]
+    return {name: _whole(files, name, [share[name] for share in shares], place, sizes) for name in shares[0]}
+
+
+def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int], sizes: _Sizes) -> AssembledTensor:
+    one, where = pieces[0], f"{files.path}: {name[:120]}"
+    if any((piece.dtype, piece.shape) != (one.dtype, one.shape) for piece in pieces):
+        raise CorruptCheckpoint("of another shape or dtype on another rank", where=where)
+    way, of = next(((way, of) for pattern, way, of in _WAYS if pattern.fullmatch(name)), ("", ""))
+    if not way:
+        raise _refusal(files, f"nothing says how {name[:120]!r} was cut for {sizes.tensor} tensor-parallel ranks")
+    key = ("megatron", files.path, place, name)
+    sources = [piece.source() for piece in pieces]
+    if way == ALIKE:
+        return AssembledTensor(one.dtype, one.shape, _Alike(sources, where), key)
+    across = 0 if way == ROWS else 1
+    if len(one.shape) <= across or one.shape[across] * sizes.tensor != sizes.whole[of]:
+        mine, wanted = " × ".join(map(str, one.shape)), sizes.whole[of]
+        said = f"{mine} on each of {sizes.tensor} ranks, {way}, do not make the {wanted} of its arguments"
+        raise _refusal(files, f"{name[:120]!r}: {said}")
+    shape = tuple(extent * (sizes.tensor if number == across else 1) for number, extent in enumerate(one.shape))
+    if way == COLUMNS:
+        boxes = [(Box((0, rank * one.shape[1]), one.shape), source) for rank, source in enumerate(sources)]
+        return AssembledTensor(one.dtype, shape, Tiled(one.dtype, shape, boxes, where), key)
+    length = math.prod(one.shape) * DTYPES[one.dtype].itemsize
+    if of == "inner" and sizes.gated:  # each rank has a part of the gate, and behind it a part of what it opens for
+        halves = [(source, start, length // 2) for start in (0, length // 2) for source in sources]
+        return AssembledTensor(one.dtype, shape, Joined(halves), key)
+    return AssembledTensor(one.dtype, shape, Joined([(source, 0, length) for source in sources]), key)
+
+
+def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, content: Content) -> dict[str, Any]:
+    """All stretches, their layers numbered on."""
+    found: dict[str, Any] = {}
+    begin, homes = 0, set()
+    for stage in stages:
+        numbers = set()
+        for name, tensor in stage.items():
+            match = _LAYER.fullmatch(name)
+            if match is not None:
+                numbers.add(int(match[2]))
+                homes.add(match[1] or "")
+                name = f"{match[1]}.layers.{begin + int(match[2])}.{match[3]}".lstrip(".")
+            elif name in found or (sizes.tied and found and _TIED.fullmatch(name)):
+                _drop_copy(files, name, tensor, found, sizes, content)
+                continue
+            found[name] = tensor
+        if numbers != set(range(len(numbers))):
+            raise CorruptCheckpoint(f"a stage with the layers {sorted(numbers)[:8]} …: some are missing", where=files.path)
+        begin += len(numbers)
+    if len(homes) != 1 or begin != sizes.layers:
+        said = f"{begin} layers in {len(stages)} stages below {len(homes)} names"
+        raise _refusal(files, f"{said}, where its arguments say {sizes.layers}: nothing says which is which")
+    return found
+
+
+def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], sizes: _Sizes, content: Content) -> None:
+    """The last stage's copy of the embedding, where both are one: the first stage's is taken, and has to be the same."""
+    first = next((one for one in found if _EMBEDDING.fullmatch(one)), None)
+    if first is None or not sizes.tied or not (_TIED.fullmatch(name) or name == first):
+        raise _refusal(files, f"{name[:120]!r} is in several stages, and nothing says which is which")
+    mine = found[first]
+    if (mine.dtype, mine.shape) != (tensor.dtype, tensor.shape):
+        raise CorruptCheckpoint(f"{first[:80]!r} is tied to {name[:80]!r}, of another shape or dtype", where=files.path)
+    source = _Alike([mine.source(), tensor.source()], f"{files.path}: {name[:120]}")
+    found[first] = AssembledTensor(mine.dtype, mine.shape, source, ("megatron", files.path, "tied", first))
+    if name != first:
+        content.notes.append(f"{name} is the last stage's copy of {first}, which is taken")
+
+
+class _Alike:
+    """What is the same on several ranks: the first one's bytes, held against the others'."""
+
+    def __init__(self, sources: Sequence[Source], where: str) -> None:
+        self._sources, self._where, self.length = sources, where, sources[0].length
+
+    def view(self) -> memoryview | None:
+        """None: they are compared when they are read."""
+        return None
+
+    def fill(self, start: int, into: memoryview) -> None:
+        """The first one's. ``CorruptCheckpoint`` if another has other bytes."""
+        _read_source(self._sources[0], start, into)
+        room = memoryview(bytearray(len(into)))
+        for other in self._sources[1:]:
+            _read_source(other, start, room)
+            if room != into:
+                raise CorruptCheckpoint("copies that should be the same are not", where=self._where, hint=_CONVERT)
+
+
+def _read_source(source: Source, start: int, into: memoryview) -> None:
+    view = source.view()
+    if view is not None:
+        into[:] = view[start : start + len(into)]
+    else:
+        source.fill(start, into)
+
+
+def _one_rank(files: Files, file: str) -> Content:
+    """All of a model that was not spread."""
+    told = _read(files, file)
+    content = Content("megatron", "Megatron legacy checkpoint, 1 rank")
+    check_walkable(told.get("model"), files.where(file))
+    model = joined(told.get("model"))
+    if not is_module(model):
+        raise IncompatibleState("a model that is none of tensors by name", where=files.where(file))
+    content.components["model"] = ImportedComponent(MODULE, model)
+    optimizer = told.get("optimizer")
+    inner = optimizer.get("optimizer") if isinstance(optimizer, dict) and not is_optimizer(optimizer) else optimizer
+    if isinstance(inner, dict) and is_optimizer(inner):
+        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(inner))
+    if isinstance(optimizer, dict) and inner is not optimizer:
+        content.kept["optimizer_common"] = {key: value for key, value in optimizer.items() if key != "optimizer"}
+        content.left_out.append(("fp32 weights", "by number, as Megatron's optimizer has them: kept as values"))
+    take_rest(content, told)
+    return content
+
+
+def _arguments(given: Any) -> dict[Any, Any]:
+    """What was said on Megatron's command line: a namespace's attributes."""
+    found = given.state if isinstance(given, UnpickledObject) else given
+    return found if isinstance(found, dict) else {}
+
+
+def _read(files: Files, name: str) -> dict[Any, Any]:
+    told = read_torch(files, name)
+    if not isinstance(told, dict):
+        raise UnsafeContent("something other than a dict", where=files.where(name))
+    return told
+
+
+def joined(node: Any, prefix: str = "") -> dict[str, Any]:
+    """Tensors by their names from the top."""
+    found: dict[str, Any] = {}
+    for key, value in node.items() if isinstance(node, dict) else ():
+        if isinstance(value, dict):
+            found.update(joined(value, f"{prefix}{key}."))
+        elif is_tensor(value):
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _refusal(files: Files, what: str) -> IncompatibleState:
+    return IncompatibleState(what, where=files.path, hint=_CONVERT)

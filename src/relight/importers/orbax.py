@@ -1,0 +1,195 @@
+"""Orbax's checkpoints: a tree of arrays, each a zarr of its own, in files that are read here or in an OCDBT, which tensorstore reads."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import DTYPES
+from relight.importers.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
+from relight.importers.content import MODULE, Content, ImportedComponent, is_tensor
+from relight.importers.files import Files
+from relight.importers.tensors import AssembledTensor
+from relight.importers.zarr3 import read_zarr3
+from relight.layout import Box
+
+if TYPE_CHECKING:
+    from relight.importers.chunked import Elements
+
+METADATA = "_METADATA"
+_NUMPY = {
+    "f8": "float64", "f4": "float32", "f2": "float16", "i8": "int64", "i4": "int32", "i2": "int16", "i1": "int8", "b1": "bool",
+    "u8": "uint64", "u4": "uint32", "u2": "uint16", "u1": "uint8", "c8": "complex64", "c16": "complex128",
+}  # fmt: skip
+
+
+def detect_orbax(files: Files) -> Content | None:
+    """What such a folder holds, or the folder of one step with its items; None if it is none."""
+    prefixes = sorted(
+        name[: -len(METADATA)] for name in files.stamps if name == METADATA or (name.count("/") == 1 and name.endswith(f"/{METADATA}"))
+    )
+    if not prefixes:
+        return None
+    if "" in prefixes:
+        prefixes = [""]
+    content = Content("orbax", "Orbax checkpoint")
+    ways: set[str] = set()
+    for prefix in prefixes:
+        tree, way = _tree(files, prefix)
+        ways.add(way)
+        _take(content, tree, prefix.rstrip("/") if len(prefixes) > 1 else "")
+    content.format = f"Orbax checkpoint ({', '.join(sorted(ways))})"
+    if content.step is None and re.fullmatch(r"[0-9]{1,15}", files.name):
+        content.step = int(files.name)
+    content.notes.append("names are those of a tree of JAX, joined by dots")
+    return content
+
+
+def _take(content: Content, tree: dict[Any, Any], item: str) -> None:
+    loose: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{item}.{key}" if item else str(key)
+        if (
+            isinstance(value, dict)
+            and (flat := _flat(value))
+            and all(map(is_tensor, flat.values()))
+            and name not in ("grad", "rank", "rng", "imported")
+        ):
+            content.components[name] = ImportedComponent(MODULE, flat)
+        else:
+            loose[name] = value
+    content.kept |= loose
+    step = tree.get("step")
+    if isinstance(step, AssembledTensor) and step.dtype in ("int64", "int32") and math.prod(step.shape) == 1 and content.step is None:
+        room = bytearray(step.made_of.length)
+        step.made_of.fill(0, memoryview(room))
+        number = int.from_bytes(room, "little", signed=True)
+        content.step = number if 0 <= number < 10**15 else None
+
+
+def _flat(node: dict[Any, Any], prefix: str = "", level: int = 0) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if level > 60:
+        raise UnsafeContent("a tree nested too deeply")
+    for key, value in node.items():
+        if isinstance(value, dict):
+            found.update(_flat(value, f"{prefix}{key}.", level + 1))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
+    where = files.where(f"{prefix}{METADATA}")
+    told = files.json(f"{prefix}{METADATA}")
+    entries = told.get("tree_metadata") if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(entries, dict):
+        raise UnsafeContent("a tree that is not told of", where=where)
+    newer = bool(told.get("use_zarr3"))
+    ocdbt = files.has(f"{prefix}manifest.ocdbt")
+    root: dict[Any, Any] = {}
+    for entry in entries.values():
+        try:
+            keys = [str(one["key"]) for one in entry["key_metadata"]]
+            kind = entry["value_metadata"]["value_type"]
+        except (KeyError, TypeError) as error:
+            raise UnsafeContent("an entry of the tree that is none", where=where) from error
+        if not 0 < len(keys) <= 60:
+            raise UnsafeContent("an entry of the tree without a name, or nested too deeply", where=where)
+        at = root
+        for key in keys[:-1]:
+            at = at.setdefault(key, {})
+            if not isinstance(at, dict):
+                raise UnsafeContent("an entry below another's value", where=where)
+        if kind in ("None", "Dict", "List", "Tuple", "NamedTuple"):
+            at[keys[-1]] = None if kind == "None" else {}
+        elif kind in ("jax.Array", "np.ndarray", "scalar"):
+            name = ".".join(keys)
+            if ocdbt:
+                at[keys[-1]] = _ocdbt(files, prefix, name, "zarr3" if newer else "zarr")
+            else:
+                at[keys[-1]] = read_zarr3(files, f"{prefix}{name}") if newer else _zarr(files, prefix, name)
+        else:
+            raise IncompatibleState(f"a value of type {str(kind)[:40]}", where=where)
+    return root, ("OCDBT" if ocdbt else "zarr files") + (" of zarr 3" if newer else "")
+
+
+def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
+    """An array of zarr 2 whose chunks are files: plain ones, or of zstd."""
+    home = f"{prefix}{name}"
+    where = files.where(home)
+    told = files.json(f"{home}/.zarray")
+    if not isinstance(told, dict) or told.get("zarr_format") != 2 or told.get("order") != "C" or told.get("filters"):
+        raise IncompatibleState("an array that is not zarr 2 in row-major order", where=where)
+    compressor = told.get("compressor")
+    if compressor is not None and (not isinstance(compressor, dict) or compressor.get("id") != "zstd"):
+        raise IncompatibleState("chunks compressed by something other than zstd", where=where)
+    shape, chunks = numbers_of(told.get("shape"), where), numbers_of(told.get("chunks"), where)
+    separator = told.get("dimension_separator", ".")
+    dtype = _dtype(told.get("dtype"), where)
+    if len(shape) != len(chunks) or separator not in (".", "/"):
+        raise UnsafeContent("chunks of another number of dimensions", where=where)
+
+    def read(box: Box) -> Elements:
+        numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
+        file = f"{home}/{separator.join(map(str, numbers)) or '0'}"
+        pieces = files.pieces(file, math.prod(chunks) * DTYPES[dtype].itemsize + CODED_MORE)
+        return elements_of(pieces, compressor is not None, chunks, box, dtype, files.where(file))
+
+    for box in boxes_of(shape, chunks, dtype, where):
+        numbers = [start // extent for start, extent in zip(box.start, chunks, strict=True)]
+        files.size(f"{home}/{separator.join(map(str, numbers)) or '0'}")
+    return chunked_array(dtype, shape, chunks, read, where, files.held)
+
+
+def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor:
+    """An array in an OCDBT: tensorstore's own format, so it reads it."""
+    where = files.where(f"{prefix}{name}")
+    if files.in_bucket:
+        raise IncompatibleState(
+            "an OCDBT in a bucket, which only tensorstore reads, and that from a file system",
+            where=files.where(f"{prefix}manifest.ocdbt"),
+            hint="copy this folder to a file system, or mount the bucket, and import it from there",
+        )
+    try:
+        import tensorstore
+    except ModuleNotFoundError as error:
+        raise IncompatibleState(
+            "an OCDBT, which only tensorstore reads",
+            where=files.where(f"{prefix}manifest.ocdbt"),
+            hint="pip install tensorstore, and say it again",
+        ) from error
+    base = files.where(prefix.rstrip("/"))
+    for one in files.stamps:
+        if one.startswith(prefix) and (one.endswith("manifest.ocdbt") or "/d/" in f"/{one}"):
+            files.read.setdefault(one, None)
+    spec = {"driver": driver, "kvstore": {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}}
+    try:
+        opened = tensorstore.open(spec, open=True, read=True).result(timeout=60)
+        shape, chunks = tuple(opened.shape), tuple(opened.chunk_layout.read_chunk.shape or ())
+    except (ValueError, OSError, TimeoutError, OverflowError) as error:
+        raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
+    dtype = str(opened.dtype.name)
+    if dtype not in DTYPES:
+        raise IncompatibleState(f"dtype {dtype[:40]}, which Relight has no name for", where=where)
+
+    def read(box: Box) -> Elements:
+        try:
+            found = opened[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].read().result(timeout=600)
+        except (ValueError, OSError, TimeoutError) as error:
+            raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
+        import numpy as np
+
+        return np.ascontiguousarray(found).view(f"V{DTYPES[dtype].itemsize}")
+
+    return chunked_array(dtype, shape, chunks, read, where, files.held)
+
+
+def _dtype(told: Any, where: str) -> str:
+    name = told if isinstance(told, str) else ""
+    found = _NUMPY.get(name[1:]) if name[:1] in ("<", "|") else name if name in DTYPES else None
+    if found is None:
+        raise IncompatibleState(f"dtype {str(told)[:40]}, which Relight has no name for", where=where)
+    return found

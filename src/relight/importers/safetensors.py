@@ -1,0 +1,71 @@
+"""A safetensors file: its header, with all that it says checked against the file, and its tensors, unread."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import DTYPES, Digest
+from relight.format.strict import from_json
+from relight.importers.files import Files, pread
+from relight.importers.tensors import FileRange, Home, Spec, row_major
+
+HEADER_BYTES_MAX = 100_000_000
+DTYPES_THERE = {dtype.safetensors: name for name, dtype in DTYPES.items() if dtype.safetensors is not None}
+
+
+def is_safetensors(files: Files, name: str) -> bool:
+    """Whether it begins as such a file does: a length, and a brace."""
+    if files.size(name) < 10:
+        return False
+    with files.open(name) as handle:
+        head = pread(handle, 0, 9, files.where(name))
+    (length,) = struct.unpack_from("<Q", head)
+    return bool(head[8:] == b"{" and 2 <= length <= files.size(name) - 8)
+
+
+def read_safetensors(files: Files, name: str) -> tuple[dict[str, Spec], dict[str, str]]:
+    """Its tensors by name, in the order of the file, and its metadata. ``UnsafeContent`` for a header that lies."""
+    where, size = files.where(name), files.size(name)
+    with files.open(name) as handle:
+        (length,) = struct.unpack("<Q", pread(handle, 0, 8, where))
+        if length > HEADER_BYTES_MAX or length > size - 8:
+            raise UnsafeContent(f"a header of {length} bytes in a file of {size}", where=where)
+        data = pread(handle, 8, length, where)
+    files.read[name] = Digest(data).digest()
+    told = from_json(data.rstrip(b" "), where, max(length, 1 << 16) * 4)
+    if not isinstance(told, dict):
+        raise UnsafeContent("a header that is no object", where=where)
+    metadata = told.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
+        raise UnsafeContent("metadata that is not text", where=where)
+    home, begin = Home(files, name), 8 + length
+    found = sorted(
+        ((_spec(key, one, home, begin, where)) for key, one in told.items()), key=lambda pair: (pair[1].span.offset, pair[1].span.length)
+    )
+    end = begin
+    for key, spec in found:
+        if spec.span.offset != end:
+            raise UnsafeContent(f"{key[:80]!r} lies on another tensor, or behind a hole", where=where)
+        end += spec.span.length
+    if end != size:
+        raise CorruptCheckpoint(f"{size} bytes long, where {end} are told of", where=where)
+    return dict(found), metadata
+
+
+def _spec(key: str, told: Any, home: Home, begin: int, where: str) -> tuple[str, Spec]:
+    if not isinstance(told, dict) or not {"dtype", "shape", "data_offsets"} <= told.keys():
+        raise UnsafeContent(f"{key[:80]!r} is not told of as a tensor", where=where)
+    shape, offsets, dtype = told["shape"], told["data_offsets"], told["dtype"]
+    for numbers in (shape, offsets):
+        if not isinstance(numbers, list) or len(numbers) > 64 or any(type(one) is not int or not 0 <= one < 2**63 for one in numbers):
+            raise UnsafeContent(f"{key[:80]!r} has an impossible shape or place", where=where)
+    if not isinstance(dtype, str) or dtype not in DTYPES_THERE:
+        raise IncompatibleState(f"dtype {str(dtype)[:40]}, which Relight has no name for", where=f"{where}: {key[:80]}")
+    name = DTYPES_THERE[dtype]
+    length = math.prod(shape) * DTYPES[name].itemsize
+    if len(offsets) != 2 or offsets[1] - offsets[0] != length:
+        raise UnsafeContent(f"{key[:80]!r} has other bytes than its shape needs", where=where)
+    return key, Spec(name, tuple(shape), row_major(shape), 0, FileRange(begin + offsets[0], length), home)

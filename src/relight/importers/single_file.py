@@ -1,0 +1,102 @@
+"""One file: of safetensors, or of ``torch.save``, whatever a script or Lightning put into it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from relight.errors import IncompatibleState
+from relight.importers.content import (
+    MODULE,
+    OPTIMIZER,
+    SCHEDULER,
+    Content,
+    ImportedComponent,
+    is_optimizer,
+    kind_of,
+    optimizer_of,
+    pickled_module,
+)
+from relight.importers.files import Files
+from relight.importers.safetensors import is_safetensors, read_safetensors
+from relight.importers.torch_file import form_of, read_torch
+
+_LIGHTNING = "pytorch-lightning_version"
+
+
+def detect_file(files: Files, name: str = "") -> Content | None:
+    """What a single file holds; None if it is of no known format."""
+    if is_safetensors(files, name):
+        tensors, metadata = read_safetensors(files, name)
+        content = Content("safetensors", "safetensors file")
+        content.module("model", tensors)
+        if metadata:
+            content.kept["metadata"] = metadata
+        return content
+    form = form_of(files, name)
+    if not form:
+        return None
+    told = read_torch(files, name)
+    said = "torch.save" if form == "zip" else "torch.save of before 1.6"
+    if isinstance(told, dict) and _LIGHTNING in told and isinstance(told.get("state_dict"), dict):
+        return lightning(told)
+    return from_dict("torch", f"{said} file", told, files.where(name))
+
+
+def from_dict(kind: str, format: str, told: Any, where: str) -> Content:
+    """A script's own dict, a module's state, or an optimizer's."""
+    content = Content(kind, format)
+    if (state := pickled_module(told)) is not None:
+        content.notes.append("model: saved as an object; its state is taken, its class is not")
+        told = state
+    if kind_of(told) == MODULE:
+        content.module("model", told)
+    elif is_optimizer(told):
+        content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(told))
+    elif isinstance(told, dict):
+        content.take(told)
+    else:
+        raise IncompatibleState(f"it holds a {_named(told)}, where a state dict or a dict of them is wanted", where=where)
+    return content
+
+
+def lightning(told: dict[Any, Any]) -> Content:
+    """A ``.ckpt`` of Lightning's ``Trainer``: one module, optimizers and schedulers by number, loops and callbacks as values."""
+    version = told.get(_LIGHTNING)
+    content = Content("lightning", f"Lightning {version} .ckpt" if isinstance(version, str) and len(version) < 30 else "Lightning .ckpt")
+    state = told["state_dict"]
+    if kind_of(state) == MODULE:
+        content.components["model"] = ImportedComponent(MODULE, state)
+    else:
+        content.kept["state_dict"] = state
+        content.left_out.append(("model", "its state is none of a module's: kept as values"))
+    for key, kind, name in (("optimizer_states", OPTIMIZER, "optimizer"), ("lr_schedulers", SCHEDULER, "scheduler")):
+        given = told.get(key)
+        given = given if isinstance(given, list) else []
+        for index, one in enumerate(given):
+            at = name if len(given) == 1 else f"{name}_{index}"
+            if kind == OPTIMIZER and is_optimizer(one):
+                content.components[at] = ImportedComponent(kind, optimizer_of(one))
+            elif kind == SCHEDULER and isinstance(one, dict):
+                content.components[at] = ImportedComponent(kind, one)
+            else:
+                content.kept[at] = one
+                content.left_out.append((at, "not as torch's are: kept as a value"))
+    content.step = told["global_step"] if type(told.get("global_step")) is int and 0 <= told["global_step"] < 10**15 else None
+    done = ("state_dict", "optimizer_states", "lr_schedulers")
+    content.kept |= {key: value for key, value in told.items() if key not in done and type(key) is str}
+    if "loops" in told:
+        content.left_out.append(("loops", "Lightning's own position in its data: kept as values, no component takes it"))
+    content.notes.append("Lightning saves no random number generators")
+    _callback_metrics(content, told.get("callbacks"))
+    return content
+
+
+def _callback_metrics(content: Content, callbacks: Any) -> None:
+    """What a ``ModelCheckpoint`` watches, as it was then."""
+    for one in callbacks.values() if isinstance(callbacks, dict) else ():
+        if isinstance(one, dict) and isinstance(one.get("monitor"), str) and one["monitor"].isprintable():
+            content.measured(one["monitor"][:80], one.get("current_score"))
+
+
+def _named(value: Any) -> str:
+    return getattr(value, "name", type(value).__name__)[:120]

@@ -1,0 +1,89 @@
+"""Files of ``torch.save``: the zip that it writes, and the row of pickles that it wrote before version 1.6."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import DTYPES, Digest
+from relight.importers.archive import PICKLE_BYTES_MAX, TABLE, Storage, StorageKind, TorchArchive
+from relight.importers.files import Files, Handle, pread
+from relight.importers.pickles import read_first
+from relight.importers.tensors import FileRange, Home
+
+_MAGIC = 0x1950A86A20F9469CFC6C
+_MAGIC_BYTES = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
+
+
+def form_of(files: Files, name: str) -> str:
+    """``zip`` or ``row``, by how the file begins; empty if it is neither."""
+    if files.size(name) < 16:
+        return ""
+    with files.open(name) as handle:
+        head = pread(handle, 0, 16, files.where(name))
+    return "zip" if head[:4] == b"PK\3\4" else "row" if head.startswith(_MAGIC_BYTES) else ""
+
+
+def read_torch(files: Files, name: str) -> Any:
+    """What was saved, with a ``Spec`` for each tensor. Objects of unknown classes are ``Made``; functions are refused."""
+    form, where = form_of(files, name), files.where(name)
+    if not form:
+        raise IncompatibleState("not a file of torch.save", where=where)
+    with files.open(name) as handle:
+        if form == "row":
+            return _read_row(files, name, handle, where)
+        archive = TorchArchive(handle, FileRange(0, files.size(name)), where, Home(files, name))
+        files.read[name] = Digest(archive.words()).digest()
+        return archive.content(strangers=True)
+
+
+def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
+    """Magic number, version, the machine, the object, the storages' keys, and of each storage its number of elements and its bytes."""
+    size = files.size(name)
+    data = pread(handle, 0, min(size, PICKLE_BYTES_MAX), where)
+    at = 0
+    for expected in (_MAGIC, 1001, None):
+        value, length = read_first(data[at:], TABLE, where)
+        if expected is not None and value != expected:
+            raise IncompatibleState("an old file of torch.save of another version", where=where)
+        if expected is None and isinstance(value, dict) and value.get("little_endian") is False:
+            raise IncompatibleState("saved on a machine of another byte order", where=where)
+        at += length
+    seen: dict[str, tuple[str, int]] = {}
+    spans: dict[str, FileRange] = {}
+
+    def storage(told: Any) -> Storage:
+        if not (
+            isinstance(told, tuple)
+            and len(told) == 6
+            and told[0] == "storage"
+            and isinstance(told[1], StorageKind)
+            and isinstance(told[2], str)
+        ):
+            raise UnsafeContent("a storage that is told of in another way", where=where)
+        _, kind, key, _, count, part = told
+        if part is not None or type(count) is not int or not 0 <= count < 2**62:
+            raise IncompatibleState("storages that are parts of others", where=where, hint="save it anew with a torch from 1.6 on")
+        length = count * DTYPES[kind.dtype].itemsize
+        if seen.setdefault(key, (kind.dtype, count)) != (kind.dtype, count) or length > size:
+            raise UnsafeContent("a storage larger than the file, or told of in two ways", where=where)
+        return Storage(kind.dtype, spans.get(key, FileRange(0, length)), Home(files, name))
+
+    begin = at
+    _, length = read_first(data[begin:], TABLE, where, storage, strangers=True)
+    at += length
+    keys, length = read_first(data[at:], TABLE, where)
+    at += length
+    files.read[name] = Digest(data[:at]).digest()
+    if not isinstance(keys, list) or set(map(str, keys)) != seen.keys() or len(keys) != len(seen):
+        raise CorruptCheckpoint("other storages than its tensors lie in", where=where)
+    for key in keys:
+        dtype, count = seen[key]
+        if struct.unpack("<q", pread(handle, at, 8, where))[0] != count:
+            raise CorruptCheckpoint(f"storage {key[:40]!r} has another length than its tensors need", where=where)
+        spans[key] = FileRange(at + 8, count * DTYPES[dtype].itemsize)
+        at += 8 + spans[key].length
+    if at != size:
+        raise CorruptCheckpoint(f"{size} bytes long, where {at} were saved", where=where)
+    return read_first(data[begin:], TABLE, where, storage, strangers=True)[0]

@@ -1,0 +1,263 @@
+"""From what another framework's files say to Relight's own tree and items. What has no place in it is left out, and told of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+from relight.errors import UnsafeContent
+from relight.format import DTYPES, Leaf
+from relight.format.manifest import NAME_BYTES_MAX
+from relight.format.tree import DIGITS_MAX, EQUAL_HASHES_MAX, join_path
+from relight.importers.archive import Storage, StorageKind
+from relight.importers.pickles import STRANGE, AllowedCall, AllowedClass, Stranger, UnpickledObject
+from relight.importers.tensors import AssembledTensor, Compound, Spec
+from relight.layout import Bytes, Item
+
+LEVELS_MAX = 80
+VALUES_MAX = 500_000
+"""Of containers, tensors and single values; of those in plain lists, sixteen times as many."""
+_BULK = 16
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+GROWTH_MAX = 16
+"""How many times as large as the files all tensors together may be: a storage may be said to hold many."""
+_OUT = object()
+_NUMPY_KINDS = "biufcSUMm"
+
+
+class Numbers(NamedTuple):
+    """An array that is here: its bytes, numpy's name of its dtype, its shape."""
+
+    data: bytes
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class TreeBuilder:
+    """Collects items while the tree is made. A tensor that is met again is the same item.
+
+    ``left_out`` has ``(what, why)``; ``trained`` are names of parameters that an optimizer has.
+    """
+
+    def __init__(self, bytes_max: int, where: str, wanted: Callable[[str], bool] | None = None) -> None:
+        self.items: list[Item] = []
+        self.left_out: list[tuple[str, str]] = []
+        self._where, self._left, self._values = where, GROWTH_MAX * bytes_max + (1 << 20), VALUES_MAX * _BULK
+        self._known: dict[object, int] = {}
+        self._names: set[str] = set()
+        self._wanted = wanted or (lambda path: True)
+        self._not_asked = 0
+
+    def module(self, node: dict[str, Any], path: str, trained: Collection[str] = ()) -> dict[Any, Any]:
+        """A module's state: floating-point tensors are parameters, unless it is known which are."""
+        found: dict[Any, Any] = {}
+        for key, value in node.items():
+            at = join_path(path, key)
+            if isinstance(value, (Spec, AssembledTensor)):
+                floating = "float" in value.dtype
+                mine = not trained or key in trained
+                leaf = self._leaf(value, at, "param" if floating and mine else "buffer", bool(trained) and floating and mine)
+            else:
+                leaf = self._value(value, at, "value", 1)
+            if leaf is not _OUT:
+                found[key] = leaf
+        return found
+
+    def value(self, node: Any, path: str, role: str = "value") -> tuple[bool, Any]:
+        """Any other component: whether there is anything of it, and that."""
+        found = self._value(node, path, role, 1)
+        return (False, None) if found is _OUT else (True, found)
+
+    def finish(self) -> None:
+        """Say how much was not asked for."""
+        if self._not_asked:
+            self.left_out.append((f"{self._not_asked} tensors", "not asked for"))
+
+    # -- inside
+
+    def _value(self, value: Any, path: str, role: str, level: int) -> Any:
+        self._values -= _BULK
+        if level > LEVELS_MAX or self._values < 0:
+            raise UnsafeContent("values nested too deeply, or too many", where=self._where)
+        kind = type(value)
+        if kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict):  # what a command line said
+            value, kind = value.state, dict
+        if kind in _PLAIN:
+            return self._plain(value, path)
+        if isinstance(value, (Spec, AssembledTensor)):
+            return self._leaf(value, path, role, False)
+        if kind is Leaf:
+            return value
+        if kind is Compound:
+            return self._compound(value, path, role)
+        if kind is UnpickledObject:
+            return self._made(value, path, role)
+        if kind is Numbers:
+            return self._numbers(value, path, role)
+        if kind is dict:
+            found: dict[Any, Any] = {}
+            for key, item in value.items():
+                at = join_path(path, key)
+                if not _is_key(key):
+                    self._out(at, f"its key is a {_named(key)}")
+                    continue
+                node = self._value(item, at, role, level + 1)
+                if node is not _OUT:
+                    found[key] = node
+            return found
+        if kind in (list, tuple):
+            return self._sequence(value, path, role, level)
+        if kind in (set, frozenset):
+            return value if all(_is_key(one) for one in value) else self._out(path, "a set of what has no place in one")
+        return self._out(path, f"it holds a {_named(value)}")
+
+    def _sequence(self, value: Any, path: str, role: str, level: int) -> Any:
+        if all(type(one) in _PLAIN for one in value):
+            self._values -= len(value)
+            if self._values < 0:
+                raise UnsafeContent("too many values", where=self._where)
+            nodes = [self._plain(one, path) for one in value]
+        else:
+            nodes = [self._value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)]
+        if any(node is _OUT for node in nodes):  # the others would be at other places
+            return _OUT if all(node is _OUT for node in nodes) else type(value)(None if node is _OUT else node for node in nodes)
+        return type(value)(nodes)
+
+    def _plain(self, value: Any, path: str) -> Any:
+        if type(value) is int and value.bit_length() > DIGITS_MAX * 3:
+            return self._out(path, f"an integer of {value.bit_length()} bits")
+        if type(value) is str and not _is_text(value):
+            return self._out(path, "text that is not Unicode")
+        return value
+
+    def _leaf(self, spec: Spec | AssembledTensor, path: str, role: str, trainable: bool) -> Any:
+        if not self._wanted(path):
+            self._not_asked += 1
+            return _OUT
+        if isinstance(spec, Spec) and 0 in spec.stride and any(n > 1 and not step for n, step in zip(spec.shape, spec.stride)):
+            return self._expanded(spec, path, role, trainable)
+        index = self._item(spec, path, role, trainable)
+        return _OUT if index is None else Leaf("tensor", (index,))
+
+    def _expanded(self, spec: Spec, path: str, role: str, trainable: bool) -> Any:
+        """One that says its elements again and again: once is enough."""
+        shape = tuple(1 if not step else extent for extent, step in zip(spec.shape, spec.stride, strict=True))
+        index = self._item(spec._replace(shape=shape, stride=tuple(step or 1 for step in spec.stride)), path, role, trainable)
+        return _OUT if index is None else Leaf("expanded", (index,), spec.shape)
+
+    def _item(self, spec: Spec | AssembledTensor, path: str, role: str, trainable: bool) -> int | None:
+        if isinstance(spec, AssembledTensor):
+            key, length = spec.key, spec.made_of.length
+        else:
+            home = (spec.home.files.path, spec.home.name) if spec.home is not None else None
+            key, length = (home, spec.dtype, spec.shape, spec.stride, spec.offset, spec.span), spec.length
+        if length and key in self._known:
+            return self._known[key]
+        if not path or len(path.encode(errors="surrogatepass")) > NAME_BYTES_MAX or not _is_text(path):
+            self._out(path[:80], "its name is too long, or not Unicode")
+            return None
+        self._left -= length
+        if self._left < 0:
+            raise UnsafeContent("tensors many times as large as the files", where=self._where)
+        while path in self._names:
+            path += "~"
+        self._names.add(path)
+        self.items.append(Item(path, spec.dtype, spec.shape, role, spec.source(), None, trainable))
+        self._known[key] = len(self.items) - 1
+        return len(self.items) - 1
+
+    def _compound(self, value: Compound, path: str, role: str) -> Any:
+        names = {"sparse_coo": ("indices", "values")}[value.kind]
+        if not self._wanted(path):
+            return _OUT
+        found = [self._item(one, f"{path}/{name}", role, False) for name, one in zip(names, value.parts, strict=True)]
+        return _OUT if None in found else Leaf(value.kind, tuple(index for index in found if index is not None), value.meta)
+
+    def _made(self, value: UnpickledObject, path: str, role: str) -> Any:
+        if value.name.startswith(STRANGE):
+            return self._out(path, f"an object of {value.name[len(STRANGE) :][:120]}, of which only the name is known")
+        try:
+            if value.name == "scalar":
+                dtype = numpy_dtype(value.args[0])
+                data = value.args[1]
+                if not isinstance(data, bytes) or len(data) != dtype.itemsize:
+                    raise ValueError("bytes")
+                return Leaf("numpy_scalar", (), (dtype.str, data))
+            if value.name == "array":
+                return self._array(value, path, role)
+        except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+            raise UnsafeContent(f"an array that cannot be rebuilt: {str(error)[:80]}", where=self._where) from None
+        return self._out(path, f"it holds a {value.name[:80]}")
+
+    def _array(self, value: UnpickledObject, path: str, role: str) -> Any:
+        array = array_of(value)
+        return self._numbers(Numbers(array.tobytes(), array.dtype.str, tuple(array.shape)), path, role)
+
+    def _numbers(self, value: Numbers, path: str, role: str) -> Any:
+        name, dims = numpy_dtype(value.dtype).name, value.shape
+        if name not in DTYPES or value.dtype[0] == ">":
+            name, dims = "uint8", (len(value.data),)
+        index = self._item(AssembledTensor(name, dims, Bytes(value.data), ("array", id(value), path)), path, role, False)
+        return _OUT if index is None else Leaf("numpy", (index,), (value.dtype, value.shape))
+
+    def _out(self, path: str, why: str) -> Any:
+        self.left_out.append((path, why))
+        return _OUT
+
+
+def array_of(value: UnpickledObject) -> Any:
+    """An array, as it was pickled: numbers and plain text only. ``ValueError`` and the like for what is none."""
+    import numpy as np
+
+    _, shape, told, columns, data = value.state
+    dtype = numpy_dtype(told)
+    if not isinstance(shape, tuple) or len(shape) > 32 or any(type(one) is not int or one < 0 for one in shape):
+        raise ValueError("shape")
+    if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
+        raise ValueError("shape and bytes")
+    return np.ascontiguousarray(np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if columns else "C"))
+
+
+def numpy_dtype(node: Any) -> Any:
+    """numpy's dtype, as it was pickled, or by its name. ``ValueError`` for one that is more than numbers or text."""
+    import numpy as np
+
+    text = node
+    if isinstance(node, UnpickledObject):
+        if node.name != "dtype" or not node.args or not isinstance(node.args[0], str):
+            raise ValueError("no dtype")
+        order = node.state[1] if isinstance(node.state, tuple) and len(node.state) > 1 and node.state[1] in ("<", ">") else ""
+        text = f"{order}{node.args[0]}"
+    dtype = np.dtype(str(text)[:64])
+    if dtype.hasobject or dtype.kind not in _NUMPY_KINDS or not dtype.itemsize:
+        raise ValueError(f"dtype {str(text)[:40]!r}")
+    return dtype
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_key(key: Any, level: int = 0) -> bool:
+    if type(key) in (tuple, frozenset):
+        return level < 8 and len(key) <= EQUAL_HASHES_MAX and all(_is_key(one, level + 1) for one in key)
+    if type(key) is str:
+        return _is_text(key) and len(key) <= NAME_BYTES_MAX
+    return key is None or type(key) in (bool, int, float, complex, bytes)
+
+
+def _named(value: Any) -> str:
+    if isinstance(value, Stranger):
+        return f"class {value.name[:120]}"
+    if isinstance(value, AllowedClass):
+        return f"class {value.name[:120]}"
+    if isinstance(value, UnpickledObject):
+        return value.name[:120]
+    return (
+        "storage" if isinstance(value, (Storage, StorageKind)) else "function" if isinstance(value, AllowedCall) else type(value).__name__
+    )

@@ -1,0 +1,166 @@
+"""Arrays of zarr 3 whose chunks are files, or lie in shards, which are files with an index: plain, or of zstd. What else a codec may be is
+refused by its name. (zarr-specs.readthedocs.io, version 3.0, and its ``sharding_indexed``)"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from relight.errors import CorruptCheckpoint, IncompatibleState, UnsafeContent
+from relight.format import DTYPES
+from relight.importers.chunked import CODED_MORE, boxes_of, chunked_array, elements_of, numbers_of
+from relight.importers.files import Files, pieces_of, pread
+from relight.importers.tensors import AssembledTensor
+from relight.layout import Box
+
+if TYPE_CHECKING:
+    from relight.importers.chunked import Elements
+
+INNER_MAX = 1 << 16
+"""Chunks in one shard."""
+_NOWHERE = 2**64 - 1
+"""What an index says of a chunk that was not written."""
+
+
+class Codecs(NamedTuple):
+    """How a chunk is coded, and, of shards, how they are cut: ``inner`` is None for chunks that are files."""
+
+    zstd: bool
+    inner: tuple[int, ...] | None = None
+    index_first: bool = False
+    index_crc: bool = False
+
+
+def read_zarr3(files: Files, home: str) -> AssembledTensor:
+    """The array in the folder ``home``. ``IncompatibleState`` names what is not understood; a chunk that is missing is damage, as Orbax
+    writes all of them."""
+    where = files.where(home)
+    told = files.json(f"{home}/zarr.json")
+    if not isinstance(told, dict) or told.get("zarr_format") != 3 or told.get("node_type") != "array":
+        raise IncompatibleState("something other than an array of zarr 3", where=where)
+    dtype = told.get("data_type")
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise IncompatibleState(f"dtype {str(dtype)[:40]}, which Relight has no name for", where=where)
+    grid, given = _named(told.get("chunk_grid"), where)
+    if grid != "regular" or told.get("storage_transformers"):
+        raise IncompatibleState("chunks of several shapes, or stored in a way of its own", where=where)
+    shape, outer = numbers_of(told.get("shape"), where), numbers_of(given.get("chunk_shape"), where)
+    codecs = _codecs(told.get("codecs"), dtype, where)
+    inner = outer if codecs.inner is None else codecs.inner
+    if len(shape) != len(outer) or len(inner) != len(outer) or any(not b or a % b for a, b in zip(outer, inner, strict=True)):
+        raise UnsafeContent("chunks of another number of dimensions, or that do not fill their shards", where=where)
+    name_of = _names(told.get("chunk_key_encoding"), where)
+    size = math.prod(inner) * DTYPES[dtype].itemsize
+    shards = _Shards(files, outer, inner, codecs)
+
+    def read(box: Box) -> Elements:
+        file = f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}"
+        pieces = files.pieces(file, size + CODED_MORE) if codecs.inner is None else shards.chunk(file, box, size + CODED_MORE)
+        return elements_of(pieces, codecs.zstd, inner, box, dtype, files.where(file))
+
+    for box in boxes_of(shape, outer, "uint8", where):
+        files.size(f"{home}/{name_of(tuple(start // extent for start, extent in zip(box.start, outer, strict=True)))}")
+    return chunked_array(dtype, shape, inner, read, where, files.held)
+
+
+class _Shards:
+    """Chunks out of shards."""
+
+    def __init__(self, files: Files, outer: tuple[int, ...], inner: tuple[int, ...], codecs: Codecs) -> None:
+        self._files, self._outer, self._inner, self._codecs = files, outer, inner, codecs
+        self._counts = tuple(a // b for a, b in zip(outer, inner, strict=True))
+        if math.prod(self._counts) > INNER_MAX:
+            raise UnsafeContent(f"{math.prod(self._counts)} chunks in a shard", where=files.path)
+
+    def chunk(self, file: str, box: Box, limit: int) -> Iterator[bytes]:
+        """The bytes of the one at ``box``, as they are coded."""
+        index: bytes = self._files.held.get(("index", self._files.where(file)), lambda: self._read(file), len)
+        number = 0
+        for start, whole, extent, count in zip(box.start, self._outer, self._inner, self._counts, strict=True):
+            number = number * count + start % whole // extent
+        offset, length = struct.unpack_from("<2Q", index, 16 * number)
+        where = self._files.where(file)
+        if offset == _NOWHERE or offset + length > self._files.size(file):
+            raise CorruptCheckpoint("a shard without one of its chunks", where=where)
+        if length > limit:
+            raise UnsafeContent(f"{length} bytes where at most {limit} are looked at", where=where)
+        with self._files.open(file) as handle:
+            yield from pieces_of(handle, offset, length, where)
+
+    def _read(self, file: str) -> bytes:
+        count, size, where = 2 * math.prod(self._counts), self._files.size(file), self._files.where(file)
+        length = 8 * count + (4 if self._codecs.index_crc else 0)
+        if length > size:
+            raise CorruptCheckpoint("a shard shorter than its index", where=where)
+        with self._files.open(file) as handle:
+            data = pread(handle, 0 if self._codecs.index_first else size - length, length, where)
+        if self._codecs.index_crc and crc32c(data[:-4]) != struct.unpack("<I", data[-4:])[0]:
+            raise CorruptCheckpoint("a shard whose index has another checksum than when it was written", where=where)
+        return data[: 8 * count]
+
+
+def crc32c(data: bytes) -> int:
+    """The checksum of Castagnoli (RFC 3720): of indexes, which are short."""
+    table, crc = _table(), 0xFFFFFFFF
+    for byte in data:
+        crc = crc >> 8 ^ table[(crc ^ byte) & 0xFF]
+    return crc ^ 0xFFFFFFFF
+
+
+@cache
+def _table() -> tuple[int, ...]:
+    found = []
+    for number in range(256):
+        for _ in range(8):
+            number = number >> 1 ^ (0x82F63B78 if number & 1 else 0)
+        found.append(number)
+    return tuple(found)
+
+
+def _codecs(told: Any, dtype: str, where: str) -> Codecs:
+    """What is done to a chunk, in order. ``IncompatibleState`` for what is not known here."""
+    names = [_named(one, where) for one in told] if isinstance(told, list) and len(told) < 10 else []
+    if len(names) == 1 and names[0][0] == "sharding_indexed":
+        given = names[0][1]
+        inside = _codecs(given.get("codecs"), dtype, where)
+        index = [_named(one, where) for one in given["index_codecs"]] if isinstance(given.get("index_codecs"), list) else []
+        place = given.get("index_location", "end")
+        checked = [name for name, _ in index] == ["bytes", "crc32c"]
+        if inside.inner is not None or place not in ("start", "end") or not (checked or [name for name, _ in index] == ["bytes"]):
+            raise IncompatibleState("shards in shards, or with an index of another kind", where=where)
+        _check_order(index[0][1], 8, where)
+        return Codecs(inside.zstd, numbers_of(given.get("chunk_shape"), where), place == "start", checked)
+    if [name for name, _ in names] not in (["bytes"], ["bytes", "zstd"]):
+        said = ", ".join(name[:40] for name, _ in names) or "none"
+        raise IncompatibleState(f"chunks coded by {said}, where bytes and zstd are understood", where=where)
+    _check_order(names[0][1], DTYPES[dtype].itemsize, where)
+    return Codecs(len(names) == 2)
+
+
+def _check_order(given: dict[str, Any], itemsize: int, where: str) -> None:
+    if given.get("endian", "little" if itemsize == 1 else None) != "little":
+        raise IncompatibleState("numbers of another byte order", where=where)
+
+
+def _names(told: Any, where: str) -> Any:
+    """How a chunk's numbers make its name."""
+    kind, given = _named(told, where)
+    separator = given.get("separator", "/" if kind == "default" else ".")
+    if kind not in ("default", "v2") or separator not in (".", "/"):
+        raise IncompatibleState("chunks whose names are made in another way", where=where)
+    if kind == "v2":
+        return lambda numbers: separator.join(map(str, numbers)) or "0"
+    return lambda numbers: separator.join(("c", *map(str, numbers)))
+
+
+def _named(told: Any, where: str) -> tuple[str, dict[str, Any]]:
+    """What has a name and, mostly, a configuration."""
+    if isinstance(told, str):
+        return told, {}
+    given = told.get("configuration", {}) if isinstance(told, dict) else None
+    if not isinstance(told, dict) or not isinstance(told.get("name"), str) or not isinstance(given, dict):
+        raise UnsafeContent("metadata that is none of zarr 3", where=where)
+    return told["name"], given

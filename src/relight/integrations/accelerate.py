@@ -1,0 +1,59 @@
+"""Accelerate: ``checkpointer``, a ``relight.Checkpointer`` of what ``accelerator.prepare`` gave. Seen with 1.15."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from relight.checkpointer import Checkpointer
+from relight.errors import ConfigError
+from relight.integrations.frameworks import OPTIONS, StateFunctions, checkpointer_options, needed
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.scheduler import AcceleratedScheduler
+else:
+    AcceleratedOptimizer = needed("accelerate.optimizer", "accelerate").AcceleratedOptimizer
+    AcceleratedScheduler = needed("accelerate.scheduler", "accelerate").AcceleratedScheduler
+
+
+def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given: Any) -> Checkpointer:
+    """A Checkpointer in place of ``save_state``, ``load_state`` and ``skip_first_batches``: ``restore()``, ``step()``, ``close()``.
+
+    ``given`` are ``relight.Checkpointer``'s options, and what is to be saved, under any names: models, optimizers, schedulers and loaders
+    as ``prepare`` gave them, and whatever else a Checkpointer takes. The accelerator's scaler and its count of accumulated batches are
+    added. Loaders go on in the middle of the epoch. ``ConfigError`` with DeepSpeed and Megatron-LM, which keep their state themselves.
+    """
+    kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
+    if kind in ("DEEPSPEED", "MEGATRON_LM"):
+        raise ConfigError(
+            f"under {kind} the state is not in what prepare gives", hint="relight.integrations.deepspeed, relight.integrations.megatron"
+        )
+    given = checkpointer_options(given, {})
+    options = {name: value for name, value in given.items() if name in OPTIONS and name != "state"}
+    state = {name: _own(value) for name, value in {**given.pop("state"), **given}.items() if name not in OPTIONS}
+    loaders = {name: one for name, one in state.items() if isinstance(one, torch.utils.data.DataLoader) and hasattr(one, "iteration")}
+    if accelerator.scaler is not None:
+        state["accelerate_scaler"] = accelerator.scaler
+
+    def ask() -> dict[str, Any]:
+        return {"step": accelerator.step, "epochs": {name: one.iteration for name, one in loaders.items()}}
+
+    def tell(told: dict[str, Any]) -> None:
+        accelerator.step = told["step"]
+        for name, one in loaders.items():
+            one.iteration = told["epochs"][name]  # it seeds the sampler with this, when its epoch begins
+
+    return Checkpointer(path, state={**state, "accelerate": StateFunctions(ask, tell)}, **options)
+
+
+def _own(value: Any) -> Any:
+    """What accelerate's wrapper stands around."""
+    if isinstance(value, AcceleratedOptimizer):
+        return value.optimizer
+    if isinstance(value, AcceleratedScheduler):
+        return value.scheduler
+    return value

@@ -1,0 +1,114 @@
+"""Reading what ``torch.distributed.checkpoint`` saved by itself: as a plain tree, or into live objects."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+from relight.capture import build_tree, kind_of, plan_restore
+from relight.capture.kinds import MODULE, OPTIMIZER
+from relight.capture.load_tree import selected
+from relight.capture.optimizers import own_parameters, parameter_names
+from relight.errors import ConfigError, IncompatibleState
+from relight.format.collector import collector_paused
+from relight.importers.nesting import Path, name_of
+from relight.integrations.dcp_folder import Folder
+
+
+def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dict[str, Any]:
+    """The state dict in a directory that ``dcp.save`` wrote, nested as it was: whole CPU tensors and plain values. Runs none of it.
+
+    ``only=["model.*"]`` reads just what matches, by DCP's flat names or by paths such as ``model/*``. Chunks are read one after the
+    other, straight to where they belong. ``UnsafeContent`` names a value that is no plain one; leave it out with ``only``.
+    """
+    folder = Folder(path)
+
+    def wanted(name: str, at: Path) -> bool:
+        return only is None or selected(name_of(at), only) or any(fnmatchcase(name, one) or fnmatchcase(name, f"{one}.*") for one in only)
+
+    plan = build_tree(folder.tensors, folder.tree(wanted), where=folder.path, check=folder.check)
+    folder.fill(plan.sinks)
+    result: dict[str, Any] = plan.result()
+    return result
+
+
+def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: object) -> None:
+    """Put what ``dcp.save`` wrote into live modules, optimizers and other objects, whole or as DTensors of any layout.
+
+    ``restore("ckpt/step-1000", model=model, optim=optimizer)``: the names are those that the state dict had at its top. A state dict
+    that was a module's own goes into the one component that is given. Optimizers go by parameter names, as ``get_state_dict`` saves
+    them, flattened or not, or by numbers, as ``optimizer.state_dict()`` has them. ``IncompatibleState`` lists all that does not fit, and
+    nothing was changed then; ``strict=False`` takes what fits. Each rank calls it for itself.
+    """
+    folder = Folder(path)
+    tops = {at[0] for at, _ in folder.found.values()}
+    alone = len(components) == 1 and not tops & components.keys()
+    with collector_paused():
+        tree = folder.tree(lambda name, at: alone or at[0] in components)
+        if alone:
+            tree = {next(iter(components)): tree}
+        for name, value in components.items():
+            if name in tree and kind_of(value) == OPTIMIZER:
+                tree[name] = _optimizer(tree[name], value, components, name)
+            elif name in tree and kind_of(value) == MODULE and isinstance(tree[name], dict):
+                tree[name] = _unnested(tree[name])
+        plan = plan_restore(components, folder.tensors, tree, strict=strict, where=folder.path, check=folder.check)
+    folder.fill(plan.sinks)
+    plan.finish()
+    kept = [name for name in plan.values if plan.values[name] is not components[name]]
+    if kept:
+        raise ConfigError(f"{kept[0]!r} cannot be changed in place", hint="relight.integrations.dcp.read(path) gives plain values")
+
+
+def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+    """A module's state with one name for each: some nest it module by module."""
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        if isinstance(value, dict) and not str(key).endswith("_extra_state"):
+            found.update(_unnested(value, f"{prefix}{key}."))
+        else:
+            found[f"{prefix}{key}"] = value
+    return found
+
+
+def _optimizer(node: Any, optimizer: Any, components: Mapping[str, object], where: str) -> dict[str, Any]:
+    """An optimizer's state as Relight's own checkpoints have it: ``{"state": {name: …}, "groups": […], "extra": {}}``."""
+    if not isinstance(node, dict):
+        raise IncompatibleState("saved as something other than an optimizer", where=where)
+    names = parameter_names(optimizer, components)
+    order = [names.get(id(parameter), "?") for parameter in own_parameters(optimizer)]
+    if not isinstance(node.get("param_groups", []), list) or any(str(key).startswith(("state.", "param_groups.")) for key in node):
+        return _flat(node, optimizer, names)
+    groups = []
+    for group in node.get("param_groups", []):
+        params = group.get("params") if isinstance(group, dict) else None
+        if not isinstance(params, (list, tuple)):
+            raise IncompatibleState("a parameter group without its parameters", where=where)
+        groups.append({**group, "params": [_named(one, order) for one in params]})
+    state = node.get("state") or {}
+    return {"state": {_named(key, order): value for key, value in state.items()}, "groups": groups, "extra": {}}
+
+
+def _named(key: Any, order: Sequence[str]) -> Any:
+    """A parameter's name: of one that is given by number, the live optimizer's."""
+    number = int(key) if type(key) is int or (type(key) is str and key.isascii() and key.isdigit() and len(key) < 10) else -1
+    return order[number] if 0 <= number < len(order) and str(key) not in order else key
+
+
+def _flat(node: Mapping[Any, Any], optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
+    """Of ``flatten_optimizer_state_dict``: ``state.<parameter>.<key>`` and ``param_groups.<parameter>.<key>``."""
+    state: dict[str, dict[str, Any]] = {}
+    settings: dict[str, dict[str, Any]] = {}
+    for key, value in node.items():
+        home, _, rest = str(key).partition(".")
+        name, _, what = rest.rpartition(".")
+        if home in ("state", "param_groups") and name:
+            (state if home == "state" else settings).setdefault(name, {})[what] = value
+    groups = []
+    for group in optimizer.param_groups:
+        members = [names.get(id(parameter), "?") for parameter in group["params"]]
+        told = next((settings[name] for name in members if name in settings), {})
+        groups.append({**told, "params": [name for name in members if name in settings]})
+    return {"state": state, "groups": groups, "extra": {}}

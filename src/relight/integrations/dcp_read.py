@@ -1,0 +1,305 @@
+"""Loading through ``torch.distributed.checkpoint`` from a Relight run."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    StorageMeta,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
+from torch.distributed.checkpoint.storage import StorageReader as _StorageReader
+from torch.futures import Future
+
+from relight.capture import sinks_by_part
+from relight.capture.load_tree import thunks
+from relight.capture.rebuild import FreshTensors, Thunk
+from relight.capture.regions import Region, Regions
+from relight.capture.tensors import TORCH_DTYPES, touch_all
+from relight.catalog import Opened, Run, candidates, check_pack, open_checkpoint, open_run, read_tensors
+from relight.catalog.find import choose_all, nothing_there, report
+from relight.catalog.merged_parts import MergedCheckpoint, check_pieces, whole_of
+from relight.errors import CorruptCheckpoint, IncompatibleState, RelightError, StoreUnavailable, UnsafeContent, error_of
+from relight.format import Leaf
+from relight.format.collector import collector_paused
+from relight.integrations.dcp_tree import TENSOR, VALUE, Description, decode_entries, node_at
+from relight.integrations.dcp_write import number_in
+from relight.layout import Box, Sink, whole
+from relight.log import Checkpoint, LogView
+from relight.observe import emit
+from relight.store import open_bytes
+from relight.store.urls import split_run
+
+_PASSED_OVER = (CorruptCheckpoint, UnsafeContent, StoreUnavailable)
+
+
+class _Told(NamedTuple):
+    """What ranks say with their plans: checkpoints, the first to be read first; and, from the coordinator, how many ranks there are."""
+
+    ids: tuple[str, ...]
+    world: int
+
+
+class _Found(NamedTuple):
+    """A checkpoint whose roots and parts were read, and what it says of itself."""
+
+    checkpoint: Checkpoint
+    opened: Opened
+    joined: MergedCheckpoint
+    description: Description
+
+    @property
+    def where(self) -> str:
+        return self.opened.prefix
+
+
+class _UnreadableMetadata(Metadata):
+    """In place of metadata that could not be read: DCP would only log why, and go on looking."""
+
+    def __init__(self, error: RelightError) -> None:
+        self._error = error
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("state_dict_metadata", "planner_data", "storage_data"):
+            raise object.__getattribute__(self, "_error")
+        return object.__getattribute__(self, name)
+
+
+class StorageReader(_StorageReader):
+    """Loads what ``StorageWriter`` saved in the run at ``url``: ``dcp.load(state, storage_reader=StorageReader("store/run"))``.
+
+    ``which`` is ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id; the last number in ``checkpoint_id=`` of ``dcp.load`` is a
+    step. Each rank reads the byte ranges that its plan needs, whatever layout they were saved under; each is verified before it is used.
+    ``latest`` passes over damaged checkpoints: all ranks then take the same one, if the process group is the default one; else damage is an
+    error. After an error the state may hold a mixture. Values that are not tensors are plain ones, encoded for DCP in memory.
+    """
+
+    def __init__(self, url: str | os.PathLike[str], which: str | int = "latest") -> None:
+        super().__init__()
+        self.url, self.which = os.fspath(url), which
+        self.loaded: str | None = None
+        """The id of the checkpoint that was loaded."""
+        self._store_url, self._run_name = split_run(self.url)
+        self._found: _Found | None = None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether DCP may choose this reader by itself: it may not."""
+        return False
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The run and what was asked for, as DCP's log calls it."""
+        return f"{self.url}@{self.which}"
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a load. The last number in ``checkpoint_id`` is the step to be loaded."""
+        self._found = None
+        if checkpoint_id is not None:
+            self.which = number_in(checkpoint_id)
+
+    def read_metadata(self) -> Metadata:
+        """What is in the checkpoint: names, shapes, pieces. An error is raised where it is looked at."""
+        try:
+            self._found = self._first()
+        except RelightError as error:
+            return _UnreadableMetadata(error)
+        return _metadata_of(self._found, self.checkpoint_id)
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Raise what was found, so that DCP tells it to all ranks."""
+        metadata.state_dict_metadata  # noqa: B018
+        if self._found is None:
+            self._found = self._first()
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Say which checkpoint it was made for."""
+        assert self._found is not None
+        plan.storage_data = _Told((self._found.checkpoint.id,), 0)
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Which checkpoints all ranks try, in order: from the oldest that one of them has chosen, as the others may be damaged."""
+        order = [one.id for one in candidates(self._open_run().history(), self.which)]
+        chosen = {one for plan in plans if isinstance(plan.storage_data, _Told) for one in plan.storage_data.ids}
+        first = max((order.index(one) for one in chosen if one in order), default=0)
+        for plan in plans:
+            plan.storage_data = _Told(tuple(order[first:]), len(plans))
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Fill what the plan asks for, from the first checkpoint in which it is whole."""
+        assert self._found is not None
+        told = plan.storage_data if isinstance(plan.storage_data, _Told) else _Told((self._found.checkpoint.id,), 0)
+        together = told.world > 1 and dist.is_initialized() and dist.get_world_size() == told.world
+        ids = told.ids if told.world == 1 or together else told.ids[:1]
+        failed: list[RelightError] = []
+        for number, one in enumerate(ids):
+            error = self._try(one, plan.items, planner)
+            outcome = _worst(error) if together else error
+            if outcome is None:
+                self.loaded = one
+                done: Future[None] = Future()
+                done.set_result(None)
+                return done
+            if self.which != "latest" or not isinstance(outcome, _PASSED_OVER):
+                raise outcome
+            failed.append(outcome)
+            if number + 1 < len(ids):
+                emit("restore.skipped", f"checkpoint {one} is passed over: {outcome}", id=one, kind=outcome.kind)
+        if len(failed) == 1:
+            raise failed[0]
+        raise CorruptCheckpoint(
+            f"none of the {len(failed)} checkpoints of run {self._run_name!r} can be read",
+            where=self._store_url,
+            details=[str(error).splitlines()[0] for error in failed],
+        )
+
+    # -- inside
+
+    def _open_run(self) -> Run:
+        return open_run(open_bytes(self._store_url), self._run_name)
+
+    def _first(self) -> _Found:
+        """The first checkpoint whose root, parts and packs are there, as far as can be told without reading them."""
+        run = self._open_run()
+        view = run.view()
+        tried = [report(one) for one in choose_all(run.history(), self.which)]
+        if not tried:
+            raise nothing_there(view, self._run_name, self._store_url)
+        failed: list[str] = []
+        for checkpoint in tried:
+            try:
+                return _open(run, view, checkpoint)
+            except (CorruptCheckpoint, UnsafeContent) as error:
+                if self.which != "latest":
+                    raise
+                failed.append(str(error).splitlines()[0])
+                emit("restore.skipped", f"checkpoint {checkpoint.id} is passed over: {error}", id=checkpoint.id, kind=error.kind)
+        raise CorruptCheckpoint(
+            f"none of the {len(failed)} checkpoints of run {self._run_name!r} can be read", where=self._store_url, details=failed
+        )
+
+    def _try(self, checkpoint_id: str, items: Sequence[ReadItem], planner: LoadPlanner) -> RelightError | None:
+        """Read all of ``items`` from one checkpoint; the error if that cannot be."""
+        assert self._found is not None
+        try:
+            found = self._found
+            if found.checkpoint.id != checkpoint_id:
+                run = self._open_run()
+                checkpoint = run.history().find(checkpoint_id)
+                if checkpoint is None:
+                    raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log, as this rank sees it")
+                found = _open(run, run.view(), checkpoint)
+            _fill(found, items, planner)
+        except RelightError as error:
+            return error
+        return None
+
+
+def _open(run: Run, view: LogView, checkpoint: Checkpoint) -> _Found:
+    with collector_paused():
+        opened = open_checkpoint(run.store, run.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
+        joined = whole_of(opened)
+        description = decode_entries(joined.tree, opened.prefix)
+    for part in opened.parts:
+        for index in range(len(part.packs)):
+            check_pack(opened, part, index)
+    return _Found(checkpoint, opened, joined, description)
+
+
+def _metadata_of(found: _Found, checkpoint_id: str) -> Metadata:
+    told: dict[str, Any] = {}
+    for name, entry in found.description.entries.items():
+        if entry.kind == VALUE:
+            told[name] = BytesStorageMetadata()
+            continue
+        index = _tensor(found, name)
+        tensor = found.joined.tensors[index]
+        boxes = [piece.box for piece in found.joined.pieces[index]] or [whole(tensor.shape)]
+        chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.size)) for box in boxes]
+        told[name] = TensorStorageMetadata(TensorProperties(dtype=TORCH_DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks)
+    paths = {name: entry.path for name, entry in found.description.entries.items() if entry.path is not None}
+    return Metadata(told, paths if found.description.mapped else None, {}, StorageMeta(checkpoint_id=checkpoint_id))
+
+
+def _tensor(found: _Found, name: str) -> int:
+    """The number of the tensor of that flat name."""
+    entry = found.description.entries.get(name)
+    if entry is None or entry.kind != TENSOR:
+        raise IncompatibleState(f"checkpoint {found.checkpoint.id} has no tensor of that name", where=name)
+    leaf = node_at(found.joined.tree, entry.at(name), found.where)
+    if not isinstance(leaf, Leaf) or leaf.kind != "tensor":
+        raise UnsafeContent(f"{name[:80]!r} is said to be a tensor, and is none", where=found.where)
+    return leaf.tensors[0]
+
+
+def _fill(found: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> None:
+    joined = found.joined
+    regions: dict[int, list[Region]] = {}
+    tensors: list[tuple[ReadItem, torch.Tensor]] = []
+    values: list[tuple[ReadItem, Thunk]] = []
+    memory = FreshTensors(joined.tensors, lambda index: check_pieces(found.opened, joined, index))
+    for item in items:
+        name = item.storage_index.fqn
+        if item.type == LoadItemType.BYTE_IO:
+            entry = found.description.entries.get(name)
+            if entry is None or entry.kind != VALUE:
+                raise IncompatibleState(f"checkpoint {found.checkpoint.id} has no value of that name", where=name)
+            position = entry.at(name)
+            values.append((item, thunks(node_at(joined.tree, position, found.where), name, memory)))
+            continue
+        index = _tensor(found, name)
+        offset = item.storage_index.offset
+        start = tuple(a + b for a, b in zip(offset or (0,) * len(item.storage_offsets), item.storage_offsets, strict=True))
+        box = Box(start, tuple(item.lengths))
+        target = planner.resolve_tensor(item).detach()
+        if not box.inside(joined.tensors[index].shape) or tuple(target.shape) != box.size:
+            raise IncompatibleState(f"{list(box.size)} at {list(start)} is asked for, into {list(target.shape)}", where=name)
+        regions.setdefault(index, []).append(Region(box, target))
+        tensors.append((item, target))
+    sinks: dict[int, Sink] = dict(memory.sinks)
+    taken: list[dict[int, Sink]] = [sinks]
+    for index, into in regions.items():
+        tensor = joined.tensors[index]
+        sink = Regions(tensor.shape, TORCH_DTYPES[tensor.dtype], into)
+        if index in sinks:
+            taken.append({index: sink})
+        else:
+            sinks[index] = sink
+    for each in taken:
+        by_part = sinks_by_part(each, joined.tensors, joined.pieces, len(found.opened.parts))
+        for part, wanted in zip(found.opened.parts, by_part, strict=True):
+            if wanted:
+                read_tensors(found.opened, part, wanted)
+    touch_all([target for _, target in tensors])
+    for item, target in tensors:
+        planner.commit_tensor(item, target)
+    for item, make in values:
+        told = io.BytesIO()
+        torch.save(make(), told)
+        told.seek(0)
+        planner.load_bytes(item, told)
+
+
+def _worst(error: RelightError | None) -> RelightError | None:
+    """What any rank ran into, the same on all of them; an error that may not be passed over before those that may."""
+    outcomes: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(outcomes, None if error is None else (error.kind, str(error).splitlines()[0]))
+    errors = [(rank, error_of(one[0]), one[1]) for rank, one in enumerate(outcomes) if one is not None]
+    if not errors:
+        return None
+    rank, kind, said = min(errors, key=lambda one: (issubclass(one[1], _PASSED_OVER), one[0]))
+    if rank == dist.get_rank() and error is not None:
+        return error
+    return kind(f"rank {rank}: {said}", hint="that rank's own log has all of it")

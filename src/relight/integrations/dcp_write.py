@@ -1,0 +1,295 @@
+"""Saving through ``torch.distributed.checkpoint`` into a Relight run."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItem, WriteItemType
+from torch.distributed.checkpoint.storage import StorageWriter as _StorageWriter
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.futures import Future
+
+from relight.capture import environment
+from relight.capture.tensors import TensorSource, dtype_name, resolved, why_not
+from relight.capture.walk import Walker
+from relight.checkpointer.metric_values import check_metrics, numbers_of
+from relight.commit import Attempt, CommitTarget, SaveReport, SaveRequest
+from relight.commit.save import Participant, new_id
+from relight.errors import ConfigError, IncompatibleState
+from relight.format import Leaf, encode_tree
+from relight.format.step_number import step_of
+from relight.importers.nesting import OpaqueNode, Path, name_of, nested
+from relight.integrations.dcp_orders import WriteOrders, arrange, complete, is_single, is_usable, mapping_of, to_the_first
+from relight.integrations.dcp_tree import OWN, apart, encode_entries, usual
+from relight.layout import Box, Bytes, Item, whole
+from relight.log import Log
+from relight.store import open_bytes
+from relight.store.urls import split_run
+
+_NUMBER = re.compile(r"(\d+)\D*\Z")
+_LIVES_MAX = 8
+
+
+@dataclasses.dataclass
+class _WriterMemory:
+    """What a writer remembers from save to save, in whichever process it saves: copies of it that were pickled share it."""
+
+    attempt: Attempt | None = None
+    plans: list[SavePlan] = dataclasses.field(default_factory=list)
+    own: dict[str, WriteItem] = dataclasses.field(default_factory=dict)
+    orders: WriteOrders | None = None
+    """The coordinator's own, of the save that is being made."""
+
+
+_lives: OrderedDict[str, _WriterMemory] = OrderedDict()
+
+
+class StorageWriter(_StorageWriter):
+    """Saves what DCP is given as ``step`` of the run at ``url``, in Relight's own format: verified, committed once, or not there.
+
+    ``dcp.save(state, storage_writer=StorageWriter("store/run", step=7))``; ``async_save`` too, in a thread or a process. Keep one for the
+    whole job and set ``step`` before each save: its first save takes charge of the run, as every saver does. ``checkpoint_id=`` of
+    ``dcp.save``, if it is given, is where the number of the step is taken from: ``…/step-1000``.
+
+    Each rank writes the shards that DCP's planner gave it, as pieces of one tensor; values that are not tensors are stored as plain values,
+    and ``IncompatibleState`` names those that are none. ``timeout_s`` is how long ranks wait for each other's parts. DCP wraps what goes
+    wrong in its ``CheckpointException``, whose ``failures`` has the ``RelightError`` of each rank.
+
+    Where it goes: torchtitan's and your own calls of ``dcp.save`` and ``dcp.async_save`` take ``storage_writer=``. Lightning's FSDP
+    strategy and Megatron's ``torch_dist`` make a writer of their own: call ``dcp.save`` with what ``get_state_dict`` gives. ``async_save``
+    copies the state with DCP's stager. It makes fresh memory for each save unless one is kept and passed as ``async_stager=``; wait for
+    the save before, then, as its copy is overwritten.
+    """
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        metrics: Mapping[str, float] | None = None,
+        reason: str = "dcp.save",
+        timeout_s: float = 600.0,
+    ) -> None:
+        super().__init__()
+        self.url = os.fspath(url)
+        check_metrics(metrics := metrics if metrics is not None else {})
+        self.step = None if step is None else step_of(step)
+        self.metrics: dict[str, float] = numbers_of(metrics)
+        self.reason, self.timeout_s = reason, timeout_s
+        self.report: SaveReport | None = None
+        """Of the last save, as this rank saw it."""
+        self._key = uuid.uuid4().hex
+        split_run(self.url)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether DCP may choose this writer by itself: it may not, as a step is to be named."""
+        return False
+
+    @property
+    def checkpoint_id(self) -> str:
+        """The run, as DCP's log calls it."""
+        return self.url
+
+    def storage_meta(self) -> StorageMeta:
+        """The run, for planners that ask."""
+        return StorageMeta(checkpoint_id=self.url, save_id=str(self.step))
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin a save. The last number in ``checkpoint_id`` is its step."""
+        if checkpoint_id is not None:
+            self.step = number_in(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Refuse what cannot be: on all ranks alike, before anything is written."""
+        if not kwargs.get("use_collectives", True):
+            raise ConfigError("use_collectives=False has each rank save for itself", hint="Relight's ranks make one checkpoint together")
+        if self.step is None:
+            raise ConfigError("which step is it?", hint='StorageWriter("store/run", step=7), or set its .step before each save')
+        self.step = step_of(self.step)
+        if is_coordinator and kwargs.get("rank", 0) != 0:
+            raise ConfigError("a coordinator other than the first rank", hint="leave coordinator_rank at 0")
+        self._coordinates = is_coordinator
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Remember what this rank could write itself, if it is the coordinator."""
+        if self._coordinates and is_usable(plan):
+            self._life.own = {item.index.fqn: item for item in plan.items if is_single(item)}
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Take charge of the run, name the checkpoint, and say who writes what: it reaches the ranks with their plans."""
+        life = self._life
+        plans = complete(plans, life.plans)
+        life.plans = plans
+        moved = to_the_first(plans, life.own)
+        if life.attempt is None:
+            store_url, run = split_run(self.url)
+            life.attempt = Attempt.begin(open_bytes(store_url), run, reason=self.reason)
+        arranged = arrange(moved, life.attempt.place, new_id())
+        life.orders = arranged[0].storage_data  # this rank's, and long: a group would pad the others' to it
+        return [dataclasses.replace(arranged[0], storage_data=life.orders._replace(entries=None, tensors=None)), *arranged[1:]]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's part, and see the checkpoint committed. Nothing of it is there if any rank fails."""
+        orders = plan.storage_data
+        if not isinstance(orders, WriteOrders):
+            raise ConfigError("the planner lost what the coordinator said", hint="finish_plan() has to keep the plan's storage_data")
+        if orders.rank == 0:
+            assert self._life.orders is not None and self._life.orders.id == orders.id
+            orders = self._life.orders
+        store_url, run = split_run(self.url)
+        store = open_bytes(store_url)
+        attempt = Attempt(CommitTarget(store, Log(store, run), orders.store_id, orders.run_id, orders.epoch))
+        seat = Participant(orders.rank, orders.world, orders.digest, self.timeout_s) if orders.world > 1 else None
+        assert self.step is not None
+        try:
+            items, tree = _gather(plan, planner, orders)
+            encoded = encode_tree(tree)
+        except BaseException as error:
+            if seat is not None:  # the others are to hear of it, not to wait
+                attempt.save(SaveRequest(self.step, b"", [], id=orders.id, seat=seat, packs_written=_raising(error)))
+            raise
+        self.report = attempt.save(
+            SaveRequest(
+                step=self.step,
+                tree=encoded,
+                items=items,
+                reason=self.reason,
+                metrics=self.metrics,
+                environment=environment() if orders.rank == 0 else {},
+                components=dict.fromkeys((str(key) for key in tree), "value") if orders.rank == 0 else {},
+                id=orders.id,
+                seat=seat,
+            )
+        )
+        written: Future[list[WriteResult]] = Future()
+        written.set_result([WriteResult(item.index, _bytes_of(item), None) for item in plan.items])
+        return written
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Nothing is left to do: it was committed when the last rank was ready."""
+        metadata.storage_data = {}
+        metadata.storage_meta = self.storage_meta()
+
+    @property
+    def _life(self) -> _WriterMemory:
+        life = _lives.setdefault(self._key, _WriterMemory())
+        _lives.move_to_end(self._key)
+        while len(_lives) > _LIVES_MAX:
+            _lives.popitem(last=False)
+        return life
+
+
+def number_in(checkpoint_id: str | os.PathLike[str]) -> int:
+    """The last number in the last element of a path."""
+    last = os.fspath(checkpoint_id).rstrip("/").rpartition("/")[2]
+    found = _NUMBER.search(last)
+    if found is None:
+        raise ConfigError(f"checkpoint_id {last[:80]!r} has no number", hint="its last number is the step: checkpoint_id='step-1000'")
+    return int(found[1])
+
+
+def _raising(error: BaseException) -> Callable[[], None]:
+    def fail() -> None:
+        raise error
+
+    return fail
+
+
+def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[list[Item], dict[Any, Any]]:
+    """The part's items and its tree. All that cannot be saved is in one ``IncompatibleState``."""
+    mapping = mapping_of(plan)
+    refused: list[str] = []
+    pieces: dict[str, list[Item]] = {}
+    values: list[WriteItem] = []
+
+    def position(name: str) -> Path:
+        return apart(name) if name in orders.apart else usual(name, mapping.get(name))
+
+    for item in plan.items:
+        name = item.index.fqn
+        if item.type == WriteItemType.BYTE_IO:
+            values.append(item)
+            continue
+        made = _item(item, planner, name_of(position(name)))
+        if isinstance(made, str):
+            refused.append(f"{name}: {made}")
+        elif made.source.length or not pieces.get(name):
+            pieces.setdefault(name, []).append(made)
+    if orders.tensors is not None:  # the tree points at all tensors, also those that other ranks hold
+        assert orders.entries is not None
+        for name, (dtype, shape) in orders.tensors.items():
+            if name not in pieces:
+                zeros = Box((0,) * len(shape), (0,) * len(shape))
+                called = name_of(orders.entries[name].at(name))
+                pieces[name] = [Item(called, dtype_name(dtype) or str(dtype), shape, "value", Bytes(b""), zeros)]
+    items = [held[0] for held in pieces.values()]
+    numbers = {name: number for number, name in enumerate(pieces)}
+    items += [one for held in pieces.values() for one in held[1:]]
+    pointed = orders.tensors if orders.tensors is not None else {one.index.fqn for one in plan.items if one.tensor_data and is_single(one)}
+    nodes: dict[str, tuple[Path, Any]] = {}
+    for name in pointed:
+        if name in numbers:
+            at = orders.entries[name].at(name) if orders.entries is not None else position(name)
+            nodes[name] = (at, Leaf("tensor", (numbers[name],)))
+    walker = Walker(before=items)
+    lookup = getattr(planner, "lookup_object", None)
+    if values and lookup is None:
+        raise IncompatibleState(f"{type(planner).__qualname__} gives values only as pickles", hint="a planner needs lookup_object(index)")
+    for item in values:
+        name = item.index.fqn
+        node = walker.value(lookup(item.index), name_of(position(name)))  # type: ignore[misc]
+        nodes[name] = (position(name), OpaqueNode(node))
+    if walker.spreads:
+        walker.refuse(walker.items[min(walker.spreads)].name, "spread over ranks, inside a value that the planner did not flatten")
+    walker.refused[:0] = refused
+    walker.finish()
+    tree = nested(nodes[name] for name in orders.entries or nodes if name in nodes)
+    if orders.entries is not None:
+        tree[OWN] = {**encode_entries(orders.entries, orders.mapped), **tree.get(OWN, {})}
+    return walker.items, tree
+
+
+def _item(item: WriteItem, planner: SavePlanner, name: str) -> Item | str:
+    """One piece, or why it cannot be saved."""
+    told = item.tensor_data
+    assert told is not None
+    tensor = planner.resolve_data(item)
+    if not isinstance(tensor, torch.Tensor):
+        raise IncompatibleState("the planner gave no tensor for it", where=item.index.fqn)
+    tensor = tensor.detach()
+    if type(tensor).__name__ == "AsyncCollectiveTensor":
+        tensor = tensor.wait()  # type: ignore[attr-defined]
+    reason = why_not(tensor)
+    if reason is None and (tensor.layout != torch.strided or tensor.is_quantized):
+        reason = "not a dense tensor"
+    if reason is None and tensor.dtype != told.properties.dtype:
+        reason = f"resolved as {tensor.dtype}, planned as {told.properties.dtype}"
+    if reason is None and tuple(tensor.shape) != tuple(told.chunk.sizes):
+        reason = f"resolved with shape {list(tensor.shape)}, planned with {list(told.chunk.sizes)}"
+    if reason is not None:
+        return reason
+    shape = tuple(told.size)
+    box: Box | None = Box(tuple(told.chunk.offsets), tuple(told.chunk.sizes))
+    if box == whole(shape):
+        box = None
+    elif not tensor.numel():
+        box = Box((0,) * len(shape), (0,) * len(shape))
+    kind = dtype_name(tensor.dtype)
+    assert kind is not None
+    return Item(name, kind, shape, "value", TensorSource(resolved(tensor)), box)
+
+
+def _bytes_of(item: WriteItem) -> int:
+    if item.tensor_data is None:
+        return 0
+    return item.tensor_data.chunk.sizes.numel() * item.tensor_data.properties.dtype.itemsize

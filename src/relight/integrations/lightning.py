@@ -1,0 +1,209 @@
+"""Lightning: ``Checkpoints`` in place of ``ModelCheckpoint``, and ``RelightCheckpointIO`` for those who keep that.
+
+``lightning`` or ``pytorch_lightning``: whichever the program has imported, else whichever is there. Seen with 2.6.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from relight.capture import leave_epoch
+from relight.checkpointer import Checkpointer
+from relight.errors import CheckpointNotFound, ConfigError
+from relight.format.names import STORE_FILE
+from relight.integrations.frameworks import (
+    StateFunctions,
+    checkpointer_options,
+    loaders_in,
+    needed,
+    numbers,
+    read_as_file,
+    save_options,
+    write_as_file,
+)
+
+_HERE = "pytorch_lightning" if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules else "lightning.pytorch"
+if TYPE_CHECKING:
+    from lightning.pytorch import LightningModule, Trainer
+    from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.plugins.io import CheckpointIO
+else:
+    Checkpoint = needed(f"{_HERE}.callbacks", "lightning").Checkpoint
+    CheckpointIO = needed(f"{_HERE}.plugins.io", "lightning").CheckpointIO
+
+_LOADERS = "combined_loader"
+
+
+class LightningCheckpoints(Checkpoint):
+    """A callback that saves all that ``trainer.fit`` needs to go on, without waiting, and goes on from it by itself.
+
+    ``path`` and ``options`` are ``relight.Checkpointer``'s: ``save=relight.every(steps=…) | relight.best("val_loss")``,
+    ``keep=relight.keep(…)``. Metrics are what ``self.log`` was given. A step is one of the optimizer: ``trainer.global_step`` of them are
+    done. Saved: module, optimizers, schedulers, loops, callbacks, precision, data module, generators, and where each loader is.
+
+    ``ConfigError`` with ``trainer.fit(ckpt_path=…)``, which would restore another state over this one, and with strategies that keep
+    optimizers of their own (DeepSpeed): those take ``RelightCheckpointIO`` or their own saving.
+
+    ``resume`` False: nothing is taken from the run. Training begins with what it is given, and what it saves comes behind what is there,
+    which stays; who resumes later goes on from that.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
+        super().__init__()
+        checkpointer_options(options, {})
+        self._path, self._resume, self._options = path, resume, options
+        self._ckpt: Checkpointer | None = None
+        self._told = self._waits = 0
+        self._metrics: dict[str, Any] = {}
+        self._loaders: dict[str, object] = {}
+        self.best_model_path = ""
+        """For the trainer, which asks every checkpointing callback: there is no file."""
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """All is set up: put the state back if the run has one. Nothing of it with ``fast_dev_run``, as with ``ModelCheckpoint``."""
+        if trainer.fast_dev_run:
+            return
+        if trainer.ckpt_path is not None:
+            raise ConfigError("fit(ckpt_path=…) and Checkpoints would both restore", hint="leave ckpt_path out, or keep ModelCheckpoint")
+        foreign = [type(one).__name__ for one in trainer.optimizers if not isinstance(one, torch.optim.Optimizer)]
+        if foreign:
+            raise ConfigError(f"the strategy has an optimizer of its own, {foreign[0]}", hint="keep ModelCheckpoint")
+        trainer.fit_loop.setup_data()
+        schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
+        optimizers = {f"optimizer_{i}": one for i, one in enumerate(trainer.optimizers)}
+        rest = StateFunctions(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
+        state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
+        self._loaders = loaders_in(trainer.train_dataloader)
+        given = {"fresh": not self._resume, **self._options}
+        self._ckpt = Checkpointer(self._path, **checkpointer_options(given, {**state, **self._loaders}))
+        if self._resume:
+            self._ckpt.restore()
+        self._told = trainer.global_step
+        iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload] # the iterator that setup_data made knew nothing of this
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """A step ended: save if it is time to; behind validation where that comes first."""
+        trainer.fit_loop.restarting = False  # left to Lightning, no plateau scheduler would hear of this epoch's end
+        if trainer.global_step == self._told:
+            return  # gradients are still being accumulated
+        self._told = self._waits = trainer.global_step
+        self._metrics = numbers(trainer.callback_metrics)
+        if not (trainer.is_last_batch or _validates(trainer, batch_idx)):
+            self._step()
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """What was validated may be the best. If it was the epoch's last batch, Lightning has not done yet what the epoch's end brings."""
+        if not trainer.sanity_checking:
+            self._metrics = numbers(trainer.callback_metrics)
+            if not trainer.is_last_batch:
+                self._step()
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The epoch's metrics."""
+        self._metrics = numbers(trainer.callback_metrics)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The epoch before is over: it is saved now, with what Lightning does behind all hooks of its end (schedulers, counters)."""
+        for one in self._loaders.values():
+            if self._waits and isinstance(one, torch.utils.data.DataLoader):
+                leave_epoch(one)  # Lightning counts batches, and does not wait for the loader to say that there are no more
+        self._step()
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Save the last step if it is not yet, and give everything back."""
+        self._step()
+        if self._ckpt is not None:
+            self._ckpt.close()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Save the last step's end if that is still what there is."""
+        if self._ckpt is not None:
+            trace: TracebackType | None = exception.__traceback__
+            self._ckpt.__exit__(type(exception), exception, trace)
+
+    def _step(self) -> None:
+        if self._ckpt is not None and self._waits:
+            step, self._waits = self._waits - 1, 0
+            self._ckpt.step(step, **self._metrics)
+
+
+def _validates(trainer: Trainer, batch_idx: int) -> bool:
+    """Whether validation may follow on this batch, which is not the epoch's last."""
+    every = trainer.val_check_batch
+    done = batch_idx + 1 if trainer.check_val_every_n_epoch is not None else trainer.fit_loop.epoch_loop.total_batch_idx + 1
+    return bool(trainer.enable_validation and isinstance(every, int) and done % every == 0)
+
+
+def _ask(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
+    """What goes on besides weights, optimizers, schedulers and data."""
+    loops = trainer.fit_loop.state_dict()
+    loops["state_dict"].pop(_LOADERS, None)  # Relight has the loaders
+    extra: dict[str, Any] = {"state_dict": {}}
+    pl_module.on_save_checkpoint(extra)
+    for one in trainer.callbacks:
+        one.on_save_checkpoint(trainer, pl_module, extra)
+    extra.pop("state_dict")
+    data = getattr(trainer, "datamodule", None)
+    return {
+        "loops": loops,
+        "callbacks": {one.state_key: one.state_dict() for one in trainer.callbacks if not isinstance(one, LightningCheckpoints)},
+        "precision": trainer.precision_plugin.state_dict(),
+        "datamodule": data.state_dict() if data is not None else {},
+        "extra": extra,
+    }
+
+
+def _restore_order(trainer: Trainer, pl_module: LightningModule, state: dict[str, Any]) -> None:
+    """The way back, in the order in which Lightning goes it."""
+    data = getattr(trainer, "datamodule", None)
+    if data is not None and state["datamodule"]:
+        data.load_state_dict(state["datamodule"])
+    extra = {"state_dict": {}, **state["extra"]}
+    pl_module.on_load_checkpoint(extra)
+    for one in trainer.callbacks:
+        one.on_load_checkpoint(trainer, pl_module, extra)
+        if one.state_key in state["callbacks"]:
+            one.load_state_dict(state["callbacks"][one.state_key])
+    trainer.precision_plugin.load_state_dict(state["precision"])
+    loops = trainer.fit_loop
+    loops.load_state_dict(state["loops"])
+    if loops.epoch_progress.total.started < loops.epoch_progress.total.ready:  # between two epochs: the next begins as any does
+        loops.epoch_loop.restarting = False
+        loops.epoch_loop.val_loop.restarting = True  # no sanity check
+
+
+class RelightCheckpointIO(CheckpointIO):
+    """``Trainer(plugins=[RelightCheckpointIO()])``: each file that ``ModelCheckpoint`` would write is a run of its own in Relight's format.
+
+    It is a directory, in which a checkpoint is there or not, every byte is checked and nothing is executed on load; ``ckpt_path=`` takes
+    it. Saving waits, as ``ModelCheckpoint`` does. ``options`` are ``relight.save``'s: ``encrypt=``. What is no tensor, array or plain value
+    (hyperparameters of classes of your own) is refused, with its name.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self._options = save_options(options)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None) -> None:
+        """Durable when it returns; ``path`` names what was there before until then."""
+        write_as_file(path, checkpoint, int(checkpoint.get("global_step", 0)), self._options)
+
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """What was saved, on the CPU; verified."""
+        found: dict[str, Any] = read_as_file(path, self._options)
+        return found
+
+    def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Only what this class has written."""
+        if not (Path(path) / STORE_FILE).is_file():
+            raise CheckpointNotFound("not a checkpoint of RelightCheckpointIO: nothing is removed", where=os.fspath(path))
+        shutil.rmtree(path)

@@ -1,0 +1,116 @@
+"""Megatron-Core's ``dist_checkpointing``: ``SaveStrategy`` and ``LoadStrategy``, whose tensors are in Relight's format. Seen with 0.16.
+
+Megatron writes two things beside them by itself: ``common.pt`` (what is not sharded; its only strategy for that is torch's) and
+``metadata.json``, whose ``sharded_backend`` is then ``relight``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load as load_state
+from torch.distributed.checkpoint.state_dict_saver import save as save_state
+
+from relight.integrations.dcp_read import StorageReader
+from relight.integrations.dcp_write import StorageWriter
+from relight.integrations.frameworks import needed
+
+_HOME = "megatron.core.dist_checkpointing"
+if TYPE_CHECKING:
+    from megatron.core.dist_checkpointing import ShardedTensor
+    from megatron.core.dist_checkpointing.dict_utils import dict_list_map_inplace, nested_values
+    from megatron.core.dist_checkpointing.mapping import is_main_replica
+    from megatron.core.dist_checkpointing.strategies import torch as of_torch
+    from megatron.core.dist_checkpointing.strategies.base import (
+        LoadShardedStrategy,
+        SaveShardedStrategy,
+        StrategyAction,
+        register_default_strategy,
+    )
+else:
+    ShardedTensor = needed(_HOME, "megatron-core").ShardedTensor
+    _dicts, _base = needed(f"{_HOME}.dict_utils", "megatron-core"), needed(f"{_HOME}.strategies.base", "megatron-core")
+    dict_list_map_inplace, nested_values = _dicts.dict_list_map_inplace, _dicts.nested_values
+    is_main_replica = needed(f"{_HOME}.mapping", "megatron-core").is_main_replica
+    of_torch = needed(f"{_HOME}.strategies.torch", "megatron-core")
+    LoadShardedStrategy, SaveShardedStrategy = _base.LoadShardedStrategy, _base.SaveShardedStrategy
+    StrategyAction, register_default_strategy = _base.StrategyAction, _base.register_default_strategy
+
+BACKEND, VERSION = "relight", 1
+
+
+class SaveStrategy(SaveShardedStrategy):
+    """``dist_checkpointing.save(state, folder, sharded_strategy=SaveStrategy())``: durable on all ranks when it returns.
+
+    Each shard is written once, by the rank that has its main replica. ``options`` are ``relight.integrations.dcp.StorageWriter``'s.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(BACKEND, VERSION)
+        self._options = options
+
+    def save(self, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
+        """All ranks together; a rank that cannot save tells the others."""
+        shards = [one for one in nested_values(sharded_state_dict) if is_main_replica(one.replica_id)]
+        state = of_torch.mcore_to_pyt_state_dict(_by_key(shards))
+        writer = StorageWriter(_run(checkpoint_dir), **{"step": 0, **self._options})
+        planner = of_torch.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
+        save_state(state, storage_writer=writer, planner=planner)
+
+
+class LoadStrategy(LoadShardedStrategy):
+    """``dist_checkpointing.load(state, folder, sharded_strategy=LoadStrategy())``, under the same layout or another one.
+
+    Once this module is imported, ``load`` finds it by itself for what ``SaveStrategy`` has written.
+    """
+
+    def load(self, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str]) -> Any:
+        """The tensors in place of their shards; every byte that is read is checked."""
+        shards = list(nested_values(sharded_state_dict))
+        state = of_torch.mcore_to_pyt_state_dict(_by_key(shards), is_loading=True)
+        free = {one.key: one for one in shards if one.allow_shape_mismatch}
+        planner = of_torch.MCoreLoadPlanner(
+            shapes_validation_sharded_tensors=[one for one in shards if not one.allow_shape_mismatch],
+            allow_shape_mismatch_sharded_tensors=free,
+        )
+        load_state(state, storage_reader=StorageReader(_run(checkpoint_dir)), planner=planner)
+        return dict_list_map_inplace(_tensor_of, sharded_state_dict)
+
+    def load_tensors_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> Any:
+        """Names, shapes and dtypes of what is stored, as ``ShardedTensor`` without data."""
+        stored = StorageReader(_run(checkpoint_dir)).read_metadata().state_dict_metadata
+        return {
+            key: ShardedTensor.from_rank_offsets(key, torch.empty(one.size, dtype=one.properties.dtype, device="meta")).without_data()
+            for key, one in stored.items()
+            if isinstance(one, dcp.metadata.TensorStorageMetadata)
+        }
+
+    def check_backend_compatibility(self, loaded_backend: str) -> None:
+        """Only its own."""
+        if loaded_backend != BACKEND:
+            raise of_torch.CheckpointingException(f"LoadStrategy reads {BACKEND!r}, this is {loaded_backend!r}")
+
+    def check_version_compatibility(self, loaded_version: int) -> None:
+        """All there are."""
+
+
+def _by_key(shards: list[Any]) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    for one in shards:
+        found.setdefault(one.key, []).append(one)
+    return found
+
+
+def _tensor_of(value: Any) -> Any:
+    return value.data if isinstance(value, ShardedTensor) else value
+
+
+def _run(checkpoint_dir: str | os.PathLike[str]) -> Path:
+    return Path(checkpoint_dir) / "tensors"
+
+
+register_default_strategy(StrategyAction.LOAD_SHARDED, BACKEND, VERSION, LoadStrategy())

@@ -1,0 +1,57 @@
+"""torchft: ``Transport``, through which a replica group that comes back gets its state by way of a store. Seen with 0.2.
+
+``Manager(…, checkpoint_transport=Transport("store/heal"))``. Where all groups may be lost at once, save besides: the manager has a state,
+so ``relight.Checkpointer("store/run", model=…, optimizer=…, manager=manager)`` takes it as any component.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from relight.api import Store, load, save
+from relight.errors import CheckpointNotFound, StoreUnavailable
+from relight.integrations.frameworks import needed, save_options
+from relight.policy import keep
+
+if TYPE_CHECKING:
+    from torchft.checkpointing.transport import CheckpointTransport
+else:
+    CheckpointTransport = needed("torchft.checkpointing.transport", "torchft").CheckpointTransport
+
+_PAUSE_S = 0.05
+
+
+class Transport(CheckpointTransport[Any]):
+    """A checkpoint transport by way of ``path``, a store that all replica groups reach: verified, and nothing executed.
+
+    Each process sends through a run of its own below it, of which the newest two are kept. What is sent is a dict of tensors, arrays and
+    plain values. ``options`` are ``relight.save``'s: ``encrypt=``.
+    """
+
+    def __init__(self, path: str, **options: Any) -> None:
+        self._run, self._options = f"{str(path).rstrip('/')}/{uuid.uuid4().hex}", save_options(options)
+
+    def metadata(self) -> str:
+        """Where others find what this process sends."""
+        return self._run
+
+    def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
+        """Durable when it returns, for however many are behind."""
+        save(self._run, {"torchft": state_dict}, step=step, **self._options)
+        Store(self._run, **self._options).prune(keep(last=2, prune_abandoned=True))  # each save stands alone: none continues another
+
+    def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
+        """What was sent for ``step``, on the CPU. Waits for it, no longer than ``timeout``: ``StoreUnavailable`` then."""
+        ends = time.monotonic() + timeout.total_seconds()
+        while True:
+            try:
+                return load(metadata, step, **self._options)["torchft"]
+            except CheckpointNotFound:
+                if time.monotonic() + _PAUSE_S > ends:
+                    raise StoreUnavailable(
+                        f"rank {src_rank} has not sent step {step} in {timeout.total_seconds():g} s", where=metadata
+                    ) from None
+            time.sleep(_PAUSE_S)

@@ -1,0 +1,173 @@
+"""Events, added up: the metrics that are made from events, of each run. Pure."""
+
+from __future__ import annotations
+
+import logging
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from relight.monitoring.files import Heard
+from relight.observe.events import EVENTS
+from relight.observe.metrics import COUNTER, HISTOGRAM, OF_EVENT, SECONDS, Metric, MetricSource
+
+ONCE_MAX = 10_000
+"""Events of which it is remembered that they were counted."""
+LABEL_VALUES_MAX = 50
+"""Values of a label; what comes beyond is ``other``: a label's values must have an end."""
+TIMES_MAX = 1000
+RECENT_MAX = 200
+SKIPPED = ("restore.skipped", "scrub.damaged", "verify.damaged")
+"""What says that a checkpoint is not good."""
+
+
+class MetricSample(NamedTuple):
+    """One number of a metric, or a histogram's: ``count`` of its buckets, and their sum in ``value``."""
+
+    metric: Metric
+    labels: tuple[str, ...]
+    value: float
+    counts: tuple[int, ...] = ()
+
+
+class DurableSave(NamedTuple):
+    """A save that became durable."""
+
+    time_s: float
+    step: int
+    id: str
+    seconds: float
+    blocked_s: float
+    bytes: int
+
+
+@dataclass(slots=True)
+class Tally:
+    """One run's."""
+
+    sums: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
+    buckets: dict[tuple[str, tuple[str, ...]], list[int]] = field(default_factory=dict)
+    levels: dict[str, int] = field(default_factory=dict)
+    saves: deque[DurableSave] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
+    recent: deque[Heard] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
+    """Events worth a person's look, oldest first."""
+    damaged: dict[str, str] = field(default_factory=dict)
+    """Checkpoints of which something bad is known, and what."""
+    risk: tuple[float, float, str] = (0.0, 0.0, "")
+    """Of the latest alarm: when, its score, why."""
+    failed_since: tuple[int, float] = (0, 0.0)
+    """Saves that failed since the last one that did not, and when the last of them was."""
+    failures: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
+    """When the job failed, and how."""
+    blocked_prunes: tuple[int, float, str] = (0, 0.0, "")
+    """Times that retention failed since it last worked, when that was last, why."""
+    ended: bool = False
+    """Whether the run has said that it is over."""
+    heard_at: float = 0.0
+    _once: dict[tuple[Any, ...], None] = field(default_factory=dict)
+    _values: dict[str, set[str]] = field(default_factory=dict)
+
+    def add(self, heard: Heard) -> None:
+        """One event more."""
+        level = EVENTS.get(heard.name, (logging.INFO, ""))[0]
+        name = logging.getLevelName(level).lower()
+        self.levels[name] = self.levels.get(name, 0) + 1
+        self.heard_at = max(self.heard_at, heard.time_s)
+        if level >= logging.INFO:
+            self.recent.append(heard)
+        for metric in OF_EVENT.get(heard.name, ()):
+            self._count(metric, heard)
+        self._notice(heard)
+
+    def samples(self) -> Iterator[MetricSample]:
+        """What there is now."""
+        for (name, labels), value in self.sums.items():
+            metric = _BY_NAME[name]
+            yield MetricSample(metric, labels, value, tuple(self.buckets.get((name, labels), ())))
+
+    def _count(self, metric: Metric, heard: Heard) -> None:
+        made, fields = metric.made, heard.fields
+        assert made is not None
+        value = _value(made, fields)
+        if value is None or (made.once and not self._is_first(metric, made, fields)):
+            return
+        key = metric.name, tuple(self._label(metric, label, fields) for label in metric.labels)
+        self.sums[key] = self.sums.get(key, 0.0) + value
+        if metric.kind == HISTOGRAM:
+            counts = self.buckets.setdefault(key, [0] * (len(SECONDS) + 1))
+            counts[bisect_left(SECONDS, value)] += 1
+        else:
+            assert metric.kind == COUNTER
+
+    def _is_first(self, metric: Metric, made: MetricSource, fields: dict[str, Any]) -> bool:
+        key = (metric.name, *(str(fields.get(name))[:100] for name in made.once))
+        if key in self._once:
+            return False
+        self._once[key] = None
+        while len(self._once) > ONCE_MAX:
+            del self._once[next(iter(self._once))]
+        return True
+
+    def _label(self, metric: Metric, label: str, fields: dict[str, Any]) -> str:
+        text = str(fields.get(metric.field_of(label), ""))[:64]
+        known = self._values.setdefault(f"{metric.name} {label}", set())
+        if text not in known and len(known) >= LABEL_VALUES_MAX:
+            return "other"
+        known.add(text)
+        return text
+
+    def _notice(self, heard: Heard) -> None:
+        name, fields = heard.name, heard.fields
+        if name == "save.durable":
+            if heard.head.rank == 0:
+                self.saves.append(
+                    DurableSave(
+                        heard.time_s, int(_number(fields, "step")), str(fields.get("id"))[:40], _number(fields, "seconds"),
+                        _number(fields, "blocked_s"), int(_number(fields, "bytes")),
+                    )
+                )  # fmt: skip
+            self.failed_since = (0, 0.0)
+        elif name == "save.failed":
+            self.failed_since = (self.failed_since[0] + 1, heard.time_s)
+        elif name in SKIPPED and fields.get("id"):
+            self.damaged[str(fields["id"])[:40]] = str(fields.get("say") or name)[:500]
+            while len(self.damaged) > TIMES_MAX:
+                del self.damaged[next(iter(self.damaged))]
+        elif name == "verify.done":
+            self.damaged.pop(str(fields.get("id"))[:40], None)
+        elif name == "foresee.alarm":
+            self.risk = (heard.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("say", ""))[:500])
+        elif name == "run.failure":
+            self.failures.append((heard.time_s, str(fields.get("kind", ""))[:64]))
+        elif name == "prune.failed":
+            self.blocked_prunes = (self.blocked_prunes[0] + 1, heard.time_s, str(fields.get("say", ""))[:500])
+        elif name == "prune.done":
+            self.blocked_prunes = (0, 0.0, "")
+        elif name in ("attempt.started", "attempt.ended"):
+            self.ended = name == "attempt.ended"
+
+
+def _value(made: MetricSource, fields: dict[str, Any]) -> float | None:
+    """What an event adds; None for what is no number, or less than nothing."""
+    if not made.field:
+        return 1.0
+    value = _finite(fields.get(made.field))
+    less = _finite(fields.get(made.less)) if made.less else 0.0
+    if value is None or less is None or value < less:
+        return None
+    return value - less
+
+
+def _finite(value: Any) -> float | None:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return float(value) if is_number and abs(value) < 2**63 and math.isfinite(value) else None
+
+
+def _number(fields: dict[str, Any], name: str) -> float:
+    return _finite(fields.get(name)) or 0.0
+
+
+_BY_NAME = {metric.name: metric for metrics in OF_EVENT.values() for metric in metrics}

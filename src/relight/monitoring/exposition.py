@@ -1,0 +1,104 @@
+"""The metrics of runs as Prometheus reads them: made anew at each scrape, in the one process that looks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from relight.errors import ConfigError
+from relight.monitoring.event_metrics import MetricSample
+from relight.monitoring.overview import RunSeen
+from relight.observe.metrics import COUNTER, GAUGE, METRICS, SECONDS
+from relight.run_names import run_name
+
+if TYPE_CHECKING:
+    from prometheus_client.metrics_core import Metric as Family
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FRESH_S = 1.0
+"""Two scrapes within so long see the same look: who asks often costs the stores no more."""
+
+
+def need_client() -> None:
+    """``ConfigError`` that names the extra, if the library is not there."""
+    try:
+        import prometheus_client  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError("metrics need prometheus-client", hint="pip install 'relight[metrics]'") from None
+
+
+class Collector:
+    """Gives the metrics of what ``look`` sees, as ``prometheus_client``'s registry asks for them."""
+
+    def __init__(self, look: Callable[[float], Sequence[RunSeen]], clock: Callable[[], float] = time.time) -> None:
+        need_client()
+        self._look, self._clock = look, clock
+        self._lock = threading.Lock()
+        self._seen: Sequence[RunSeen] = ()
+        self._at = -1e18
+
+    def collect(self) -> Iterator[Family]:
+        """All of them that there is something of, in the order of their definitions."""
+        with self._lock:
+            if abs(self._clock() - self._at) > FRESH_S:
+                self._at = self._clock()
+                self._seen = self._look(self._at)
+            seen = self._seen
+        yield from families(seen)
+
+    def text(self) -> bytes:
+        """The page of metrics."""
+        from prometheus_client import CollectorRegistry, generate_latest
+
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(_Once(list(self.collect())))  # type: ignore[arg-type] # all that is asked of one is ``collect``
+        return bytes(generate_latest(registry))
+
+
+class _Once:
+    def __init__(self, found: list[Any]) -> None:
+        self._found = found
+
+    def collect(self) -> list[Any]:
+        """What was found."""
+        return self._found
+
+    def describe(self) -> list[Any]:
+        """Nothing: names are checked where they are defined."""
+        return []
+
+
+def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
+    """What the library prints: one family a metric."""
+    from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+    found: dict[str, list[tuple[tuple[str, ...], MetricSample]]] = {}
+    for seen in runs:
+        for sample in seen.samples:
+            found.setdefault(sample.metric.name, []).append(((seen.store, run_name(seen.run), *sample.labels), sample))
+    for metric in METRICS:
+        if metric.name not in found:
+            continue
+        if metric.kind == GAUGE:
+            family: Any = GaugeMetricFamily(metric.name, metric.help, labels=metric.all_labels)
+        elif metric.kind == COUNTER:
+            family = CounterMetricFamily(metric.name, metric.help, labels=metric.all_labels)
+        else:
+            family = HistogramMetricFamily(metric.name, metric.help, labels=metric.all_labels)
+        for labels, sample in found[metric.name]:
+            clean = ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in label) for label in labels]
+            if sample.counts:
+                family.add_metric(clean, buckets=_cumulative(sample.counts), sum_value=sample.value)
+            else:
+                family.add_metric(clean, sample.value)
+        yield family
+
+
+def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
+    total, found = 0, []
+    for bound, count in zip([*(repr(bound) for bound in SECONDS), "+Inf"], counts, strict=True):
+        total += count
+        found.append((bound, float(total)))
+    return found

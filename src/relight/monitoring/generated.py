@@ -1,0 +1,175 @@
+"""Grafana's dashboard and Prometheus' alert rules, made from the definitions of metrics and of alerts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from relight.errors import ConfigError
+from relight.monitoring.rules import KINDS, AlertRule
+from relight.monitoring.settings import Alerting
+from relight.observe.metrics import COUNTER, HISTOGRAM, METRICS, ROWS, Metric
+
+DASHBOARD_FILE, RULES_FILE = "relight.json", "relight.rules.yml"
+SCHEMA_VERSION = 39
+"""Of Grafana's dashboards: 10.4's, which all later ones read."""
+_UNITS = {"seconds": "s", "bytes": "bytes", "ratio": "percentunit", "": "short"}
+_WIDTH, _HEIGHT = 8, 7
+_SELECTED = 'store=~"$store",run=~"$run"'
+_NAME = re.compile(r"\brelight_[a-z_]+")
+
+
+def dashboard() -> dict[str, Any]:
+    """One of Grafana's, with a row for each group of metrics and a panel for each metric."""
+    panels: list[dict[str, Any]] = []
+    top = 0
+    for row in ROWS:
+        metrics = [metric for metric in METRICS if metric.panel == row]
+        panels.append({"id": len(panels) + 1, "type": "row", "title": row, "collapsed": False, "panels": [], "gridPos": _at(top, 0, 24, 1)})
+        top += 1
+        for number, metric in enumerate(metrics):
+            at = _at(top + number // 3 * _HEIGHT, number % 3 * _WIDTH, _WIDTH, _HEIGHT)
+            panels.append(_panel(metric, len(panels) + 1, at))
+        top += -(-len(metrics) // 3) * _HEIGHT
+    return {
+        "uid": "relight", "title": "Relight", "tags": ["relight"], "schemaVersion": SCHEMA_VERSION, "version": 1, "editable": True,
+        "timezone": "browser", "refresh": "30s", "time": {"from": "now-6h", "to": "now"}, "annotations": {"list": []},
+        "templating": {"list": [_source(), _variable("store", "relight_store_up"), _variable("run", 'relight_store_up{store=~"$store"}')]},
+        "panels": panels,
+    }  # fmt: skip
+
+
+def _panel(metric: Metric, number: int, at: dict[str, int]) -> dict[str, Any]:
+    targets = [
+        {"refId": chr(ord("A") + index), "expr": expr, "legendFormat": legend, "datasource": _DATASOURCE}
+        for index, (expr, legend) in enumerate(queries(metric))
+    ]
+    return {
+        "id": number, "type": "timeseries", "title": title_of(metric), "description": f"{metric.help} ({metric.name})", "gridPos": at,
+        "datasource": _DATASOURCE, "targets": targets,
+        "fieldConfig": {"defaults": {"unit": _UNITS[metric.unit], "min": 0, "custom": {"fillOpacity": 8}}, "overrides": []},
+        "options": {"legend": {"displayMode": "list", "placement": "bottom"}, "tooltip": {"mode": "multi", "sort": "desc"}},
+    }  # fmt: skip
+
+
+def queries(metric: Metric) -> list[tuple[str, str]]:
+    """What a panel asks, and how its lines are called."""
+    labels = ", ".join(metric.all_labels)
+    legend = " ".join(f"{{{{{label}}}}}" for label in ("run", *metric.labels))
+    if metric.kind == COUNTER:
+        return [(f"sum by ({labels}) (increase({metric.name}{{{_SELECTED}}}[$__rate_interval]))", legend)]
+    if metric.kind == HISTOGRAM:
+        rate = f"sum by ({labels}, le) (rate({metric.name}_bucket{{{_SELECTED}}}[$__rate_interval]))"
+        return [(f"histogram_quantile({share}, {rate})", f"{legend} {words}") for share, words in ((0.5, "median"), (0.99, "p99"))]
+    return [(f"{metric.name}{{{_SELECTED}}}", legend)]
+
+
+def title_of(metric: Metric) -> str:
+    """The name in words: ``save blocked seconds`` for ``relight_save_blocked_seconds``."""
+    return metric.name.removeprefix("relight_").removesuffix("_total").replace("_", " ")
+
+
+def alert_rules(settings: Alerting) -> dict[str, Any]:
+    """The settings' rules as Prometheus': the same meaning, where Prometheus is to do the alerting."""
+    rules = [_alert_rule(rule) for rule in settings.rules]
+    return {"groups": [{"name": "relight", "rules": rules}]}
+
+
+def _alert_rule(rule: AlertRule) -> dict[str, Any]:
+    kind = KINDS[rule.kind]
+    found: dict[str, Any] = {"alert": camel(rule.kind), "expr": expression(rule)}
+    if rule.for_s:
+        found["for"] = f"{rule.for_s:g}s" if rule.for_s >= 1 else "1s"
+    where = "{{ $labels.store }}/{{ $labels.run }}"
+    about = " ({{ $labels.tier }})" if rule.kind.startswith("tier") else ""
+    value = " It is {{ $value | humanize }}." if kind.limit else ""
+    found["labels"] = {"severity": rule.severity}
+    found["annotations"] = {"summary": f"{where}{about}: {kind.says}", "description": f"{kind.says}: {where}{about}.{value}"}
+    return found
+
+
+def expression(rule: AlertRule) -> str:
+    """What Prometheus asks for a rule, of the runs that it is for."""
+    text = KINDS[rule.kind].expr.replace("LIMIT", f"{rule.limit:g}")
+    if rule.runs == ("*",):
+        return text
+    pattern = "|".join(_as_regex(one) for one in rule.runs).replace("\\", "\\\\").replace('"', '\\"')
+    return _NAME.sub(lambda found: f'{found[0]}{{run=~"{pattern}"}}', text)
+
+
+def _as_regex(pattern: str) -> str:
+    """A pattern of a run's name as Prometheus matches it."""
+    return "".join(".*" if char == "*" else "." if char == "?" else re.escape(char) for char in pattern)
+
+
+def metrics_in(text: str) -> set[str]:
+    """The metrics that an expression names, by their definitions' names."""
+    names = set(_NAME.findall(text))
+    known = {metric.name for metric in METRICS}
+    return {name if name in known else re.sub(r"_(bucket|sum|count)\Z", "", name) for name in names}
+
+
+def camel(name: str) -> str:
+    """``RelightNoGoodCheckpoint`` for ``no_good_checkpoint``."""
+    return "Relight" + "".join(part.capitalize() for part in name.split("_"))
+
+
+def write_dashboard(directory: Path) -> Path:
+    """Write Grafana's dashboard into ``directory``."""
+    return _write(directory / DASHBOARD_FILE, json.dumps(dashboard(), indent=2) + "\n")
+
+
+def write_rules(directory: Path, settings: Alerting) -> Path:
+    """Write Prometheus' rules into ``directory``."""
+    return _write(directory / RULES_FILE, "\n".join(_yaml(alert_rules(settings))) + "\n")
+
+
+def _write(path: Path, text: str) -> Path:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise ConfigError(f"it cannot be written: {error.strerror}", where=str(path)) from None
+    return path
+
+
+def _yaml(value: Any, indent: int = 0) -> Iterable[str]:
+    """Mappings, lists and texts as YAML; texts as JSON's, which are YAML's too."""
+    pad = "  " * indent
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if isinstance(item, (dict, list)):
+                yield f"{pad}{name}:"
+                yield from _yaml(item, indent + 1)
+            else:
+                yield f"{pad}{name}: {json.dumps(item)}"
+    else:
+        for item in value:
+            first, *rest = _yaml(item, indent + 1)
+            yield f"{pad}- {first.lstrip()}"
+            yield from rest
+
+
+def _at(y: int, x: int, w: int, h: int) -> dict[str, int]:
+    return {"x": x, "y": y, "w": w, "h": h}
+
+
+_DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+def _source() -> dict[str, Any]:
+    return {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus", "current": {}, "hide": 0}
+
+
+def _variable(name: str, of: str) -> dict[str, Any]:
+    return {
+        "name": name, "label": name, "type": "query", "datasource": _DATASOURCE, "definition": f"label_values({of}, {name})",
+        "query": {"query": f"label_values({of}, {name})", "refId": name}, "refresh": 2, "includeAll": True, "multi": True,
+        "current": {"text": "All", "value": "$__all"}, "sort": 1,
+    }  # fmt: skip

@@ -1,0 +1,43 @@
+"""Looking every so many seconds, and telling alerts, beside whatever else this process does."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from relight.monitoring.notify import Alarms
+from relight.monitoring.overview import RunSeen, Watcher
+
+EVERY_S = 15.0
+
+
+class AlertLoop:
+    """A thread that looks. ``seen`` is what the last look has shown."""
+
+    def __init__(
+        self, watcher: Watcher, alarms: Alarms | None = None, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.time,
+        stop: threading.Event | None = None,
+    ) -> None:  # fmt: skip
+        """``stop`` ends it, whoever sets it; a look that is under way then counts for nothing."""
+        self._watcher, self._alarms, self._every_s, self._clock = watcher, alarms, every_s, clock
+        self._stop = stop or threading.Event()
+        self.seen: list[RunSeen] = []
+        self._thread = threading.Thread(target=self._work, name="relight-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Look no more; of a store or a target that hangs, the thread is left to itself."""
+        self._stop.set()
+        self._thread.join(5.0)
+
+    def _work(self) -> None:
+        while not self._stop.is_set():
+            now = self._clock()
+            seen = self._watcher.poll(now)
+            if self._stop.is_set():
+                return
+            self.seen = seen
+            if self._alarms is not None:
+                self._alarms.update(self.seen, now)
+            self._stop.wait(self._every_s)

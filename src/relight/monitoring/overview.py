@@ -1,0 +1,451 @@
+"""Runs as they are now: what their logs say, and what their processes on this machine have told, in one value each."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from relight.catalog.checked import VerificationResult, checked
+from relight.catalog.locate import Location, locate
+from relight.catalog.run import list_runs
+from relight.catalog.tiers import drained_bytes, drained_to, nearest_name, newest_seq, tiers_of
+from relight.errors import RelightError
+from relight.log import Checkpoint, History, Log, fold
+from relight.log.identity import seconds_since_epoch
+from relight.monitoring.event_metrics import DurableSave, MetricSample, Tally
+from relight.monitoring.files import EventFiles
+from relight.monitoring.incident_reader import Diary, recent_failures
+from relight.monitoring.outcomes import Outcomes, outcomes_of
+from relight.observe.metrics import BY_NAME, METRICS
+from relight.store import ByteStore
+from relight.store.urls import absolute, split_run
+from relight.supervise.decide import ACTIONS
+from relight.supervise.goodput import Account, merged
+from relight.supervise.incidents import Incident, once_each
+
+OVER_S = 86400.0
+"""A run of which nothing was heard for so long is taken to be over."""
+RISK_S = 900.0
+"""How long an alarm counts."""
+SUSPECT_WORDS = "what was saved may be wrong, though every byte is as it was saved"
+RUNS_MAX = 10_000
+ROUNDS_MAX = 100
+TIMES_SHOWN = 200
+
+
+class SaveTimes(NamedTuple):
+    """What saves of this machine's processes took: medians and the latest, in seconds; None if none was told of."""
+
+    blocked_s: float | None = None
+    durable_s: float | None = None
+    last_s: float | None = None
+    saves: int = 0
+    failed_in_a_row: int = 0
+    last: tuple[DurableSave, ...] = ()
+    """The latest ones, oldest first."""
+
+
+class TierSeen(NamedTuple):
+    """One tier of a run, as the nearest log knows it. ``lag_s``: age of the oldest checkpoint newer than the newest there; 0: none is."""
+
+    name: str
+    url: str
+    checkpoints: int
+    newest_step: int | None
+    lag: int
+    lag_s: float
+    used_bytes: int
+    capacity_bytes: int | None
+    """What the run may take there, if that is known: the tier's own limit, or what it uses and the disk has left."""
+
+    @property
+    def full(self) -> float | None:
+        """The share of it that is used."""
+        return self.used_bytes / self.capacity_bytes if self.capacity_bytes else None
+
+
+class RunSeen(NamedTuple):
+    """One run, at one look. Times are seconds since the epoch; ages are in seconds, None as long as there is no checkpoint."""
+
+    store: str
+    run: str
+    error: str = ""
+    """Why its log could not be read; all else is as it was seen last, or empty."""
+    checkpoints: int = 0
+    step: int | None = None
+    id: str | None = None
+    committed_at: float | None = None
+    age_s: float | None = None
+    good_step: int | None = None
+    good_id: str | None = None
+    good_age_s: float | None = None
+    """Of the newest checkpoint that is not suspect, not set aside, and of which no damage was told."""
+    unprotected_s: float | None = None
+    """The same; without a good checkpoint, since the latest attempt took charge."""
+    bad: tuple[tuple[str, str], ...] = ()
+    """Live checkpoints that are not good, and why."""
+    damaged: int = 0
+    """Of these, the suspect ones, and those that are known to be damaged."""
+    active: bool = True
+    """Whether the run goes on, as far as can be told: it has not said that it ended, and something was heard of it within a day."""
+    began_at: float | None = None
+    """When the run's latest attempt took charge."""
+    logical_bytes: int = 0
+    stored_bytes: int = 0
+    new_bytes: int = 0
+    attempts: int = 0
+    saving: SaveTimes = SaveTimes()
+    tiers: tuple[TierSeen, ...] = ()
+    goodput: float | None = None
+    account: Account | None = None
+    incidents: tuple[Incident, ...] = ()
+    """Oldest first, the latest some hundred."""
+    recent_failures: int = 0
+    """Within the last hour."""
+    outcomes: Outcomes = Outcomes()
+    risk: float = 0.0
+    risk_why: str = ""
+    retention_failed: int = 0
+    """Times in a row that old checkpoints could not be removed, and why."""
+    retention_why: str = ""
+    heard_at: float | None = None
+    """When a process of this machine told something of it last."""
+    samples: tuple[MetricSample, ...] = ()
+    """The numbers of all metrics."""
+
+
+class KnownRun(NamedTuple):
+    """A run as somebody else has read it already. ``error``: why it could not be; without a run, why the store could not."""
+
+    store: ByteStore
+    run: str = ""
+    history: History = History()
+    incidents: Sequence[Incident] = ()
+    accounts: Sequence[Account] = ()
+    error: str = ""
+
+
+class Watcher:
+    """Looks at runs again and again. ``urls`` name stores, or runs; ``events`` the directory of events, if not this user's own.
+
+    ``reads`` gives what their logs say, where somebody else follows them anyway; else they are read here. Any thread may look; one at
+    a time does.
+    """
+
+    def __init__(self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[KnownRun]] | None = None) -> None:
+        self.urls = tuple(urls)
+        self._reads = reads
+        self._files = EventFiles(events)
+        self._tallies: dict[tuple[str, str], Tally] = {}
+        self._seen: dict[tuple[str, str], RunSeen] = {}
+        self._logs: dict[tuple[str, str], tuple[Log, Diary]] = {}
+        self._lock = threading.Lock()
+
+    @property
+    def why_no_events(self) -> str:
+        """Why no events are read; nothing if they are."""
+        return self._files.why
+
+    def tally(self, store: str, run: str) -> Tally | None:
+        """What the events of a run have added up to."""
+        return self._tallies.get((store, run))
+
+    def poll(self, now: float) -> list[RunSeen]:
+        """Every run, by store and name. What cannot be read is there with its ``error``; nothing is raised."""
+        with self._lock:
+            self._read_events()
+            found: dict[tuple[str, str], RunSeen] = {}
+            for seen in self._read_by_others(now) if self._reads is not None else self._read_here(now):
+                found[seen.store, seen.run] = seen
+            self._seen = found
+            self._logs = {key: held for key, held in self._logs.items() if key in found}
+            return [found[key] for key in sorted(found)]
+
+    def _read_events(self) -> None:
+        for _ in range(ROUNDS_MAX):
+            batch = sorted(self._files.new(), key=lambda heard: heard.time_s)  # of several processes
+            for heard in batch:
+                self._tallies.setdefault((heard.head.store, heard.head.run), Tally()).add(heard)
+            if not batch:
+                break
+        while len(self._tallies) > RUNS_MAX:
+            del self._tallies[next(iter(self._tallies))]
+
+    def _read_here(self, now: float) -> Iterator[RunSeen]:
+        for url in self.urls:
+            yield from self._below(url, now)
+
+    def _read_by_others(self, now: float) -> Iterator[RunSeen]:
+        for one in self._reads() if self._reads is not None else ():
+            key = one.store.url, one.run
+            if not one.run:
+                yield from self._silent(one.store.url, one.error)
+                continue
+            tally = self._tallies.get(key, Tally())
+            if one.error:
+                yield _with_samples(self._seen.get(key, RunSeen(*key))._replace(error=one.error), tally)
+                continue
+            seen = seen_of(one.store, one.run, one.history, once_each(list(one.incidents)), one.accounts, tally, now)
+            yield _with_samples(seen, tally)
+
+    def _silent(self, url: str, error: str) -> Iterator[RunSeen]:
+        """All that is known of a store that cannot be read."""
+        known = [seen for seen in self._seen.values() if _is_below(seen, url)]
+        for seen in known:
+            yield _with_samples(seen._replace(error=error), self._tallies.get((seen.store, seen.run), Tally()))
+        if not known:
+            yield RunSeen(absolute(url), "", error=error)
+
+    def _below(self, url: str, now: float) -> Iterator[RunSeen]:
+        try:
+            place = locate(url)
+            names = list_runs(place.store)[:RUNS_MAX] if place.run is None else [place.run]
+        except RelightError as error:
+            yield from self._silent(url, str(error))
+            return
+        for name in names:
+            yield self._one(place, name, now)
+
+    def _one(self, place: Location, name: str, now: float) -> RunSeen:
+        store = place.store
+        key = store.url, name
+        tally = self._tallies.get(key, Tally())
+        try:
+            log, diary = self._logs.setdefault(key, (Log(store, name), Diary(store, name)))
+            history = fold(log.read())
+            incidents, accounts = diary.read()
+        except RelightError as error:
+            seen = self._seen.get(key, RunSeen(*key))._replace(error=str(error))
+            return _with_samples(seen, tally)
+        return _with_samples(seen_of(store, name, history, incidents, accounts, tally, now), tally)
+
+
+def seen_of(
+    store: ByteStore, run: str, history: History, incidents: Sequence[Incident], accounts: Sequence[Account], tally: Tally, now: float
+) -> RunSeen:
+    """What all of it amounts to, at ``now``."""
+    live, known = history.live, checked(history)
+    newest = live[-1] if live else None
+    bad = {one.id: why for one in live if (why := _why_bad(one, history, known, tally))}
+    good = next((one for one in reversed(live) if one.id not in bad), None)
+    account = merged(list(accounts)) if accounts else None
+    risk_at, risk, risk_why = tally.risk
+    begun = seconds_since_epoch(history.fences[-1].time) if history.fences else None
+    damaged = sum(one.body.suspect or bool(_damage(one, known, tally)) for one in live)
+    seen = RunSeen(
+        store.url, run, checkpoints=len(live), began_at=begun, attempts=history.epoch, bad=tuple(bad.items())[-100:],
+        damaged=damaged, saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),
+        goodput=account.goodput if account is not None else None, account=account,
+        incidents=tuple(incidents)[-TIMES_SHOWN:], recent_failures=recent_failures(incidents, now),
+        outcomes=outcomes_of(incidents, history, begun, now),
+        retention_failed=tally.blocked_prunes[0], retention_why=tally.blocked_prunes[2], heard_at=tally.heard_at or None,
+    )  # fmt: skip
+    if now - risk_at < RISK_S:
+        seen = seen._replace(risk=risk, risk_why=risk_why)
+    if newest is not None:
+        at, body = seconds_since_epoch(newest.time), newest.body
+        seen = seen._replace(
+            step=newest.step, id=newest.id, committed_at=at, age_s=_age(at, now),
+            logical_bytes=body.logical_bytes, stored_bytes=body.stored_bytes, new_bytes=body.new_bytes,
+        )  # fmt: skip
+    if good is not None:
+        seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
+    latest = max((at for at in (seen.committed_at, begun, seen.heard_at) if at is not None), default=now)
+    unprotected = seen.good_age_s if good is not None else _age(begun, now)
+    return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
+
+
+def _damage(one: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+    """What is wrong with it, as the run's log has it, or as a process of this machine has reported it."""
+    found = known.get(one.id)
+    if found is not None and found.damage:
+        return f"damaged: {found.damage} (found by {found.by})"
+    return tally.damaged.get(one.id, "")
+
+
+def _why_bad(one: Checkpoint, history: History, known: Mapping[str, VerificationResult], tally: Tally) -> str:
+    if one.body.suspect:
+        return SUSPECT_WORDS
+    if one.id in history.rolled_back_ids:
+        return "set aside: the run went back behind it"
+    return _damage(one, known, tally)
+
+
+def _age(then: float | None, now: float) -> float | None:
+    return None if then is None else max(0.0, now - then)
+
+
+def _saving(tally: Tally) -> SaveTimes:
+    saves = list(tally.saves)
+    failed = tally.failed_since[0]
+    if not saves:
+        return SaveTimes(failed_in_a_row=failed)
+    return SaveTimes(
+        _median([one.blocked_s for one in saves]),
+        _median([one.seconds for one in saves]),
+        saves[-1].seconds,
+        len(saves),
+        failed,
+        tuple(saves[-TIMES_SHOWN:]),
+    )
+
+
+def _median(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]:
+    """The nearest, which has what its log says; and the others, as that log knows."""
+    live = history.live
+    url, room = store.url, _room(store.url)
+    used = sum(one.body.new_bytes for one in live)
+    capacity = None if room is None else used + room
+    yield TierSeen(nearest_name(history), url, len(live), live[-1].step if live else None, 0, 0.0, used, capacity)
+    drained = drained_to(history)
+    for tier in tiers_of(history):
+        ids = drained.get(tier.name, set())
+        there = [one for one in live if one.id in ids]
+        newest = newest_seq(history, ids)
+        behind = [one for one in live if one.seq > newest]
+        since = seconds_since_epoch(behind[0].time) if behind else None
+        sizes = drained_bytes(history, tier.name)
+        used = sum(sizes.get(one.id, one.body.alone_bytes) for one in there)
+        room = _room(split_run(tier.url)[0])
+        capacity = tier.keep.capacity or (None if room is None else used + room)
+        yield TierSeen(
+            tier.name, tier.url, len(there), there[-1].step if there else None, len(behind), _age(since, now) or 0.0, used, capacity
+        )
+
+
+def _room(url: str) -> int | None:
+    """What a local disk has left; None for what is none."""
+    path = url.removeprefix("file://")
+    if "://" in path or path.startswith("stripe:"):
+        return None
+    try:
+        found = os.statvfs(path)
+    except (OSError, ValueError):
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def _with_samples(seen: RunSeen, tally: Tally) -> RunSeen:
+    return seen._replace(samples=(*_gauges(seen), *tally.samples(), *_levels(tally)))
+
+
+def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
+    """The metrics that are made by looking. What is not known is not there."""
+    values: dict[str, float | None] = {
+        "relight_store_up": 0.0 if seen.error else 1.0,
+        "relight_checkpoints": seen.checkpoints,
+        "relight_checkpoint_step": seen.step,
+        "relight_checkpoint_age_seconds": seen.age_s,
+        "relight_checkpoint_good_age_seconds": seen.unprotected_s,
+        "relight_checkpoints_damaged": seen.damaged,
+        "relight_run_active": seen.active,
+        "relight_retention_failed": seen.retention_failed,
+        "relight_save_last_seconds": seen.saving.last_s,
+        "relight_saves_failed_in_a_row": seen.saving.failed_in_a_row,
+        "relight_attempts": seen.attempts,
+        "relight_goodput_ratio": seen.goodput,
+        "relight_risk_ratio": seen.risk,
+        "relight_recent_failures": seen.recent_failures,
+        "relight_job_given_up": bool(seen.outcomes.given_up),
+        "relight_nodes_excluded": len(seen.outcomes.excluded),
+        "relight_recent_roll_backs": seen.outcomes.roll_backs,
+        "relight_recent_hardware_failures": seen.outcomes.hardware,
+        "relight_last_decision_time_seconds": seen.outcomes.decided_at,
+        "relight_steps_total": seen.account.steps if seen.account is not None else None,
+    }
+    if seen.step is not None:
+        values |= {
+            "relight_checkpoint_logical_bytes": seen.logical_bytes,
+            "relight_checkpoint_stored_bytes": seen.stored_bytes,
+            "relight_checkpoint_new_bytes": seen.new_bytes,
+            "relight_checkpoint_saved_ratio": seen.logical_bytes / seen.new_bytes if seen.new_bytes else None,
+        }
+    for name, value in values.items():
+        if value is not None:
+            yield MetricSample(BY_NAME[name], (), float(value))
+    for tier in seen.tiers:
+        told: dict[str, float | None] = {
+            "relight_tier_checkpoints": tier.checkpoints,
+            "relight_tier_lag_checkpoints": tier.lag,
+            "relight_tier_lag_seconds": tier.lag_s,
+            "relight_tier_used_bytes": tier.used_bytes,
+            "relight_tier_capacity_bytes": tier.capacity_bytes,
+            "relight_tier_full_ratio": tier.full,
+        }
+        for name, value in told.items():
+            if value is not None:
+                yield MetricSample(BY_NAME[name], (tier.name,), float(value))
+    outcomes = recoveries_of(seen.incidents)
+    for outcome, count in outcomes.items():
+        yield MetricSample(BY_NAME["relight_recoveries"], (outcome,), float(count))
+    tried = sum(outcomes.values()) - outcomes["left"]
+    if tried:
+        yield MetricSample(BY_NAME["relight_recovery_success_ratio"], (), outcomes["recovered"] / tried)
+    if seen.outcomes.decision:
+        for action in ACTIONS:
+            yield MetricSample(BY_NAME["relight_last_decision"], (action,), float(action == seen.outcomes.decision))
+    yield from _of_account(seen.account)
+
+
+def recoveries_of(incidents: Sequence[Incident]) -> dict[str, int]:
+    """Count failures by what followed, oldest first. A job that was asked to end did not fail; the newest may still be on its way back."""
+    found = dict.fromkeys(("recovered", "failed again", "stopped", "left"), 0)
+    fates = {"stop": "stopped", "leave": "left"}
+    for number, one in enumerate(incidents):
+        if one.action == "end":
+            continue
+        if one.action in fates:
+            found[fates[one.action]] += 1
+        elif one.after is not None:
+            found["recovered"] += 1
+        elif number + 1 < len(incidents):
+            found["failed again"] += 1
+    return found
+
+
+def _of_account(account: Account | None) -> Iterator[MetricSample]:
+    if account is None:
+        return
+    parts: dict[str, float] = {}
+    for cause, part, seconds in account.rows():
+        name = f"lost: {cause}" if cause else part
+        parts[name] = parts.get(name, 0.0) + seconds
+    for part, seconds in parts.items():
+        yield MetricSample(BY_NAME["relight_job_seconds_total"], (part[:64],), seconds)
+    for kind, count in account.failures.items():
+        yield MetricSample(BY_NAME["relight_failures_total"], (kind[:64],), float(count))
+
+
+def _levels(tally: Tally) -> Iterator[MetricSample]:
+    for level, count in sorted(tally.levels.items()):
+        yield MetricSample(BY_NAME["relight_events_total"], (level,), float(count))
+
+
+def _is_below(seen: RunSeen, url: str) -> bool:
+    where = f"{seen.store.rstrip('/')}/{seen.run}"
+    path = absolute(url).rstrip("/")
+    return where == path or seen.store.rstrip("/") == path
+
+
+MADE_HERE = frozenset(metric.name for metric in METRICS if metric.made is None)
+"""Metrics that looking gives, and no event."""
+
+_watchers: dict[tuple[str, ...], Watcher] = {}
+_guard = threading.Lock()
+
+
+def poll_runs(store_urls: Sequence[str], now: float) -> list[RunSeen]:
+    """Every run of these stores at ``now``. A second look at the same stores reads only what is new."""
+    key = tuple(store_urls)
+    with _guard:
+        if key not in _watchers and len(_watchers) >= 16:
+            del _watchers[next(iter(_watchers))]
+        watcher = _watchers.setdefault(key, Watcher(key))
+    return watcher.poll(now)

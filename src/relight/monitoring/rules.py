@@ -1,0 +1,256 @@
+"""What is worth an alert: rules, and what of them holds for a run now. Pure: facts, a time and what was before in; what changed, with its
+reason, out.
+
+A rule that begins to hold is *pending*; once it has held for ``for_s`` it *fires*; when it holds no more it is *resolved*. One kind has
+one line in ``KINDS``, from which the settings, the check of a run and Prometheus' rule of the same meaning all come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any, NamedTuple
+
+from relight.monitoring.overview import RunSeen
+from relight.run_names import run_name
+
+INFO, WARNING, CRITICAL = "info", "warning", "critical"
+SEVERITIES = (INFO, WARNING, CRITICAL)
+PENDING, FIRING, RESOLVED = "pending", "firing", "resolved"
+Found = Iterator[tuple[str, str]]
+"""Of what holds: whose it is within the run, such as a tier's, and the reason."""
+
+
+class RuleKind(NamedTuple):
+    """A kind of rule. ``limit`` is the setting that its number is called by, if it has one; ``of`` finds what is beyond it."""
+
+    says: str
+    limit: str
+    default: float
+    severity: str
+    for_s: float
+    of: Callable[[RunSeen, float, float], Found]
+    expr: str
+    """The same for Prometheus, ``LIMIT`` in place of the number."""
+
+
+class AlertRule(NamedTuple):
+    """One, as it is set."""
+
+    kind: str
+    limit: float
+    severity: str
+    for_s: float = 0.0
+    runs: tuple[str, ...] = ("*",)
+    """Patterns of runs' names that it is for."""
+
+
+class Alert(NamedTuple):
+    """A rule that holds for something. Times are seconds since the epoch."""
+
+    kind: str
+    severity: str
+    store: str
+    run: str
+    about: str
+    """Whose it is within the run: a tier's name, mostly nothing."""
+    state: str
+    reason: str
+    since: float
+    fired_at: float | None = None
+    resolved_at: float | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        """What it is the same by, from look to look."""
+        return self.store, self.run, self.kind, self.about
+
+
+State = Mapping[tuple[str, str, str, str], Alert]
+"""What is pending or firing."""
+
+
+class AlertChanges(NamedTuple):
+    """What holds now, and what began to fire or was resolved since before."""
+
+    state: dict[tuple[str, str, str, str], Alert]
+    changes: tuple[Alert, ...]
+
+
+def judge(rules: Sequence[AlertRule], runs: Iterable[RunSeen], now: float, state: State) -> AlertChanges:
+    """What holds at ``now``. What could not be read keeps what it had, but for what says just that; a run that is
+    gone has nothing."""
+    held: dict[tuple[str, str, str, str], Alert] = {}
+    changes: list[Alert] = []
+    runs = list(runs)
+    away = {seen.store for seen in runs if seen.error and not seen.run}
+    """Stores that do not answer, so that nobody knows their runs."""
+    for seen in runs:
+        unknown = bool(seen.error)
+        for rule in rules:
+            if not any(fnmatchcase(run_name(seen.run), pattern) for pattern in rule.runs):
+                continue
+            if unknown and rule.kind != UNREADABLE:
+                kept = [one for key, one in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]
+                held |= {one.key: one for one in kept}
+                continue
+            for about, reason in KINDS[rule.kind].of(seen, rule.limit, now):
+                alert = _holds(rule, seen, about, reason, now, state)
+                held[alert.key] = alert
+                before = state.get(alert.key)
+                if alert.state == FIRING and (before is None or before.state != FIRING):
+                    changes.append(alert)
+    for key, one in state.items():
+        if key[0] in away:
+            held[key] = one
+        elif key not in held and one.state == FIRING:
+            changes.append(one._replace(state=RESOLVED, resolved_at=now))
+    return AlertChanges(held, tuple(changes))
+
+
+def _holds(rule: AlertRule, seen: RunSeen, about: str, reason: str, now: float, state: State) -> Alert:
+    before = state.get((seen.store, seen.run, rule.kind, about))
+    since = before.since if before is not None else now
+    fires = now - since >= rule.for_s
+    fired_at = (before.fired_at if before is not None else None) or now if fires else None
+    return Alert(rule.kind, rule.severity, seen.store, seen.run, about, FIRING if fires else PENDING, reason, since, fired_at)
+
+
+# -- the kinds
+
+
+def _no_good(seen: RunSeen, limit: float, now: float) -> Found:
+    if not seen.active or seen.unprotected_s is None or seen.unprotected_s <= limit:
+        return
+    if seen.good_step is None:
+        yield "", f"no good checkpoint since the run began, {spell(seen.unprotected_s)} ago"
+        return
+    newer = f"; newer ones are not good: {seen.bad[-1][1]}" if seen.bad and seen.step != seen.good_step else ""
+    yield "", f"the newest good checkpoint is step {seen.good_step}, {spell(seen.unprotected_s)} old{newer}"
+
+
+def _slow(seen: RunSeen, limit: float, now: float) -> Found:
+    took = seen.saving.last_s
+    if took is not None and took > limit:
+        step = seen.saving.last[-1].step if seen.saving.last else None
+        yield "", f"the save of step {step} took {spell(took)} until it was durable, more than {spell(limit)}"
+
+
+def _failing(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.saving.failed_in_a_row >= limit:
+        yield "", f"{seen.saving.failed_in_a_row} saves in a row have failed"
+
+
+def _full(seen: RunSeen, limit: float, now: float) -> Found:
+    for tier in seen.tiers:
+        if tier.full is not None and tier.full > limit:
+            of = f"{tier.used_bytes / 1e9:.1f} of {(tier.capacity_bytes or 0) / 1e9:.1f} GB"
+            yield tier.name, f"tier {tier.name} is {tier.full:.0%} full: {of}"
+
+
+def _behind(seen: RunSeen, limit: float, now: float) -> Found:
+    for tier in seen.tiers:
+        if seen.active and tier.lag_s > limit:
+            yield tier.name, f"tier {tier.name} lacks {tier.lag} checkpoints, the oldest {spell(tier.lag_s)} old"
+
+
+def _damaged(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.damaged > limit:
+        id_, why = next(((id_, why) for id_, why in reversed(seen.bad) if not why.startswith("set aside")), ("", ""))
+        yield "", f"checkpoint {id_} does not count as good: {why}" if id_ else f"{seen.damaged} checkpoints do not count as good"
+
+
+def _risky(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.risk > limit:
+        yield "", f"risk {seen.risk:.2f}: {seen.risk_why or 'a failure may be coming'}"
+
+
+def _loops(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.recent_failures >= limit:
+        last = f"; the last: {seen.incidents[-1].kind}: {seen.incidents[-1].why}" if seen.incidents else ""
+        yield "", f"{seen.recent_failures} failures within an hour{last}"
+
+
+def _given_up(seen: RunSeen, limit: float, now: float) -> Found:
+    if bool(seen.outcomes.given_up) >= limit:
+        ago = spell(max(0.0, now - seen.outcomes.decided_at)) if seen.outcomes.decided_at is not None else "an unknown time"
+        yield "", f"relight run gave the job up {ago} ago, and no attempt has begun since: {seen.outcomes.given_up}"
+
+
+def _excluded(seen: RunSeen, limit: float, now: float) -> Found:
+    if (count := len(seen.outcomes.excluded)) >= limit:
+        nodes = "1 node has" if count == 1 else f"{count} nodes have"
+        yield "", f"{nodes} left the job within a day; the last: {seen.outcomes.excluded[-1]}"
+
+
+def _went_back(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.outcomes.roll_backs >= limit:
+        times = "once" if seen.outcomes.roll_backs == 1 else f"{seen.outcomes.roll_backs} times"
+        why = f": {seen.outcomes.roll_back_why}" if seen.outcomes.roll_back_why else ""
+        yield "", f"the run went back {times} within a day{why}"
+
+
+def _hardware(seen: RunSeen, limit: float, now: float) -> Found:
+    if (count := seen.outcomes.hardware) >= limit:
+        failures = "1 hardware failure" if count == 1 else f"{count} hardware failures"
+        yield "", f"{failures} within a day; the last: {seen.outcomes.hardware_why}"
+
+
+def _blocked(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.retention_failed >= limit:
+        yield "", seen.retention_why or "old checkpoints could not be removed"
+
+
+def _unreadable(seen: RunSeen, limit: float, now: float) -> Found:
+    if seen.error:
+        yield "", f"it cannot be read: {seen.error.splitlines()[0]}"
+
+
+NO_GOOD, UNREADABLE = "no_good_checkpoint", "unreadable"
+KINDS: dict[str, RuleKind] = {
+    NO_GOOD: RuleKind(
+        "no good checkpoint for too long", "after_s", 3600.0, CRITICAL, 0.0, _no_good,
+        "relight_checkpoint_good_age_seconds > LIMIT and relight_run_active == 1",
+    ),
+    "saves_failing": RuleKind("saves fail in a row", "count", 3, CRITICAL, 0.0, _failing, "relight_saves_failed_in_a_row >= LIMIT"),
+    "slow_save": RuleKind("a save took too long", "above_s", 600.0, WARNING, 0.0, _slow, "relight_save_last_seconds > LIMIT"),
+    "tier_full": RuleKind("a tier is nearly full", "above", 0.9, WARNING, 0.0, _full, "relight_tier_full_ratio > LIMIT"),
+    "tier_behind": RuleKind(
+        "a further tier lags behind", "above_s", 3600.0, WARNING, 0.0, _behind,
+        "relight_tier_lag_seconds > LIMIT and on (store, run) relight_run_active == 1",
+    ),
+    "damaged": RuleKind("a checkpoint is damaged", "above", 0, CRITICAL, 0.0, _damaged, "relight_checkpoints_damaged > LIMIT"),
+    "risk": RuleKind("a failure may be coming", "above", 0.8, WARNING, 0.0, _risky, "relight_risk_ratio > LIMIT"),
+    "job_given_up": RuleKind("the job was given up", "count", 1, CRITICAL, 0.0, _given_up, "relight_job_given_up >= LIMIT"),
+    "node_excluded": RuleKind("a node has left the job", "count", 1, WARNING, 0.0, _excluded, "relight_nodes_excluded >= LIMIT"),
+    "rolled_back": RuleKind("the run went back", "count", 1, WARNING, 0.0, _went_back, "relight_recent_roll_backs >= LIMIT"),
+    "hardware_failure": RuleKind("hardware has failed", "count", 1, WARNING, 0.0, _hardware, "relight_recent_hardware_failures >= LIMIT"),
+    "crash_loop": RuleKind("failures within an hour", "count", 3, CRITICAL, 0.0, _loops, "relight_recent_failures >= LIMIT"),
+    "retention_blocked": RuleKind(
+        "old checkpoints cannot be removed", "count", 3, WARNING, 0.0, _blocked, "relight_retention_failed >= LIMIT"
+    ),
+    UNREADABLE: RuleKind("the run cannot be read", "", 0, WARNING, 60.0, _unreadable, "relight_store_up == LIMIT"),
+}  # fmt: skip
+"""Every kind of alert."""
+
+
+def usual_rules() -> tuple[AlertRule, ...]:
+    """Each kind, as it is if nothing is set."""
+    return tuple(AlertRule(name, kind.default, kind.severity, kind.for_s) for name, kind in KINDS.items())
+
+
+def spell(seconds: float) -> str:
+    """``8.1 ms``, ``40 s``, ``3.5 min``, ``2.0 h``, ``4.1 d``."""
+    for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.1f} {unit}"
+    if seconds >= 10:
+        return f"{seconds:.0f} s"
+    if seconds >= 1:
+        return f"{seconds:.1f} s"
+    return f"{1000 * seconds:.0f} ms" if seconds >= 0.01 or not seconds else f"{1000 * seconds:.1f} ms"
+
+
+def as_dict(alert: Alert) -> dict[str, Any]:
+    """For JSON."""
+    return {**alert._asdict(), "says": KINDS[alert.kind].says}

@@ -1,0 +1,138 @@
+"""``[checkpoint]`` of relight.toml: what a Checkpointer does where its caller does not say. Pure: the table comes parsed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from relight.errors import ConfigError
+from relight.policy.adaptive import adaptive
+from relight.policy.compact import Compact
+from relight.policy.keep import Keep, keep
+from relight.policy.limits import Limits
+from relight.policy.peers import Peers
+from relight.policy.tiers import Tier, Tiers, tier
+from relight.policy.triggers import Trigger, every
+
+
+@dataclass(frozen=True, slots=True)
+class FileTiers:
+    """``[checkpoint.tiers]``: stores, near to far, without the run's name, which is the script's."""
+
+    tables: tuple[tuple[str, Mapping[str, Any]], ...]
+    """Each tier's name, and the arguments of ``relight.tier``."""
+
+    def tiers_of(self, store: str, run: str) -> Tiers:
+        """Return the tiers of a run. A table without ``url`` is the store that the script names; without such a table it is ``near``."""
+        made: dict[str, Tier] = {}
+        if not any("url" not in table for _, table in self.tables):
+            made["near"] = tier(_place(store, run))
+        for name, table in self.tables:
+            urls = _urls(table) or [store]
+            rest = {key: value for key, value in table.items() if key not in ("url", "keep")}
+            kept = keep(**table["keep"]) if "keep" in table else None
+            made[name] = tier(*(_place(one, run) for one in urls), keep=kept, **rest)
+        return Tiers(**made)
+
+
+@dataclass(frozen=True, slots=True)
+class Defaults:
+    """What the file says; None: nothing."""
+
+    save: Trigger | None = None
+    keep: Keep | None = None
+    limits: Limits | None = None
+    compact: Compact | None = None
+    peers: Peers | None = None
+    background: bool | None = None
+    takeover: str | None = None
+    tiers: FileTiers | None = None
+
+
+WAYS = ("ask", "refuse", "take")
+"""What a start may do if another process still trains its run."""
+
+_MAKERS: dict[str, Callable[..., Any]] = {
+    "adaptive": adaptive, "every": every, "keep": keep, "limits": Limits, "compact": Compact, "peers": Peers,
+}  # fmt: skip
+_OF_TIERS = ("url", "keep", "bytes_per_second", "quorum", "capacity", "lag")
+_NOT_IN_A_FILE = {"adaptive": {"risk"}}
+
+
+def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
+    """The table's values: ``background``, ``takeover``, and the tables ``adaptive``, ``every``, ``keep``, ``limits``, ``compact``,
+    ``peers``, each with the arguments of the function of that name. ``adaptive`` and ``every`` together: whichever comes first.
+    ``tiers`` has a table for each further store, near to far, with the arguments of ``relight.tier``."""
+    known = [*_MAKERS, "background", "takeover", "tiers"]
+    for name in table:
+        if name not in known:
+            raise ConfigError(f"[checkpoint] has no {name!r}", where=where, hint=f"it has {', '.join(known)}")
+    background = table.get("background")
+    if background is not None and not isinstance(background, bool):
+        raise ConfigError(f"[checkpoint] background is true or false, not {background!r}", where=where)
+    takeover = table.get("takeover")
+    if takeover is not None and takeover not in WAYS:
+        raise ConfigError(f'[checkpoint] takeover is "ask", "refuse" or "take", not {takeover!r}', where=where)
+    made = {name: _made(name, table[name], where) for name in _MAKERS if name in table}
+    triggers = [made.pop(name) for name in ("adaptive", "every") if name in made]
+    save = None if not triggers else triggers[0] if len(triggers) == 1 else triggers[0] | triggers[1]
+    tiers = _tiers(table["tiers"], where) if table.get("tiers") else None
+    return Defaults(save=save, background=background, takeover=takeover, tiers=tiers, **made)
+
+
+def _tiers(given: object, where: str) -> FileTiers:
+    """The table of tiers, tried with a run's name, so that a mistake is found before a job needs it."""
+    example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
+    if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
+        raise ConfigError("[checkpoint.tiers] has a table for each tier", where=where, hint=example)
+    near = [name for name, table in given.items() if "url" not in table]
+    if len(near) > 1 or (near and near[0] != next(iter(given))):
+        hint = "only the first, the script's own store, needs none"
+        raise ConfigError(f"[checkpoint.tiers.{near[-1]}] has no url", where=where, hint=hint)
+    if near and len(given) == 1:
+        raise ConfigError("[checkpoint.tiers] names no further store", where=where, hint=example)
+    for name, table in given.items():
+        for one in table:
+            if one not in _OF_TIERS:
+                raise ConfigError(f"[checkpoint.tiers.{name}] has no {one!r}", where=where, hint=f"it has {', '.join(_OF_TIERS)}")
+        if "url" in table and not _urls(table):
+            raise ConfigError(f"[checkpoint.tiers.{name}] url is a store, or a list of stores", where=where, hint=example)
+        if "keep" in table:
+            _made("keep", table["keep"], where)
+    found = FileTiers(tuple((name, dict(table)) for name, table in given.items()))
+    try:
+        found.tiers_of("/relight-checks-a-file", "run")
+    except ConfigError as error:
+        raise ConfigError(f"[checkpoint.tiers]: {error.what}", where=where, hint=error.hint) from None
+    except TypeError as error:
+        raise ConfigError(f"[checkpoint.tiers]: {error}", where=where) from None
+    return found
+
+
+def _urls(table: Mapping[str, Any]) -> list[str]:
+    url = table.get("url")
+    urls = [url] if isinstance(url, str) else list(url) if isinstance(url, (list, tuple)) else []
+    return urls if all(isinstance(one, str) and one.strip() for one in urls) else []
+
+
+def _place(store: str, run: str) -> str:
+    return f"{store.rstrip('/')}/{run}"
+
+
+def _made(name: str, given: object, where: str) -> Any:
+    make = _MAKERS[name]
+    parameters = inspect.signature(make).parameters.items()
+    names = [one for one, how in parameters if how.kind is not how.POSITIONAL_ONLY and one not in _NOT_IN_A_FILE.get(name, ())]
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"[checkpoint.{name}] is a table", where=where, hint=f"it has {', '.join(names)}")
+    for one in given:
+        if one not in names:
+            raise ConfigError(f"[checkpoint.{name}] has no {one!r}", where=where, hint=f"it has {', '.join(names)}")
+    try:
+        return make(**given)
+    except ConfigError as error:
+        raise ConfigError(f"[checkpoint.{name}]: {error.what}", where=where, hint=error.hint) from None
+    except TypeError as error:
+        raise ConfigError(f"[checkpoint.{name}]: {error}", where=where, hint=f"it has {', '.join(names)}") from None

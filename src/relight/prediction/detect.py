@@ -1,0 +1,186 @@
+"""How detectors speak, and the first of them: rules that are written down. Thresholds are where each one's score is one half."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from relight.prediction.features import SPANS, FeatureWindow, column
+
+Array = np.ndarray[Any, Any]
+
+KIND_OF: dict[str, str] = {
+    "memory_free": "memory", "psi_memory": "memory", "psi_memory_full": "memory", "faults": "memory", "rss": "memory", "disk_free": "disk",
+    "psi_io": "store", "psi_io_full": "store", "save": "store", "step": "link", "straggle": "link", "utilisation": "link",
+    "temperature": "heat", "clock": "heat", "power": "heat", "ecc": "ecc", "ecc_bad": "ecc", "silent": "silent",
+    "cpu": "pressure", "load": "pressure", "psi_cpu": "pressure",
+}  # fmt: skip
+"""Which kind of risk a signal speaks for."""
+
+
+class Risk(NamedTuple):
+    """What a detector makes of a look."""
+
+    score: float
+    """From 0 to 1. What counts as an alarm is the threshold's business, which each detector has of its own."""
+    why: str = ""
+    kind: str = "unusual"
+    """``memory``, ``disk``, ``store``, ``heat``, ``ecc``, ``silent``, ``link``, ``pressure``, ``hardware``, ``unusual``."""
+
+
+class Detector(Protocol):
+    """Told looks of one run, oldest first, one each five seconds."""
+
+    name: str
+
+    def update(self, look: FeatureWindow) -> Risk:
+        """The next one."""
+        ...
+
+    def follow(self, looks: Array) -> Array:
+        """The scores that ``see`` would give for a whole run, by a fresh one; in one go where that is faster."""
+        ...
+
+    def fresh(self) -> Detector:
+        """One that has seen nothing yet."""
+        ...
+
+
+class DetectionRule(NamedTuple):
+    """One: what it scores, and how it says so."""
+
+    kind: str
+    score: Callable[[Array], Array]
+    """Of rows of features; not a number where it has nothing to go by."""
+    why: Callable[[Array], str]
+
+
+def _of(signal: str, kind: str) -> int:
+    return column(signal, kind)
+
+
+def _half(values: Array, half: float) -> Array:
+    """0 for nothing, one half at ``half``, and on to 1."""
+    positive = np.maximum(values, 0.0)
+    return np.asarray(positive / (positive + half))
+
+
+GONE_IN_S = {300: 300.0, 30: 40.0}
+"""What is going to be full in so many seconds, as the last ones of each window go, scores one half."""
+STRAIGHT = 0.95
+"""How much of what a signal did must be a straight line to be told from a saw's teeth: the correlation with time."""
+
+_BELOW = 1.8
+"""So many spreads below the mean is what no even swing does: the end of a straight line is 1.73."""
+
+
+def _seconds_left(rows: Array, signal: str, span: int) -> Array:
+    """Until nothing is left, if it goes on so; infinite if it does not fall, levels off, or only swings."""
+    left, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
+    line = np.abs(slope) * (span / np.sqrt(12)) / np.maximum(rows[:, _of(signal, f"spread{span}")], 1e-9)
+    falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
+    if span < max(SPANS):  # a tooth of a saw is straight by itself: it must be lower than what is usual
+        falls &= left < rows[:, _of(signal, f"mean{max(SPANS)}")] - _BELOW * rows[:, _of(signal, f"spread{max(SPANS)}")]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.asarray(np.where(falls, left / -np.minimum(slope, lately), np.where(np.isnan(left), np.nan, np.inf)))
+
+
+def _gone(signal: str, least: float) -> Callable[[Array], Array]:
+    """Full in so many seconds, or full but for ``least``."""
+
+    def score(rows: Array) -> Array:
+        soon = [half / (half + _seconds_left(rows, signal, span)) for span, half in GONE_IN_S.items()]
+        return np.asarray(np.fmax(np.fmax(*soon), least / (least + np.maximum(rows[:, _of(signal, "mean30")], 0))))
+
+    return score
+
+
+def _gone_why(signal: str, what: str) -> Callable[[Array], str]:
+    def why(row: Array) -> str:
+        left, seconds = float(row[_of(signal, "last")]), min(float(_seconds_left(row[None], signal, span)[0]) for span in GONE_IN_S)
+        gone = f", and at this rate none in {seconds:.0f} s" if np.isfinite(seconds) else ""
+        return f"{100 * left:.1f} % of the {what} are left{gone}"
+
+    return why
+
+
+def _throttled(rows: Array) -> Array:
+    drop = -rows[:, _of("clock", "mean30")]
+    hot = rows[:, _of("temperature", "mean30")] > 0.8
+    return np.asarray(np.where(hot, _half(drop, 0.25), np.where(np.isnan(drop), np.nan, 0.0)))
+
+
+def _throttled_why(row: Array) -> str:
+    celsius, clock = 100 * row[_of("temperature", "mean30")], 100 * np.exp(row[_of("clock", "mean30")])
+    return f"an accelerator of {celsius:.0f} °C runs at {clock:.0f} % of its usual clock"
+
+
+def _ecc(rows: Array) -> Array:
+    return np.asarray(np.fmax(_half(rows[:, _of("ecc", "mean300")], 0.2), 0.9 * (rows[:, _of("ecc_bad", "mean300")] > 0)))
+
+
+def _rising(rows: Array) -> Array:
+    rises = rows[:, _of("step", "slope300")] > 0
+    return np.asarray(np.where(rises, _half(rows[:, _of("step", "mean30")], np.log(2.5)), 0.0))
+
+
+RULES: dict[str, DetectionRule] = {
+    "memory will be full": DetectionRule("memory", _gone("memory_free", 0.02), _gone_why("memory_free", "memory")),
+    "the disk will be full": DetectionRule("disk", _gone("disk_free", 0.01), _gone_why("disk_free", "disk")),
+    "the clock went down for heat": DetectionRule("heat", _throttled, _throttled_why),
+    "memory errors come often": DetectionRule(
+        "ecc", _ecc, lambda row: f"about {60 * np.expm1(row[_of('ecc', 'mean300')]):.1f} corrected memory errors a minute"
+        + (", and some that were not" if row[_of("ecc_bad", "mean300")] > 0 else ""),
+    ),
+    "an accelerator is silent": DetectionRule(
+        "silent", lambda rows: 0.95 * (rows[:, _of("silent", "mean30")] > 0.01), lambda row: "an accelerator does not answer any more"
+    ),
+    "all wait for memory": DetectionRule(
+        "memory", lambda rows: _half(rows[:, _of("psi_memory_full", "mean30")], 0.2),
+        lambda row: f"all processes waited for memory {100 * row[_of('psi_memory_full', 'mean30')]:.0f} % of the time",
+    ),
+    "all wait for disks": DetectionRule(
+        "pressure", lambda rows: _half(rows[:, _of("psi_io_full", "mean300")], 0.6),
+        lambda row: f"all processes waited for disks {100 * row[_of('psi_io_full', 'mean300')]:.0f} % of the time",
+    ),
+    "steps take longer and longer": DetectionRule(
+        "link", _rising, lambda row: f"a step takes {np.exp(row[_of('step', 'mean30')]):.1f} times the usual, and it rises"
+    ),
+    "saves take long": DetectionRule(
+        "store", lambda rows: _half(rows[:, _of("save", "last")], np.log(12.0)),
+        lambda row: f"the last save took {np.exp(row[_of('save', 'last')]):.1f} times the usual",
+    ),
+}  # fmt: skip
+"""By name. docs/prediction.md has the same table."""
+
+
+class DetectionRules:
+    """The highest score of all rules. Remembers nothing."""
+
+    name = "rules"
+
+    def scores(self, looks: Array) -> Array:
+        """Of each look by each rule."""
+        rows = np.asarray(looks, np.float64)
+        return np.asarray(np.nan_to_num(np.stack([rule.score(rows) for rule in RULES.values()], axis=1), nan=0.0))
+
+    def kinds(self, looks: Array) -> Array:
+        """Of each look, the kind that ``see`` would say."""
+        return np.asarray(np.array([rule.kind for rule in RULES.values()])[self.scores(looks).argmax(axis=1)])
+
+    def update(self, look: FeatureWindow) -> Risk:
+        """See ``Detector``."""
+        scores = self.scores(look.values[None])[0]
+        best = int(np.argmax(scores))
+        rule = list(RULES.values())[best]
+        return Risk(float(scores[best]), rule.why(look.values) if scores[best] >= 0.1 else "", rule.kind)
+
+    def follow(self, looks: Array) -> Array:
+        """See ``Detector``."""
+        return np.asarray(self.scores(looks).max(axis=1))
+
+    def fresh(self) -> DetectionRules:
+        """See ``Detector``."""
+        return self

@@ -1,0 +1,76 @@
+"""What moves away from what it was: each signal's running median and distance from it, and a sum of how far it stays beyond (CUSUM).
+
+Both are followed by small steps towards each new value (Robbins–Monro for quantiles), so one far value moves them as little as any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from relight.prediction.detect import KIND_OF, Risk
+from relight.prediction.features import FeatureWindow, columns
+from relight.prediction.signals import SIGNALS, WORDS
+
+Array = np.ndarray[Any, Any]
+_WORSE = {
+    "memory_free": -1, "disk_free": -1, "psi_memory": 1, "psi_memory_full": 1, "psi_io_full": 1, "faults": 1, "step": 1, "straggle": 1,
+    "save": 1, "temperature": 1, "clock": -1, "ecc": 1, "ecc_bad": 1, "silent": 1,
+}  # fmt: skip
+"""In which direction a signal gets worse; the others go as they like."""
+_FLOOR = 0.05
+"""A distance from the median below which nothing is far: all signals are shares, rates or logarithms."""
+_STEP = 0.02
+"""How fast the median goes after the values, in distances."""
+_SLACK, _FAR, _HALF = 3.0, 8.0, 60.0
+_BEGINS = 24
+"""Looks until it speaks: two minutes."""
+
+
+class Drift:
+    """One run's."""
+
+    name = "drift"
+
+    def __init__(self) -> None:
+        self._where = [SIGNALS.index(name) for name in _WORSE]
+        self._sign = np.array(list(_WORSE.values()), float)
+        self._features = [columns("mean30")[at] for at in self._where]
+        self._middle = np.zeros(len(_WORSE))
+        self._distance = np.full(len(_WORSE), _FLOOR)
+        self._known = np.zeros(len(_WORSE), bool)
+        self._sum = np.zeros(len(_WORSE))
+        self._count = 0
+
+    def update(self, look: FeatureWindow) -> Risk:
+        """See ``Detector``."""
+        score, at, beyond = self._next(look.values[self._features].astype(np.float64))
+        name = SIGNALS[self._where[at]]
+        return Risk(score, f"{WORDS[name]}: {beyond:.0f} times its usual distance from the usual, for some time", KIND_OF[name])
+
+    def follow(self, looks: Array) -> Array:
+        """See ``Detector``."""
+        one = self.fresh()
+        return np.array([one._next(row)[0] for row in looks[:, self._features].astype(np.float64)])
+
+    def fresh(self) -> Drift:
+        """See ``Detector``."""
+        return Drift()
+
+    def _next(self, values: Array) -> tuple[float, int, float]:
+        self._count += 1
+        known = np.isfinite(values)
+        values = np.where(known, values, self._middle)
+        self._middle = np.where(known & ~self._known, values, self._middle)
+        self._known |= known
+        away = values - self._middle
+        beyond = np.clip(self._sign * away / np.maximum(3 * self._distance, _FLOOR), -_FAR, _FAR)
+        self._middle += _STEP * self._distance * np.sign(away)
+        self._distance = np.maximum(self._distance * (1 + _STEP * np.sign(np.abs(away) - self._distance)), _FLOOR / 3)
+        if self._count <= _BEGINS:
+            return 0.0, 0, 0.0
+        self._sum = np.clip(self._sum + beyond - _SLACK, 0, 4 * _HALF)
+        at = int(np.argmax(self._sum))
+        total = float(self._sum[at])
+        return total / (total + _HALF), at, float(3 * beyond[at])

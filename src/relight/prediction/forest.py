@@ -1,0 +1,111 @@
+"""What is unlike a healthy history: an isolation forest (F. T. Liu, K. M. Ting, Z.-H. Zhou, 2008). scikit-learn grows it; kept are its
+trees, as arrays, so that whoever asks it needs neither that library nor any of its objects.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from relight.errors import ConfigError, CorruptCheckpoint
+from relight.prediction.arrays import Arrays
+from relight.prediction.detect import KIND_OF, Risk
+from relight.prediction.features import FeatureWindow, Scale, columns
+from relight.prediction.signals import SIGNALS, WORDS
+
+Array = np.ndarray[Any, Any]
+INSTALL = "pip install 'relight[predict]'"
+_USED = columns("last", "mean30", "slope30", "spread300", "slope300")
+_TREES, _OF_EACH = 100, 512
+
+
+class Forest:
+    """Grown already. Remembers nothing of a run."""
+
+    name = "forest"
+
+    def __init__(self, scale: Scale, arrays: Arrays) -> None:
+        """``arrays``: of each tree's nodes the feature, the threshold, the child to the left (the right one is the next), the depth."""
+        try:
+            self._feature, self._left = arrays["feature"].astype(np.intp), arrays["left"].astype(np.intp)
+            self._threshold, self._depth = arrays["threshold"], arrays["depth"]
+            self.scale, self._usual = scale, float(arrays["usual"][0])
+            shape = self._feature.shape
+            fits = len(shape) == 2 and shape[1] > 0 and all(one.shape == shape for one in (self._left, self._threshold, self._depth))
+            inside = ((self._left >= 0) & (self._left < shape[1] - 1) | (self._left == -1)).all()
+            if not fits or not inside or not ((self._feature >= 0) & (self._feature < len(_USED))).all() or not self._usual > 0:
+                raise ValueError
+        except (KeyError, ValueError, IndexError):
+            raise CorruptCheckpoint("a forest whose trees are none") from None
+        self.arrays = arrays
+        self._trees = np.arange(shape[0])
+        self._levels = int(self._depth.max()) + 1
+
+    def follow(self, looks: Array) -> Array:
+        """See ``Detector``."""
+        rows = self.scale(looks)[:, _USED]
+        return np.concatenate([self._scores(rows[at : at + 512]) for at in range(0, len(rows), 512)]) if len(rows) else np.empty(0)
+
+    def update(self, look: FeatureWindow) -> Risk:
+        """See ``Detector``. The reason is the signal that is furthest from the history: the trees give none."""
+        scaled = self.scale(look.values)
+        far = np.abs(scaled[columns("mean30")])
+        name = SIGNALS[int(np.argmax(far))]
+        why = f"unlike the healthy history; furthest is {WORDS[name]}, by {float(far.max()):.1f} standard deviations"
+        return Risk(float(self._scores(scaled[_USED][None])[0]), why, KIND_OF[name])
+
+    def fresh(self) -> Forest:
+        """See ``Detector``."""
+        return self
+
+    def _scores(self, rows: Array) -> Array:
+        """2 to the minus of the mean depth over the usual one."""
+        trees, which = self._trees[None, :], np.arange(len(rows))[:, None]
+        at = np.zeros((len(rows), len(self._trees)), np.intp)
+        for _ in range(self._levels):
+            left = self._left[trees, at]
+            right = rows[which, self._feature[trees, at]] > self._threshold[trees, at]
+            at = np.where(left >= 0, left + right, at)
+        return np.asarray(2.0 ** (-self._depth[trees, at].mean(axis=1) / self._usual))
+
+
+def grow(rows: Array, scale: Scale, seed: int) -> Forest:
+    """Of rows of features of healthy runs. ``ConfigError`` where scikit-learn is not installed."""
+    try:
+        from sklearn.ensemble import IsolationForest
+    except ModuleNotFoundError as error:
+        what = f"the forest is grown by scikit-learn, and {error.name} is not installed"
+        raise ConfigError(what, hint=f"{INSTALL}, or --detectors without forest") from None
+    grown = IsolationForest(n_estimators=_TREES, max_samples=min(_OF_EACH, len(rows)), random_state=seed % (1 << 32))
+    grown.fit(scale(rows)[:, _USED])
+    trees = [_flat(one.tree_) for one in grown.estimators_]
+    longest = max(len(tree[0]) for tree in trees)
+    stacked = [np.stack([np.pad(tree[part], (0, longest - len(tree[part])), constant_values=fill) for tree in trees])
+               for part, fill in ((0, 0), (1, 0.0), (2, -1), (3, 0.0))]  # fmt: skip
+    return Forest(scale, {
+        "feature": stacked[0].astype("<i4"), "threshold": stacked[1].astype("<f8"), "left": stacked[2].astype("<i4"),
+        "depth": stacked[3].astype("<f4"), "usual": np.array([_usual_depth(float(grown.max_samples_))], "<f8"),
+    })  # fmt: skip
+
+
+def _flat(tree: Any) -> tuple[Array, Array, Array, Array]:
+    """A tree breadth first, so that a node's children lie side by side; the depth of leaves includes what was not split any more."""
+    order, left, depth = [0], [-1], [0.0]
+    for place, node in enumerate(order):  # which grows meanwhile
+        if tree.children_left[node] < 0:
+            depth[place] += _usual_depth(float(tree.n_node_samples[node]))
+            continue
+        left[place] = len(order)
+        for child in (tree.children_left[node], tree.children_right[node]):
+            order.append(int(child))
+            left.append(-1)
+            depth.append(depth[place] + 1)
+    return np.maximum(tree.feature[order], 0), tree.threshold[order], np.array(left), np.array(depth)
+
+
+def _usual_depth(count: float) -> float:
+    """Of an unsuccessful search in a binary tree of so many: formula 1 of the paper."""
+    if count <= 1:
+        return 0.0
+    return 1.0 if count == 2 else 2 * (np.log(count - 1) + np.euler_gamma) - 2 * (count - 1) / count

@@ -1,0 +1,178 @@
+"""Training and evaluation: from a history to a model, and from a model to what it is worth."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from relight.errors import ConfigError
+from relight.prediction.detect import DetectionRules, Detector
+from relight.prediction.drift import Drift
+from relight.prediction.features import Scale
+from relight.prediction.forest import INSTALL, grow
+from relight.prediction.history import CHECK, HELD_OUT, TRAIN, RecordedRun, recorded, simulated
+from relight.prediction.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
+from relight.prediction.model import DETECTORS, DetectorModel, Worth
+from relight.prediction.score import HORIZON_S, AlarmCosts, Result, Scored, alarms_of, choose_threshold, result_of, tally, together
+
+Array = np.ndarray[Any, Any]
+Say = Callable[[str], None]
+PRECISION = 0.5
+_OTHER_SEEDS = 1 << 32
+"""Evaluation is on runs of seeds that no training has."""
+_CLASS_OF = {"memory": "memory", "storage": "storage", "hardware": "hardware", "hang": "hang", "network": "hang"}
+_SOON_S = HORIZON_S / 4
+"""What is seen longer before a failure is no example: it may give no sign yet."""
+_HEALTHY_EACH = 60
+"""So many windows of each run are examples of health."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningPlan:
+    """What to learn from, and how."""
+
+    runs: int = 600
+    """Made-up ones."""
+    recordings: Path | None = None
+    seed: int = 0
+    precision: float = PRECISION
+    detectors: tuple[str, ...] = DETECTORS
+    costs: AlarmCosts = field(default_factory=AlarmCosts)
+    epochs: int = 6
+    size: int = 24
+    """Of the network's state."""
+
+    def __post_init__(self) -> None:
+        unknown = [one for one in self.detectors if one not in DETECTORS]
+        if unknown or not self.detectors:
+            raise ConfigError(f"there is no detector {', '.join(unknown) or 'named'}", hint=f"there are {', '.join(DETECTORS)}")
+
+
+def train(plan: LearningPlan, say: Say) -> tuple[DetectorModel, list[Result]]:
+    """A model, and what its detectors did on held-out runs."""
+    parts: dict[str, list[RecordedRun]] = {TRAIN: [], CHECK: [], HELD_OUT: []}
+    for part, run in _counted(simulated(plan.seed, plan.runs), plan.runs, say):
+        parts[part].append(run)
+    for part, run in recorded(plan.recordings) if plan.recordings is not None else ():
+        parts[part].append(run)
+    if not all(parts.values()):
+        raise ConfigError("there is not a run for each of training, validation and what is held out", hint="--runs 5 or more")
+    detectors = _learned(plan, parts, say)
+    worth, results = {}, []
+    for name, detector in detectors.items():
+        chosen = choose_threshold(name, [_scored(detector, run) for run in parts[CHECK]], plan.precision, plan.costs)
+        held_out = result_of(name, chosen.threshold, [_scored(detector, run) for run in parts[HELD_OUT]], plan.costs)
+        found = f"{held_out.found} of {held_out.failures} failures found, {held_out.false} false alarms"
+        say(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {found}")
+        worth[name] = Worth.from_result(held_out)
+        results.append(held_out)
+    names = sorted({run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")})
+    told = {"seed": plan.seed, "runs": plan.runs, "recordings": names[:1000], "precision": plan.precision}
+    return DetectorModel(detectors, worth, time.time(), told), results
+
+
+def _counted(runs: Iterable[tuple[str, RecordedRun]], count: int, say: Say) -> Iterable[tuple[str, RecordedRun]]:
+    for number, one in enumerate(runs):
+        if number and number % 50 == 0:
+            say(f"{number} of {count} made-up runs")
+        yield one
+
+
+def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], say: Say) -> dict[str, Detector]:
+    rng = np.random.default_rng(plan.seed)
+    made: dict[str, Detector] = {}
+    if "rules" in plan.detectors:
+        made["rules"] = DetectionRules()
+    if "drift" in plan.detectors:
+        made["drift"] = Drift()
+    if {"forest", "lstm"} & set(plan.detectors):
+        healthy = np.concatenate([run.looks[_some(rng, np.flatnonzero(~run.doomed), _HEALTHY_EACH)] for run in parts[TRAIN]])
+        scale = Scale.from_rows(healthy)
+    if "forest" in plan.detectors:
+        say(f"growing the forest of {len(healthy)} looks at healthy nodes")
+        made["forest"] = grow(healthy, scale, plan.seed)
+    if "lstm" in plan.detectors:
+        made["lstm"] = _network(plan, parts, scale, rng, say)
+    return {name: made[name] for name in DETECTORS if name in made}
+
+
+def _network(plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Scale, rng: np.random.Generator, say: Say) -> Lstm:
+    try:
+        from relight.prediction.lstm_train import train_network
+    except ModuleNotFoundError as error:
+        hint = f"{INSTALL}, or --detectors without lstm"
+        raise ConfigError(f"the network is trained with torch, and {error.name} is not installed", hint=hint) from None
+    examples = _examples(parts[TRAIN], scale, rng)
+    say(f"training the network on {len(examples[1])} windows, {int((examples[1] > 0).sum())} of them before a failure")
+    arrays = train_network(*examples, _examples(parts[CHECK], scale, rng), seed=plan.seed, epochs=plan.epochs, size=plan.size, say=say)
+    return Lstm(scale, arrays)
+
+
+def _examples(runs: Sequence[RecordedRun], scale: Scale, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Windows and their classes: those soon before a failure that gave signs, and some far from any."""
+    windows, labels = [np.empty((0, STEPS, INPUTS), np.float32)], [np.empty(0, np.int64)]
+    for run in runs:
+        inputs = inputs_of(run.looks, scale)
+        rows = _some(rng, np.flatnonzero(run.ahead > 2 * HORIZON_S), _HEALTHY_EACH)
+        label = 0
+        for _ in range(2):
+            windows.append(windows_of(inputs, rows))
+            labels.append(np.full(len(rows), label, np.int64))
+            kind = _CLASS_OF.get(run.failed.kind, "") if run.failed is not None and run.failed.cause != "sudden" else ""
+            label = CLASSES.index(kind) if kind else 0
+            rows = np.flatnonzero(run.ahead <= _SOON_S) if kind else np.empty(0, int)
+    return np.concatenate(windows), np.concatenate(labels)
+
+
+def _some(rng: np.random.Generator, rows: Array, count: int) -> Array:
+    return np.sort(rng.permutation(rows)[:count])
+
+
+def _scored(detector: Detector, run: RecordedRun) -> Scored:
+    failed = run.failed
+    scored = Scored(
+        run.name, run.at, detector.follow(run.looks), groups=detector.kinds(run.looks) if isinstance(detector, DetectionRules) else None
+    )
+    return scored if failed is None else scored._replace(failed_at=failed.at, cause=failed.cause or failed.kind)
+
+
+TOGETHER = "together"
+
+
+def trusted(model: DetectorModel, precision: float) -> list[str]:
+    """Detectors that held-out runs speak for; the rules always."""
+    return [name for name, one in model.worth.items() if name == "rules" or one.precision >= precision]
+
+
+def evaluate(model: DetectorModel, runs: Iterable[RecordedRun], precision: float, costs: AlarmCosts) -> list[Result]:
+    """Of each detector, and of those that are trusted, together. One run at a time is in memory."""
+    seen: dict[str, list[Scored]] = {name: [] for name in (*model.detectors, TOGETHER)}
+    raised: dict[str, list[list[float]]] = {name: [] for name in seen}
+    used = trusted(model, precision)
+    for run in runs:
+        for name, detector in model.detectors.items():
+            scored = _scored(detector, run)
+            raised[name].append(alarms_of(scored.at, scored.scores, model.worth[name].threshold, scored.groups))
+            seen[name].append(scored._replace(scores=np.empty(0), groups=None))
+        seen[TOGETHER].append(seen[name][-1])
+        raised[TOGETHER].append(together([raised[one][-1] for one in used]))
+    thresholds = {name: model.worth[name].threshold for name in model.detectors}
+    return [tally(name, thresholds.get(name, float("nan")), seen[name], raised[name], costs) for name in seen]
+
+
+def unseen(seed: int, count: int, say: Say) -> Iterable[RecordedRun]:
+    """Made-up runs that no model was trained on, whatever its seed."""
+    return (run for _, run in _counted(simulated(seed + _OTHER_SEEDS, count, (HELD_OUT,)), count, say))
+
+
+def unseen_recordings(directory: Path, model: DetectorModel) -> Iterable[RecordedRun]:
+    """Recordings that were held out of the model's training; all, if it was trained on none of them."""
+    known = set(model.told.get("recordings", ()))
+    for part, run in recorded(directory):
+        if part == HELD_OUT or run.name.partition("/")[0] not in known:
+            yield run

@@ -1,0 +1,108 @@
+"""What was learned, in a file: arrays and numbers, nothing that could be executed; and what each detector was worth on unseen runs."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from relight.errors import CorruptCheckpoint, IncompatibleState
+from relight.prediction.arrays import Arrays, read_arrays, write_arrays
+from relight.prediction.detect import DetectionRules, Detector
+from relight.prediction.drift import Drift
+from relight.prediction.features import FEATURES, Scale
+from relight.prediction.forest import Forest
+from relight.prediction.lstm import Lstm
+from relight.prediction.score import Result
+
+_MAGIC = b"RLFORE01"
+DETECTORS = ("rules", "drift", "forest", "lstm")
+USUAL_THRESHOLD = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """Of a detector: from which score on it alarms, and how that did on held-out runs."""
+
+    threshold: float = USUAL_THRESHOLD
+    precision: float = math.nan
+    """As far as so few alarms can tell: one more true and one more false than there were."""
+    recall: float = math.nan
+    lead_s: float = math.nan
+    false_per_day: float = math.nan
+    alarms: int = 0
+
+    @classmethod
+    def from_result(cls, held_out: Result) -> Worth:
+        """What is kept of a result."""
+        one = held_out
+        return cls(one.threshold, one.careful, one.recall, one.lead_s, one.false_per_day, one.alarms)
+
+
+@dataclass(frozen=True)
+class DetectorModel:
+    """Detectors, each with its worth."""
+
+    detectors: Mapping[str, Detector]
+    worth: Mapping[str, Worth]
+    made_at: float = 0.0
+    """Seconds since 1970."""
+    told: dict[str, Any] = field(default_factory=dict)
+    """Of how it was made: seed, runs, recordings, wanted precision."""
+
+    def write(self, path: Path) -> None:
+        """Into a file, whole and durable, or not at all."""
+        arrays: Arrays = {}
+        for name, detector in self.detectors.items():
+            if isinstance(detector, (Forest, Lstm)):
+                arrays |= {f"{name}.{part}": value for part, value in detector.arrays.items()}
+                arrays |= {"scale.middle": detector.scale.middle, "scale.spread": detector.scale.spread}
+        worth = {name: {slot: _none(getattr(one, slot)) for slot in Worth.__slots__} for name, one in self.worth.items()}
+        write_arrays(path, _MAGIC, {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.told}, arrays)
+
+
+def without_model() -> DetectorModel:
+    """The rules alone, with their usual threshold."""
+    return DetectorModel({"rules": DetectionRules()}, {"rules": Worth()})
+
+
+def read_model(path: Path) -> DetectorModel:
+    """``CorruptCheckpoint`` for what is no whole model; ``IncompatibleState`` for one of other features than these."""
+    head, arrays = read_arrays(path, _MAGIC, "model")
+    if head.get("features") != list(FEATURES):
+        raise IncompatibleState("this model goes by other features", where=str(path), hint="relight predict train makes one of these")
+    try:
+        worth = {}
+        for name, told in head["worth"].items():
+            numbers = {slot: math.nan if told[slot] is None else float(told[slot]) for slot in Worth.__slots__ if slot != "alarms"}
+            worth[str(name)] = Worth(alarms=int(told["alarms"]), **numbers)
+        detectors: dict[str, Detector] = {}
+        if not set(worth) <= set(DETECTORS) or not worth:
+            raise ValueError("of detectors that there are not")
+        for name in worth:
+            mine = {part.partition(".")[2]: value for part, value in arrays.items() if part.startswith(f"{name}.")}
+            if name in ("forest", "lstm"):
+                scale = Scale(arrays["scale.middle"], arrays["scale.spread"])
+                if scale.middle.shape != (len(FEATURES),) or scale.spread.shape != (len(FEATURES),):
+                    raise ValueError(name)
+                detectors[name] = Forest(scale, mine) if name == "forest" else Lstm(scale, mine)
+            else:
+                detectors[name] = DetectionRules() if name == "rules" else Drift()
+        return DetectorModel(detectors, worth, float(head["made_at"]), dict(head["told"]))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptCheckpoint(f"a model without what belongs to it: {error}"[:200], where=str(path)) from None
+
+
+def age_s(path: Path) -> float:
+    """How long ago the model there was made; infinite if there is none that can be read."""
+    try:
+        return max(0.0, time.time() - read_model(path).made_at) if path.is_file() else math.inf
+    except (CorruptCheckpoint, IncompatibleState):
+        return math.inf
+
+
+def _none(value: float) -> float | None:
+    return value if math.isfinite(value) else None

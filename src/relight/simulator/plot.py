@@ -1,0 +1,89 @@
+"""The picture of ``relight simulate``: where each policy's time went, and what it had stored."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Drawing
+
+from relight.simulator.result import BUCKETS, SAVING, USEFUL, Summary
+from relight.supervise.plot import GOOD, INK, LOST, PAPER, WORK
+
+_CAUSES_MAX = len(LOST)
+
+
+def draw(found: Sequence[tuple[str, Sequence[Summary]]], days: float, path: Path) -> None:
+    """Write the picture of what was found, by title, to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    rows = [(title if number == 0 else "", one) for title, summaries in found for number, one in enumerate(summaries)]
+    height = 1.2 + 0.45 * len(rows)
+    drawing = Drawing(figsize=(10, height + 3.2), facecolor=PAPER, dpi=150)
+    FigureCanvasAgg(drawing)
+    upper, lower = drawing.subplots(2, 1, height_ratios=[height, 2.4])
+    _bars(upper, rows)
+    _storage(lower, rows, days)
+    for axes in (upper, lower):
+        axes.set_facecolor(PAPER)
+        axes.tick_params(colors=INK, labelsize=8.5)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    drawing.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing.savefig(path, facecolor=PAPER)
+
+
+def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
+    """Goodput, saves, and what was lost to what: each policy's whole time."""
+    causes = sorted(
+        {cause for _, one in rows for cause in one.by_cause}, key=lambda cause: -max(one.by_cause.get(cause, 0.0) for _, one in rows)
+    )
+    shown, others = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
+    colours = {"useful": GOOD, "saves": WORK[0]} | {f"lost to: {cause}": LOST[at % len(LOST)] for at, cause in enumerate(shown)}
+    colours |= {"lost to: others": WORK[2]} if others else {}
+    drawn: set[str] = set()
+    least = min(one.parts[USEFUL] for _, one in rows)
+    for at, (_, one) in enumerate(rows):
+        left = 0.0
+        shares = {"useful": one.parts[USEFUL], "saves": one.parts[SAVING]} | {
+            f"lost to: {cause}": one.by_cause.get(cause, 0.0) for cause in shown
+        }
+        shares["lost to: others"] = sum(one.by_cause.get(cause, 0.0) for cause in others)
+        for name, colour in colours.items():
+            share = 100 * shares[name]
+            axes.barh(at, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            left += share
+            drawn |= {name} if share else set()
+        axes.text(100.3, at, f"{100 * one.goodput.median:.1f} %", va="center", color=INK, fontsize=9)
+    axes.set_yticks(range(len(rows)), [one.policy[:28] for _, one in rows], fontsize=8.5, color=INK)
+    axes.invert_yaxis()
+    left = 10 * int(10 * max(0.0, least - 0.05)) if least > 0.3 else 0
+    axes.set_xlim(left, 100 + (100 - left) * 0.08)
+    titles = [title for title, _ in rows if title]
+    axes.set_xlabel(f"share of the time, %{f' (from {left} on)' if left else ''}; on the right the median goodput", color=INK, fontsize=9)
+    axes.set_title(
+        titles[0] if len(titles) == 1 else f"{titles[0]}, and {len(titles) - 1} more below", loc="left", color=INK, fontsize=10, pad=46
+    )
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, frameon=False, fontsize=8)
+
+
+def _storage(axes: Any, rows: Sequence[tuple[str, Summary]], days: float) -> None:
+    """The median of the most bytes in each part of the time."""
+    at = [days * (part + 1) / BUCKETS for part in range(BUCKETS)]
+    lines: dict[tuple[float, ...], list[str]] = {}
+    for _, one in rows:
+        lines.setdefault(one.stored, []).append(one.policy[:20])
+    for number, (stored, names) in enumerate(lines.items()):
+        axes.plot(
+            at,
+            [count / 1e12 for count in stored],
+            color=(GOOD, *LOST)[number % (1 + len(LOST))],
+            label=", ".join(names)[:60],
+            linewidth=1.3,
+        )
+    axes.set_xlabel("days", color=INK, fontsize=9)
+    axes.set_ylabel("stored, TB", color=INK, fontsize=9)
+    axes.set_xlim(0, days)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, fontsize=8)

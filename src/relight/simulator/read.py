@@ -1,0 +1,158 @@
+"""Scenarios from files, by name, and with single values set: whatever is wrong is said by its key and its line."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from relight.decode import from_plain
+from relight.errors import ConfigError
+from relight.simulator.scenario import Scenario, check
+
+_BYTES_MAX = 1 << 20
+_DEEPEST = 4
+
+
+def shipped() -> list[str]:
+    """The names of the scenarios that come with Relight."""
+    return sorted(
+        one.name.removesuffix(".toml")
+        for one in resources.files("relight.simulator").joinpath("scenarios").iterdir()
+        if one.name.endswith(".toml")
+    )
+
+
+def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenario:
+    """The scenario of that name, or in that file; ``settings``, such as ``{"save.stall_s": 2}``, count in place of what it says."""
+    text, where = _text(named)
+    try:
+        told = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"it is no TOML: {error}", where=where) from None
+    except RecursionError:
+        raise ConfigError("it is no TOML that anybody wrote: it is nested too deep", where=where) from None
+    told.setdefault("name", Path(named).stem[:40])
+    for path, value in (settings or {}).items():
+        put(told, path, value)
+    return scenario_of(told, where, text)
+
+
+def scenario_of(told: dict[str, Any], where: str = "", text: str = "") -> Scenario:
+    """The scenario that plain values tell."""
+    try:
+        found = from_plain(told, Scenario)
+    except msgspec.ValidationError as error:
+        raise _parse_error(str(error), where, text) from None
+    return check(found)
+
+
+def setting_of(text: str) -> tuple[str, Any]:
+    """``save.stall_s=2``: a path, and its value as TOML has it; what is none is text."""
+    path, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[a-z_]+(\.[A-Za-z0-9_-]+){0,3}", path.strip()):
+        raise ConfigError(f"{text[:60]!r} sets nothing", hint="KEY=VALUE, such as save.stall_s=2 or failure.0.broken=0.5")
+    return path.strip(), value_of(value)
+
+
+def value_of(text: str) -> Any:
+    """A value as TOML has it; what is none is text."""
+    try:
+        found = tomllib.loads(f"value = {text.strip()[:200]}")
+    except tomllib.TOMLDecodeError:
+        return text.strip()
+    return found["value"] if len(found) == 1 else text.strip()
+
+
+def _text(named: str) -> tuple[str, str]:
+    path = Path(named)
+    try:
+        if path.is_file():
+            if path.stat().st_size > _BYTES_MAX:
+                raise ConfigError(f"a scenario of more than {_BYTES_MAX >> 20} MiB", where=named)
+            return path.read_text(encoding="utf-8"), named
+        if path.exists():
+            raise ConfigError("it is no file", where=named)
+    except OSError as error:
+        raise ConfigError(f"it cannot be read: {error.strerror}", where=named[:200]) from None
+    except ValueError:
+        raise ConfigError("it is no text", where=named[:200], hint="a scenario is TOML, in UTF-8") from None
+    names = shipped()
+    if named not in names:
+        close = difflib.get_close_matches(named, names, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"a file, or one of {', '.join(names)}"
+        raise ConfigError(f"there is no scenario {named[:80]!r}", hint=hint)
+    return resources.files("relight.simulator").joinpath("scenarios", f"{named}.toml").read_text(encoding="utf-8"), f"{named} (shipped)"
+
+
+def put(told: dict[str, Any], path: str, value: Any) -> None:
+    """Set what is at a path such as ``failure.0.broken``."""
+    keys, into = path.split("."), told
+    for key in keys[:-1]:
+        inner: Any = into[int(key)] if isinstance(into, list) and key.isdigit() and int(key) < len(into) else None
+        if isinstance(into, dict):
+            inner = into.setdefault(key, {})
+        if not isinstance(inner, (dict, list)):
+            raise ConfigError(f"{path}: there is no {key!r} to set something in")
+        into = inner  # type: ignore[assignment]
+    if isinstance(into, list):
+        raise ConfigError(f"{path}: that is one of a list, which has keys of its own", hint=f"such as {path}.broken")
+    into[keys[-1]] = value
+
+
+_AT = re.compile(r" - at `\$(.*)`\Z", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
+
+
+def _parse_error(message: str, where: str, text: str) -> ConfigError:
+    """msgspec's words in ours, with the line in which the key stands."""
+    at = _AT.search(message)
+    said, path = (message[: at.start()], at[1].lstrip(".")) if at else (message, "")
+    unknown = _UNKNOWN.match(said)
+    key = f"{path}.{unknown[1]}".lstrip(".") if unknown else path
+    line = _line_of(key, text)
+    place = f"{where}, line {line}" if line else where
+    if unknown:
+        known = _known(path)
+        close = difflib.get_close_matches(unknown[1], known, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
+        return ConfigError(f"there is no key {key[:80]!r}", where=place, hint=hint)
+    return ConfigError(f"{key or 'the scenario'}: {said[0].lower()}{said[1:]}", where=place)
+
+
+def _known(path: str) -> list[str]:
+    """The keys of the table at that path."""
+    kind: Any = Scenario
+    for part in re.findall(r"[a-z_]+", path):
+        found = {one.name: one.type for one in msgspec.structs.fields(kind)}.get(part)
+        inner = getattr(found, "__args__", (found,))[0]
+        if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
+            return []
+        kind = inner
+    return [one.name for one in msgspec.structs.fields(kind)]
+
+
+_PATH = re.compile(r"(?:(?P<table>[\w-]+)(?:\[(?P<index>\d+)\])?\.)?(?P<name>[\w-]+)")
+
+
+def _line_of(key: str, text: str) -> int:
+    """Where a key such as ``failure[1].broken`` stands, as far as a plain look can tell; 0: nowhere."""
+    path = _PATH.match(key)
+    if path is None:
+        return 0
+    table, index, name = path["table"], path["index"], re.escape(path["name"])
+    here, inside, count = re.compile(rf"\s*{name}\s*="), table is None, -1
+    for number, line in enumerate(text.splitlines(), start=1):
+        if header := re.match(r"\s*\[\[?\s*([\w-]+)\s*\]", line):
+            if table is None and re.fullmatch(name, header[1]):
+                return number
+            count += header[1] == table
+            inside = header[1] == table and (index is None or count == int(index))
+        elif (inside and here.match(line)) or (table and re.match(rf"\s*{re.escape(table)}\s*=.*\b{name}\b", line)):
+            return number
+    return 0

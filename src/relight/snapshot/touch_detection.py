@@ -1,0 +1,136 @@
+"""Tensors that are copied while training goes on, and how to tell whether one was touched between the call and its copy.
+
+Three traces are looked at, since none of them is always left: the version counter (in-place operations move it; writes through ``.data``
+and fused kernels do not), the storage's address (``resize_``), and samples of the bytes themselves, taken at the call at both ends of
+every slice, and compared with what was copied. Holding the tensor keeps its memory: a parameter that is given other memory meanwhile
+(``p.data = …``) is copied from the old one, which is the one wanted.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
+
+import torch
+
+from relight.layout.sources import move_all
+from relight.snapshot.sample_reader import SampleReader
+
+SAMPLE = 16
+SLICE_BYTES = 1 << 20
+
+_version = attrgetter("_version")
+
+
+class Slice(NamedTuple):
+    """A run of one tensor's bytes: from where, how many, and where to in the slot."""
+
+    tensor: int
+    source: int
+    length: int
+    target: int
+
+
+class GuardedTensors:
+    """Contiguous host tensors with places in a slot: what stays the same from one snapshot of them to the next."""
+
+    def __init__(self, placed: Sequence[tuple[str, torch.Tensor, int]]) -> None:
+        """``placed``: name, tensor, offset in the slot. The tensors are held."""
+        self.names = [name for name, _, _ in placed]
+        self.tensors = [tensor for _, tensor, _ in placed]
+        self.addresses = [tensor.data_ptr() for tensor in self.tensors]
+        self.placed = list(placed)
+        self.slices: list[Slice] = []
+        for number, (_, tensor, target) in enumerate(placed):
+            length, source = tensor.numel() * tensor.element_size(), self.addresses[number]
+            for start in range(0, length, SLICE_BYTES):
+                size = min(SLICE_BYTES, length - start)
+                self.slices.append(Slice(number, source + start, size, target + start))
+        self.widths = [min(SAMPLE, one.length) for one in self.slices] * 2
+        ends = [one.source + one.length - min(SAMPLE, one.length) for one in self.slices]
+        self.sampled = SampleReader([one.source for one in self.slices] + ends, self.widths, SAMPLE)
+        self._inference = [tensor.is_inference() for tensor in self.tensors]
+
+    def versions(self) -> list[int]:
+        """Each tensor's version counter; 0 for those that have none."""
+        if any(self._inference):
+            return [0 if without else tensor._version for tensor, without in zip(self.tensors, self._inference, strict=True)]
+        return list(map(_version, self.tensors))
+
+    def sample(self) -> bytes:
+        """Both ends of every slice, as they are now: ``SAMPLE`` bytes each, all heads first. The memory must be there."""
+        return self.sampled.read()
+
+    def begin(self) -> TensorFingerprints:
+        """What the tensors are at this moment. Half a microsecond a slice and a tensor. The marks before these are void."""
+        return TensorFingerprints(self)
+
+
+class TensorFingerprints:
+    """``Watched`` as it was at a call."""
+
+    __slots__ = ("_samples", "_versions", "watched")
+
+    def __init__(self, watched: GuardedTensors) -> None:
+        self.watched = watched
+        self._versions = watched.versions()
+        self._samples = watched.sample()
+
+    def is_there(self, number: int) -> bool:
+        """Whether a tensor's memory has not been taken away."""
+        return self.watched.tensors[number].data_ptr() == self.watched.addresses[number]
+
+    def differs(self, other: TensorFingerprints) -> set[int]:
+        """Numbers of the tensors whose versions or samples are others there."""
+        slices = self.watched.slices
+        changed = _where_they_differ(self._versions, other._versions)
+        if self._samples != other._samples:
+            for number in range(len(self.watched.widths)):
+                place = slice(number * SAMPLE, number * SAMPLE + SAMPLE)
+                if self._samples[place] != other._samples[place]:
+                    changed.add(slices[number % len(slices)].tensor)
+        return changed
+
+    def fits(self, index: int, copied: int) -> bool:
+        """Whether slice ``index``, copied to the address ``copied``, begins and ends as it did at the call."""
+        watched = self.watched
+        end = copied + watched.slices[index].length - watched.widths[index]
+        return self._is_sample(index, copied) and self._is_sample(len(watched.slices) + index, end)
+
+    def _is_sample(self, number: int, copied: int) -> bool:
+        width = self.watched.widths[number]
+        return ctypes.string_at(copied, width) == self._samples[number * SAMPLE : number * SAMPLE + width]
+
+    def touched(self) -> set[str]:
+        """Names of those whose version, address or samples have changed since the call.
+
+        The samples once more: whoever began to write in the middle of a slice while it was copied has come to one of its ends by now.
+        """
+        watched = self.watched
+        gone = {number for number in range(len(watched.tensors)) if not self.is_there(number)}
+        changed = _where_they_differ(self._versions, watched.versions()) if gone else self.differs(TensorFingerprints(watched))
+        return {watched.names[number] for number in gone | changed}
+
+
+def _where_they_differ(then: Sequence[int], now: Sequence[int]) -> set[int]:
+    return {number for number, (a, b) in enumerate(zip(then, now, strict=True)) if a != b}
+
+
+class SmallCopies:
+    """Small host tensors with places in a slot, copied at once: guarding them would cost more."""
+
+    def __init__(self, placed: Sequence[tuple[int, int, int]]) -> None:
+        """``placed``: address, length, offset in the slot. Whoever made this keeps the memory."""
+        self._sources = [source for source, _, _ in placed]
+        self._lengths = [length for _, length, _ in placed]
+        self._targets = [target for _, _, target in placed]
+        self._absolute: dict[int, list[int]] = {}
+
+    def copy(self, base: int) -> None:
+        """To the slot at the address ``base``. Half a microsecond each."""
+        targets = self._absolute.get(base)
+        if targets is None:
+            targets = self._absolute[base] = [base + target for target in self._targets]
+        move_all(targets, self._sources, self._lengths)

@@ -1,0 +1,147 @@
+"""A thread that looks at the node each second, has what is seen recorded and judged, and hands on what is foreseen.
+
+A thread of its own, as a file system or a driver that is asked may not answer: the ranks are watched over all the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from relight.errors import ConfigError, RelightError
+from relight.heartbeat import Heartbeat
+from relight.heartbeat.ease import SHARE_MAX
+from relight.observe import emit
+from relight.prediction import Alarm, FailurePredictor, Gauges, HostGauges, Rank, SampleShape, rss_bytes
+from relight.supervise.load import Load
+
+EVERY_S = 1.0
+OFTEN_S = 60.0
+"""Between two saves while they are to be made more often."""
+OFTEN_FOR_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """``[supervise]`` of relight.toml: what is done about failures that are seen coming."""
+
+    foresee: bool = True
+    """Whether anything is: the node is looked at each second."""
+    model: str = ""
+    """A file of ``relight predict train``; without one the rules alone count."""
+    recordings: str = ""
+    """A directory in which what was seen is kept, the newest fifty jobs of it, for ``relight predict train``."""
+    drain: bool = False
+    """Whether a machine whose device is about to fail leaves the job, having saved."""
+
+    pause: float = 0.2
+    """Share of the time that ranks pause between steps while this node is too hot or under pressure; 0: they do not."""
+    lower_power: bool = False
+    """Whether accelerators' power limits are lowered under heat, and restored after it. Needs root."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.pause, bool) or not isinstance(self.pause, (int, float)) or not 0 <= self.pause <= SHARE_MAX:
+            raise ConfigError(f"[supervise] pause is a share of the time from 0 to {SHARE_MAX:g}, not {self.pause!r}")
+        for name in ("foresee", "drain", "lower_power"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise ConfigError(f"[supervise] {name} is true or false, not {value!r}")
+        for name in ("model", "recordings"):
+            if not isinstance(value := getattr(self, name), str):
+                raise ConfigError(f"[supervise] {name} is a path, not {value!r}")
+
+
+Seen = Mapping[int, tuple[int, Heartbeat]]
+"""Of each rank its process, and what it said last."""
+
+
+class PredictionThread:
+    """Begins with the first step that ends: what a job's start looks like foretells nothing."""
+
+    def __init__(
+        self, settings: Foreseen, seen: Callable[[], Seen], act: Callable[[Alarm], bool], gauges: Gauges | None, host: str,
+        load: Load,
+    ) -> None:  # fmt: skip
+        """``seen`` and ``act`` are called in this thread. ``act`` returns whether it keeps the failure away."""
+        self._load = load
+        self._settings, self._seen, self._act, self._gauges, self._host = settings, seen, act, gauges, host
+        self._failures: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._steps: dict[int, Heartbeat] = {}
+        self._step_s: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._run, name="relight-foresee", daemon=True)
+        if settings.foresee:
+            self._thread.start()
+
+    def failed(self, kind: str, cause: str) -> None:
+        """A life is over: what was foretold of it has come true, or was not seen."""
+        self._failures.put((kind, time.time(), cause))
+
+    def close(self) -> None:
+        """End, having written down what was recorded."""
+        self._over.set()
+        if self._settings.foresee:
+            self._thread.join(2 * EVERY_S)
+
+    # -- inside
+
+    def _run(self) -> None:
+        while not (seen := self._ready()):
+            if self._over.wait(EVERY_S):
+                return
+        beat = next(iter(seen.values()))[1]
+        accelerators = len(self._gauges.read()) if self._gauges is not None else 0
+        model = Path(self._settings.model) if self._settings.model else None
+        foresight = FailurePredictor(model, shape=SampleShape(1, len(seen), accelerators))
+        host = HostGauges((_place(beat.url),))
+        try:
+            self._watch(foresight, host)
+        finally:
+            self._load.close()
+        if self._settings.recordings:
+            with contextlib.suppress(OSError):
+                Path(self._settings.recordings).mkdir(parents=True, exist_ok=True)
+            try:
+                foresight.write(Path(self._settings.recordings), host=self._host)
+            except (OSError, RelightError) as error:
+                emit("foresee.unused", f"what was seen could not be written down: {error}", detector="recorder", why=str(error))
+
+    def _watch(self, foresight: FailurePredictor, host: HostGauges) -> None:
+        while not self._over.wait(EVERY_S):
+            while not self._failures.empty():
+                foresight.failed(*self._failures.get())
+            sample = host.sample(self._ranks(), self._gauges)
+            for alarm in foresight.sample(sample):
+                averts = self._act(alarm)
+                if alarm.action == "reduce load":
+                    averts = self._load.reduce(alarm, sample)
+                if averts:
+                    foresight.heeded(alarm)
+            self._load.update(sample)
+
+    def _ready(self) -> Seen:
+        seen = self._seen()
+        return seen if seen and all(beat.steps for _, beat in seen.values()) else {}
+
+    def _ranks(self) -> list[Rank]:
+        found = []
+        for rank, (pid, beat) in sorted(self._seen().items()):
+            before = self._steps.get(rank)
+            if before is not None and before.pid == beat.pid and beat.steps > before.steps and before.steps:
+                self._step_s[rank] = (beat.step_at - before.step_at) / (beat.steps - before.steps)
+            elif before is None or before.pid != beat.pid:
+                self._step_s.pop(rank, None)
+            self._steps[rank] = beat
+            step_s = self._step_s.get(rank, float("nan")) if beat.phase == "training" else float("nan")
+            found.append(Rank(step_s, beat.loss, beat.saves_s or float("nan"), rss_bytes(pid)))
+        return found
+
+
+def _place(url: str) -> str:
+    """Whose file system is looked at: the store's, if it is one."""
+    path = url.removeprefix("file://")
+    return path if path.startswith("/") else "."

@@ -1,0 +1,596 @@
+"""Negative controls: take one fsync, link or check out of the product, and something here must fail.
+
+``python -m relight.testing.mutation_check`` prints the table. A mutation is an edit of the source, applied while it is imported, in a process of
+its own; then the proofs run, the likeliest first, until one objects. A mutation that none objects to survives: a check is missing, or
+the line was superfluous. An edit whose line is not in the source any more is a failure too: the table must be kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import re
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import NamedTuple
+
+SECONDS_MAX = 300
+"""All proofs together take 52 s of a processor that does nothing else, and several times that where others compete for it."""
+
+
+class Mutation(NamedTuple):
+    """``old`` in ``module`` becomes ``new``; ``what`` is taken away; ``proof`` is the one most likely to notice."""
+
+    what: str
+    module: str
+    old: str
+    new: str
+    proof: str = "cuts"
+
+
+class MutationVerdict(NamedTuple):
+    """What caught a mutation, None if it survived, and what that said."""
+
+    mutation: Mutation
+    caught_by: str | None
+    said: str
+    seconds: float
+
+
+DURABLE, LOCAL, CHAIN, HISTORY = "relight.store.durable", "relight.store.local", "relight.log.log", "relight.log.history"
+SUMMARY, SUMMARIZING, LISTING, SLOTS = "relight.log.summary", "relight.log.summarizing", "relight.log.listing", "relight.log.slots"
+BASE = "relight.store.base"
+TRUNCATED = "relight.log.truncated"
+SAVE, PRUNE, SWEEP, KEEP = "relight.commit.save", "relight.reclaim.prune", "relight.reclaim.sweep", "relight.policy.keep"
+DISK, READ, OPENED, VERIFY = "relight.store.disk", "relight.catalog.read", "relight.catalog.opened", "relight.catalog.verify"
+MANIFEST, STRICT, RECORDS, PACKS = (
+    "relight.format.manifest",
+    "relight.format.strict",
+    "relight.format.records",
+    "relight.commit.pack_writer",
+)
+
+MUTATIONS: tuple[Mutation, ...] = (
+    # durability
+    Mutation("fsync of a new file", DURABLE, "            self._disk.fsync(self._fd)\n", ""),
+    Mutation("fsync of a directory, everywhere", DURABLE, "            disk.fsync(fd)\n", "            pass\n"),
+    Mutation("fsync of the log's directory behind the link", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
+    Mutation("fsync of a new directory's parent", DURABLE, "        sync_dir(disk, os.path.dirname(new))\n", ""),
+    Mutation(
+        "fsync of the parent of a directory that another made meanwhile",
+        DURABLE,
+        '            pass\n        except OSError as error:\n            raise translate(error, "making a directory", new)',
+        '            continue\n        except OSError as error:\n            raise translate(error, "making a directory", new)',
+        "rules",
+    ),
+    Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.sync(prefix)\n", ""),
+    Mutation(
+        "making the log durable before standing on it",
+        CHAIN,
+        "            self._folders.sync(view.head)\n\n",
+        "            pass\n\n",
+        "rules",
+    ),
+    Mutation(
+        "the folder of the head is made durable with it",
+        LISTING,
+        "        if folder != self.place:\n            self._store.sync(self.place)\n",
+        "",
+        "rules",
+    ),
+    Mutation(
+        "a summary's bytes are those that the NOTE names",
+        SUMMARIZING,
+        "                if hexdigest(data) != hash:\n",
+        "                if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "a NOTE that does not count vouches for no summary",
+        CHAIN,
+        "if is_chained and any(record.seq == note.seq for record in view.newer):",
+        "if is_chained:",
+        "rules",
+    ),
+    Mutation(
+        "a summary keeps the lines of descent",
+        SUMMARY,
+        "        lines=_lines(history, kept, {fence.epoch for fence in fences}),\n",
+        "",
+        "rules",
+    ),
+    Mutation(
+        "a stray is no head",
+        LISTING,
+        "return (order[: begins[0]], order[begins[0] :]) if begins else (order, [])",
+        "return order, []",
+        "rules",
+    ),
+    Mutation(
+        "making store and run durable before the first append",
+        CHAIN,
+        "                self._store.sync(prefix)\n",
+        "                pass\n",
+        "early",
+    ),
+    Mutation(
+        "making them durable once more, if they were new",
+        CHAIN,
+        "            self._settled = len(there) == 2",
+        "            self._settled = True",
+        "rules",
+    ),
+    Mutation(
+        "making the directories above the store durable",
+        LOCAL,
+        "                sync_dir(self._disk, path)\n",
+        "                pass\n",
+        "early",
+    ),
+    Mutation(
+        "the checked close",
+        DURABLE,
+        '            self._disk.close(fd)\n        except OSError as error:\n            raise translate(error, "making a file',
+        '            with contextlib.suppress(OSError):\n                self._disk.close(fd)\n        except OSError as error:\n            raise translate(error, "making a file',
+        "faults",
+    ),
+    Mutation("reserving room", DURABLE, "                    disk.fallocate(self._fd, size)\n", "                    pass\n", "suite"),
+    Mutation(
+        "writing on after a short write",
+        DURABLE,
+        "                data, offset = data[written:], offset + written\n",
+        "                break\n",
+        "suite",
+    ),
+    Mutation(
+        "removing the file of a failed write",
+        DURABLE,
+        "        with contextlib.suppress(OSError):\n            self._disk.unlink(self._path)\n",
+        "        pass\n",
+        "faults",
+    ),
+    Mutation(
+        "removing the temporary",
+        DURABLE,
+        "        with contextlib.suppress(OSError):\n            disk.unlink(temporary)\n",
+        "        pass\n",
+        "suite",
+    ),
+    Mutation(
+        "a failed fsync poisons: trying it again",
+        DURABLE,
+        "            self._disk.fsync(self._fd)\n",
+        "            try:\n                self._disk.fsync(self._fd)\n            except OSError:\n                self._disk.fsync(self._fd)\n",
+        "faults",
+    ),
+    Mutation(
+        "telling errors of the disk as ours",
+        DURABLE,
+        '        except OSError as error:\n            raise translate(error, "looking at", path) from error\n',
+        "",
+        "faults",
+    ),
+    # exclusive creation
+    Mutation("link: rename replaces instead", DISK, "        os.link(source, target)\n", "        os.rename(source, target)\n", "suite"),
+    Mutation("O_EXCL", DISK, "os.O_CREAT | os.O_EXCL |", "os.O_CREAT |", "suite"),
+    Mutation("the link count that tells a lost reply", DURABLE, "        if links == 2:\n            return True\n", "", "rules"),
+    Mutation(
+        "the loser of a race whose temporary was swept", DURABLE, "            if holder is not None:", "            if False:", "rules"
+    ),
+    Mutation("O_NOFOLLOW when reading", DISK, "os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK", "os.O_CLOEXEC | os.O_NONBLOCK", "rules"),
+    Mutation(
+        "looking for links in the middle of a path", LOCAL, "            if not stat.S_ISDIR(mode):\n", "            if False:\n", "rules"
+    ),
+    Mutation("only regular files are read", DURABLE, "        if not stat.S_ISREG(found.st_mode):\n", "        if False:\n", "rules"),
+    Mutation(
+        "names that leave the store", BASE, '    if key and any(part in ("", ".", "..") or', "    if key and any(part in () or", "suite"
+    ),
+    Mutation("the limit of small files", LOCAL, "            if reader.size > limit:\n", "            if False:\n", "suite"),
+    # the log
+    Mutation("the seal", STRICT, "    if data[len(_HEAD) : len(_HEAD) + 64] != hexdigest(payload).encode():\n", "    if False:\n", "rules"),
+    Mutation("the chain", SLOTS, "    if following is not None and following.prev != slot.file_hash:\n", "    if False:\n", "rules"),
+    Mutation("whose store a record is of", SLOTS, "    if slot.record.store != store_id:\n", "    if False:\n", "rules"),
+    Mutation("whose run a record is of", SLOTS, "    if slot.record.run != run_id:\n", "    if False:\n", "rules"),
+    Mutation("which number a record has", RECORDS, "    if frame.seq != seq:\n", "    if False:\n", "rules"),
+    Mutation(
+        "nothing is chained behind what cannot be read",
+        CHAIN,
+        "        if unread is not None:  # it may be a FENCE, or the very COMMIT that is to be appended\n",
+        "        if False:\n",
+        "rules",
+    ),
+    Mutation(
+        "asking again when the number is taken",
+        CHAIN,
+        "        if not created and not self._is_ours(key, data):\n            return None\n",
+        "",
+        "takeovers",
+    ),
+    Mutation("the fence, in every reader", HISTORY, "            if record.epoch < history.epoch:\n", "            if False:\n", "rules"),
+    Mutation(
+        "a directory belongs to its epoch",
+        HISTORY,
+        "        if parsed is None or (parsed.epoch != record.epoch and not body.home):\n",
+        "        if parsed is None:\n",
+        "rules",
+    ),
+    Mutation(
+        "retired is for good", HISTORY, "        elif _is_repeated(history, body.id, record.seq):\n", "        elif False:\n", "rules"
+    ),
+    # commit
+    Mutation("the fence, before a commit", SAVE, "        refuse_if_fenced(view, place.epoch)\n", "", "rules"),
+    Mutation(
+        "a higher epoch for each attempt", "relight.commit.attempt", "return history.epoch + 1 + later", "return history.epoch", "rules"
+    ),
+    Mutation(
+        "reading back before the commit",
+        SAVE,
+        "    root_hash, root_bytes = check_written(place.store, prefix, root, known)\n",
+        "    root_hash, root_bytes = hexdigest(encode_root(root)), len(encode_root(root))\n",
+        "rules",
+    ),
+    Mutation(
+        "the size of packs before the commit", SAVE, "            if reader.size != pack.new_bytes:\n", "            if False:\n", "rules"
+    ),
+    Mutation("what is uncertain is not deleted", SAVE, " and not isinstance(error, Uncertain)):\n", "):\n", "faults"),
+    Mutation(
+        "what was interrupted while committing is not deleted",
+        SAVE,
+        "        if not committing or (isinstance",
+        "        if True or (isinstance",
+        "deaths",
+    ),
+    Mutation(
+        "what failed is deleted",
+        SAVE,
+        "                delete_directory(place.store, prefix)\n        raise\n",
+        "                pass\n        raise\n",
+        "faults",
+    ),
+    Mutation(
+        "unsynced directory entry of a commit is uncertain",
+        DURABLE,
+        '            raise Uncertain(f"created, but',
+        '            raise StoreUnavailable(f"created, but',
+        "faults",
+    ),
+    Mutation(
+        "strangers' files stay",
+        SAVE,
+        "        if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):\n",
+        "        if not entry.is_dir:\n",
+        "rules",
+    ),
+    Mutation(
+        "commit last: the record before the root is durable",
+        SAVE,
+        "        root, part, data = _write(place, request, plan, directory, prefix, timings)\n        digest = trainable_digest(plan, part.packs)\n        committing = True\n        proven = plan.proven and all(pack.stored is None for pack in part.packs)\n        record = _commit(place, root, prefix, str(directory), timings, {part_file(0): (part, data)} if proven else {})\n",
+        "        real = place.store.sync\n        place.store.sync = lambda prefix: None\n        root, part, data = _write(place, request, plan, directory, prefix, timings)\n        digest = trainable_digest(plan, part.packs)\n        place.store.sync = real\n        committing = True\n        record = _commit(place, root, prefix, str(directory), timings, {})\n        place.store.sync(prefix)\n",
+        "cuts",
+    ),
+    # reading
+    Mutation("the root's hash", MANIFEST, "    if hexdigest(data) != expected_hash:\n", "    if False:\n", "rules"),
+    Mutation("the part's hash", MANIFEST, "    if len(data) != ref.size or hexdigest(data) != ref.hash:\n", "    if False:\n", "rules"),
+    Mutation("the chunk's hash, when restoring", READ, "    if Digest(data).digest() != want.hash:\n", "    if False:\n", "rules"),
+    Mutation(
+        "the chunk's hash, when verifying",
+        READ,
+        "        if not _is_sound(reader, offset, data, pack.chunks[number][1], key):\n",
+        "        if False:\n",
+        "rules",
+    ),
+    Mutation("the pack's length, when restoring", READ, "            if reader.size == pack.size:\n", "            if True:\n", "rules"),
+    # reclaiming
+    Mutation(
+        "retire, then delete",
+        PRUNE,
+        "    if going and log.append(decide) is not None and not undo_s:\n",
+        "    delete_checkpoints(store, plan.run, type(fold(log.read()))(retired={c.id: c for c in fold(log.read()).live}), plan.going)\n    if going and log.append(decide) is not None and not undo_s:\n",
+        "deaths",
+    ),
+    Mutation(
+        "a superseded attempt prunes nothing",
+        PRUNE,
+        "        if epoch is not None and history.epoch > epoch:\n",
+        "        if False:\n",
+        "rules",
+    ),
+    Mutation("what was tagged meanwhile stays", PRUNE, " and not history.tags_of(one.id)", "", "rules"),
+    Mutation(
+        "the newest stays, when the plan is carried out",
+        PRUNE,
+        "for one in history.live[:-1] if one.id in going",
+        "for one in history.live if one.id in going",
+        "rules",
+    ),
+    Mutation(
+        "a plan is void when what it relies on is gone",
+        PRUNE,
+        "        if plan.relies_on and not any(",
+        "        if False and not any(",
+        "rules",
+    ),
+    Mutation("the newest stays, in the plan", KEEP, "    for one in counted[:1]:\n", "    for one in ():\n", "rules"),
+    Mutation("the newest that verifies stays", KEEP, "    if newest_verified:\n", "    if False:\n", "rules"),
+    Mutation(
+        "damaged ones do not fill the quota",
+        KEEP,
+        "    sound = [one for one in counted if one.verified is not False]\n",
+        "    sound = counted\n",
+        "rules",
+    ),
+    Mutation(
+        "nothing goes if nothing verifies",
+        KEEP,
+        "    if not any(one.verified and reasons[one.id] for one in checkpoints):\n",
+        "    if False:\n",
+        "rules",
+    ),
+    Mutation("a damaged record holds the sweep", SWEEP, "        elif view.damaged:\n", "        elif False:\n", "rules"),
+    Mutation(
+        "only what is superseded is swept",
+        SWEEP,
+        "        elif parsed.epoch < history.epoch:\n",
+        "        elif parsed.epoch <= history.epoch:\n",
+        "rules",
+    ),
+    Mutation("what is live is not swept", SWEEP, "        if parsed is None or name in live:\n", "        if parsed is None:\n", "deaths"),
+    Mutation(
+        "leftovers are swept", SWEEP, '            going.append((name, f"left by', '            held.append((name, f"left by', "deaths"
+    ),
+    Mutation("temporaries are swept", SWEEP, "            store.delete(key)\n", "            pass\n", "deaths"),
+    # lost logs, lines of descent
+    Mutation("a missing log stops a start", CHAIN, "            view = self._view_or_refuse()\n", "            pass\n", "rules"),
+    Mutation(
+        "a truncated log stops a start",
+        "relight.commit.attempt",
+        "        refuse_truncated(store, log, log.start())\n",
+        "        log.start()\n",
+        "rules",
+    ),
+    Mutation("a FENCE that was lost is noticed", TRUNCATED, "        if parsed.epoch > epoch:\n", "        if False:\n", "rules"),
+    Mutation(
+        "a COMMIT that was lost is noticed", TRUNCATED, '{parent for parent in root["parents"] if parent not in known}', "set()", "rules"
+    ),
+    Mutation(
+        "an interrupted rebuild stops a start",
+        TRUNCATED,
+        "if not lost and not is_being_rebuilt(view) and not (",
+        "if not lost and not (",
+        "rules",
+    ),
+    Mutation(
+        "what is no ancestor stays, in the plan",
+        KEEP,
+        "if one.abandoned and not one.aside and not rules.prune_abandoned}",
+        "if False}",
+        "rules",
+    ),
+    Mutation(
+        "what is no ancestor stays, when the plan is carried out",
+        PRUNE,
+        "set(free) - unsure(view, history) - abandoned)",
+        "set(free) - unsure(view, history))",
+        "rules",
+    ),
+    # hashing while writing
+    Mutation(
+        "a piece begins where the one before it ended",
+        PACKS,
+        "        copy_from(source, start, buffer[at : at + length])\n",
+        "        copy_from(source, 0, buffer[at : at + length])\n",
+        "rules",
+    ),
+    Mutation(
+        "a pack in memory is written from where it has come to", PACKS, "image[offset : offset + padded])\n", "image[:padded])\n", "rules"
+    ),
+    Mutation("a chunk of a pack in memory is hashed where it lies", PACKS, "image[begin:end]", "image[: end - begin]", "rules"),
+    Mutation("the hash of each chunk is its own", PACKS, "jobs.popleft().result()", "jobs.pop().result()", "rules"),
+)
+
+
+class _Mutated(importlib.machinery.SourceFileLoader):
+    edits: dict[str, Mutation] = {}
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        mutation = self.edits[fullname]
+        source = Path(self.path).read_text(encoding="utf-8")
+        if source.count(mutation.old) < 1:
+            raise LookupError(f"{fullname} has no such line any more: {mutation.old.strip()[:80]!r}")
+        return compile(source.replace(mutation.old, mutation.new), self.path, "exec")
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in _Mutated.edits:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.origin is not None:
+            spec.loader = _Mutated(fullname, spec.origin)
+        return spec
+
+
+def mutate(mutation: Mutation) -> None:
+    """From here on, that module is imported with the edit. Only for a process that has not imported it yet."""
+    _Mutated.edits = {mutation.module: mutation}
+    sys.meta_path.insert(0, _Finder())
+
+
+def _cuts() -> Iterator[str]:
+    """Power cuts in a life."""
+    yield from _points(r":cut-", share=0.25, lives=1)
+
+
+def _deaths() -> Iterator[str]:
+    """Deaths and interrupts in a life."""
+    yield from _points(r":(before|after|half|byte|page|interrupt-.*):", share=0.4, lives=3)
+
+
+def _early() -> Iterator[str]:
+    """Deaths while a store is being made, then power cuts."""
+    yield from _points(r":(kill-then-cut|cut-mixed):([1-9]|[1-6][0-9])\.", share=1.0, lives=6)
+
+
+def _takeovers() -> Iterator[str]:
+    """Another attempt in the middle of everything, then power cuts."""
+    yield from _points(r":takeover", share=1.0, lives=3)
+
+
+def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
+    from relight.testing.crash import CrashReport, CrashSampler, simulate
+    from relight.testing.scenario import prepared
+
+    wanted = re.compile(pattern)
+    for seed in range(lives):
+        report = CrashReport(seed)
+        with prepared() as names:
+            simulate(seed, CrashSampler(report, share=share, choose=lambda point: wanted.search(point) is not None, stop=1), names)
+        for one in report.violations:
+            yield f"{one.wrong[0]} ({one.point})"
+
+
+def _faults() -> Iterator[str]:
+    """Every call of a save fails."""
+    from relight.testing.faults import fail_at, positions
+    from relight.testing.scenario import prepared
+
+    trials = list(positions())
+    with prepared() as names:
+        for trial in trials:
+            for text in fail_at(trial, names):
+                yield f"{text} ({trial})"
+
+
+def _rules() -> Iterator[str]:
+    """The rules of the log, of commits, of reclaiming."""
+    from relight.testing.invariants import broken
+
+    yield from broken()
+
+
+def _suite() -> Iterator[str]:
+    """The conformance suite, on a real directory."""
+    from relight.store import ByteStore, LocalStore
+    from relight.testing.disks import ShortDisk
+    from relight.testing.store_suite import StoreSuite
+
+    class Local(StoreSuite):
+        def make(self, tmp_path: Path) -> ByteStore:
+            return LocalStore(tmp_path)
+
+    class Short(StoreSuite):
+        def make(self, tmp_path: Path) -> ByteStore:
+            return LocalStore(tmp_path, disk=ShortDisk(997), direct=False)
+
+    for suite in (Local(), Short()):
+        for name in sorted(dir(suite)):
+            if name.startswith("test_"):
+                with tempfile.TemporaryDirectory() as directory:
+                    try:
+                        getattr(suite, name)(Path(directory))
+                    except Exception as error:
+                        yield f"{name}: {error!r}"
+
+
+PROOFS: dict[str, Callable[[], Iterator[str]]] = {
+    "rules": _rules,
+    "suite": _suite,
+    "faults": _faults,
+    "deaths": _deaths,
+    "early": _early,
+    "cuts": _cuts,
+    "takeovers": _takeovers,
+}
+
+
+def prove(first: str) -> tuple[str | None, str]:
+    """The first proof that objects to the product as it is imported here, and what it says; None if none does."""
+    for name in (first, *(one for one in PROOFS if one != first)):
+        try:
+            said = next(PROOFS[name](), None)
+        except LookupError:
+            raise
+        except BaseException as error:
+            said = repr(error)
+        if said is not None:
+            return name, said
+    return None, ""
+
+
+def bite(mutation: Mutation) -> MutationVerdict:
+    """Try one mutation, in a child that has not imported the product."""
+    began = time.perf_counter()
+    read_end, write_end = os.pipe()
+    sys.stdout.flush()
+    child = os.fork()
+    if child == 0:
+        answer: list[str | None] = [None, "it died"]
+        try:
+            os.close(read_end)
+            signal.alarm(SECONDS_MAX)
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            mutate(mutation)
+            answer = list(prove(mutation.proof))
+        except BaseException as error:
+            answer = [None, f"not tried: {error}"]
+        finally:
+            os.write(write_end, json.dumps(answer).encode()[:60_000])
+            os._exit(0)
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as pipe:
+        data = pipe.read()
+    os.waitpid(child, 0)
+    caught_by, said = json.loads(data) if data else ("the time limit", f"it ran more than {SECONDS_MAX} s")
+    return MutationVerdict(mutation, caught_by, said or "", time.perf_counter() - began)
+
+
+def unmutated() -> str:
+    """What the proofs say of the product as it is; empty if they are content. Without this the table would prove nothing."""
+    verdict = bite(Mutation("nothing", "relight.nothing", "", "", "rules"))
+    return f"{verdict.caught_by}: {verdict.said}" if verdict.caught_by or verdict.said else ""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command. 0 if every mutation is caught, 1 if one survives."""
+    parser = argparse.ArgumentParser(prog="python -m relight.testing.mutation_check", description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--only", default="", help="mutations whose description, module or proof contains this")
+    parser.add_argument("--every", type=int, default=1, help="one in so many mutations")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args(arguments)
+    import blake3  # noqa: F401  (what the children need and what is not mutated is imported once)
+    import msgspec  # noqa: F401
+
+    if any(name.startswith("relight.store") for name in sys.modules):
+        print("the product is imported already: run this as a command", file=sys.stderr)
+        return 2
+    chosen = [one for one in MUTATIONS if options.only in f"{one.what} {one.module} {one.proof}"][:: options.every]
+    wrong = unmutated()
+    verdicts: list[MutationVerdict] = []
+    if not options.json:
+        print(f"{'unmutated':64} {wrong or 'every proof is content'}")
+    for mutation in chosen if not wrong else []:
+        verdict = bite(mutation)
+        verdicts.append(verdict)
+        if not options.json:
+            print(f"{mutation.what:64} {verdict.caught_by or 'SURVIVED':10} {verdict.seconds:5.1f} s  {verdict.said[:110]}", flush=True)
+    survivors = [one.mutation.what for one in verdicts if one.caught_by is None]
+    if options.json:
+        table = [{"what": v.mutation.what, "caught_by": v.caught_by, "said": v.said, "seconds": round(v.seconds, 2)} for v in verdicts]
+        print(json.dumps({"ok": not survivors and not wrong, "unmutated": wrong, "mutations": table}, indent=1))
+    else:
+        print(f"{len(verdicts)} mutations, {len(survivors)} survived")
+    return 1 if survivors or wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

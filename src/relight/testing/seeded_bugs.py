@@ -1,0 +1,244 @@
+"""Bugs of the protocol, planted one at a time: the schedules must find each. Edits of a function's source, made while the process runs.
+
+A bug whose line is not in the source any more is a failure too: the table must be kept.
+"""
+
+from __future__ import annotations
+import __future__
+
+import contextlib
+import importlib
+import inspect
+import textwrap
+from collections.abc import Iterator
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+
+class Edit(NamedTuple):
+    """In ``function`` (``module:qualified.name``) ``old`` becomes ``new``."""
+
+    function: str
+    old: str
+    new: str
+
+
+class Bug:
+    """Edits that make it, and the faults that have to happen, or must not, for it alone to be found."""
+
+    def __init__(self, *edits: Edit, besides: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> None:
+        self.edits, self.besides, self.without = edits, besides, without
+
+
+SAVE, TOGETHER, ATTEMPT = "relight.commit.save", "relight.commit.multi_rank", "relight.commit.attempt"
+CHAIN, HISTORY, TRUNCATED = "relight.log.log", "relight.log.history", "relight.log.truncated"
+PRUNE, SWEEP, RECALL = "relight.reclaim.prune", "relight.reclaim.sweep", "relight.reclaim.recall"
+SHELF = "relight.testing.shelf"
+
+_FENCED = "    if history.epoch > epoch:\n"
+_VOIDED = '        if not _void(store, prefix, f"rank {seat.rank} could not save its part: {why}"):\n            return\n'
+
+PLANTED: dict[str, Bug] = {
+    # fencing
+    "a save does not ask whether it is fenced": Bug(Edit(f"{SAVE}:refuse_if_fenced", _FENCED, "    if False:\n")),
+    "a new attempt takes the epoch of the one before": Bug(
+        Edit(f"{ATTEMPT}:_next_epoch", "return history.epoch + 1 + later", "return max(history.epoch, 1)"),
+    ),
+    "neither the save nor readers ask whether a COMMIT is fenced": Bug(
+        Edit(f"{SAVE}:refuse_if_fenced", _FENCED, "    if False:\n"),
+        Edit(f"{HISTORY}:fold", "if record.epoch < history.epoch:", "if False:"),
+    ),
+    "retention does not ask whether it is fenced": Bug(
+        Edit(f"{PRUNE}:execute", "if epoch is not None and history.epoch > epoch:", "if False:"),
+    ),
+    # the commit of several ranks
+    "files are taken back before the checkpoint is void": Bug(
+        Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if False:\n            return\n"),
+    ),
+    "files are taken back though it is complete": Bug(
+        Edit(f"{TOGETHER}:_give_up", _VOIDED, _VOIDED.replace("            return", "            pass")),
+    ),
+    "void overwrites a root that is there": Bug(
+        Edit(f"{TOGETHER}:_void", "    store.put_once(", '    store.delete(f"{prefix}/{ROOT_FILE}")\n    store.put_once('),
+    ),
+    "a root overwrites the void one": Bug(
+        Edit(
+            f"{TOGETHER}:_complete",
+            "    return [], root if store.put_once(",
+            '    store.delete(f"{prefix}/{ROOT_FILE}")\n    return [], root if store.put_once(',
+        ),
+    ),
+    "a rank says that it is ready before its part is there": Bug(
+        Edit(
+            f"{SAVE}:write_part",
+            '    put(place.store, f"{prefix}/{part_file(rank)}", data)\n',
+            '    if request.seat is None:\n        put(place.store, f"{prefix}/{part_file(rank)}", data)\n',
+        ),
+        Edit(
+            f"{TOGETHER}:_proven",
+            '    check_part_written(place.store, prefix, looked_at, ref, (part, data) if plan.proven and not shares else (None, b""))\n',
+            "",
+        ),
+        Edit(
+            f"{TOGETHER}:save_multi_rank",
+            "        mark = ready\n",
+            '        mark = ready\n        put(place.store, f"{prefix}/{part_file(seat.rank)}", data)\n',
+        ),
+    ),
+    "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if found is not None:", "if False:")),
+    "COMMIT is written though a rank is missing": Bug(
+        Edit(f"{TOGETHER}:_complete", "    if missing:\n", "    if len(missing) == seat.world:\n"),
+        Edit(f"{TOGETHER}:_complete", "[found[rank] for rank in range(seat.world)]", "[found[rank] for rank in sorted(found)]"),
+    ),
+    "what ranks agreed on is not compared": Bug(Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan[:PLAN_DIGITS]]", "if False]")),
+    "a save that may have been committed is removed": Bug(
+        Edit(f"{SAVE}:save", "(isinstance(error, RelightError) and not isinstance(error, Uncertain))", "isinstance(error, RelightError)"),
+    ),
+    "a rank that waited too long does not call it off": Bug(
+        Edit(f"{TOGETHER}:_await", "                if _void(place.store, prefix, error.what):\n", "                if True:\n"),
+        Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, LateRanks):\n            return\n" + _VOIDED),
+    ),
+    "a rank that may be ready takes its files back before it calls it off": Bug(
+        Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")
+    ),
+    "a COMMIT is believed before it is durable": Bug(
+        Edit(f"{TOGETHER}:_committed", "    place.log.sync(found.seq)\n", ""),
+    ),
+    "a root is believed to be a COMMIT": Bug(
+        Edit(
+            f"{TOGETHER}:_await",
+            "                found = _committed(place, directory)\n",
+            "                found = _root(place, directory, prefix), 0\n",
+        ),
+    ),
+    "who appends for another does not make the root durable": Bug(
+        Edit(f"{TOGETHER}:_await", "                    place.store.sync(prefix)\n", ""),
+    ),
+    "nobody else commits": Bug(
+        Edit(f"{TOGETHER}:_await", "                if now >= min(grace, ends):", "                if False:"),
+    ),
+    "a rank waits without end": Bug(Edit(f"{TOGETHER}:_await", "            elif now >= ends:\n", "            elif False:\n")),
+    # the log
+    "a missing log is begun again": Bug(
+        Edit(f"{CHAIN}:Log._view_or_refuse", "            if view.head >= 0 or not names:\n", "            if True:\n")
+    ),
+    "lost records are not missed": Bug(Edit(f"{TRUNCATED}:refuse_truncated", "        if not lost and", "        if True or not lost and")),
+    "a log that could not be read for a moment is judged": Bug(
+        Edit(f"{TRUNCATED}:refuse_truncated", "    for pause_s in (*PAUSES_S, None):\n", "    for pause_s in (None,):\n"),
+    ),
+    "a tool asks nothing of a log that lacks records": Bug(
+        Edit(f"{RECALL}:sweep_recallable", "        refuse_truncated(store, log)\n", "        log.read()\n"),
+        Edit(f"{PRUNE}:execute", "        refuse_truncated(store, log)\n", "        log.read()\n"),
+    ),
+    "creating a name that is there overwrites it": Bug(Edit(f"{SHELF}:create", "    if over:\n        return False\n", "")),
+    "whose record it is is not asked": Bug(
+        Edit(f"{CHAIN}:Log._append", "        if not created and not self._is_ours(key, data):\n            return None\n", ""),
+    ),
+    "one's own record is taken for another's": Bug(
+        Edit(f"{CHAIN}:Log._append", "if not created and not self._is_ours(key, data):", "if not created:"),
+        besides=frozenset({"answered_twice"}),
+        without=frozenset({"refused", "done"}),
+    ),
+    # durability
+    "the names of packs and parts are not settled": Bug(
+        Edit(f"{SAVE}:_write", "    place.store.sync(prefix)\n", ""),
+        Edit(f"{TOGETHER}:_proven", "    place.store.sync(prefix)\n", ""),
+    ),
+    # deletion
+    "sweep takes what its attempt may still be writing": Bug(
+        Edit(f"{SWEEP}:plan_sweep", "elif parsed.epoch < history.epoch:", "elif True:"),
+    ),
+    "sweep takes what is live": Bug(Edit(f"{SWEEP}:plan_sweep", "if parsed is None or name in live:", "if parsed is None:")),
+    "sweep leaves what dead attempts left": Bug(
+        Edit(f"{SWEEP}:plan_sweep", "elif parsed.epoch < history.epoch:", "elif False:"),
+    ),
+    "retention deletes before it retires": Bug(
+        Edit(
+            f"{PRUNE}:execute",
+            "    if going and log.append(decide) is not None",
+            "    early = fold(log.read())\n    early.retired = {one: early.by_id[one] for one in plan.going if one in early.by_id}\n"
+            "    delete_checkpoints(store, plan.run, early, plan.going)\n    if going and log.append(decide) is not None",
+        ),
+    ),
+    "sweep takes what may be recalled": Bug(
+        Edit(f"{SWEEP}:plan_sweep", "if name in retired and retired[name] in history.recallable:", "if False:"),
+    ),
+    "what may be recalled is deleted before its SWEEP": Bug(
+        Edit(
+            f"{RECALL}:sweep_recallable",
+            "    if log.append(decide) is None:\n",
+            "    early = fold(log.read())\n    early.recallable = {}\n"
+            "    delete_checkpoints(store, run, early, list(ids))\n    if log.append(decide) is None:\n",
+        ),
+    ),
+    "what was given up is recalled": Bug(
+        Edit(
+            f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if history.recallable.pop(one, None) or one in history.retired}"
+        ),
+        Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
+    ),
+    "retention retires what another needs": Bug(
+        Edit(
+            f"{PRUNE}:execute",
+            "        together = not_needed(history, set(free) - unsure(view, history) - abandoned)\n",
+            "        together = set(free) - abandoned\n",
+        ),
+        Edit(
+            "relight.policy.keep:decide_keep",
+            "        users = [user for user in one.needed_by if reasons.get(user)]\n",
+            "        users = []\n",
+        ),
+    ),
+    "what another needs is given up": Bug(
+        Edit(
+            f"{RECALL}:sweep_recallable",
+            "not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))",
+            "set(ids)",
+        ),
+    ),
+    "a checkpoint does not say whose chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
+    "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(one.id)", "")),
+}
+"""By what is wrong."""
+
+
+@contextlib.contextmanager
+def planted(name: str | None) -> Iterator[None]:
+    """With that bug, until the end."""
+    kept: list[tuple[FunctionType, CodeType]] = []
+    try:
+        edits: dict[str, list[Edit]] = {}
+        for edit in PLANTED[name].edits if name else ():
+            edits.setdefault(edit.function, []).append(edit)
+        for where, found in edits.items():
+            function = _function(where)
+            kept.append((function, function.__code__))
+            function.__code__ = _edited(function, found)
+        yield
+    finally:
+        for function, code in kept:
+            function.__code__ = code
+
+
+def _function(where: str) -> FunctionType:
+    module, _, path = where.partition(":")
+    found: Any = importlib.import_module(module)
+    for name in path.split("."):
+        found = found.__dict__[name] if isinstance(found, type) else getattr(found, name)
+    function = inspect.unwrap(getattr(found, "__func__", found))
+    assert isinstance(function, FunctionType)
+    return function
+
+
+def _edited(function: FunctionType, edits: list[Edit]) -> CodeType:
+    source = inspect.getsource(function)
+    for edit in edits:
+        if source.count(edit.old) != 1:
+            raise LookupError(f"{edit.function} does not hold, once: {edit.old!r}")
+        source = source.replace(edit.old, edit.new)
+    flags = __future__.annotations.compiler_flag
+    code = compile(textwrap.dedent(source), function.__code__.co_filename, "exec", flags)
+    (found,) = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == function.__name__]
+    if found.co_freevars != function.__code__.co_freevars:
+        raise LookupError(f"{function.__qualname__} is a closure: it cannot be edited")
+    return found

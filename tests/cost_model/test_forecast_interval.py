@@ -1,0 +1,128 @@
+"""Intervals against published numbers, against brute force, and at the ends of what makes sense."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from relight.cost_model import Costs, Level, best_interval, best_levels, daly, waste, young
+from relight.cost_model.levels import total_waste
+from relight.errors import ConfigError
+
+AUPY = 7519.0, 600.0, 660.0
+"""Aupy et al., table 2: time between failures; a save; a restart with its downtime."""
+
+
+def test_published_numbers_come_out() -> None:
+    """Aupy et al., table 2: Young 3,604, Daly 3,733, RFO 2,869 and the optimum 3,218 s, from save to save."""
+    mtbf, save, restart = AUPY
+    assert round(young(save, mtbf)) == 3604
+    assert round(young(save, mtbf + restart)) == 3733  # what the table calls Daly's: of first order, with the restart
+    assert round(young(save, mtbf - restart) - save) == 2869
+    assert best_interval(1 / mtbf, Costs(save, save, restart)).seconds == pytest.approx(3218, abs=1)
+    assert daly(save, mtbf) == pytest.approx(3218, abs=1)  # of higher order
+
+
+def test_the_optimum_is_where_the_waste_is_least() -> None:
+    """No other interval of a fine grid loses less, for any costs."""
+    pick = random.Random(1)
+    for _ in range(50):
+        rate = 1 / math.exp(pick.uniform(math.log(600), math.log(1e7)))
+        stall = math.exp(pick.uniform(math.log(1e-3), math.log(100)))
+        costs = Costs(stall, stall * pick.uniform(1, 5), pick.uniform(0, 600))
+        found = best_interval(rate, costs)
+        assert found.bound == "optimum"
+        assert found.waste == waste(found.seconds, rate, costs)
+        assert all(waste(found.seconds * 1.02**k, rate, costs) >= found.waste - 1e-12 for k in range(-200, 200))
+
+
+def test_the_waste_is_that_of_played_lives() -> None:
+    """Lives played one by one, with failures in saves that are not durable yet and in restarts, lose what the formula says."""
+    pick = random.Random(2)
+    rate, costs, interval = 1 / 1000, Costs(10, 40, 60), 200.0
+    useful = spent = 0.0
+    for _ in range(200_000):
+        uptime = pick.expovariate(rate)
+        useful += max(0, math.floor((uptime - costs.durable_s + costs.stall_s) / interval)) * (interval - costs.stall_s)
+        spent += uptime
+        while (trial := pick.expovariate(rate)) < costs.restart_s:
+            spent += trial
+        spent += costs.restart_s
+    assert waste(interval, rate, costs) == pytest.approx(1 - useful / spent, abs=0.003)
+
+
+def test_young_and_daly_are_near_where_they_hold() -> None:
+    """Within 1 % of the optimum while a save is much shorter than the time between failures; Daly's further out than Young's."""
+    for stall, mtbf in ((1, 1e5), (5, 1e6), (0.1, 1e4)):
+        best = best_interval(1 / mtbf, Costs(stall, stall, 0)).seconds
+        assert young(stall, mtbf) == pytest.approx(best, rel=0.01)
+        assert daly(stall, mtbf) == pytest.approx(best, rel=0.001)
+    best = best_interval(1 / 7519, Costs(600, 600, 0)).seconds
+    assert abs(daly(600, 7519) - best) < abs(young(600, 7519) - best)
+
+
+def test_bounds_hold_and_are_told() -> None:
+    """Saves that cost nothing come as often as allowed, with nothing that fails as seldom as allowed."""
+    free, dear = Costs(0, 3, 60), Costs(1, 3, 60)
+    assert best_interval(1e-4, free, at_least_s=3).seconds == 3
+    assert best_interval(1e-4, free, at_least_s=3).bound == "at least"
+    assert best_interval(0.0, dear, at_most_s=600).bound == "at most"
+    assert best_interval(1e-4, dear, at_most_s=60).seconds == 60
+    assert best_interval(0.0, dear).waste == 0
+
+
+def test_neither_huge_nor_tiny_numbers_break_it() -> None:
+    """The waste stays between 0 and 1, and the optimum finite, over all magnitudes."""
+    for rate in (0.0, 1e-15, 1e-6, 1.0, 1e6):
+        for stall in (0.0, 1e-9, 1.0, 1e9):
+            costs = Costs(stall, stall, 1e3)
+            found = best_interval(rate, costs, at_most_s=1e12)
+            assert 0 <= found.waste <= 1
+            assert 0 <= found.seconds <= 1e12
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf], ids=str)
+def test_what_is_no_number_is_refused(bad: float) -> None:
+    """Costs and rates below zero, or none at all."""
+    with pytest.raises(ConfigError):
+        Costs(bad, 0, 0)
+    with pytest.raises(ConfigError):
+        best_interval(bad, Costs(1, 1, 1))
+    with pytest.raises(ConfigError):
+        best_interval(1e-4, Costs(1, 1, 1), at_least_s=10, at_most_s=5)
+
+
+THREE = [Level("memory", Costs(0.05, 0.05, 20), 0.2), Level("peers", Costs(0.1, 0.1, 40), 0.78), Level("store", Costs(0.5, 0.5, 180), 0.02)]
+
+
+def test_levels_are_multiples_of_each_other() -> None:
+    """405B on 16k GPUs: each level's interval is a whole multiple of the one before, and together they lose what first order says."""
+    found = best_levels(1 / (185.6 * 60), THREE)
+    for one in found.levels:
+        assert one.interval_s == pytest.approx(found.levels[0].interval_s * one.multiple)
+    assert [one.multiple for one in found.levels] == sorted(one.multiple for one in found.levels)
+    assert found.waste == pytest.approx(0.0084 + 0.0060, abs=0.006)
+
+
+def test_no_other_multiples_lose_less() -> None:
+    """Brute force over base and multiples finds nothing better by more than a thousandth of the loss."""
+    rate = 1 / (185.6 * 60)
+    found = best_levels(rate, THREE)
+    best = min(
+        total_waste(rate, THREE, [base, base * peers, base * peers * store])
+        for base in [10 * 1.05**k for k in range(80)]
+        for peers in (1, 2, 3)
+        for store in range(1, 40)
+    )
+    assert found.waste <= best * 1.001
+
+
+def test_one_level_is_the_plain_optimum_and_shares_must_be_whole() -> None:
+    """With all failures on one level it is ``best_interval``; shares that do not come to 1 are refused."""
+    costs = Costs(5, 20, 100)
+    one = best_levels(1e-4, [Level("store", costs, 1.0)])
+    assert one.levels[0].interval_s == pytest.approx(best_interval(1e-4, costs).seconds, rel=1e-3)
+    with pytest.raises(ConfigError):
+        best_levels(1e-4, [Level("store", costs, 0.5)])

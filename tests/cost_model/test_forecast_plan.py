@@ -1,0 +1,200 @@
+"""Plans and presets: bytes, times and choices that follow from what was given, and each preset's settings in a real training."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from relight.cost_model import Belief, prior
+from relight.cost_model.planned import MeasuredTime, ParallelLayout, Question, fit, plan
+from relight.cost_model.presets import SCENARIOS, preset
+from relight.cost_model.sizing import from_count, size_of
+from relight.errors import ConfigError
+from relight.keys import write_key_file
+from relight.keys.signing import write_signing_key
+from relight.policy.file_defaults import defaults_of
+from relight.supervise.settings import read_settings
+
+
+def ask(model: str = "70B", **changes: object) -> Question:
+    """About a model on 512 GPUs, with changes."""
+    given: dict = {
+        "size": size_of(from_count(model)),
+        "layout": ParallelLayout(512),
+        "belief": Belief(5, 5 * 43200.0),
+        "rate_source": "given",
+        **changes,
+    }
+    return Question(**given)
+
+
+def test_the_optimum_of_a_plan_is_its_best_interval() -> None:
+    """No other interval of the nearest level, at the same multiples, loses less; and the store alone loses more."""
+    for model, gpus in (("8B", 64), ("70B", 512), ("405B", 16384), ("1T", 16384)):
+        found = plan(ask(model, layout=ParallelLayout(gpus), belief=prior(gpus)))
+        base = found.best.levels[0].interval_s
+        durable = max(one.costs.durable_s / nested.multiple for one, nested in zip(found.levels, found.best.levels))
+        for factor in (0.5, 0.8, 0.95, 1.05, 1.3, 2, 5):
+            if base * factor >= durable:
+                assert found.lost_at(base * factor) >= found.best.waste - 1e-9
+        assert found.best.waste <= found.store_only[1]
+
+
+def test_times_follow_from_bytes_and_paces() -> None:
+    """A stall is a GPU's share by the copy's pace; a save is durable when store and link have taken it; given numbers are told as given."""
+    found = plan(ask(paces={"copy": 10e9, "store_write": 10e9, "store_read": 5e9}, start_s=100.0))
+    share = 980e9 / 512
+    assert found.levels[0].costs.stall_s == pytest.approx(share / 10e9)
+    assert found.levels[-1].costs.durable_s == pytest.approx(98 + share / 10e9)
+    assert found.levels[-1].costs.restart_s == pytest.approx(100 + 196)
+    assert found.known["copy"].source == found.known["start"].source == "given"
+    assert found.known["link"].source == "assumed"
+
+
+def test_what_is_not_sharded_is_read_by_every_replica() -> None:
+    """With ZeRO 1 every group of tensor and pipeline ranks reads the weights again; with FSDP all together read one checkpoint."""
+    size = size_of(from_count("70B"))
+    assert plan(ask()).load_bytes == pytest.approx(size.bytes)
+    weights = size.parts["weights"]
+    again = plan(ask(layout=ParallelLayout(512, tensor=8, zero=1))).load_bytes
+    assert again == pytest.approx(size.bytes - weights + 64 * weights)
+    assert plan(ask(layout=ParallelLayout(512, tensor=8, zero=0))).load_bytes == pytest.approx(64 * size.bytes)
+
+
+def test_measured_times_stand_as_they_were_measured() -> None:
+    """Also where they are not in proportion to bytes; their source is told."""
+    measured = {"stall": MeasuredTime(0.1, 0.0, "bench"), "durable": MeasuredTime(1, 1e-9, "bench"), "load": MeasuredTime(0, 2e-9, "bench")}
+    found = plan(ask("1B", layout=ParallelLayout(1, 1), measured=measured, levels=("memory", "store")))
+    assert found.levels[0].costs.stall_s == 0.1
+    assert found.levels[-1].costs.durable_s == pytest.approx(1 + 14)
+    assert found.levels[-1].costs.restart_s == pytest.approx(found.known["start"].value + 28)
+    assert found.known["durable_s"].source == "bench"
+
+
+def test_lines_through_what_was_measured() -> None:
+    """Two sizes make a line, one goes through nothing, and neither part is below zero."""
+    line = fit([(1e9, 1.5), (2e9, 2.5)], "x")
+    assert line.seconds(4e9) == pytest.approx(4.5)
+    assert fit([(1e9, 2.0)], "x").seconds(5e8) == pytest.approx(1.0)
+    assert fit([(1e9, 1.0), (2e9, 3.0)], "x").fixed_s == 0.0
+    assert fit([(1e9, 3.0), (2e9, 1.0)], "x").per_byte_s == 0.0
+    with pytest.raises(ConfigError):
+        fit([(0, 1.0)], "x")
+
+
+def test_costs_and_memory() -> None:
+    """Two snapshots a node, as much again where peers hold it; months cost what the prices make of lost time and kept bytes."""
+    found = plan(ask(gpu_hour=2.0, store_tb_month=20.0))
+    assert found.host_bytes == pytest.approx(2 * 2 * 980e9 / 64)
+    assert found.month["storage"] == pytest.approx(4 * 0.98 * 20)
+    assert found.month["lost GPU time"] == pytest.approx(found.best.waste * 512 * 730.5 * 2)
+    assert plan(ask()).month == {}
+
+
+def test_a_question_that_makes_no_sense_is_refused() -> None:
+    """GPUs that cannot be parted, levels that there are not, or none that lasts."""
+    for wrong in ({"gpus": 10, "tensor": 4}, {"gpus": 0}, {"gpus": 8, "zero": 4}):
+        with pytest.raises(ConfigError):
+            ParallelLayout(**wrong)
+    for levels in (("memory",), ("tape", "store"), ()):
+        with pytest.raises(ConfigError, match="levels are"):
+            plan(ask(levels=levels))
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_each_preset_is_a_file_that_both_readers_take(name: str, tmp_path: Path) -> None:
+    """TOML whose tables validate, whose values are those of its lines, and whose comments fit; bounds hold together."""
+    found = preset(name)
+    told = tomllib.loads(found.toml())
+    defaults = defaults_of(told["checkpoint"], "a preset")
+    assert defaults.save is not None
+    assert defaults.keep is not None
+    (tmp_path / "relight.toml").write_text(found.toml())
+    assert read_settings(tmp_path / "relight.toml").start.spares is told["supervise"]["spares"]
+    for line in found.lines:
+        table = told
+        for part in line.table.split("."):
+            table = table[part]
+        assert table[line.key] == (list(line.value) if isinstance(line.value, tuple) else line.value)
+    assert max(map(len, found.toml().splitlines())) <= 140
+
+
+def test_presets_differ_by_their_numbers() -> None:
+    """More GPUs save more often; few resources mean a limit; what lasts keeps months; peers where they are worth it."""
+    most = {name: float(next(line.value for line in preset(name).lines if line.key == "at_most")[:-1]) for name in SCENARIOS}  # type: ignore[index]
+    assert most["small"] > most["medium"] > most["large"] > most["large-model"]
+    assert most["high-performance"] < most["large"]
+    keys = {name: {f"{line.table}.{line.key}" for line in preset(name).lines} for name in SCENARIOS}
+    assert "checkpoint.limits.memory" in keys["resource-constrained"]
+    assert "checkpoint.keep.monthly" in keys["enterprise"]
+    assert "checkpoint.peers.copies" in keys["large-model"]
+    assert "checkpoint.peers.copies" not in keys["medium"]
+    with pytest.raises(ConfigError, match="no preset"):
+        preset("tiny")
+
+
+def test_a_preset_keeps_its_own_limits_and_no_failure_takes_a_day() -> None:
+    """The memory that a file expects is what it allows, and the longest interval is four hours at most."""
+    for name in SCENARIOS:
+        found = preset(name)
+        values = {f"{one.table}.{one.key}": one.value for one in found.lines}
+        assert float(str(values["checkpoint.adaptive.at_most"])[:-1]) <= 4 * 3600
+        limit = values.get("checkpoint.limits.memory")
+        assert limit is None or found.memory_bytes <= float(limit)  # type: ignore[arg-type]
+    assert "14.7 GB of each node's memory" in preset("resource-constrained").toml()
+
+
+def test_enterprise_has_what_an_enterprise_asks_for() -> None:
+    """Encryption, signing, audit, alerts, a further tier and peers, with what has to be done first."""
+    found = preset("enterprise", copies="s3://ours/runs", keys="/keys")
+    values = {f"{one.table}.{one.key}": one.value for one in found.lines}
+    assert values["environment.key"] == "file:/keys/store.key" and values["environment.sign"] == "ed25519:file:/keys/signing.key"
+    assert values["checkpoint.tiers.cold.url"] == "s3://ours/runs" and values["environment.audit"] == "s3://ours/runs-audit"
+    assert values["checkpoint.peers.copies"] == 1 and values["alerts.to"]
+    assert any("relight keys new" in one for one in found.first) and "RELIGHT_SETTINGS" in found.toml()
+
+
+TRAINING = """
+import sys, torch, relight
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.AdamW(model.parameters())
+with relight.Checkpointer("runs/demo", model=model, optimizer=optimizer, background=False) as ckpt:
+    for step in range(ckpt.restore(), int(sys.argv[1])):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).pow(2).mean().backward()
+        optimizer.step()
+        ckpt.step(step)
+"""
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_each_preset_trains_and_resumes(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A real script beside the file: it takes the schedule and the retention from it, says so in its log, and goes on where it ended."""
+    import sys
+
+    from relight import open as open_store
+    from relight.observe import Event, subscribe
+
+    monkeypatch.chdir(tmp_path)
+    write_key_file(str(tmp_path / "store.key"))
+    write_signing_key(str(tmp_path / "signing.key"))
+    (tmp_path / "relight.toml").write_text(preset(name, copies=str(tmp_path / "copies"), keys=str(tmp_path)).toml())
+    monkeypatch.setenv("RELIGHT_SETTINGS", str(tmp_path / "relight.toml"))
+    heard: list[Event] = []
+    undo = subscribe(heard.append)
+    try:
+        for steps in (3, 6):
+            monkeypatch.setattr(sys, "argv", ["train.py", str(steps)])
+            exec(compile(TRAINING, "train.py", "exec"), {"__name__": "__main__"})
+    finally:
+        undo()
+    assert [one.step for one in open_store("runs").checkpoints("demo")] == [2, 5]
+    assert any("save" in one.fields["names"] and "keep" in one.fields["names"] for one in heard if one.name == "settings.read")
+    changed = [one for one in heard if one.name == "schedule.changed"]
+    assert [one.fields["step"] for one in changed] == [0, 3]
+    assert "failure" in changed[0].fields["reason"]

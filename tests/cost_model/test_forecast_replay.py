@@ -1,0 +1,79 @@
+"""What is learned from earlier lives: used where it is better on lives that it has not seen, and nowhere else."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from relight.cost_model import Costs, IntervalBounds, ScheduleInput, best_interval, decide, waste
+from relight.cost_model.replay import LIVES_LEAST, Aging, aged, aging_of, learn_aging, replay
+
+COSTS = Costs(20.0, 40.0, 60.0)
+
+
+def lives(shape: float, count: int, seed: int) -> tuple[float, ...]:
+    """Uptimes of a Weibull distribution with a mean of some 3,000 s."""
+    pick = random.Random(seed)
+    return tuple(pick.weibullvariate(3000 / math.gamma(1 + 1 / shape), shape) for _ in range(count))
+
+
+def test_a_replay_loses_what_the_formula_says() -> None:
+    """Of many lives without a pattern, at a constant interval."""
+    many = lives(1.0, 20_000, 1)
+    found = replay(many, COSTS, lambda age: 400.0)
+    restarts = Costs(COSTS.stall_s, COSTS.durable_s, 0.0)
+    useful = (1 - waste(400.0, 1 / 3000, restarts)) * 3000 / 3060  # a restart that does not fail
+    assert found == pytest.approx(1 - useful, abs=0.01)
+
+
+def test_the_shape_is_found() -> None:
+    """Within a tenth, of 2,000 lives; and the rate falls with age where it is below 1."""
+    for shape in (0.5, 1.0, 2.0):
+        assert aging_of(lives(shape, 2000, 2)).shape == pytest.approx(shape, rel=0.1)
+    young = Aging(0.5, 1500.0)
+    assert young.factor(10) > young.factor(100) > 1 > young.factor(30_000)
+
+
+def test_where_young_lives_fail_it_is_used_and_better_on_lives_to_come() -> None:
+    """Learned from 100 lives, it loses less than the analytic schedule on 5,000 others."""
+    learned = learn_aging(lives(0.4, 100, 3), COSTS, 40.0)
+    assert learned.aging is not None
+    assert learned.lost < learned.analytic
+    aging, rate, to_come = learned.aging, 1 / 3000, lives(0.4, 5000, 4)
+    plain = best_interval(rate, COSTS, at_least_s=40.0).seconds
+    assert replay(to_come, COSTS, lambda age: aged(rate, aging, age, COSTS, 40.0)) < replay(to_come, COSTS, lambda age: plain)
+
+
+def test_where_there_is_no_pattern_it_is_not() -> None:
+    """Of 20 runs without one, at most one is taken in; and few lives teach nothing at all."""
+    assert sum(learn_aging(lives(1.0, 60, seed), COSTS, 40.0).aging is not None for seed in range(20)) <= 1
+    assert learn_aging(lives(0.4, LIVES_LEAST - 1, 5), COSTS, 40.0).aging is None
+
+
+def test_a_decision_says_that_it_was_learned_and_by_what() -> None:
+    """Young lives save sooner than old ones, and the reason has the replay's two numbers; without a pattern nothing is said."""
+    seen = ScheduleInput(
+        step_s=1.0,
+        stalls_s=(20.0,),
+        durables_s=(40.0,),
+        restarts_s=(60.0,),
+        failures=100,
+        watched_s=300_000.0,
+        lives_s=lives(0.4, 100, 3),
+        age_s=60.0,
+    )
+    wide = IntervalBounds(0, 86400, 0.9)
+    young, old = decide(seen, None, wide), decide(dataclasses.replace(seen, age_s=20_000.0), None, wide)
+    assert young.interval_s < old.interval_s
+    assert "learned" in young.reason
+    assert "a replay of 100 lives loses" in young.reason
+    assert "learned" not in decide(dataclasses.replace(seen, lives_s=()), None, wide).reason
+
+
+def test_odd_lives_do_no_harm() -> None:
+    """None, equal ones, zeros, infinite ones: a decision all the same."""
+    for odd in ((), (0.0,) * 50, (5.0,) * 50, (math.inf,) * 50, (1e-12, 1e12) * 30):
+        assert decide(ScheduleInput(stalls_s=(1.0,), lives_s=odd), None, IntervalBounds()).interval_s > 0

@@ -1,0 +1,88 @@
+"""Mutates copies of a checkpoint, byte by byte, and brings each in: what comes is a checkpoint or one of Relight's errors, nothing else.
+
+Run as ``python foreign_fuzz.py SOURCE SEED COUNT WORK``, in a process with little memory and time. Prints how many came in and how many not.
+"""
+
+from __future__ import annotations
+
+import random
+import resource
+import shutil
+import sys
+import time
+from pathlib import Path
+
+MEMORY_BYTES = 2 << 30
+CPU_S = 2400
+EACH_S = 10.0
+WORDS = (
+    b"cposix\nsystem\n", b"cbuiltins\neval\n", b"\x93", b"R", b"\x81", b"\xff" * 8, b"\x00" * 8, b"../../etc/passwd", b"[[[[[[[[[[[[[[[[",
+    b"99999999999999999999", b"-1", b"1e999", b"\x80\x04", b"PK\x01\x02", b"PK\x05\x06", b"\x94" * 64, b"]" * 64, b"\x85\x52",
+)  # fmt: skip
+
+
+def mutated(data: bytes, chance: random.Random) -> bytes:
+    """``data`` with one to four wounds: bits, words, cuts, repeats."""
+    out = bytearray(data)
+    for _ in range(chance.randint(1, 4)):
+        at = chance.randrange(len(out) or 1)
+        kind = chance.randrange(6)
+        if not out:
+            break
+        if kind == 0:
+            out[at] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            word = chance.choice(WORDS)
+            out[at : at + len(word)] = word
+        elif kind == 2:
+            out[at:at] = chance.choice(WORDS)
+        elif kind == 3:
+            del out[at : at + chance.choice((1, 8, 64, 1 << 20))]
+        elif kind == 4:
+            piece = out[at : at + chance.choice((1, 16, 256))]
+            out[at:at] = piece * chance.choice((1, 3))
+        else:
+            out[at] = chance.choice((0, 1, 0x7F, 0x80, 0xFF, chance.randrange(256)))
+    return bytes(out)
+
+
+def main(source: Path, seed: int, count: int, work: Path) -> None:
+    """All of them; the first surprise ends it, with the seed that showed it."""
+    from relight.errors import RelightError
+    from relight.importers import detect, import_checkpoint
+    from relight.store import open_bytes
+
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    came = refused = 0
+    for number in range(count):
+        chance = random.Random(f"{seed}/{number}")
+        target, store = work / "target", work / "store"
+        for one in (target, store):
+            if one.is_dir():
+                shutil.rmtree(one)
+            elif one.exists():
+                one.unlink()
+        if source.is_dir():
+            shutil.copytree(source, target)
+            file = chance.choice(sorted(path for path in target.rglob("*") if path.is_file()))
+        else:
+            shutil.copy(source, target)
+            file = target
+        file.write_bytes(mutated(file.read_bytes(), chance))
+        started = time.monotonic()
+        try:
+            import_checkpoint(detect(target), open_bytes(str(store)), "run")
+            came += 1
+        except RelightError:
+            refused += 1
+        except BaseException as error:
+            print(f"seed {seed}/{number}: {file.relative_to(work)}: {type(error).__name__}: {error}")
+            raise
+        took = time.monotonic() - started
+        assert took < EACH_S, f"seed {seed}/{number}: {took:.1f} s"
+    print(came, refused)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))

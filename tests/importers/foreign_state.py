@@ -1,0 +1,44 @@
+"""What tests of foreign checkpoints share: bringing one in and reading it back, and comparing to the bit."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import relight
+from relight.importers import DetectedCheckpoint, ImportReport, detect, import_checkpoint
+from relight.store import open_bytes
+
+GOLDEN = Path(os.environ.get("RELIGHT_TEST_FOREIGN") or Path(__file__).parent / "golden").resolve()
+"""Written by the frameworks: those that are committed, or those that ``make foreign`` has just written."""
+
+
+def imported(source: Path, tmp_path: Path, **words: Any) -> tuple[DetectedCheckpoint, ImportReport, dict[str, Any]]:
+    """What was found, what was brought in, and all of it, read back."""
+    found = detect(source)
+    report = import_checkpoint(found, open_bytes(str(tmp_path / "store")), "run", **words)
+    return found, report, relight.load(str(tmp_path / "store" / "run"))
+
+
+def same(one: Any, other: Any) -> bool:
+    """To the bit, and of one dtype and shape."""
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.dtype != other.dtype or one.shape != other.shape:
+            return False
+        return bool(torch.equal(one.contiguous().view(-1).view(torch.uint8), other.contiguous().view(-1).view(torch.uint8)))
+    if isinstance(one, dict) and isinstance(other, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, (list, tuple)) and type(one) is type(other):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+def by_number(node: dict[str, Any]) -> dict[str, Any]:
+    """An optimizer's state as torch's own ``state_dict`` has it."""
+    order = [name for group in node["groups"] for name in group["params"]]
+    numbers = {name: index for index, name in enumerate(order)}
+    groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in node["groups"]]
+    return {"state": {numbers[name]: value for name, value in node["state"].items()}, "param_groups": groups}

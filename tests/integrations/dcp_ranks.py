@@ -1,0 +1,143 @@
+"""A rank's program that saves and loads through torch.distributed.checkpoint, in any layout.
+
+``python dcp_ranks.py RANK WORLD PORT PLAN``: the plan is a JSON list of ``[verb, layout, place, options]``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "ranks"))
+
+import layouts
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+import relight.integrations.dcp
+from relight.integrations.dcp import StorageReader, StorageWriter
+
+
+def rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def extra(step: int, zero: bool = False) -> dict[str, Any]:
+    """Nested values, some of which only one rank has."""
+    if zero:
+        found: dict[str, Any] = {"step": 0, "list": [torch.zeros(3), {"x": None, "t": torch.zeros(())}], "rank": {"a": 0}, "names": None}
+    else:
+        found = {"step": step, "list": [torch.arange(3.0), {"x": (1, 2.5), "t": torch.tensor(4.5)}], "rank": {"a": 1}, "names": {"b", "c"}}
+    found["empty"] = torch.empty(0, 3)
+    mine = f"only{rank()}"
+    found[mine] = {
+        "values": [torch.full((2,), 0.0 if zero else rank() + 1.0), {"y": None if zero else mine}],
+        "scalar": torch.tensor(0.0 if zero else 7.0),
+    }
+    return found
+
+
+def made(layout: str, zero: bool) -> tuple[Any, Any]:
+    net = layouts.spread(layout, zero)
+    return net, layouts.optimizer_of(net, zero)
+
+
+def save(layout: str, place: str, steps: list[int], how: str = "sync", caching: bool = False, native: bool = False) -> dict[str, Any]:
+    net, optimizer = made(layout, False)
+    writer = None if native else StorageWriter(place, timeout_s=60)
+    ids = []
+    for step in steps:
+        model, optim = get_state_dict(net, optimizer)
+        state = {"model": model, "optim": optim, **extra(step)}
+        planner = DefaultSavePlanner(enable_plan_caching=caching)
+        if writer is not None:
+            writer.step = step
+        where = {"checkpoint_id": place} if native else {"storage_writer": writer}
+        if how == "sync":
+            dcp.save(state, planner=planner, **where)
+        else:
+            kind = AsyncCheckpointerType.PROCESS if how == "process" else AsyncCheckpointerType.THREAD
+            dcp.async_save(state, planner=planner, async_checkpointer_type=kind, **where).result()
+        if writer is not None and writer.report is not None:
+            ids.append(writer.report.id)
+    return {"ids": ids}
+
+
+def told(value: Any) -> str:
+    """What is compared: tensors by what they print; a set in order, for its own order is that of its members' coming where their hashes meet."""
+    return repr(sorted(value) if isinstance(value, set) else value)
+
+
+def load(layout: str, place: str, which: Any = "latest", extras: bool = True) -> dict[str, Any]:
+    net, optimizer = made(layout, True)
+    model, optim = get_state_dict(net, optimizer)
+    values = extra(0, zero=True) if extras else {}
+    state = {"model": model, "optim": optim, **values}
+    reader = StorageReader(place, which)
+    try:
+        dcp.load(state, storage_reader=reader)
+    except CheckpointException as error:
+        return {"error": {str(one): [type(found[0]).__name__, str(found[0])] for one, found in error.failures.items()}}
+    set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optim"])
+    wrong = layouts.wrongs(net, optimizer)
+    if extras:
+        expected = extra(state["step"])
+        wrong += [key for key, value in expected.items() if told(state[key]) != told(value)]
+    return {"wrong": wrong, "id": reader.loaded, "step": state.get("step")}
+
+
+def refused(layout: str, place: str) -> dict[str, Any]:
+    """One rank has what cannot be saved: none saves, none waits."""
+    state = {"w": torch.ones(3), "bad": object() if rank() == 1 else 1, f"own{rank()}": object() if rank() == 1 else 1}
+    try:
+        dcp.save(state, storage_writer=StorageWriter(place, step=9, timeout_s=60))
+    except CheckpointException as error:
+        return {"error": {str(one): [type(found[0]).__name__, str(found[0])] for one, found in error.failures.items()}}
+    return {}
+
+
+def restore(layout: str, place: str) -> dict[str, Any]:
+    """What DCP's own writer left, into live objects."""
+    net, optimizer = made(layout, True)
+    relight.integrations.dcp.restore(place, model=net, optim=optimizer)
+    return {"wrong": layouts.wrongs(net, optimizer)}
+
+
+def spoil(layout: str, place: str, step: int, of: int) -> dict[str, Any]:
+    """One bit of what a rank wrote."""
+    if rank() == 0:
+        pack = next(Path(place).glob(f"{step:010d}-*/pack-{of:05d}-*"))
+        data = bytearray(pack.read_bytes())
+        data[-9] ^= 1
+        pack.write_bytes(data)
+    dist.barrier()
+    return {}
+
+
+VERBS = {"spoil": spoil, "save": save, "load": load, "refused": refused, "restore": restore}
+
+
+def main() -> None:
+    number, world, port = map(int, sys.argv[1:4])
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if world > 1:
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(number), WORLD_SIZE=str(world))
+        dist.init_process_group("gloo", rank=number, world_size=world)
+    for verb, layout, place, options in json.loads(sys.argv[4]):
+        print(json.dumps({"verb": verb, "layout": layout, **VERBS[verb](layout, place, **options)}), flush=True)
+    if world > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

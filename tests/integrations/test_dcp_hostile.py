@@ -1,0 +1,368 @@
+"""Directories made by somebody who means harm, or cut and damaged ones: an error in a moment, and nothing executed."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+import random
+import shutil
+import struct
+import time
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    _MEM_FORMAT_ENCODING,
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
+
+from relight.errors import CheckpointNotFound, CorruptCheckpoint, RelightError, StoreUnavailable, UnsafeContent
+from relight.importers.pickles import AllowedCall, AllowedClass, read_pickle
+from relight.integrations import dcp as interop
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::FutureWarning", "ignore::DeprecationWarning")
+
+
+class Canary:
+    """Touches a file when it is unpickled by whoever calls what it asks for."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    out = tmp_path / "out"
+    dcp.save({"w": torch.arange(12.0).view(3, 4), "n": {"step": 3, "text": "x"}}, checkpoint_id=out)
+    return out
+
+
+def metadata(folder: Path) -> Metadata:
+    found = pickle.loads((folder / ".metadata").read_bytes())
+    assert isinstance(found, Metadata)
+    return found
+
+
+def put(folder: Path, told: Any) -> None:
+    (folder / ".metadata").write_bytes(pickle.dumps(told))
+
+
+def refused(folder: Path, *kinds: type[RelightError]) -> RelightError:
+    started = time.monotonic()
+    with pytest.raises(kinds or RelightError) as found:
+        interop.read(folder)
+    assert time.monotonic() - started < 5
+    return found.value
+
+
+def test_the_canary_sings(tmp_path: Path) -> None:
+    """The check can fail: an ordinary unpickler runs it."""
+    pickle.loads(pickle.dumps(Canary(tmp_path / "sang")))
+    assert (tmp_path / "sang").exists()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_nothing_in_the_metadata_is_executed(folder: Path, tmp_path: Path, protocol: int) -> None:
+    """Wherever it stands in it; the name of what it asks for is told."""
+    held = metadata(folder)
+    for place in ("alone", "planner_data", "storage_data", "key"):
+        told = copy.deepcopy(held)
+        if place == "planner_data":
+            told.planner_data = {"w": (Canary(tmp_path / "sang"),)}
+        elif place == "storage_data":
+            told.storage_data[MetadataIndex("v")] = Canary(tmp_path / "sang")
+        elif place == "key":
+            told.state_dict_metadata = {Canary(tmp_path / "sang"): 1}  # type: ignore[dict-item]
+        (folder / ".metadata").write_bytes(pickle.dumps(Canary(tmp_path / "sang") if place == "alone" else told, protocol=protocol))
+        assert "mkdir" in refused(folder, UnsafeContent).what
+    assert not (tmp_path / "sang").exists()
+
+
+class OfOlderPython:
+    """An enum's member, as Python up to 3.11.3 pickled them."""
+
+    def __reduce__(self) -> Any:
+        return getattr, (_MEM_FORMAT_ENCODING, "TORCH_CONTIGUOUS_FORMAT")
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_what_older_pythons_wrote_is_read(folder: Path, protocol: int) -> None:
+    """Whatever the protocol."""
+    told = metadata(folder)
+    assert told.storage_meta is not None
+    told.storage_meta.modules = [OfOlderPython()]  # type: ignore[list-item]
+    (folder / ".metadata").write_bytes(pickle.dumps(told, protocol=protocol))
+    assert interop.read(folder)["n"] == {"step": 3, "text": "x"}
+
+
+def test_nothing_in_a_value_is_executed(tmp_path: Path) -> None:
+    """A value of the state dict is a pickle too; the others can still be read."""
+    dcp.save({"bad": [Canary(tmp_path / "sang")], "deep": (1, {"x": Canary(tmp_path / "sang")}), "good": 1}, checkpoint_id=tmp_path / "out")
+    assert "mkdir" in refused(tmp_path / "out", UnsafeContent).what
+    assert interop.read(tmp_path / "out", only=["good"]) == {"good": 1}
+    assert not (tmp_path / "sang").exists()
+
+
+def test_nothing_in_a_tensors_chunk_is_executed(folder: Path, tmp_path: Path) -> None:
+    """A chunk is a file of ``torch.save``: something else than a tensor in it is refused."""
+    told = metadata(folder)
+    with (folder / "evil.distcp").open("wb") as file:
+        torch.save(Canary(tmp_path / "sang"), file)
+    length = (folder / "evil.distcp").stat().st_size
+    for key in told.storage_data:
+        if key.fqn == "w":
+            told.storage_data[key] = _StorageInfo("evil.distcp", 0, length)
+    told.state_dict_metadata["w"].size = torch.Size([1])  # small enough to be looked at
+    told.state_dict_metadata["w"].chunks = [ChunkStorageMetadata(torch.Size([0]), torch.Size([1]))]
+    told.storage_data = {MetadataIndex(key.fqn, [0] if key.fqn == "w" else None): value for key, value in told.storage_data.items()}
+    put(folder, told)
+    assert "mkdir" in refused(folder, UnsafeContent).what
+    assert not (tmp_path / "sang").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["builtins.eval", "builtins.exec", "os.system", "posix.system", "torch.load", "torch.hub.load", "builtins.__import__", "numpy.load",
+     "torch.storage._load_from_bytes", "torch._utils._rebuild_wrapper_subclass", "torch.jit.load", "copyreg._reconstructor"],
+)  # fmt: skip
+def test_what_is_not_on_the_list_is_not_called(name: str) -> None:
+    """Also by an opcode that makes objects, and by a name with dots in it."""
+    module, _, function = name.rpartition(".")
+    for code in (
+        f"c{module}\n{function}\n(X\x01\0\0\0atR.".encode(),
+        b"\x80\x04\x8c" + bytes([len(module)]) + module.encode() + b"\x8c" + bytes([len(function)]) + function.encode() + b"\x93)\x81.",
+        b"\x80\x04\x8c\x05torch\x8c" + bytes([len(name)]) + name.encode() + b"\x93)R.",
+    ):
+        with pytest.raises(UnsafeContent, match="not on the list"):
+            read_pickle(code, {"torch.Size": AllowedCall(tuple)}, "here")
+
+
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        (b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.", "ends too soon"),
+        (b"\x80\x04\x8b\xff\xff\xff\x7f" + b"\0" * 100 + b".", "integer"),
+        (b"}r\xff\xff\xff\xff0N.", ""),
+        (b"(" * 1000, "IndexError"),
+        (b"]q\0" + b"h\0a" * 10 + b".", ""),
+        (b"N)R.", "call"),
+        (b"cbuiltins\ngetattr\n.", "list"),
+        (b"(N.", "more than one"),
+        (b".", "more than one"),
+        (b"", "IndexError"),
+        (b"\x80\x04P1\n.", "opcode"),
+        (b"cA\nB\n)\x81}b}b.", ""),
+        (b"\x85.", ""),
+    ],
+)
+def test_malformed_pickles(code: bytes, why: str) -> None:
+    """Lengths beyond the input, marks that are missing, opcodes nobody needs: an error, or a harmless value."""
+    try:
+        read_pickle(code, {"A.B": AllowedClass("B")}, "here")
+    except UnsafeContent as error:
+        assert why in error.what
+    else:
+        assert not why
+
+
+def test_values_that_multiply(tmp_path: Path) -> None:
+    """A list that holds itself twice, thirty times over, is small in the file and endless as a tree; one that holds itself is, too."""
+    grown: list[Any] = [1]
+    for _ in range(30):
+        grown = [grown, grown]
+    endless: list[Any] = []
+    endless.append(endless)
+    for number, value in enumerate(((grown,), (endless,))):
+        dcp.save({"v": value}, checkpoint_id=tmp_path / str(number))
+        refused(tmp_path / str(number), UnsafeContent)
+
+
+def test_keys_that_collide(tmp_path: Path) -> None:
+    """Many keys of one hash cost their square: refused."""
+    dcp.save({"v": ({index * (2**61 - 1): 1 for index in range(1, 200)},)}, checkpoint_id=tmp_path / "out")
+    assert "collide" in refused(tmp_path / "out", UnsafeContent).what
+
+
+def _outside(told: Metadata) -> None:
+    for info in told.storage_data.values():
+        info.relative_path = "../secret.distcp"
+
+
+def _absolute(told: Metadata) -> None:
+    for info in told.storage_data.values():
+        info.relative_path = "/etc/passwd"
+
+
+def _huge(told: Metadata) -> None:
+    told.state_dict_metadata["w"].size = torch.Size([2**40, 4])
+    told.state_dict_metadata["w"].chunks = [ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([2**40, 4]))]
+
+
+def _gap(told: Metadata) -> None:
+    told.state_dict_metadata["w"].size = torch.Size([30, 4])
+
+
+def _one_place(told: Metadata) -> None:
+    info = next(value for key, value in told.storage_data.items() if key.fqn == "w")
+    chunks = [ChunkStorageMetadata(torch.Size([3 * n, 0]), torch.Size([3, 4])) for n in range(1000)]
+    told.state_dict_metadata["w"] = TensorStorageMetadata(TensorProperties(torch.float32), torch.Size([3000, 4]), chunks)
+    told.storage_data |= {MetadataIndex("w", chunk.offsets): info for chunk in chunks}
+
+
+def _beyond(told: Metadata) -> None:
+    next(iter(told.storage_data.values())).offset = 2**50
+
+
+def _negative(told: Metadata) -> None:
+    next(iter(told.storage_data.values())).offset = -1
+
+
+def _no_storage(told: Metadata) -> None:
+    told.storage_data = {}
+
+
+def _long_list(told: Metadata) -> None:
+    told.planner_data["w"] = ("list", 2**40)
+
+
+def _deep(told: Metadata) -> None:
+    told.planner_data["n.step"] = ("a",) * 100_000
+
+
+def _other_dtype(told: Metadata) -> None:
+    told.state_dict_metadata["w"].properties = TensorProperties(torch.int32)
+
+
+def _transformed(told: Metadata) -> None:
+    next(iter(told.storage_data.values())).transform_descriptors = ["zstd"]
+
+
+def _swapped(told: Metadata) -> None:
+    told.state_dict_metadata["w"] = BytesStorageMetadata()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [_outside, _absolute, _huge, _gap, _one_place, _beyond, _negative, _no_storage, _long_list, _other_dtype, _transformed, _swapped],
+)
+def test_metadata_that_lies(folder: Path, change: Callable[[Metadata], None]) -> None:
+    """About places, sizes, shapes and kinds: refused before memory is made for it."""
+    told = metadata(folder)
+    change(told)
+    put(folder, told)
+    refused(folder)
+
+
+def test_paths_that_nest_without_end_are_left_flat(folder: Path) -> None:
+    """They have no place in a tree: the value is there under its flat name."""
+    told = metadata(folder)
+    _deep(told)
+    put(folder, told)
+    assert interop.read(folder)["n.step"] == 3
+
+
+def test_files_that_are_missing_cut_or_damaged(folder: Path, tmp_path: Path) -> None:
+    """Each is named; a flipped bit in a tensor is seen by its checksum."""
+    data = next(folder.glob("*.distcp"))
+    held = data.read_bytes()
+    at = held.index(struct.pack("<3f", 1, 2, 3))
+    for change, kind in ((held[:-1], CorruptCheckpoint), (held[: len(held) // 2], CorruptCheckpoint), (b"", CorruptCheckpoint),
+                         (held[:at] + b"\x01" + held[at + 1 :], CorruptCheckpoint), (b"\0" * len(held), UnsafeContent)):  # fmt: skip
+        data.write_bytes(change)
+        refused(folder, kind)
+    data.unlink()
+    assert data.name in refused(folder, CorruptCheckpoint).where
+    data.symlink_to(tmp_path / "elsewhere")
+    refused(folder, StoreUnavailable)
+    data.unlink()
+    os.mkfifo(data)
+    refused(folder, UnsafeContent)
+    (folder / ".metadata").unlink()
+    refused(folder, CheckpointNotFound)
+
+
+def test_zip_archives_that_lie(folder: Path) -> None:
+    """Compressed entries, a storage that is missing or of another size, strides that leave it."""
+    told = metadata(folder)
+    key = next(one for one in told.storage_data if one.fqn == "w")
+
+    def archive(content: bytes, storage: bytes | None, how: int = zipfile.ZIP_STORED) -> None:
+        with zipfile.ZipFile(folder / "evil.distcp", "w", how) as file:
+            file.writestr("a/data.pkl", content)
+            if storage is not None:
+                file.writestr("a/data/0", storage)
+        told.storage_data[key] = _StorageInfo("evil.distcp", 0, (folder / "evil.distcp").stat().st_size)
+        put(folder, told)
+
+    def pickled(count: int = 12, shape: bytes = b"(K\x03K\x04t", stride: bytes = b"(K\x04K\x01t", offset: bytes = b"K\0") -> bytes:
+        storage = b"(X\x07\0\0\0storagectorch\nFloatStorage\nX\x01\0\0\x000X\x03\0\0\0cpuK" + bytes([count]) + b"tQ"
+        return b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\n(" + storage + offset + shape + stride + b"\x89ccollections\nOrderedDict\n)RtR."
+
+    archive(pickled(), struct.pack("<12f", *range(12)))
+    assert torch.equal(interop.read(folder)["w"], torch.arange(12.0).view(3, 4))
+    for content, storage in (
+        (pickled(), None),
+        (pickled(), b"\0" * 44),
+        (pickled(200), b"\0" * 48),
+        (pickled(offset=b"K\x01"), b"\0" * 48),
+        (pickled(stride=b"(K\x40K\x01t"), b"\0" * 48),
+        (pickled(stride=b"(J\xff\xff\xff\xffK\x01t"), b"\0" * 48),
+        (pickled(shape=b"(M\xff\xffM\xff\xfft", stride=b"(K\0K\0t"), b"\0" * 48),
+        (pickled(1, stride=b"(K\0K\0t"), b"\0" * 4),
+        (pickled(shape=b"(K\x0ct"), b"\0" * 48),
+    ):
+        archive(content, storage)
+        refused(folder)
+    archive(pickled(), b"\0" * 48, zipfile.ZIP_DEFLATED)
+    assert "compressed" in refused(folder, UnsafeContent).what
+
+
+def test_random_damage(folder: Path, tmp_path: Path) -> None:
+    """Any bytes changed, cut or put in: the state dict, or an error of ours; and never anything executed."""
+    rng = random.Random(3)
+    held = {path.name: path.read_bytes() for path in folder.iterdir()}
+    outcomes = {True: 0, False: 0}
+    for _ in range(400):
+        name = rng.choice(sorted(held))
+        data = bytearray(held[name])
+        for _ in range(rng.choice((1, 1, 1, 4, 30))):
+            at = rng.randrange(len(data))
+            how = rng.random()
+            if how < 0.7:
+                data[at] = rng.randrange(256)
+            elif how < 0.85:
+                del data[at : at + rng.randrange(1, 9)]
+            else:
+                data[at:at] = rng.randbytes(rng.randrange(1, 9))
+        (folder / name).write_bytes(data)
+        try:
+            interop.read(folder)
+            outcomes[True] += 1
+        except RelightError:
+            outcomes[False] += 1
+        (folder / name).write_bytes(held[name])
+    assert min(outcomes.values()) > 20
+    shutil.rmtree(folder)
+
+
+def test_ordered_dicts_and_versions_are_values(tmp_path: Path) -> None:
+    """What is harmless is on the list: nothing that DCP's users save by habit is refused."""
+    state = OrderedDict(a=OrderedDict(b=1), v=(OrderedDict(x=2),))
+    dcp.save(state, checkpoint_id=tmp_path / "out")
+    assert interop.read(tmp_path / "out") == {"a": {"b": 1}, "v": ({"x": 2},)}

@@ -1,0 +1,243 @@
+"""Runs seen from outside: what logs and events amount to, read once, in bounds, whatever lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from watched import RUN, add_commits, id_of, keep_events, make_run, values
+
+from relight import monitoring
+from relight.log import Log
+from relight.monitoring import Watcher
+from relight.monitoring.event_metrics import LABEL_VALUES_MAX
+from relight.monitoring.files import EventFiles
+from relight.monitoring.overview import MADE_HERE, OVER_S, recoveries_of
+from relight.observe.file import LINE_BYTES_MAX
+from relight.observe.metrics import GAUGE, METRICS
+from relight.store.local import LocalStore
+from relight.supervise.goodput import Account
+from relight.supervise.incidents import Incident, IncidentLog, RecoveryRecord
+
+BEGAN = 1_700_000_000
+
+
+def test_a_run_is_what_its_log_says(tmp_path: Path) -> None:
+    """Newest checkpoint, its age and sizes, attempts, and the metrics of all that."""
+    url = make_run(tmp_path / "runs", 3)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
+    assert (seen.run, seen.checkpoints, seen.step, seen.id, seen.age_s) == (RUN, 3, 300, id_of(2), 80.0)
+    assert (seen.good_step, seen.good_age_s, seen.attempts, seen.active) == (300, 80.0, 1, True)
+    found = values(seen)
+    assert found["relight_checkpoint_step"] == 300
+    assert found["relight_checkpoint_good_age_seconds"] == 80
+    assert found["relight_checkpoint_saved_ratio"] == 4.0
+    assert found["relight_tier_used_bytes{here}"] == 3000
+
+
+def test_what_is_suspect_or_known_to_be_damaged_is_not_good(tmp_path: Path) -> None:
+    """The newest good one is the newest of which nothing bad is known; why the others are not is said."""
+    url = make_run(tmp_path / "runs", 4, suspect=(3,))
+    keep_events(tmp_path / "events", url, {"event": "restore.skipped", "id": id_of(2), "kind": "corrupt", "say": "a flipped bit"})
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 200.0)
+    assert (seen.step, seen.good_step, seen.damaged) == (400, 200, 2)
+    assert dict(seen.bad)[id_of(2)] == "a flipped bit"
+    assert values(seen)["relight_restores_skipped_total{corrupt}"] == 1
+
+
+def test_without_a_good_checkpoint_its_age_is_that_of_the_attempt(tmp_path: Path) -> None:
+    """A run that has saved nothing is unprotected since it began."""
+    url = make_run(tmp_path / "runs", 0)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 50.0)
+    assert (seen.step, seen.good_age_s, seen.unprotected_s) == (None, None, 50.0)
+    assert values(seen)["relight_checkpoint_good_age_seconds"] == 50.0
+
+
+def test_a_second_look_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Records and incidents are read once each, events from where the last look ended."""
+    url = make_run(tmp_path / "runs", 50)
+    book = IncidentLog(tmp_path / "book")
+    book.at(LocalStore(url), RUN)
+    book.keep(Account("job", "t", 100.0, {"training": 90.0}, {}, {"killed": 2}, 10, 1))
+    events = tmp_path / "events"
+    keep_events(events, url, *[{"event": "save.failed", "step": 1, "kind": "x"}] * 20)
+    watcher = Watcher([url], events=events)
+    watcher.poll(BEGAN + 9999.0)
+    reads: list[str] = []
+    get = LocalStore.get
+    monkeypatch.setattr(LocalStore, "get", lambda self, key, *rest: (reads.append(key), get(self, key, *rest))[1])
+    (seen,) = watcher.poll(BEGAN + 9999.0)
+    assert [key for key in reads if "/log/" in key or "/incidents/" in key] == []
+    assert seen.goodput == 0.9 and seen.checkpoints == 50
+    add_commits(url, range(50, 52))
+    reads.clear()
+    keep_events(events, url, {"event": "save.durable", "step": 9, "id": "z", "seconds": 1.0, "blocked_s": 0.1, "bytes": 5})
+    (seen,) = watcher.poll(BEGAN + 9999.0)
+    assert seen.checkpoints == 52 and seen.saving.saves == 1
+    assert len([key for key in reads if f"{RUN}/log/" in key]) <= 3
+
+
+def test_look_remembers_between_calls(tmp_path: Path) -> None:
+    """The function does what a Watcher does, and keeps it."""
+    url = make_run(tmp_path / "runs", 1)
+    assert monitoring.poll_runs([url], BEGAN + 1.0)[0].step == 100
+    add_commits(url, range(1, 2))
+    assert monitoring.poll_runs([url], BEGAN + 100.0)[0].step == 200
+
+
+def test_a_store_that_is_not_there_hides_no_other(tmp_path: Path) -> None:
+    """It has an error, the others are as they are; one that goes away keeps what was seen of it."""
+    url = make_run(tmp_path / "runs", 2)
+    watcher = Watcher([url, str(tmp_path / "none")], events=tmp_path / "events")
+    nowhere, seen = sorted(watcher.poll(BEGAN + 100.0), key=lambda one: one.run)
+    assert nowhere.error and not nowhere.run and seen.step == 200 and not seen.error
+    os.rename(url, tmp_path / "elsewhere")
+    gone = [one for one in watcher.poll(BEGAN + 100.0) if one.run][0]
+    assert gone.error and gone.step == 200 and values(gone)["relight_store_up"] == 0
+
+
+def test_a_run_that_said_so_or_is_silent_for_a_day_is_over(tmp_path: Path) -> None:
+    """It is not active; one that begins anew is."""
+    url = make_run(tmp_path / "runs", 1)
+    events = tmp_path / "events"
+    watcher = Watcher([url], events=events)
+    assert watcher.poll(BEGAN + OVER_S - 1)[0].active
+    assert not watcher.poll(BEGAN + OVER_S + 1)[0].active
+    keep_events(events, url, {"event": "attempt.ended", "time": BEGAN + 5.0})
+    assert not watcher.poll(BEGAN + 10)[0].active
+    keep_events(events, url, {"event": "attempt.started", "time": BEGAN + 6.0})
+    assert watcher.poll(BEGAN + 10)[0].active
+
+
+def test_every_metric_can_come_to_be(tmp_path: Path) -> None:
+    """A metric that is made by looking is given by a look, one that is made of an event by that event: none is only a definition."""
+    url = make_run(tmp_path / "runs", 2)
+    book = IncidentLog(tmp_path / "book")
+    book.at(LocalStore(url), RUN)
+    book.keep(Account("job", "t", 100.0, {"training": 90.0}, {"killed": {"again": 4.0}}, {"killed": 2}, 10, 1))
+    failed = Incident(
+        "0000000000001-aaaaaa", "t", "host", "job", 1, "killed", "why", 0, 1, 1, "", "restart", "reason", 0.0, {}, [], [],
+    )  # fmt: skip
+    book.write(failed)
+    book.write(RecoveryRecord(failed.id, 1, 0, {}))
+    incident = Incident("1700000000000-a", "", "h", "job", 1, "killed", "", 0, 1, 1, "", "resume", "", 0.0, {}, [], [])
+    book.write(incident)
+    made = []
+    for metric in METRICS:
+        if metric.made is not None:
+            texts = (*metric.made.once, *(metric.field_of(label) for label in metric.labels))
+            fields: dict[str, Any] = dict.fromkeys(texts, "x")
+            fields |= {metric.made.field: 2.0} if metric.made.field else {}
+            fields |= {metric.made.less: 1.0} if metric.made.less else {}
+            made.append({"event": metric.made.event, **fields})
+    keep_events(tmp_path / "events", url, *made)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
+    assert {one.metric.name for one in seen.samples} == {metric.name for metric in METRICS}
+    assert {metric.name for metric in METRICS if metric.kind == GAUGE} <= MADE_HERE
+
+
+def test_recovery_success_counts_failures_after_which_training_continued() -> None:
+    """Recovered, failed again, stopped and left are told apart; asked to end is no failure, the newest may still be on its way."""
+
+    def incident(number: int, action: str, after: bool = False) -> Incident:
+        name = f"{number:013d}-aaaaaa"
+        return Incident(
+            name, "t", "host", "job", number, "killed", "why", 0, 1, 1, "", action, "reason", 0.0, {}, [], [],
+            after=RecoveryRecord(name, 1, 0, {}) if after else None,
+        )  # fmt: skip
+
+    found = [
+        incident(1, "restart", True), incident(2, "restart"), incident(3, "leave"), incident(4, "end"), incident(5, "restart", True),
+        incident(6, "stop"), incident(7, "restart"),
+    ]  # fmt: skip
+    assert recoveries_of(found) == {"recovered": 2, "failed again": 1, "stopped": 1, "left": 1}
+    assert recoveries_of([]) == {"recovered": 0, "failed again": 0, "stopped": 0, "left": 0}
+
+
+def test_what_all_ranks_tell_counts_once(tmp_path: Path) -> None:
+    """A checkpoint of four ranks is one save; what each rank waited for is four."""
+    url = make_run(tmp_path / "runs", 1)
+    for rank in range(4):
+        saved = {"event": "save.durable", "step": 1, "id": "a", "seconds": 2.0, "blocked_s": 0.5, "bytes": 10}
+        keep_events(tmp_path / "events", url, saved, name=f"{rank}", rank=rank)
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
+    found = values(seen)
+    assert (found["relight_saves_total"], found["relight_saved_bytes_total"]) == (1, 10)
+    assert found["relight_save_blocked_seconds"] == 2.0
+    assert sum(next(one for one in seen.samples if one.metric.name == "relight_save_blocked_seconds").counts) == 4
+    assert (seen.saving.saves, seen.saving.last_s, seen.saving.blocked_s) == (1, 2.0, 0.5)
+
+
+def test_values_of_a_label_have_an_end(tmp_path: Path) -> None:
+    """Beyond so many they are one."""
+    url = make_run(tmp_path / "runs", 1)
+    keep_events(tmp_path / "events", url, *({"event": "save.failed", "kind": f"k{number}"} for number in range(200)))
+    (seen,) = Watcher([url], events=tmp_path / "events").poll(BEGAN + 100.0)
+    kinds = {one.labels: one.value for one in seen.samples if one.metric.name == "relight_saves_failed_total"}
+    assert len(kinds) == LABEL_VALUES_MAX + 1
+    assert kinds[("other",)] == 200 - LABEL_VALUES_MAX
+
+
+def test_lines_of_any_kind_are_passed_over(tmp_path: Path) -> None:
+    """Half lines, no JSON, other JSON, numbers that are none: nothing is raised, the good ones around them count, half a line waits."""
+    url = make_run(tmp_path / "runs", 1)
+    good = {"event": "save.failed", "kind": "x"}
+    path = keep_events(tmp_path / "events", url, good)
+    bad = [
+        b"{", b"[]", b"1", b'"x"', b"null", b"\xff\xfe", b"{}", b'{"event": 1}', b'{"event": "save.durable", "time": "x"}', b"[" * 5000,
+        b'{"relight": "events"}', b'{"relight": "events", "store": 1, "run": {}, "rank": "x"}', b"x" * (3 * LINE_BYTES_MAX),
+        b'{"event": "save.durable", "time": 1, "bytes": NaN, "seconds": -1e999, "blocked_s": "a", "id": {}, "step": []}',
+        b'{"event": "save.span", "time": 1, "start": 5, "end": 1, "span": "x"}',
+    ]  # fmt: skip
+    with path.open("ab") as file:
+        file.write(b"\n".join(bad) + b"\n")
+        file.write(json.dumps({"time": 2.0, **good}).encode() + b"\n" + b'{"event": "save.failed", ')
+    watcher = Watcher([url], events=tmp_path / "events")
+    assert values(watcher.poll(BEGAN + 1.0)[0])["relight_saves_failed_total{x}"] == 2
+    with path.open("ab") as file:
+        file.write(b'"time": 3, "kind": "x"}\n')
+    assert values(watcher.poll(BEGAN + 1.0)[0])["relight_saves_failed_total{x}"] == 3
+
+
+def test_random_bytes_end_no_look(tmp_path: Path) -> None:
+    """Two hundred mutations of a file of events: each is looked at to its end."""
+    url = make_run(tmp_path / "runs", 1)
+    path = keep_events(tmp_path / "events", url, *[{"event": "save.span", "span": "write", "id": "a", "start": 1.0, "end": 2.0}] * 5)
+    whole, chance = path.read_bytes(), random.Random(5)
+    for _ in range(200):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 8)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        path.write_bytes(data)
+        list(EventFiles(tmp_path / "events").new())
+    assert len(list(EventFiles(tmp_path / "events").new())) <= 5
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
+    """A pipe, a directory or a link in the directory of events are passed over."""
+    events = tmp_path / "events"
+    events.mkdir(mode=0o700)
+    os.mkfifo(events / "a.jsonl")
+    (events / "b.jsonl").mkdir()
+    (events / "c.jsonl").symlink_to("/dev/zero")
+    assert list(EventFiles(events).new()) == []
+
+
+def test_each_log_is_read_once_a_look(tmp_path: Path) -> None:
+    """A run is one reading of its log, however much is made of it."""
+    for number in range(8):
+        make_run(tmp_path / "runs", 1, run=f"run{number:02d}")
+    watcher = Watcher([str(tmp_path / "runs")], events=tmp_path / "events")
+    assert len(watcher.poll(BEGAN)) == 8
+    log = Log.read
+    calls = []
+    Log.read = lambda self: (calls.append(1), log(self))[1]
+    try:
+        watcher.poll(BEGAN)
+    finally:
+        Log.read = log
+    assert len(calls) == 8

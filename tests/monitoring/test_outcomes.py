@@ -1,0 +1,112 @@
+"""What a run's incidents mean for its operator: given up, a node excluded, gone back, broken hardware, and the last decision."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from watched import RUN, make_run, stamp
+
+from relight.catalog.incident_sync import DIRECTORY
+from relight.cli.alerts import command
+from relight.format.records import FenceBody, NoteBody
+from relight.log import Log
+from relight.log.history import ROLLED_BACK
+from relight.monitoring import Watcher
+from relight.monitoring.rules import judge, usual_rules
+from relight.store import open_bytes
+from relight.supervise.decide import ACTIONS, FENCED
+from relight.supervise.incidents import Incident
+
+NOW = float(int(time.time()))
+WATCHED = ("job_given_up", "node_excluded", "rolled_back", "hardware_failure")
+
+
+def incident(ago_s: float, kind: str, action: str, host: str = "n7") -> Incident:
+    """One that was written so many seconds ago."""
+    return Incident(
+        f"{int((NOW - ago_s) * 1000):013d}-abcdef", "", host, "train.py", 1, kind, f"{kind} failed", 0, 40, 40, "", action, f"why {action}",
+        0.0, {}, [], [],
+    )  # fmt: skip
+
+
+def fired(folder: Path) -> dict[str, str]:
+    """Which of the rules about decisions fire now, with their reasons."""
+    rules = [rule._replace(for_s=0.0) for rule in usual_rules()]
+    found = judge(rules, Watcher([str(folder)]).poll(NOW), NOW, {}).state.values()
+    return {one.kind: one.reason for one in found if one.kind in WATCHED}
+
+
+def write(folder: Path, *incidents: Incident) -> None:
+    """Write incidents to the run, as supervisors do."""
+    store = open_bytes(folder)
+    for one in incidents:
+        store.put_once(f"{RUN}/{DIRECTORY}/{one.id}.json", msgspec.json.encode(one))
+
+
+def append(folder: Path, body: FenceBody | NoteBody, ago_s: float, epoch: int = 1) -> None:
+    """Append a record to the run's log with a time of so many seconds ago."""
+    log = Log(open_bytes(folder), RUN, now=lambda: stamp(NOW - ago_s))
+    log.start()
+    log.append(lambda view: (body, epoch))
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run with a checkpoint, whose job began three hours ago."""
+    make_run(tmp_path, 1, began=int(NOW) - 10800)
+    return tmp_path
+
+
+def test_a_job_that_was_given_up_is_an_alert_until_it_begins_again(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``alerts check`` fails with the reason from the moment ``relight run`` stops; a new attempt ends the alert."""
+    write(run, incident(7200, "crash", "resume"))
+    assert fired(run) == {}
+    write(run, incident(3600, "crash", "stop"))
+    assert fired(run) == {"job_given_up": "relight run gave the job up 60.0 min ago, and no attempt has begun since: why stop"}
+    assert command.main(["check", str(run)], standalone_mode=False) == 1 and "job_given_up" in capsys.readouterr().out
+    append(run, FenceBody(attempt="second", reason="resumed"), 60, epoch=2)
+    assert fired(run) == {}
+
+
+def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
+    """A superseded supervisor stops; the run continues in another job. A stop of long ago is no news."""
+    write(run, incident(3600, "fenced", "stop"), msgspec.structs.replace(incident(3500, "network", "stop"), reason=f"{FENCED}, since"))
+    assert fired(run) == {}
+    old = run.with_name("old")
+    make_run(old, 1, began=int(NOW) - 2_000_000)
+    write(old, incident(8 * 86400, "crash", "stop"))
+    assert fired(old) == {}
+
+
+def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path) -> None:
+    """Each with the node or the reason; what is older than a day is not."""
+    write(run, incident(90000, "hardware", "leave", "n1"), incident(89000, "numerical", "roll back"))
+    append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 89000)
+    assert fired(run) == {}
+    write(run, incident(7000, "hardware", "resume"), incident(6000, "hardware", "leave"), incident(500, "numerical", "roll back"))
+    assert fired(run) == {
+        "node_excluded": "1 node has left the job within a day; the last: n7: why leave",
+        "hardware_failure": "2 hardware failures within a day; the last: n7: hardware failed",
+        "rolled_back": "the run went back once within a day: why roll back",
+    }
+
+
+def test_a_run_that_went_back_without_a_supervisor_is_an_alert(run: Path) -> None:
+    """The run's log has the roll-back, with or without ``relight run``."""
+    append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 500)
+    assert fired(run) == {"rolled_back": "the run went back once within a day"}
+
+
+def test_the_last_decision_is_a_metric(run: Path) -> None:
+    """One action has 1, each other has 0; without an incident there is none."""
+    (seen,) = Watcher([str(run)]).poll(NOW)
+    assert not [one for one in seen.samples if one.metric.name.startswith("relight_last_decision")]
+    write(run, incident(7000, "killed", "resume"), incident(60, "user", "stop"))
+    (seen,) = Watcher([str(run)]).poll(NOW)
+    values = {one.labels: one.value for one in seen.samples if one.metric.name == "relight_last_decision"}
+    assert values == {(action,): float(action == "stop") for action in ACTIONS}
+    (at,) = [one.value for one in seen.samples if one.metric.name == "relight_last_decision_time_seconds"]
+    assert at == pytest.approx(NOW - 60, abs=0.01)

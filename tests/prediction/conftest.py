@@ -1,0 +1,19 @@
+"""What these tests share: made-up nodes, and a model of next to nothing."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from relight.prediction.learn import LearningPlan, train
+from relight.prediction.model import DetectorModel
+
+
+@pytest.fixture(scope="session")
+def learned() -> DetectorModel:
+    """All detectors, each trained on three runs."""
+    return train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]

@@ -1,0 +1,215 @@
+"""Detectors: what they see, and that they are the same at once and one look after the other, in torch and in numpy, before and behind a file."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import made
+import numpy as np
+import pytest
+
+from relight.errors import ConfigError, CorruptCheckpoint, IncompatibleState
+from relight.prediction.act import ACTIONS, action_for
+from relight.prediction.detect import KIND_OF, RULES, DetectionRules
+from relight.prediction.drift import Drift
+from relight.prediction.features import LOOK_S, FeatureWindow, features_of
+from relight.prediction.history import runs_of
+from relight.prediction.learn import PRECISION, LearningPlan, evaluate, train, trusted, unseen
+from relight.prediction.lstm import CLASSES, INPUTS, STEPS, Lstm, inputs_of, windows_of
+from relight.prediction.model import DETECTORS, DetectorModel, Worth, age_s, read_model, without_model
+from relight.prediction.score import AlarmCosts
+from relight.prediction.signals import SIGNALS, SignalHistory
+from relight.prediction.simulate import simulate
+
+PAGE = Path(__file__).parents[2] / "docs" / "prediction.md"
+
+
+def looks_of(samples: Iterable) -> np.ndarray:
+    """Of a node's seconds."""
+    rows = np.array([made.SHAPE.row(one) for one in samples], np.float32)
+    return features_of(SignalHistory(made.SHAPE.columns).signals(rows))
+
+
+def risk_of(samples: Iterable):
+    """What the rules make of the last of them."""
+    return DetectionRules().update(FeatureWindow(0.0, looks_of(samples)[-1]))
+
+
+def test_a_calm_node_is_at_no_risk_and_a_leak_is_one_in_time() -> None:
+    """More than an alarm's worth five minutes before the memory is gone; the reason says when."""
+    assert risk_of(made.sample(second) for second in range(900)).score < 0.1
+    risk = risk_of(made.leak(1500, 600, 1740))
+    assert risk.kind == "memory" and risk.score > 0.5
+    seconds = re.search(r"none in (\d+) s", risk.why)
+    assert seconds and abs(int(seconds[1]) - 240) < 10
+
+
+@pytest.mark.parametrize(
+    ("kind", "changed", "words"),
+    [
+        ("disk", lambda t: {"disk": 0.5 - 0.0005 * max(0, t - 100)}, "of the disk are left"),
+        ("heat", lambda t: {"celsius": 60 + min(30, max(0, t - 600)), "mhz": 1755 if t < 640 else 1200}, "of its usual clock"),
+        ("ecc", lambda t: {"ecc": max(0, t - 700)}, "corrected memory errors a minute"),
+        ("silent", lambda t: {"silent": t > 850}, "does not answer"),
+        ("memory", lambda t: {"psi": 60.0 if t > 850 else 0.0}, "waited for memory 60 %"),
+        ("link", lambda t: {"step_s": 1 + max(0, t - 700) / 50}, "times the usual"),
+    ],
+)  # fmt: skip
+def test_each_rule_sees_its_sign(kind: str, changed, words: str) -> None:
+    """In numbers."""
+    risk = risk_of(made.sample(float(second), **changed(second)) for second in range(900))
+    assert risk.kind == kind and risk.score > 0.5 and words in risk.why, risk
+
+
+def test_caches_that_level_off_and_checkpoints_that_come_and_go_are_no_risk() -> None:
+    """A fall is one only if it goes on; a saw's teeth are none."""
+    cache = looks_of(made.sample(float(t), free=0.1 + 0.6 * np.exp(-t / 400)) for t in range(1800))[60:]
+    teeth = looks_of(made.sample(float(t), disk=0.2 - 0.15 * (t % 60) / 60) for t in range(1200))[60:]
+    assert DetectionRules().follow(cache).max() < 0.5 and DetectionRules().follow(teeth).max() < 0.5
+
+
+def test_drift_sees_what_leaves_the_usual_and_stays_away() -> None:
+    """Not before, and with the signal's name."""
+    looks = looks_of(made.sample(float(t), step_s=1.0 + 0.01 * (t % 7) + (0.8 if t > 2000 else 0)) for t in range(2400))[60:]
+    scores = Drift().follow(looks)
+    assert scores[:330].max() < 0.2 and scores[-1] > 0.5
+    drift = Drift()
+    assert "step time" in [drift.update(FeatureWindow(0.0, row)) for row in looks][-1].why
+
+
+@pytest.mark.parametrize("name", DETECTORS)
+def test_at_once_and_one_by_one_are_the_same(learned: DetectorModel, name: str) -> None:
+    """What is evaluated is what is done."""
+    looks = runs_of(simulate(9, 1), "x")[0].looks[:150]
+    one_by_one = learned.detectors[name].fresh()
+    risks = [one_by_one.update(FeatureWindow(0.0, row)) for row in looks]
+    np.testing.assert_allclose([one.score for one in risks], learned.detectors[name].follow(looks), atol=1e-5)
+    assert all(one.kind in ACTIONS and 0 <= one.score <= 1 for one in risks)
+
+
+def test_the_network_is_the_same_in_numpy_and_in_torch() -> None:
+    """Its weights, asked without torch."""
+    import torch
+
+    from relight.prediction.features import FEATURES, Scale
+    from relight.prediction.lstm_train import Network
+
+    network = Network(24).eval()
+    lstm = Lstm(Scale(np.zeros(len(FEATURES)), np.ones(len(FEATURES))), network.arrays())
+    windows = np.random.default_rng(0).normal(size=(20, STEPS, INPUTS)).astype(np.float32)
+    with torch.no_grad():
+        expected = torch.softmax(network(torch.from_numpy(windows)), dim=1).numpy()
+    np.testing.assert_allclose(lstm.chances(windows), expected, atol=1e-5)
+    assert lstm.parameters <= 50_000 and expected.shape == (20, len(CLASSES))
+
+
+def test_the_forest_is_the_same_as_scikit_learns() -> None:
+    """Its trees, asked without that library."""
+    from sklearn.ensemble import IsolationForest
+
+    from relight.prediction.features import FEATURES, Scale
+    from relight.prediction.forest import _OF_EACH, _TREES, _USED, grow
+
+    rows = np.random.default_rng(0).normal(size=(700, len(FEATURES))).astype(np.float32)
+    scale = Scale.from_rows(rows)
+    theirs = IsolationForest(n_estimators=_TREES, max_samples=_OF_EACH, random_state=5).fit(scale(rows)[:, _USED])
+    np.testing.assert_allclose(grow(rows, scale, 5).follow(rows[:50]), -theirs.score_samples(scale(rows[:50])[:, _USED]), atol=1e-6)
+
+
+def test_training_is_the_same_again_and_a_file_keeps_it(learned: DetectorModel, tmp_path: Path) -> None:
+    """One seed, one model; what is read gives the same scores."""
+    again = train(LearningPlan(runs=5, seed=2, epochs=2, size=8), lambda text: None)[0]
+    learned.write(tmp_path / "a.model")
+    read = read_model(tmp_path / "a.model")
+    looks = runs_of(simulate(9, 2), "x")[0].looks[:100]
+    for name in DETECTORS:
+        expected = learned.detectors[name].follow(looks)
+        np.testing.assert_array_equal(again.detectors[name].follow(looks), expected)
+        np.testing.assert_array_equal(read.detectors[name].follow(looks), expected)
+        assert repr(read.worth[name]) == repr(learned.worth[name]) == repr(again.worth[name])
+    assert read.told["seed"] == 2 and age_s(tmp_path / "a.model") < 60 and age_s(tmp_path / "none") == float("inf")
+
+
+def test_a_damaged_model_is_refused(learned: DetectorModel, tmp_path: Path) -> None:
+    """Whatever byte differs, and whatever is missing or is of other features."""
+    path = tmp_path / "a.model"
+    learned.write(path)
+    whole = path.read_bytes()
+    for at in (0, 10, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
+        with pytest.raises(CorruptCheckpoint):
+            read_model(path)
+    length = int.from_bytes(whole[40:44], "little")
+    head, body = whole[44 : 44 + length], whole[44 + length :]
+    for what, by in (
+        (b'"threshold"', b'"Threshold"'), (b'"worth":{', b'"worth":{"tea":{},'), (b'"lstm":{', b'"lstn":{'), (b'"forest.usual"', b'"forest.Usual"'),
+        (b'"lstm.attend"', b'"lstm.Attend"'), (b'"made_at":', b'"made_at":"x","m":'),
+    ):  # fmt: skip
+        assert what in head
+        path.write_bytes(made.sealed(whole[:8], head.replace(what, by), body))
+        with pytest.raises(CorruptCheckpoint):
+            read_model(path)
+    path.write_bytes(made.sealed(whole[:8], head.replace(b"memory_free.last", b"memory_gone.last"), body))
+    with pytest.raises(IncompatibleState):
+        read_model(path)
+
+
+def test_evaluation_takes_the_trusted_together(learned: DetectorModel) -> None:
+    """The rules always; others by their held-out precision."""
+    model = DetectorModel(
+        learned.detectors, {name: Worth(0.5, precision) for name, precision in zip(DETECTORS, (0.1, 0.4, 0.6, float("nan")))}
+    )
+    assert trusted(model, PRECISION) == ["rules", "forest"]
+    found = evaluate(without_model(), unseen(3, 6, lambda text: None), PRECISION, AlarmCosts())
+    assert [one.detector for one in found] == ["rules", "together"]
+    assert (found[0].alarms, found[0].failures, found[0].days) == (found[1].alarms, found[1].failures, found[1].days)
+
+
+def test_what_is_not_installed_is_said_with_how_to_install_it() -> None:
+    """Each without the other library: the error has the line for pip, and the rules and drift need neither."""
+    script = """
+import sys
+sys.modules[sys.argv[1]] = None
+from relight.errors import ConfigError
+from relight.prediction.learn import LearningPlan, train
+train(LearningPlan(runs=5, detectors=("rules", "drift")), lambda text: None)
+assert "torch" not in sys.modules or sys.modules["torch"] is None
+try:
+    train(LearningPlan(runs=5, detectors=(sys.argv[2],)), lambda text: None)
+except ConfigError as error:
+    print(error)
+"""
+    for module, detector in (("sklearn", "forest"), ("torch", "lstm")):
+        done = subprocess.run([sys.executable, "-c", script, module, detector], capture_output=True, text=True, check=True)
+        assert f"{module}" in done.stdout and "pip install 'relight[predict]'" in done.stdout, done.stdout
+    with pytest.raises(ConfigError, match="crystal ball"):
+        LearningPlan(detectors=("crystal ball",))
+
+
+def test_windows_reach_back_eight_minutes_and_begin_with_the_usual(learned: DetectorModel) -> None:
+    """Before a run began all is as usual."""
+    inputs = np.arange(1, 101, dtype=np.float32)[:, None].repeat(INPUTS, axis=1)
+    windows = windows_of(inputs)
+    assert windows.shape == (100, STEPS, INPUTS) and STEPS * 3 * LOOK_S == 480
+    assert windows[0, -1, 0] == 1 and windows[0, -2, 0] == 0 and list(windows[99, -3:, 0]) == [94, 97, 100]
+    looks = looks_of(made.sample(float(t)) for t in range(10))
+    assert inputs_of(looks, learned.detectors["lstm"].scale).shape == (2, INPUTS)  # type: ignore[attr-defined]
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table below a heading of the page."""
+    found = re.search(rf"^## {heading}$(.*?)(?=^## |\Z)", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert found
+    return [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in found[1].splitlines() if line.startswith("| ")][1:]
+
+
+def test_the_page_has_the_rules_and_the_actions() -> None:
+    """docs/prediction.md is the table that is followed."""
+    assert [(row[0], row[1].strip("`")) for row in table("Rules")] == [(name, rule.kind) for name, rule in RULES.items()]
+    assert {row[0].strip("`"): row[1] for row in table("What to do")} == {kind: action for kind, (action, _) in ACTIONS.items()}
+    assert set(KIND_OF.values()) | {rule.kind for rule in RULES.values()} <= ACTIONS.keys() and set(KIND_OF) == set(SIGNALS)
+    assert action_for("what nobody knows") == ACTIONS["unusual"]

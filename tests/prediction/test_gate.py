@@ -1,0 +1,228 @@
+"""What a supervisor owns: alarms in time, detectors that count only while they are right, and a call that costs next to nothing."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import made
+import numpy as np
+import pytest
+
+from relight.observe import Event, subscribe
+from relight.prediction import FailurePredictor, NodeSample
+from relight.prediction.detect import DetectionRules, Risk
+from relight.prediction.drift import Drift
+from relight.prediction.history import runs_of
+from relight.prediction.learn import evaluate
+from relight.prediction.model import DetectorModel, Worth
+from relight.prediction.predictor import came_true
+from relight.prediction.score import AlarmCosts
+from relight.prediction.simulate import simulate
+from relight.prediction.trace import read_trace
+
+
+@pytest.fixture
+def events() -> Iterator[list[Event]]:
+    """Alarms, and what does not count."""
+    found: list[Event] = []
+    undo = subscribe(lambda event: found.append(event) if event.name in ("foresee.alarm", "foresee.unused") else None)
+    yield found
+    undo()
+
+
+def model(path: Path, precision: float, threshold: float = 0.0) -> Path:
+    """Drift alone, of that held-out precision; with a threshold of 0 it alarms as often as it may. The rules need no model."""
+    DetectorModel({"drift": Drift()}, {"drift": Worth(threshold, precision)}).write(path)
+    return path
+
+
+def calm(foresight: FailurePredictor, seconds: int, at: float = 1e9) -> list:
+    """Told so many calm seconds."""
+    return [alarm for second in range(seconds) for alarm in foresight.sample(made.sample(at + second))]
+
+
+def test_a_leak_is_told_in_time_and_with_what_to_do(events: list[Event]) -> None:
+    """Once, then ever more rarely; a calm node says nothing."""
+    foresight = FailurePredictor(shape=made.SHAPE)
+    alarms = [alarm for one in made.leak(1500, 600, 1500) for alarm in foresight.sample(one)]
+    assert (alarms[0].kind, alarms[0].action, alarms[0].detector) == ("memory", "preventive save", "rules")
+    assert 250 < 1e9 + 1500 - alarms[0].at < 400 and len(alarms) <= 3
+    assert "none in" in alarms[0].why and alarms[0].reason
+    assert alarms[0].likely == 0.5, "of rules, as long as none has come true or not"
+    assert [one.name for one in events] == ["foresee.alarm"] * len(alarms)
+    assert calm(FailurePredictor(shape=made.SHAPE), 900) == []
+
+
+def test_how_probable_an_alarm_is_goes_by_what_came_true() -> None:
+    """Held-out precision counts as two alarms of this job; after that, this job's own count for more."""
+    assert came_true(0.8, []) == pytest.approx(0.8)
+    assert came_true(0.5, [True] * 18) == pytest.approx(0.95)
+    assert came_true(0.9, [False] * 10) == pytest.approx(0.15)
+
+
+def test_online_is_what_was_evaluated() -> None:
+    """Alarms of a simulated run's samples, second by second, are those of its looks."""
+    for number in range(200):
+        trace = simulate(4, number, 1.0, 0.0)
+        if trace.happened[0].cause == "leak" and len(trace.at) < 8000:
+            break
+    run = runs_of(trace, "x")[0]
+    counted = evaluate(DetectorModel({"rules": DetectionRules()}, {"rules": Worth()}), [run], 0.5, AlarmCosts())[0]
+    foresight = FailurePredictor(shape=made.SHAPE)
+    foresight.recorder._columns = trace.columns  # the ring is of another shape than the trace, which is told row by row
+    foresight.recorder.shape = type("Told", (), {"columns": trace.columns, "row": staticmethod(lambda sample: sample.host)})()
+    foresight.recorder._values = np.zeros((len(trace.at), len(trace.columns)), np.float32)
+    foresight.recorder._at = np.zeros(len(trace.at))
+    foresight.recorder._rows = len(trace.at)
+    foresight._begin()
+    alarms = [alarm for at, row in zip(trace.at, trace.values) for alarm in foresight.sample(NodeSample(float(at), row))]
+    assert len(alarms) == counted.alarms > 0 and trace.happened[0].at - max(one.at for one in alarms) < 1200
+
+
+def test_a_detector_that_held_out_runs_speak_against_is_not_used_and_says_so_once(tmp_path: Path, events: list[Event]) -> None:
+    """It goes on being asked."""
+    foresight = FailurePredictor(model(tmp_path / "m", 0.2), shape=made.SHAPE)
+    assert calm(foresight, 900) == []
+    assert [one.fields["detector"] for one in events] == ["drift"] and "20 %" in events[0].fields["why"]
+    standing = {one.detector: one for one in foresight.standing()}
+    assert standing["rules"].used and not standing["drift"].used and "held-out" in standing["drift"].why
+
+
+def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_comes_back(tmp_path: Path, events: list[Event]) -> None:
+    """By its last alarms in this job; each failure makes one of them true."""
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    alarms = calm(foresight, 3600)
+    assert alarms and {one.detector for one in alarms} == {"drift"}
+    drift = foresight.standing()[1]
+    assert not drift.used and drift.true == 0 and drift.false >= 2 and "in this job" in drift.why
+    assert max(one.at for one in alarms) < 1e9 + 2000 and [one.name for one in events].count("foresee.unused") == 1
+    at = 1e9 + 3600
+    for _ in range(6):
+        calm(foresight, 360, at)
+        at += 360
+        foresight.failed("hang", at)
+    assert foresight.standing()[1].used and foresight.standing()[1].true == 6
+
+
+def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
+    """Whoever drained the node will never know whether it would have failed."""
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    for second in range(2500):
+        for alarm in foresight.sample(made.sample(1e9 + second)):
+            foresight.heeded(alarm)
+    assert foresight.standing()[1] == ("drift", True, "", 0, 0)
+
+
+@pytest.fixture
+def others() -> Iterator[list[Event]]:
+    """Models that were read, and alarms that were settled."""
+    found: list[Event] = []
+    undo = subscribe(lambda event: found.append(event) if event.name in ("foresee.model", "foresee.settled") else None)
+    yield found
+    undo()
+
+
+def test_a_running_job_takes_a_model_that_was_trained_meanwhile(tmp_path: Path, others: list[Event]) -> None:
+    """Another file of the same name is in use within a minute, also in the first minutes of a life, and open alarms are kept."""
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    calm(foresight, 500)
+    waiting = list(foresight._watchers[1].open)
+    assert waiting
+    DetectorModel({"drift": Drift()}, {"drift": Worth(0.0, 0.95)}, made_at=1.7e9).write(tmp_path / "new")
+    (tmp_path / "new").replace(tmp_path / "m")
+    calm(foresight, 62, 1e9 + 500)
+    assert [one.name for one in others].count("foresee.model") == 2
+    assert others[-1].fields["made_at"] == 1.7e9 and others[-1].fields["detectors"] == ["drift"]
+    assert foresight._watchers[1].open[: len(waiting)] == waiting and foresight._watchers[1]._worth.precision == 0.95
+    foresight.failed("hang", 1e9 + 600)
+    (tmp_path / "m").unlink()
+    model(tmp_path / "m", 0.8)
+    calm(foresight, 62, 1e9 + 600)
+    assert [one.name for one in others].count("foresee.model") == 3, "long before the first look of the next life"
+
+
+def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Event]) -> None:
+    """Each alarm is settled once, as true or false; a failure without one is missed, unless the script itself is its cause."""
+    foresight = FailurePredictor(model(tmp_path / "m", 0.9), shape=made.SHAPE)
+    foresight.failed("hang", 1e9)
+    foresight.failed("user", 1e9)
+    assert [(one.fields["detector"], one.fields["outcome"]) for one in others[1:]] == [("rules", "missed"), ("drift", "missed")]
+    del others[:]
+    calm(foresight, 400)
+    foresight.failed("hang", 1e9 + 400)
+    assert [(one.fields["detector"], one.fields["outcome"]) for one in others] == [("rules", "missed"), ("drift", "true")]
+    del others[:]
+    calm(foresight, 9000, 1e9 + 400)
+    assert {(one.fields["detector"], one.fields["outcome"]) for one in others} == {("drift", "false")}
+    assert {one.fields["used"] for one in others} == {True, False}
+
+
+@pytest.mark.parametrize("damage", ["none", "damaged", "directory"])
+def test_a_model_that_cannot_be_read_is_said_and_the_rules_go_on(tmp_path: Path, events: list[Event], damage: str) -> None:
+    """Nothing that watches over a job falls over it; when a good one comes, it is taken."""
+    path = tmp_path / "m"
+    if damage == "damaged":
+        path.write_bytes(b"RLFORE01")
+    if damage == "directory":
+        path.mkdir()
+    foresight = FailurePredictor(path, shape=made.SHAPE)
+    assert [one.fields["detector"] for one in events] == ["model"] and [one.detector for one in foresight.standing()] == ["rules"]
+    calm(foresight, 700)
+    assert len(events) == 1, "once"
+    if damage == "directory":
+        path.rmdir()
+    model(path, 0.9, 1.0)
+    calm(foresight, 700, 1e9 + 700)
+    assert [one.detector for one in foresight.standing()] == ["rules", "drift"]
+
+
+def test_clocks_and_gaps(tmp_path: Path) -> None:
+    """Seconds that are missing are as the one before; behind a long gap, or a clock that went back, all begins anew."""
+    whole, holes = FailurePredictor(shape=made.SHAPE), FailurePredictor(shape=made.SHAPE)
+    for second in range(1000):
+        sample = made.sample(1e9 + second, step_s=1 + (second // 10) % 3)
+        whole.sample(sample)
+        if second % 10 == 0 or second == 999:
+            holes.sample(sample)
+    np.testing.assert_allclose(whole._windows.window(0).values, holes._windows.window(0).values, rtol=1e-6)
+    for at in (1e9 + 2000, 1e9 - 5):
+        holes.sample(made.sample(at))
+        assert holes._count == 1
+    holes.sample(made.sample(1e9 - 4.9))
+    assert holes._count == 1, "no second has passed"
+
+
+def test_what_was_seen_and_what_happened_is_written(tmp_path: Path) -> None:
+    """A recording that can be learned from."""
+    foresight = FailurePredictor(shape=made.SHAPE, clock=lambda: 1e9 + 800)
+    calm(foresight, 800)
+    foresight.failed("memory")
+    trace = read_trace(foresight.write(tmp_path / "deep", host="n1"))
+    assert len(trace.at) == 800 and trace.happened[0][:2] == (1e9 + 800, "memory") and trace.told["host"] == "n1"
+    runs = runs_of(trace, "x")
+    assert len(runs) == 1 and runs[0].failed is not None and runs[0].failed.kind == "memory"
+    foresight.sample(made.sample(1e9 + 801))
+    assert len(foresight.recorder.trace().at) == 1 and not foresight.recorder.trace().happened, "no second is in two recordings"
+
+
+def test_a_call_costs_less_than_a_millisecond(learned: DetectorModel, tmp_path: Path) -> None:
+    """The median, with everything that can be learned; on a busy machine, so the best of three."""
+    learned.write(tmp_path / "m")
+    foresight, medians = FailurePredictor(tmp_path / "m", shape=made.SHAPE), []
+    calm(foresight, 400)
+    for begin in (400, 500, 600):
+        times = []
+        for second in range(begin, begin + 100):
+            sample, before = made.sample(1e9 + second), time.perf_counter()
+            foresight.sample(sample)
+            times.append(time.perf_counter() - before)
+        medians.append(sorted(times)[50])
+    assert min(medians) < 1e-3, medians
+
+
+def test_a_risk_without_reason_is_still_one() -> None:
+    """What detectors may leave out."""
+    assert Risk(0.3) == (0.3, "", "unusual") and not math.isnan(Risk(0.3).score)

@@ -1,0 +1,80 @@
+"""Made-up histories: the same again, failures as labelled, split by run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import made
+import numpy as np
+import pytest
+
+from relight.errors import CorruptCheckpoint
+from relight.prediction.history import CHECK, HELD_OUT, TRAIN, part_of, recorded, runs_of, simulated
+from relight.prediction.simulate import CAUSES, FAILING, SUDDEN, simulate
+from relight.prediction.trace import Happened, SampleRecorder, SampleTrace
+
+
+def test_a_seed_gives_the_same_run_again_and_others_differ() -> None:
+    """To the bit."""
+    one, again, other = simulate(3, 4), simulate(3, 4), simulate(3, 5)
+    np.testing.assert_array_equal(one.values, again.values)
+    assert one.happened == again.happened and one.values.shape != other.values.shape
+
+
+def test_failures_are_those_that_are_asked_for_and_end_the_run() -> None:
+    """All kinds come, sudden ones too; the failure is the last thing that happens."""
+    traces = [simulate(1, number, failing=1.0) for number in range(40)]
+    assert all(len(one.happened) == 1 and one.happened[0].at == one.at[-1] for one in traces)
+    causes = [one.happened[0].cause for one in traces]
+    assert set(causes) <= {*CAUSES, "sudden"} and len(set(causes)) > 4 and 10 < causes.count("sudden") < 34
+    assert sum(share for _, share in CAUSES.values()) == pytest.approx(1)
+    assert 0.2 < np.mean([bool(simulate(2, number).happened) for number in range(40)]) < 0.6 and 0 < SUDDEN < 1 and 0 < FAILING < 1
+
+
+def test_a_leak_ends_without_memory_and_a_filling_disk_without_room() -> None:
+    """Signs are there where they are said to be; healthy runs never run out."""
+    seen = set()
+    for number in range(60):
+        trace = simulate(1, number)
+        place = {name: at for at, name in enumerate(trace.columns)}
+        free = trace.values[:, place["host.memory_available_bytes"]] / trace.values[:, place["host.memory_size_bytes"]]
+        room = trace.values[:, place["room0.free_bytes"]] / trace.values[:, place["room0.size_bytes"]]
+        cause = trace.happened[0].cause if trace.happened else ""
+        seen.add(cause)
+        assert (free[-1] < 0.02) == (cause == "leak"), cause
+        assert (room[-1] < 0.005) == (cause == "disk"), cause
+        assert np.isfinite(trace.values[:, place["host.cpu"]]).all()
+    assert {"leak", "disk", ""} <= seen
+
+
+def test_runs_are_split_as_a_whole() -> None:
+    """Three, one, one of five made-up ones; a recording by its name, always alike."""
+    parts = [part for part, _ in simulated(0, 5)]
+    assert sorted(parts) == sorted([TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT])
+    np.testing.assert_array_equal(next(simulated(0, 1, (HELD_OUT,)))[1].looks, runs_of(simulate(0, 0), "x")[0].looks)
+    found = [part_of(f"{number}") for number in range(300)]
+    assert (
+        found == [part_of(f"{number}") for number in range(300)]
+        and 0.5 < found.count(TRAIN) / 300 < 0.7
+        and set(found) == {TRAIN, CHECK, HELD_OUT}
+    )
+
+
+def test_a_recording_is_cut_at_failures_and_gaps(tmp_path: Path) -> None:
+    """Each life is a run that begins anew; short ones are left out; seconds that are missing are as the one before."""
+    recorder = SampleRecorder(made.SHAPE, hours=2)
+    for second in [*range(1000), *range(1000, 1800, 2), *range(3000, 3700), *range(3700, 4000)]:
+        recorder.add(made.sample(1e9 + second))
+    recorder.note(Happened(1e9 + 999.5, "memory"))
+    recorder.note(Happened(1e9 + 3699.5, "hang"))
+    trace = recorder.trace()
+    runs = runs_of(trace, "n")
+    assert [(one.name, one.failed.kind if one.failed else None) for one in runs] == [("n/0", "memory"), ("n/1", None), ("n/2", "hang")]
+    assert [one.at[0] - 1e9 for one in runs] == [299, 1299, 3299]
+    assert runs[0].doomed.all() and not runs[1].doomed.any() and len(runs[1].at) == len(runs[1].looks) == 100
+    trace.write(tmp_path / "n.trace")
+    assert len(list(recorded(tmp_path))) == 3
+    (tmp_path / "o.trace").write_bytes(b"RLTRACE1")
+    with pytest.raises(CorruptCheckpoint, match=r"o\.trace"):
+        list(recorded(tmp_path))
+    assert isinstance(trace, SampleTrace)
