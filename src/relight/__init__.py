@@ -60,7 +60,7 @@ _HOMES = {
         "UnsafeContent",
         "WrongKey",
     ),
-    "relight.policy": ("Compact", "Facts", "Limits", "Peers", "Tiers", "Trigger", "adaptive", "best", "every", "keep", "tier"),
+    "relight.policy": ("Compact", "Limits", "Peers", "Tiers", "Trigger", "TriggerInput", "adaptive", "best", "every", "keep", "tier"),
     "relight.heartbeat": ("phase",),
     "relight.heartbeat.standby": ("standby",),
 }

@@ -18,7 +18,7 @@ from torch import nn
 
 import relight
 from relight.agent import Agent, AgentDied, SaveOutcome, reach
-from relight.arena import SharedMemory, allocate
+from relight.arena import SharedMapping, allocate
 from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
 
@@ -344,9 +344,9 @@ def test_memory_that_is_forgotten_is_given_back() -> None:
 
     before = memfds()
     for _ in range(5):
-        SharedMemory(allocate(1 << 20), 1 << 20, writable=True)
+        SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
     assert memfds() == before
-    kept = SharedMemory(allocate(1 << 20), 1 << 20, writable=True)
+    kept = SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
     view = kept.view[:4]
     kept.close()
     kept.close()

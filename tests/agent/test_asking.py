@@ -33,7 +33,7 @@ from relight.agent.messages import (
 )
 from relight.agent.server import NEAR_S, PATIENT_S, AgentServer, CommittedSlot, SlotJob, TrainerSession
 from relight.agent.wire import FDS_MAX, AgentConnection
-from relight.arena import PAGE, SEALED, SharedMemory, adopt
+from relight.arena import PAGE, SEALED, SharedMapping, adopt
 from relight.errors import StoreUnavailable
 
 
@@ -266,7 +266,7 @@ def test_descriptors_that_did_not_come_are_an_error_of_the_agents(monkeypatch: p
     agent, wire = Agent(ours), AgentConnection(theirs, ToAgent)
     before, mapped = len(os.listdir("/proc/self/fd")), []
 
-    def once(fd: int, *, writable: bool) -> SharedMemory:
+    def once(fd: int, *, writable: bool) -> SharedMapping:
         if mapped:
             os.close(fd)
             raise OSError(errno.ENOMEM, "no memory")

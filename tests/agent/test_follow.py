@@ -18,7 +18,7 @@ from torch import nn
 import relight
 from relight.agent import slot_follower as following
 from relight.agent.slot_follower import Abandoned, SlotFollower
-from relight.arena import SharedMemory, Slot, allocate
+from relight.arena import SharedMapping, Slot, allocate
 from relight.errors import RelightError
 from relight.snapshot import Copier, GuardedTensors, Snapshot
 
@@ -32,7 +32,7 @@ def _background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def slot() -> Iterator[Slot]:
-    memory = SharedMemory(allocate(1 << 20), 1 << 20, writable=True)
+    memory = SharedMapping(allocate(1 << 20), 1 << 20, writable=True)
     yield Slot(memory)
     memory.close()
 

@@ -23,7 +23,7 @@ from relight.agent import launch, server
 from relight.agent.client import Agent
 from relight.agent.messages import AllocateSlots, ForwardedEvent, HeldList, ListHeld, OpenRun, PeerAddress, SaveResult, ToAgent, ToTrainer
 from relight.agent.wire import AgentConnection, ConnectionLost
-from relight.arena import PAGE, SharedMemory, Slot, allocate
+from relight.arena import PAGE, SharedMapping, Slot, allocate
 from relight.comm import local_sockets
 from relight.comm.local_sockets import Listener, LocalDirectory, NotPrivate, name_of
 from relight.comm.proof import ProofFailed, prove_as_caller, prove_as_listener
@@ -145,7 +145,7 @@ def test_no_abstract_name_is_left(agent: server.AgentServer, name: str, tmp_path
 
 def test_what_is_kept_can_only_be_read(agent: server.AgentServer) -> None:
     """A trainer that restores from memory cannot write to it, by descriptor, by mapping, or by opening it again."""
-    memory = SharedMemory(allocate(PAGE * 4), PAGE * 4, writable=True)
+    memory = SharedMapping(allocate(PAGE * 4), PAGE * 4, writable=True)
     slot = Slot(memory)
     slot.begin(1)
     slot.seal(1, PAGE, 10)

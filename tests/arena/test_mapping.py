@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from relight.arena import SharedMemory, adopt, allocate, mapping
+from relight.arena import SharedMapping, adopt, allocate, mapping
 from relight.arena.mapping import Mapping, huge_bytes, make_huge
 from relight.errors import NoSpace
 
@@ -34,7 +34,7 @@ def test_all_of_it_is_allocated_and_shared(size: int) -> None:
     """Every byte of it, before anybody writes: who maps it as well sees what is written."""
     fd = allocate(size)
     assert os.fstat(fd).st_blocks * 512 >= size
-    ours, theirs = SharedMemory(fd, size, writable=True), adopt(os.dup(fd), writable=False)
+    ours, theirs = SharedMapping(fd, size, writable=True), adopt(os.dup(fd), writable=False)
     ours.populate()
     ours.view[0], ours.view[size - 1] = 7, 9
     assert (theirs.view[0], theirs.view[size - 1], len(theirs.view)) == (7, 9, size)
@@ -45,7 +45,7 @@ def test_all_of_it_is_allocated_and_shared(size: int) -> None:
 def test_its_pages_are_huge_where_the_kernel_makes_them() -> None:
     """What fits into huge pages is made of them; without that a write past the page cache is handed thousands of small pieces."""
     size = 4 * HUGE + PAGE
-    held = SharedMemory(allocate(size), size, writable=True)
+    held = SharedMapping(allocate(size), size, writable=True)
     held.populate()
     address = ctypes.addressof(ctypes.c_char.from_buffer(held.view))
     maps = Path("/proc/self/smaps").read_text(encoding="ascii").split(f"{address:x}-", 1)[1]
@@ -58,7 +58,7 @@ def test_its_pages_are_huge_where_the_kernel_makes_them() -> None:
 def test_memory_stays_as_long_as_somebody_looks_at_it() -> None:
     """A view that is left keeps the mapping, whoever closed it; with the last one it goes."""
     size = HUGE + PAGE
-    held = SharedMemory(allocate(size), size, writable=True)
+    held = SharedMapping(allocate(size), size, writable=True)
     address = ctypes.addressof(ctypes.c_char.from_buffer(held.view))
     kept = held.view[PAGE : 2 * PAGE]
     held.close()

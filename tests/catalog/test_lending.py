@@ -207,7 +207,7 @@ def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest
 def test_a_second_descriptor_is_closed() -> None:
     """A rank lends one piece of memory: what comes with it is closed."""
     door = node_shared_read._Listener()
-    mine = node_shared_read.SharedMemory(node_shared_read.allocate(4096), 4096, writable=True)
+    mine = node_shared_read.SharedMapping(node_shared_read.allocate(4096), 4096, writable=True)
     link = node_shared_read._Borrower(door.address, door.token, 3, mine, 5.0)
 
     def begin() -> None:
@@ -227,7 +227,7 @@ def test_a_second_descriptor_is_closed() -> None:
 def test_a_fake_door_gets_no_memory() -> None:
     """A process that took the door's name without its token gets no descriptor: it has to prove the token first."""
     token, name = b"t" * 16, name_of("lending", secrets.token_hex(16))
-    mine = node_shared_read.SharedMemory(node_shared_read.allocate(4096), 4096, writable=True)
+    mine = node_shared_read.SharedMapping(node_shared_read.allocate(4096), 4096, writable=True)
     got: list[tuple[bytes, list[int]]] = []
     with LocalDirectory() as directory:
         listener = directory.listen(name, 1)
@@ -278,7 +278,7 @@ def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPa
 def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
     """A process that does not know the token is sent away, and the memory is lent to none but a rank that proved itself, for reading."""
     door = node_shared_read._Listener()
-    mine = node_shared_read.SharedMemory(node_shared_read.allocate(4096), 4096, writable=True)
+    mine = node_shared_read.SharedMapping(node_shared_read.allocate(4096), 4096, writable=True)
     strangers = [node_shared_read._Borrower(door.address, token, 7, mine, 5.0) for token in (b"x" * 16, b"\0" * 16)]
     friend = node_shared_read._Borrower(door.address, door.token, 3, mine, 5.0)
     before = len(os.listdir("/proc/self/fd"))

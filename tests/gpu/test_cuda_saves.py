@@ -66,10 +66,10 @@ def test_what_is_copied_is_the_state_at_the_call() -> None:
 
 def test_memory_of_the_agent_can_be_pinned() -> None:
     """A mapped memfd, by segments."""
-    from relight.arena.memory import SharedMemory, allocate
+    from relight.arena.memory import SharedMapping, allocate
 
     size = 300 << 20
-    memory = SharedMemory(allocate(size), size, writable=True)
+    memory = SharedMapping(allocate(size), size, writable=True)
     memory.populate()
     assert pin_slot(memory.view, register)
     source = torch.randn(size // 4, device="cuda")

@@ -76,7 +76,7 @@ def test_what_is_looked_at_can_be_found_wrong(tmp_path: Path) -> None:
     assert unknown_commands("$ relight lss runs\n$ relight ls runs --colour\n$ A=1 relight keys nwe f\n$ relight ls --json runs | wc") == [
         "relight lss", "relight ls --colour", "relight keys  nwe f",
     ]  # fmt: skip
-    assert "Checkpointer" in defined(ROOT / "src" / "relight" / "checkpointer" / "loop.py")
+    assert "Checkpointer" in defined(ROOT / "src" / "relight" / "checkpointer" / "checkpointer.py")
     assert re.fullmatch(pattern("a … b\n…\nc\n"), "a 1 b\nx\ny\nc\n") and not re.fullmatch(pattern("a\n"), "b\n")
     page = tmp_path / "page.md"
     for text in ("```console\n$ echo other\nthis\n```\n", "```console\n$ false\n```\n", "```python\nprint()\n```\n"):

@@ -62,10 +62,10 @@ def test_start_without_torch_and_with_few_modules(command: list[str]) -> None:
 def test_public_names_are_pinned() -> None:
     """A new public name is a decision, not an accident; each can be imported."""
     assert relight.__all__ == [
-        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Facts", "Fenced", "IncompatibleState", "InternalError",
+        "CheckpointNotFound", "Checkpointer", "Compact", "ConfigError", "CorruptCheckpoint", "Diverged", "Fenced", "IncompatibleState", "InternalError",
         "LeaseHeld",
         "Limits",
-        "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "UnsafeContent", "WrongKey", "adaptive", "best",
+        "NoSpace", "Peers", "RelightError", "ReplicasDiffer", "Save", "SaveFailed", "Store", "StoreUnavailable", "Tiers", "Trigger", "TriggerInput", "UnsafeContent", "WrongKey", "adaptive", "best",
         "every", "failure_policy", "flattened", "keep", "load", "open", "phase", "save", "standby", "tier",
     ]  # fmt: skip
     assert all(getattr(relight, name) for name in relight.__all__)

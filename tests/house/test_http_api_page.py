@@ -51,7 +51,7 @@ def shown(kind: Any) -> str:
     if isinstance(kind, typing.TypeVar):
         return "row"
     if origin is values.ListPage:
-        return f"[Page](#page) of {shown(inner[0])}"
+        return f"[ListPage](#listpage) of {shown(inner[0])}"
     if inspect.isclass(kind) and origin is None and named(kind):
         return f"[{kind.__name__}](#{kind.__name__.lower()})"
     if origin is not None and issubclass(origin, typing.Mapping):
@@ -133,7 +133,7 @@ def written() -> str:
         "| parameter | |", "|---|---|", *asks, "",
         "## Actions", "",
         'POST `{"fields": {…}, "confirm": ""}` to `/api/v1/actions/VERB`. Without `confirm` the answer is the plan, [Planned](#planned), and nothing',
-        "changes. With the plan's `digest` as `confirm` it is done if it is still the same, and the answer is [Done](#done).", "",
+        "changes. With the plan's `digest` as `confirm` it is done if it is still the same, and the answer is [ActionOutcome](#actionoutcome).", "",
         "| verb | role | fields, all of them text |", "|---|---|---|", *verbs, "",
         "## Audit entries", "",
         "`fields` of an [AuditRow](#auditrow), and each record of `relight audit export`, has these names, and each argument of the action as",

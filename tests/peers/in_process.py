@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy
 
-from relight.arena import SharedMemory, allocate
+from relight.arena import SharedMapping, allocate
 from relight.peers import HeldPartFile, Peer, PeerService, Remote
 
 TOKEN = b"t" * 32
@@ -18,7 +18,7 @@ Told = list[tuple[str, dict[str, object]]]
 def part_of(id: str, seq: int, rank: int, size: int, is_there: Callable[[], bool] = lambda: True) -> tuple[HeldPartFile, bytes]:
     """A part of two packs, and its memory's bytes."""
     pages = -(-size // 4096)
-    memory = SharedMemory(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
+    memory = SharedMapping(allocate((pages + 1) * 4096), (pages + 1) * 4096, writable=True)
     memory.view[:] = numpy.random.default_rng([rank, *id.encode()]).bytes(memory.size)
     half = pages // 2 * 4096
     return HeldPartFile(id, seq, rank, 0, memory, (4096, 4096 + half), (half - 100, size - half), is_there), bytes(memory.view)

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy
 
-from relight.arena import SEALED, SharedMemory, Slot, allocate, lay_out
+from relight.arena import SEALED, SharedMapping, Slot, allocate, lay_out
 from relight.peers import HeldPartFile, Peer, PeerService, Remote
 
 PACK_SHARES = (0.6, 0.3, 0.1)
@@ -42,7 +42,7 @@ class Held:
         layout = lay_out(self.sizes, 0)
         size = max(layout.size, 2 * 4096)
         self.starts = layout.packs
-        self.slot = Slot(SharedMemory(allocate(size), size, writable=True))
+        self.slot = Slot(SharedMapping(allocate(size), size, writable=True))
         self.id, self.rank = id, rank
         self.fill(id, seq)
 

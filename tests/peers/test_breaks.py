@@ -15,7 +15,7 @@ import pytest
 from in_process import MB, TOKEN, Told, join, part_of, read_back, several
 from neighbours import Nursery, Town, expected, lost_is_read_back
 
-from relight.arena import SharedMemory
+from relight.arena import SharedMapping
 from relight.errors import CorruptCheckpoint, StoreUnavailable
 from relight.observe import subscribe
 from relight.peers import Remote
@@ -202,7 +202,7 @@ def test_a_slot_filled_again_while_it_is_read_is_never_believed(nursery: Nursery
 class Changing:
     """Memory that is filled anew at the moment it is looked into for the n-th time: behind every look that came before the bytes."""
 
-    def __init__(self, memory: SharedMemory, last: int) -> None:
+    def __init__(self, memory: SharedMapping, last: int) -> None:
         self._memory, self._left = memory, last
         self.size = memory.size
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from in_process import MB, TOKEN, join, part_of, several
 
-from relight.arena import SharedMemory, allocate, lay_out
+from relight.arena import SharedMapping, allocate, lay_out
 from relight.catalog import Run, open_checkpoint, read_tensors
 from relight.catalog.opened import Opened
 from relight.commit import Attempt, SaveRequest
@@ -48,7 +48,7 @@ def saved(tmp_path: Path) -> tuple[Opened, dict[str, bytes], HeldPartFile]:
     opened = open_checkpoint(run.store, "run", one, store_id=view.store_id, run_id=view.run_id)
     packs = [tmp_path / opened.prefix / pack.file for pack in opened.parts[0].packs]
     layout = lay_out([pack.stat().st_size for pack in packs], 0)
-    memory = SharedMemory(allocate(layout.size), layout.size, writable=True)
+    memory = SharedMapping(allocate(layout.size), layout.size, writable=True)
     for start, pack in zip(layout.packs, packs):
         memory.view[start : start + pack.stat().st_size] = pack.read_bytes()
     sizes = tuple(pack.stat().st_size for pack in packs)

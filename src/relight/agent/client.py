@@ -31,7 +31,7 @@ from relight.agent.messages import (
     ToTrainer,
 )
 from relight.agent.wire import AgentConnection, ConnectionLost, close_all
-from relight.arena import SharedMemory, Slot, adopt
+from relight.arena import SharedMapping, Slot, adopt
 from relight.comm import new_threads
 from relight.comm.standstill import CHECK_S, Standstill
 from relight.errors import RelightError, StoreUnavailable, error_of
@@ -64,7 +64,7 @@ class HeldPart:
 
     id: str
     rank: int
-    memory: SharedMemory
+    memory: SharedMapping
     starts: tuple[int, ...]
 
 
@@ -279,9 +279,9 @@ class Agent:
             tell(SaveOutcome(SaveResult(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
 
 
-def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMemory]:
+def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping]:
     """The memory that came with an answer: ``count`` pieces. ``StoreUnavailable``, and all of it is let go of, if it is not to be had."""
-    found: list[SharedMemory] = []
+    found: list[SharedMapping] = []
     left = list(fds)
     try:
         if len(left) != count:  # the kernel drops those for which this process has no room

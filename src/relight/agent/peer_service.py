@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from relight.agent.messages import JoinPeers, ListenForPeers, PeerAddress
-from relight.arena import SharedMemory
+from relight.arena import SharedMapping
 from relight.errors import RelightError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class Offered(NamedTuple):
     id: str
     seq: int
     rank: int
-    memory: SharedMemory
+    memory: SharedMapping
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     is_there: Callable[[], bool]

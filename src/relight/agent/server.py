@@ -51,7 +51,7 @@ from relight.agent.peer_service import AgentPeers, Offered
 from relight.agent.slot_follower import PATIENCE_S, Abandoned, SlotFollower
 from relight.agent.slot_writer import Backpressure, PlannedLayout, SlotWriter
 from relight.agent.wire import FDS_MAX, AgentConnection, ConnectionLost, close_all
-from relight.arena import FILLING, SEALED, SharedMemory, Slot, allocate, freeze, is_frozen, reading
+from relight.arena import FILLING, SEALED, SharedMapping, Slot, allocate, freeze, is_frozen, reading
 from relight.comm import lower_priority, new_threads
 from relight.comm.local_sockets import LocalDirectory, peer_of
 from relight.comm.proof import prove_as_listener
@@ -284,7 +284,7 @@ class AgentServer:
                 slot = spare.pop()
             else:
                 try:
-                    slot = Slot(SharedMemory(allocate(want.size), want.size, writable=True))
+                    slot = Slot(SharedMapping(allocate(want.size), want.size, writable=True))
                 except (NoSpace, OSError) as error:
                     why = error.what if isinstance(error, NoSpace) else str(error)
                     break

@@ -1,6 +1,6 @@
 """Shared memory with owners: memfds, their mapping, the header that says what is in one. Torch-free."""
 
-from relight.arena.memory import PAGE, SharedMemory, adopt, allocate, available_bytes, freeze, is_frozen, reading, room_for
+from relight.arena.memory import PAGE, SharedMapping, adopt, allocate, available_bytes, freeze, is_frozen, reading, room_for
 from relight.arena.slot import BODY_OFFSET, EMPTY, FILLING, SEALED, Slot, SlotLayout, lay_out
 
 __all__ = [
@@ -9,7 +9,7 @@ __all__ = [
     "FILLING",
     "PAGE",
     "SEALED",
-    "SharedMemory",
+    "SharedMapping",
     "Slot",
     "SlotLayout",
     "adopt",

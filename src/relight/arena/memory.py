@@ -27,7 +27,7 @@ _NO_LIMIT = 1 << 60
 """What version 1 says where there is none is a little less than 2**63."""
 
 
-class SharedMemory:
+class SharedMapping:
     """A mapped memfd. The descriptor is its own; ``close`` lets go of both, as does whoever forgets it."""
 
     def __init__(self, fd: int, size: int, *, writable: bool) -> None:
@@ -92,13 +92,13 @@ def is_frozen(fd: int) -> bool:
     return False
 
 
-def adopt(fd: int, *, writable: bool) -> SharedMemory:
+def adopt(fd: int, *, writable: bool) -> SharedMapping:
     """Map a memfd that came from another process; takes the descriptor over."""
     size = os.fstat(fd).st_size
     if size < PAGE or size % PAGE:
         os.close(fd)
         raise UnsafeContent(f"{size} bytes are no arena")
-    return SharedMemory(fd, size, writable=writable)
+    return SharedMapping(fd, size, writable=writable)
 
 
 def room_for(size: int) -> str | None:

@@ -20,7 +20,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from relight.arena.memory import PAGE, SharedMemory
+from relight.arena.memory import PAGE, SharedMapping
 from relight.errors import CorruptCheckpoint
 
 BODY_OFFSET = 4096
@@ -53,7 +53,7 @@ def lay_out(pack_sizes: Sequence[int], request_bytes: int) -> SlotLayout:
 class Slot:
     """A mapped slot. One process fills it, another reads it once it is SEALED."""
 
-    def __init__(self, memory: SharedMemory) -> None:
+    def __init__(self, memory: SharedMapping) -> None:
         self.memory = memory
         self.view = memory.view
 

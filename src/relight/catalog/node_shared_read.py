@@ -25,7 +25,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import msgspec
 
-from relight.arena import PAGE, SharedMemory, adopt, allocate, freeze, reading
+from relight.arena import PAGE, SharedMapping, adopt, allocate, freeze, reading
 from relight.catalog.opened import Opened
 from relight.catalog.read import INLINE_BYTES, ChunkRange, WantedChunk, Wants, hand_on, read_runs, runs_of
 from relight.catalog.read_assignment import LentRun, PackKey, deal, decode_needs, encode_needs
@@ -143,7 +143,7 @@ class _Listener:
             self._listener = directory.listen(self.address, 1024)
             self.socket = self._listener.socket
 
-    def accept(self, stall_s: float) -> tuple[socket.socket, int, SharedMemory]:
+    def accept(self, stall_s: float) -> tuple[socket.socket, int, SharedMapping]:
         """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes; ``_NothingToLend``."""
         ends = time.monotonic() + stall_s
         while True:
@@ -188,7 +188,7 @@ def _own_user(connection: socket.socket) -> None:
 class _Borrower:
     """The way to a rank that takes from this one."""
 
-    def __init__(self, address: str, token: bytes, rank: int, memory: SharedMemory | None, stall_s: float) -> None:
+    def __init__(self, address: str, token: bytes, rank: int, memory: SharedMapping | None, stall_s: float) -> None:
         self.held: set[int] = set()
         """Places that it has been told of and has not given back."""
         self.gone = False
@@ -247,7 +247,7 @@ class _SharedRead:
         self._lock = threading.Lock()
         self._open: list[socket.socket] = []
         self._links: dict[int, _Borrower] = {}
-        self._memory: SharedMemory | None = None
+        self._memory: SharedMapping | None = None
         self._size = max((table.runs[number].length for number in self._own), default=0)
         self._places: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._lent: dict[int, int] = {}
@@ -304,7 +304,7 @@ class _SharedRead:
         """Memory to lend, and the ways to those who take from it. Without memory nothing is lent, which they are told."""
         size = -(-places * self._size // PAGE) * PAGE
         with contextlib.suppress(NoSpace, OSError):
-            self._memory = SharedMemory(allocate(size, "relight-lent"), size, writable=True)
+            self._memory = SharedMapping(allocate(size, "relight-lent"), size, writable=True)
             self._memory.populate()
             freeze(self._memory.fd)
         for place in range(places):
@@ -412,7 +412,7 @@ class _SharedRead:
             connection.close()
             memory.close()
 
-    def _take_from(self, connection: socket.socket, owner: int, memory: SharedMemory) -> None:
+    def _take_from(self, connection: socket.socket, owner: int, memory: SharedMapping) -> None:
         left = {number for number in self._table.mine if self._table.runs[number].owner == owner}
         heard = True
         while left and self._error is None:

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple
 
-from relight.arena import SharedMemory, allocate, room_for
+from relight.arena import SharedMapping, allocate, room_for
 from relight.errors import NoSpace
 from relight.peers.galois import BLOCK, accumulate, coefficient
 from relight.peers.messages import GONE, LENGTH_MAX, OLD, ROOM, ROSTER, VOID, Contribute, Parity, PeerRefusal, ReadRequest, Segment
@@ -53,7 +53,7 @@ class _ParityPiece:
         self.ring, self.stripe, self.row = first.ring, first.stripe, first.row
         self.absent, self.data, self.of = absent, ring.data, ring.data + ring.parity
         self.members: dict[int, _Member] = {}
-        self.memory: SharedMemory | None = None
+        self.memory: SharedMapping | None = None
         self.complete = self.dropped = False
         self.lock = threading.Lock()
 
@@ -276,7 +276,7 @@ class Holder:
                 if not older:
                     raise NoSpace(why)
                 self._drop(place, older)
-            grown = SharedMemory(allocate(size, "relight-parity") if former is None else _extended(former, size), size, writable=True)
+            grown = SharedMapping(allocate(size, "relight-parity") if former is None else _extended(former, size), size, writable=True)
         except (NoSpace, OSError) as error:
             self._drop(place, [piece])
             raise Refusal(ROOM, error.what if isinstance(error, NoSpace) else str(error)) from error
@@ -309,7 +309,7 @@ class Holder:
             raise PeerLost("the piece is dropped, or another connection goes on with it")
 
 
-def _extended(memory: SharedMemory, size: int) -> int:
+def _extended(memory: SharedMapping, size: int) -> int:
     """Another descriptor of that memory, which is ``size`` bytes long from now on."""
     fd = os.dup(memory.fd)
     try:

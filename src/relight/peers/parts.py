@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from relight.arena import SharedMemory
+from relight.arena import SharedMapping
 from relight.peers.galois import BLOCK
 from relight.peers.messages import Own
 
@@ -26,7 +26,7 @@ class HeldPartFile(NamedTuple):
     seq: int
     rank: int
     lane: int
-    memory: SharedMemory
+    memory: SharedMapping
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
     is_there: Callable[[], bool]

@@ -105,7 +105,7 @@ def adaptive(
     the last seconds in which no save was written, the interval is twice as long: ``{"disk": 0.8, "device": 0.95}``. Each
     change is an event ``schedule.changed``. Decided intervals stay in the run's log, where ``relight explain schedule`` finds them.
 
-    >>> adaptive(at_least="30s", at_most="15m").due(Facts(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
+    >>> adaptive(at_least="30s", at_most="15m").due(TriggerInput(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'
     """
     least_s = 0.0 if at_least is None else seconds_of(at_least, "at_least")

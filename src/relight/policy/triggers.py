@@ -71,12 +71,12 @@ class Trigger:
 
     @property
     def metrics(self) -> frozenset[tuple[str, str]]:
-        """``(name, mode)`` of the metrics that ``due`` reads in ``Facts.metrics``. No other metrics are in there."""
+        """``(name, mode)`` of the metrics that ``due`` reads in ``TriggerInput.metrics``. No other metrics are in there."""
         return frozenset()
 
     @property
     def epochs_of(self) -> frozenset[str]:
-        """Names of the loaders; ``due`` reads their epochs in ``Facts.epochs``. An empty name: the only loader."""
+        """Names of the loaders; ``due`` reads their epochs in ``TriggerInput.epochs``. An empty name: the only loader."""
         return frozenset()
 
     @property
@@ -220,7 +220,7 @@ def every(
     ``hours``, ``minutes`` and ``seconds`` add up. A whole number alone counts steps; a text or a ``timedelta`` alone is what its unit
     names: ``every(500)``, ``every("500 steps")``, ``every("10m")``. With steps and a time, a save is due at whichever comes first.
 
-    >>> every(steps=2).due(Facts(step=3, now_s=0, last_save_step=None, last_save_s=0))
+    >>> every(steps=2).due(TriggerInput(step=3, now_s=0, last_save_step=None, last_save_s=0))
     'every 2 steps'
     """
     if amount is not None and not all(one is None for one in (steps, minutes, hours, seconds, epochs)):
