@@ -40,13 +40,13 @@ def seen(job: Job, rng: random.Random) -> None:
 def killed(job: Job, rng: random.Random) -> None:
     """A rank is killed: training goes on with nobody's help, from what was in memory."""
     job.saves_again(str(job.hot))
-    before, agents, left_out = len(job.incidents()), job.agents(), len(job.events("peers.failed", "peers.silent"))
+    before, agents, left_out = len(job.incidents()), job.agents(), len(job.events("peers.failed", "peers.unreachable"))
     since = time.time()
     os.kill(job.ranks()[rng.randrange(NODES * EACH)], signal.SIGKILL)
     came(job, "killed", before)
     job.goes_on("a kill")
     expect(job.agents() == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it")
-    expect(len(job.events("peers.failed", "peers.silent")) == left_out, "and each still holds the other's last save")
+    expect(len(job.events("peers.failed", "peers.unreachable")) == left_out, "and each still holds the other's last save")
     sources = {one["source"] for one in job.events("restore.done") if one["time"] > since}
     expect(sources and "store" not in sources, f"nobody read the store to go on: restored from {', '.join(sorted(sources))}")
 

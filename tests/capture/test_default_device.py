@@ -17,7 +17,7 @@ from torch.utils._device import _device_constructors
 import relight
 
 SOURCE = Path(relight.__file__).parent
-OWN_PROCESSES = {"bench", "demo", "drill", "testing", "foresee"}
+OWN_PROCESSES = {"bench", "demo", "drill", "testing", "prediction"}
 """Packages that make tensors for a training of their own, never inside a user's process."""
 
 

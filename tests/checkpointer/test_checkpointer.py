@@ -410,14 +410,14 @@ def test_what_a_component_of_ones_own_holds_is_as_it_was_at_the_boundary(run: st
 def test_an_exception_behind_the_update_saves_nothing_inconsistent(run: str) -> None:
     """If parameters changed since the last step ended, there is no consistent state, and that is said."""
     model, optimizer = make()
-    before = counters["save.none"]
+    before = counters["save.inconsistent"]
     with pytest.raises(ZeroDivisionError), relight.Checkpointer(run, save=None, model=model, optimizer=optimizer) as ckpt:
         for step in range(3):
             one_step(model, optimizer)
             if step == 2:
                 raise ZeroDivisionError
             ckpt.step(step)
-    assert counters["save.none"] == before + 1
+    assert counters["save.inconsistent"] == before + 1
     assert relight.open(run).run().history().live == []
 
 

@@ -365,13 +365,13 @@ def test_an_ordinary_loop_has_used_all_that_was_delivered(shares, direct, tmp_pa
         rest = rest_of(loader)
     assert len(rest) == SAMPLES - count * BATCH
     assert sorted(seen + rest) == list(range(SAMPLES))
-    assert "loader.ahead" not in [one.name for one in events]
+    assert "loader.prefetched" not in [one.name for one in events]
 
 
 def test_a_loader_that_is_ahead_is_reported_once(tmp_path, events) -> None:
     """One event names the loader and the call that corrects the count."""
     trained(tmp_path, build(), one_ahead, 6, True)
-    assert [(one.name, one.fields["loader"]) for one in events] == [("loader.ahead", "loader")]
+    assert [(one.name, one.fields["loader"]) for one in events] == [("loader.prefetched", "loader")]
 
 
 def test_used_states_what_was_used(tmp_path) -> None:

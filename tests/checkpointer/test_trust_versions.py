@@ -92,7 +92,7 @@ def test_each_save_restores(tmp_path: Path, in_background: bool, told: list[Even
         for _ in range(8):
             run.step()
     run.check()
-    assert not of(told, "versions.wrong") and not of(told, "save.failed")
+    assert not of(told, "frozen_param.modified") and not of(told, "save.failed")
 
 
 def test_what_is_frozen_is_hashed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -162,7 +162,7 @@ def test_what_is_written_to_is_stored(tmp_path: Path, in_background: bool, how: 
                     weight.data[:, turn] = 0.03
             run.step()
     run.check()
-    assert not of(told, "versions.wrong") and not of(told, "save.failed")
+    assert not of(told, "frozen_param.modified") and not of(told, "save.failed")
 
 
 @WAYS
@@ -173,7 +173,7 @@ def test_a_write_without_a_trace_is_found(tmp_path: Path, in_background: bool, t
         for _ in range(4):
             run.step()
         run.model.base[1].weight.data[SIDE // 2 + 1, 5] += 0.01
-        while not of(told, "versions.wrong"):
+        while not of(told, "frozen_param.modified"):
             run.step()
             assert run.steps < 12
         found = list(run.saved)[-1]
@@ -182,7 +182,7 @@ def test_a_write_without_a_trace_is_found(tmp_path: Path, in_background: bool, t
             run.step()
     ids = list(run.saved)
     run.check(without=tuple(ids[4 : ids.index(found)]))
-    assert len(of(told, "versions.wrong")) == 1 and "model/base.1.weight" in of(told, "versions.wrong")[0].fields["say"]
+    assert len(of(told, "frozen_param.modified")) == 1 and "model/base.1.weight" in of(told, "frozen_param.modified")[0].fields["say"]
 
 
 @WAYS

@@ -121,12 +121,12 @@ def test_the_near_tier_keeps_what_the_far_one_lacks(s3: str, tmp_path: Path, mon
     monkeypatch.setenv("RELIGHT_STORE_PATIENCE_S", "0.5")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     model, optimizer = parts()
-    before = counters["tier.silent"]
+    before = counters["tier.unreachable"]
     ckpt = relight.Checkpointer(tiers, save=None, model=model, optimizer=optimizer, background=False)
     with pytest.raises(StoreUnavailable, match="may have some"):
         ckpt.restore()
     ckpt.close()
-    assert counters["tier.silent"] > before
+    assert counters["tier.unreachable"] > before
     monkeypatch.setenv("AWS_ENDPOINT_URL", alive)
     limits = relight.Limits(deadline_s=5)  # of close(), which waits so long for the tier that does not answer
     ckpt = relight.Checkpointer(tiers, model=model, optimizer=optimizer, save=relight.every(steps=1), background=False, limits=limits)
@@ -184,13 +184,13 @@ def test_damage_in_every_tier_is_survived_chunk_by_chunk(tmp_path: Path, near: s
             for place in places:
                 data[int(len(data) * place)] ^= 1
             pack.write_bytes(data)
-    before = counters["restore.mended"]
+    before = counters["restore.repaired"]
     found = {name: torch.zeros(1 << 20) for name in state}
     again = relight.Checkpointer(tiers, background=False, **found)
     assert again.restore() == 1
     again.close()
     assert all(torch.equal(found[name], state[name]) for name in state)
-    assert before < counters["restore.mended"] <= before + 3
+    assert before < counters["restore.repaired"] <= before + 3
 
 
 def test_copies_and_how_many_of_them_are_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def near_bytes(tmp_path: Path) -> int:
 
 def test_a_save_waits_in_memory_while_the_near_tier_is_full(tmp_path: Path) -> None:
     """All of it has to go further out, and that takes its time: never is more there than fits, nothing is lost, and it is told."""
-    before = counters["save.held"], counters["save.failed"]
+    before = counters["save.backpressured"], counters["save.failed"]
     cold = relight.tier(tmp_path / "cold" / "run", keep=relight.keep(every=1), bytes_per_second=4e6)
     ckpt, state = full(tmp_path, cold, 60)
     most, saves = 0, []
@@ -266,20 +266,20 @@ def test_a_save_waits_in_memory_while_the_near_tier_is_full(tmp_path: Path) -> N
     ckpt.close()
     assert steps(str(tmp_path / "cold")) == list(range(9))
     assert 2e6 < most <= 3.5e6
-    assert counters["save.held"] > before[0] and counters["save.failed"] == before[1]
+    assert counters["save.backpressured"] > before[0] and counters["save.failed"] == before[1]
     wait_for_agent(tmp_path / "hot")
 
 
 def test_a_save_waits_no_longer_than_half_its_deadline_for_room(tmp_path: Path) -> None:
     """The further tier cannot be written: what does not fit is saved all the same, and held back no more once the run ends."""
     (tmp_path / "no").write_text("a file where a directory should be")
-    before = counters["save.held"]
+    before = counters["save.backpressured"]
     ckpt, state = full(tmp_path, relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1)), 10)
     for step in range(4):
         state["t"].add_(1)
         began = time.monotonic()
         assert ckpt.save(step, block=False).wait(60).done
-    assert time.monotonic() - began >= 5 and counters["save.held"] == before + 1
+    assert time.monotonic() - began >= 5 and counters["save.backpressured"] == before + 1
     ckpt.close()
     assert steps(str(tmp_path / "hot")) == list(range(4))
     wait_for_agent(tmp_path / "hot")
@@ -289,13 +289,13 @@ def test_a_save_waits_no_longer_than_half_its_deadline_for_room(tmp_path: Path) 
 def test_what_somebody_waits_for_is_not_held_back(tmp_path: Path, how: str) -> None:
     """The end of a run, a save that is to be durable now, a signal: what is held is written at once, and so is what comes behind it."""
     (tmp_path / "no").write_text("a file where a directory should be")
-    before = counters["save.held"]
+    before = counters["save.backpressured"]
     ckpt, state = full(tmp_path, relight.tier(tmp_path / "no" / "run", keep=relight.keep(every=1)), 200)
     for step in range(4):
         state["t"].add_(1)
         held = ckpt.save(step, block=False)
     ends = time.monotonic() + 30
-    while counters["save.held"] == before and time.monotonic() < ends:
+    while counters["save.backpressured"] == before and time.monotonic() < ends:
         time.sleep(0.05)
     assert not held.done
     began = time.monotonic()
@@ -329,12 +329,12 @@ def test_room_is_made_for_the_first_save_of_a_life_too(tmp_path: Path) -> None:
     ckpt.close()
     wait_for_agent(tmp_path / "hot")
     (tmp_path / "no").unlink()
-    before = counters["save.held"]
+    before = counters["save.backpressured"]
     ckpt, state = full(tmp_path, cold, 200)
     began = time.monotonic()
     assert ckpt.save(4, block=False).wait(90).done
     assert time.monotonic() - began < 60
-    assert counters["save.held"] == before + 1 and steps(str(tmp_path / "no"))[:2] == [0, 1]
+    assert counters["save.backpressured"] == before + 1 and steps(str(tmp_path / "no"))[:2] == [0, 1]
     assert near_bytes(tmp_path) <= 3.5e6
     ckpt.close()
     wait_for_agent(tmp_path / "hot")

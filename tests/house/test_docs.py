@@ -89,7 +89,7 @@ def test_every_setting_is_in_the_reference() -> None:
 
 def test_every_event_is_in_the_reference_with_its_level_and_words() -> None:
     """The page's table of events is the source's."""
-    rows = dict(re.findall(r"^\| `([a-z]+\.[a-z]+)` (\(.*)\|$", section(page("reference.md"), "Events"), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `([a-z_]+\.[a-z_]+)` (\(.*)\|$", section(page("reference.md"), "Events"), re.MULTILINE))
     assert {name: f"({logging.getLevelName(level).lower()}) | {says} " for name, (level, says) in EVENTS.items()} == rows
 
 

@@ -125,10 +125,10 @@ def test_a_record_that_comes_damaged_once_is_read_once_more() -> None:
     store.reads.clear()
     flipped = whole[:40] + bytes([whole[40] ^ 1]) + whole[41:]
     store.damage = lambda asked: flipped if asked == key and store.reads[key] == 1 else None
-    before = counters["read.again"]
+    before = counters["read.retried"]
     view = Log(store, "run").read()
     assert (not view.faults, fold(view).live[-1].id, store.reads[key]) == (True, checkpoint, 2)
-    assert counters["read.again"] == before + 1
+    assert counters["read.retried"] == before + 1
     store.reads.clear()
     store.damage = lambda asked: flipped if asked == key else None
     assert [fault.file for fault in Log(store, "run").read().faults] == [key]

@@ -151,7 +151,7 @@ def test_recovery_success_counts_failures_after_which_training_continued() -> No
         )  # fmt: skip
 
     found = [
-        incident(1, "restart", True), incident(2, "restart"), incident(3, "leave"), incident(4, "end"), incident(5, "restart", True),
+        incident(1, "restart", True), incident(2, "restart"), incident(3, "exclude_node"), incident(4, "end"), incident(5, "restart", True),
         incident(6, "stop"), incident(7, "restart"),
     ]  # fmt: skip
     assert recoveries_of(found) == {"recovered": 2, "failed again": 1, "stopped": 1, "left": 1}

@@ -83,10 +83,10 @@ def test_a_job_that_another_has_taken_over_was_not_given_up(run: Path) -> None:
 
 def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path) -> None:
     """Each with the node or the reason; what is older than a day is not."""
-    write(run, incident(90000, "hardware", "leave", "n1"), incident(89000, "numerical", "roll back"))
+    write(run, incident(90000, "hardware", "exclude_node", "n1"), incident(89000, "numerical", "roll back"))
     append(run, NoteBody(topic=ROLLED_BACK, data={"before": 41}), 89000)
     assert fired(run) == {}
-    write(run, incident(7000, "hardware", "resume"), incident(6000, "hardware", "leave"), incident(500, "numerical", "roll back"))
+    write(run, incident(7000, "hardware", "resume"), incident(6000, "hardware", "exclude_node"), incident(500, "numerical", "roll back"))
     assert fired(run) == {
         "node_excluded": "1 node has left the job within a day; the last: n7: why leave",
         "hardware_failure": "2 hardware failures within a day; the last: n7: hardware failed",

@@ -96,7 +96,7 @@ def test_connections_cut_anywhere_are_gone_on_with(seed: int) -> None:
 def test_readers_change_to_another_way_when_one_breaks() -> None:
     """Agents that break off in the middle are passed over, and told; bytes stay right as long as any way is left, then there is an error."""
     silent: list[str] = []
-    undo = subscribe(lambda event: silent.append(str(event.fields["address"])) if event.name == "peers.silent" else None)
+    undo = subscribe(lambda event: silent.append(str(event.fields["address"])) if event.name == "peers.unreachable" else None)
     with several(6) as peers:
         join(peers, 4, 2)
         parts = [part_of("c1", 1, rank, 20 * MB) for rank in range(6)]

@@ -28,7 +28,7 @@ from relight.prediction.trace import read_trace
 def events() -> Iterator[list[Event]]:
     """Alarms, and what does not count."""
     found: list[Event] = []
-    undo = subscribe(lambda event: found.append(event) if event.name in ("foresee.alarm", "foresee.unused") else None)
+    undo = subscribe(lambda event: found.append(event) if event.name in ("prediction.alarm", "prediction.detector_disabled") else None)
     yield found
     undo()
 
@@ -52,7 +52,7 @@ def test_a_leak_is_told_in_time_and_with_what_to_do(events: list[Event]) -> None
     assert 250 < 1e9 + 1500 - alarms[0].at < 400 and len(alarms) <= 3
     assert "none in" in alarms[0].why and alarms[0].reason
     assert alarms[0].likely == 0.5, "of rules, as long as none has come true or not"
-    assert [one.name for one in events] == ["foresee.alarm"] * len(alarms)
+    assert [one.name for one in events] == ["prediction.alarm"] * len(alarms)
     assert calm(FailurePredictor(shape=made.SHAPE), 900) == []
 
 
@@ -98,7 +98,7 @@ def test_a_detector_that_is_wrong_here_stops_counting_and_one_that_is_right_come
     assert alarms and {one.detector for one in alarms} == {"drift"}
     drift = foresight.standing()[1]
     assert not drift.used and drift.true == 0 and drift.false >= 2 and "in this job" in drift.why
-    assert max(one.at for one in alarms) < 1e9 + 2000 and [one.name for one in events].count("foresee.unused") == 1
+    assert max(one.at for one in alarms) < 1e9 + 2000 and [one.name for one in events].count("prediction.detector_disabled") == 1
     at = 1e9 + 3600
     for _ in range(6):
         calm(foresight, 360, at)
@@ -120,7 +120,7 @@ def test_an_alarm_that_was_heeded_counts_for_nothing(tmp_path: Path) -> None:
 def others() -> Iterator[list[Event]]:
     """Models that were read, and alarms that were settled."""
     found: list[Event] = []
-    undo = subscribe(lambda event: found.append(event) if event.name in ("foresee.model", "foresee.settled") else None)
+    undo = subscribe(lambda event: found.append(event) if event.name in ("prediction.model_loaded", "prediction.scored") else None)
     yield found
     undo()
 
@@ -134,14 +134,14 @@ def test_a_running_job_takes_a_model_that_was_trained_meanwhile(tmp_path: Path, 
     DetectorModel({"drift": Drift()}, {"drift": Worth(0.0, 0.95)}, made_at=1.7e9).write(tmp_path / "new")
     (tmp_path / "new").replace(tmp_path / "m")
     calm(foresight, 62, 1e9 + 500)
-    assert [one.name for one in others].count("foresee.model") == 2
+    assert [one.name for one in others].count("prediction.model_loaded") == 2
     assert others[-1].fields["made_at"] == 1.7e9 and others[-1].fields["detectors"] == ["drift"]
     assert foresight._watchers[1].open[: len(waiting)] == waiting and foresight._watchers[1]._worth.precision == 0.95
     foresight.failed("hang", 1e9 + 600)
     (tmp_path / "m").unlink()
     model(tmp_path / "m", 0.8)
     calm(foresight, 62, 1e9 + 600)
-    assert [one.name for one in others].count("foresee.model") == 3, "long before the first look of the next life"
+    assert [one.name for one in others].count("prediction.model_loaded") == 3, "long before the first look of the next life"
 
 
 def test_what_became_of_each_alarm_is_reported(tmp_path: Path, others: list[Event]) -> None:

@@ -86,7 +86,7 @@ def effects_since(server: Server, before: dict[str, int]) -> set[tuple[str, str]
             elif isinstance(body, RetireBody):
                 found.add(("retire", name))
             elif isinstance(body, RecallBody):
-                found.add(("recall", name))
+                found.add(("undelete", name))
             elif isinstance(body, NoteBody) and body.topic == "hold":
                 found.add(("hold", name))
     return found

@@ -46,7 +46,14 @@ def test_saves_risk_and_alerts_come_from_events(tmp_path: Path, monkeypatch: pyt
         {"event": "save.span", "id": newest.id, "step": newest.step, "span": part, "start": start, "end": end, "time": 1.0}
         for part, start, end in SPANS
     ]
-    alarm = {"event": "foresee.alarm", "kind": "memory", "detector": "drift", "score": 0.9, "say": "memory fills up", "time": time.time()}
+    alarm = {
+        "event": "prediction.alarm",
+        "kind": "memory",
+        "detector": "drift",
+        "score": 0.9,
+        "say": "memory fills up",
+        "time": time.time(),
+    }
     keep_events(events, url, *told, alarm, run="run-000")
     with serving([root], tmp_path) as server:
         until(lambda: len(server.get("/api/v1/runs/runs/run-000").json()["saves"][0]["spans"]), len(SPANS))
@@ -142,7 +149,14 @@ def test_alerts_outlive_the_server_and_are_told_once(tmp_path: Path, monkeypatch
     monkeypatch.setenv("RELIGHT_EVENTS", str(events))
     monkeypatch.chdir(tmp_path)
     root = make_store(tmp_path / "runs", 1, 2)
-    alarm = {"event": "foresee.alarm", "kind": "memory", "detector": "drift", "score": 0.9, "say": "memory fills up", "time": time.time()}
+    alarm = {
+        "event": "prediction.alarm",
+        "kind": "memory",
+        "detector": "drift",
+        "score": 0.9,
+        "say": "memory fills up",
+        "time": time.time(),
+    }
     keep_events(events, str(root), alarm, run="run-000")
 
     def firing(server: Any) -> list[str]:

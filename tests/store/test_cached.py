@@ -510,10 +510,10 @@ def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
             piece = memoryview(data)[start : start + BLOCK_BYTES]
             store.blocks.keep(name_of(store.url, f"{prefix}/{entry.name}"), start // BLOCK_BYTES, len(data), piece)
     assert same(load(fresh(run, tmp_path), monkeypatch))
-    assert "read.again" in {event.name for event in told}
+    assert "read.retried" in {event.name for event in told}
     told.clear()
     assert same(load(fresh(run, tmp_path), monkeypatch))
-    assert "read.again" not in {event.name for event in told}
+    assert "read.retried" not in {event.name for event in told}
 
 
 def test_verifying_looks_where_the_bytes_lie(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

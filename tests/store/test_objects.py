@@ -192,9 +192,9 @@ def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str
         monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.address)
         monkeypatch.setenv("RELIGHT_SINGLE_WRITER", "1")
         store = ObjectStore(f"{s3}/place")
-        before = counters["store.alone"]
+        before = counters["store.no_conditional_put"]
         attempt = Attempt.begin(store, "run")
-        assert counters["store.alone"] > before
+        assert counters["store.no_conditional_put"] > before
         assert store.put_once("x", b"1") and not store.put_once("x", b"1")
         save(attempt, 0)
         request = SaveRequest(step=1, tree=b"", items=[], id="0123456789", seat=Participant(0, 2, "0" * 16, 1.0))

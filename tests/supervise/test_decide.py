@@ -81,7 +81,7 @@ def test_a_job_that_gets_on_may_fail_for_ever() -> None:
 def test_a_machine_whose_hardware_fails_again_and_again_is_left() -> None:
     """Three times, at whatever step; failures of other machines, and others of its own, do not count."""
     broken = [failure("hardware", step) for step in (100, 500, 900)]
-    assert after(*broken).action == "leave" and "third time" in after(*broken).reason
+    assert after(*broken).action == "exclude_node" and "third time" in after(*broken).reason
     assert after(*broken[:2], failure("killed", 700), failure("network", 800)).action == "resume"
     elsewhere = [replace(one, here=False) for one in broken]
     assert after(*elsewhere, *elsewhere, broken[0]).action == "resume"
@@ -95,7 +95,7 @@ def test_what_failed_more_than_a_day_ago_is_no_reason_to_leave_a_machine() -> No
         one = failure("hardware", step)
         history.append(Past(one, decide(one, history, RULES, 86400.0 * day), 86400.0 * day))
     assert history[-1].decision.action == "resume"
-    assert decide(failure("hardware", 950), [*history, history[-1]], RULES, 86400.0 * 2 + 5).action == "leave"
+    assert decide(failure("hardware", 950), [*history, history[-1]], RULES, 86400.0 * 2 + 5).action == "exclude_node"
 
 
 def test_failures_without_progress_are_counted() -> None:

@@ -119,9 +119,9 @@ def test_a_node_leaves_the_rendezvous_and_serves_it_until_the_others_have_met() 
     ("error", "action"),
     [
         (RendezvousTimeoutError(), "stop"),
-        (RendezvousConnectionError("gone"), "leave"),
+        (RendezvousConnectionError("gone"), "exclude_node"),
         (RendezvousClosedError(), ""),
-        (Forged("it"), "leave"),
+        (Forged("it"), "exclude_node"),
     ],
     ids=["too few", "cut off", "closed by another", "forged"],
 )
@@ -152,6 +152,6 @@ def test_a_machine_that_is_drained_has_left(tmp_path: Path) -> None:
     try:
         watched._drains = "corrected errors rise"
         watched.begin([0], {})
-        assert watched.ended("SIGTERM").action == "leave"
+        assert watched.ended("SIGTERM").action == "exclude_node"
     finally:
         watched.close()

@@ -117,7 +117,7 @@ def test_only_what_keeps_a_failure_away_counts_as_averted(tmp_path: Path) -> Non
         foresight: Any = SimpleNamespace(sample=lambda _: alarms, heeded=lambda one, to=heeded: to.add(one.action))
         rounds = iter([False, True])
         foreseeing = PredictionThread(
-            Foreseen(foresee=False), dict, lambda one, drain=drain: watched.foreseen(one, drain), None, "h", Load(pause, lambda *_: True)
+            Foreseen(predict=False), dict, lambda one, drain=drain: watched.foreseen(one, drain), None, "h", Load(pause, lambda *_: True)
         )
         foreseeing._over = SimpleNamespace(wait=lambda _, rounds=rounds: next(rounds))  # type: ignore[assignment]
         foreseeing._watch(foresight, SimpleNamespace(sample=lambda *_: sample))  # type: ignore[arg-type]

@@ -256,7 +256,7 @@ class SlotWriter:
 
         def tell(why: str, at_most_s: float) -> None:
             say = f"the save of step {request.step} is held back, at most {at_most_s:.0f} s: {why}"
-            hold.emit("save.held", say, {"id": request.id, "step": request.step, "seconds": at_most_s})
+            hold.emit("save.backpressured", say, {"id": request.id, "step": request.step, "seconds": at_most_s})
 
         with contextlib.suppress(RelightError):
             history = fold(self._log.read())

@@ -29,7 +29,7 @@ def core_of(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def own_sampler(sampler: Any) -> Any:
     """The sampler itself, where a rest of its order stands in its place."""
-    return sampler.sampler if type(sampler).__name__ in ("Rest", "Standing") and hasattr(sampler, "leave") else sampler
+    return sampler.sampler if type(sampler).__name__ in ("RemainderSampler", "RemainingSamples") and hasattr(sampler, "leave") else sampler
 
 
 def units_of(loader: DataLoader[Any]) -> dict[str, Any]:

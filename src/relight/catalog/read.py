@@ -89,7 +89,7 @@ class _OpenPack(NamedTuple):
         if store.url not in self.told:
             self.told.append(store.url)
             what = f"{self.key} is damaged or gone in one tier; what was is read from {store.url}: relight scrub mends it"
-            emit("restore.mended", what, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
+            emit("restore.repaired", what, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
 
 _Job = tuple[_OpenPack, ChunkRange]

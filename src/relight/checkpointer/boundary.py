@@ -103,7 +103,7 @@ class Boundary:
         state = self.consistent()
         if state is None:
             why = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
-            emit("save.none", f"{type(error).__name__} in the step after {self.step}: {why}, so nothing was saved", step=self.step)
+            emit("save.inconsistent", f"{type(error).__name__} in the step after {self.step}: {why}, so nothing was saved", step=self.step)
         return state
 
     def _find_small(self) -> None:

@@ -48,7 +48,7 @@ class ComponentWatch:
         for name in report_steps(self._components, steps):
             if self._reports:
                 emit(
-                    "loader.ahead",
+                    "loader.prefetched",
                     f"loader {name}: something takes batches from it before the training loop uses them; those count as not delivered. "
                     "If they were used, state how many were: relight.capture.used(loader, batches)",
                     loader=name,

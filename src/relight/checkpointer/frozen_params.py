@@ -58,7 +58,7 @@ class FrozenParams:
         """One was written to, and nothing told. None is trusted from now on."""
         self._asked, self._frozen, self._then = False, None, None
         emit(
-            "versions.wrong",
+            "frozen_param.modified",
             f"{name} was written to without a trace: this save has what it is now, earlier ones may have what it was. "
             "Compact(trust_versions=True) is not for this run; it is off from here on",
             tensor=name,

@@ -83,7 +83,7 @@ class GracePeriod:
             return True
         fit = fits([from_json_bytes(one, GraceState) for one in told] or [mine])
         if not fit.fits:
-            emit("save.late", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
+            emit("save.skipped_no_time", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
         return fit.fits
 
 
@@ -91,5 +91,5 @@ def never_in_time(step: int, reason: str) -> Save:
     """Report a save for which no time is left, as those before it took all of it. Return its handle, which has the error."""
     save = Save(step, reason)
     save.error = StoreUnavailable("not begun: the grace of the signal is over", where=f"step {step}")
-    emit("save.late", f"step {step} is not saved, the checkpoint before it stands: no time is left", step=step)
+    emit("save.skipped_no_time", f"step {step} is not saved, the checkpoint before it stands: no time is left", step=step)
     return save

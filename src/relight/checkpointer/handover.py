@@ -241,7 +241,7 @@ class Handover:
         say = f"step {whole.step} is saved for all {self._size} ranks, as one has failed"
         if early:
             say += f"; of rank {', '.join(map(str, early))} with the generators and loaders it had in front of its update"
-        emit("rank.inherited", say, step=whole.step, id=id_)
+        emit("rank.state_recovered", say, step=whole.step, id=id_)
 
     @property
     def _size(self) -> int:

@@ -78,7 +78,7 @@ class PeerDiscovery:
             short = [found.short] if found.short else []
             lost = [str(one) for one in found.shared if not one.survived]
             if short or lost:
-                emit("peers.weak", "; ".join(["peers protect less than was asked for", *short, *lost]), agents=len(roster))
+                emit("peers.degraded", "; ".join(["peers protect less than was asked for", *short, *lost]), agents=len(roster))
 
     def remote(self) -> Remote | None:
         """What all agents have in memory, asked when it is wanted first; None if there are no peers."""

@@ -48,7 +48,7 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) ->
         ranks.run_on_rank0(write, "going back")
     past = f", past the samples of steps {skip}" if skip else ""
     rates = f", learning rates × {cut}" if cut else ""
-    emit("restore.back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)
+    emit("restore.rolled_back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)
 
 
 def scale_learning_rates(components: Mapping[str, object], factor: float, only: Sequence[str] | None = None) -> None:
@@ -64,7 +64,7 @@ def scale_learning_rates(components: Mapping[str, object], factor: float, only: 
         else:
             _cut_schedule(value, factor, done)
     if taken:
-        emit("restore.rates", f"learning rates × {factor:g}, as the run went back behind what was restored", factor=factor)
+        emit("restore.lr_scaled", f"learning rates × {factor:g}, as the run went back behind what was restored", factor=factor)
 
 
 def _is_restored(name: str, value: object, only: Sequence[str] | None) -> bool:

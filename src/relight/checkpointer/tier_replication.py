@@ -62,7 +62,7 @@ def read_further(further: Sequence[Further], near: History) -> list[Reach]:
         check_same_run(near, reach)
     for reach in reaches:
         if reach.error is not None:
-            emit("tier.silent", f"tier {reach.name} does not answer: {reach.error}", tier=reach.name, kind=reach.error.kind)
+            emit("tier.unreachable", f"tier {reach.name} does not answer: {reach.error}", tier=reach.name, kind=reach.error.kind)
     silent = [reach for reach in reaches if reach.error is not None]
     if silent and not near.live and not any(reach.history.live for reach in reaches):
         raise StoreUnavailable(
@@ -124,7 +124,7 @@ class TierReplicator:
             except ConfigError:
                 raise
             except RelightError as error:
-                emit("tier.silent", f"tier {tier.name}: {error}; it is tried again behind each save", tier=tier.name, kind=error.kind)
+                emit("tier.unreachable", f"tier {tier.name}: {error}; it is tried again behind each save", tier=tier.name, kind=error.kind)
 
     def expect(self, save: Save) -> Save:
         """A save that is to be drained once it is durable."""

@@ -27,7 +27,7 @@ COMMANDS = {
     "log": "what happened to a run, record by record",
     "verify": "is every byte what was committed?",
     "prune": "remove what no rule keeps, saying why",
-    "recall": "bring back what was retired, as long as its bytes are there",
+    "undelete": "bring back what was retired, as long as its bytes are there",
     "recover": "rebuild a run's log from its checkpoint directories",
     "tag": "name a checkpoint; a tag also keeps it",
     "branch": "fork a run from a checkpoint, at no cost in bytes",

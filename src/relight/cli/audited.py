@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 WITH = {
-    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "recall": "which",
+    "tag": "name", "branch": "name", "note": "text", "hold": "which", "promote": "", "prune": "", "undelete": "which",
     "recover": "", "cp": "",
     "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "", "scrub": "",
     "drill": "", "verify": "", "doctor": "fix",

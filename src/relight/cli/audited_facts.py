@@ -72,10 +72,10 @@ def _live(given: Given, history: History, view: LogView, one: Checkpoint | None)
     return ", ".join(live.id for live in history.live), ""
 
 
-def _recall(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
+def _undelete(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
     return ", ".join(history.recallable), ""
 
 
 _VALUES: dict[str, Callable[[Given, History, LogView, Checkpoint | None], tuple[str, str]]] = {
-    "tag": _tag, "promote": _promote, "hold": _hold, "branch": _branch, "prune": _live, "recall": _recall,
+    "tag": _tag, "promote": _promote, "hold": _hold, "branch": _branch, "prune": _live, "undelete": _undelete,
 }  # fmt: skip

@@ -29,7 +29,7 @@ POSITIVE = click.IntRange(min=1)
 @click.option("--keep-monthly", type=POSITIVE, metavar="N", help="The same, of months.")
 @click.option("--keep-budget", metavar="SIZE", help="Keep the newest that together fit into SIZE: 500GB.")
 @click.option("--keep-lag-steps", type=POSITIVE, metavar="STEPS", help="Keep one that is so many steps behind the newest.")
-@click.option("--undo-window", metavar="TIME", help="Let what goes be recalled for so long (relight recall): its bytes stay meanwhile.")
+@click.option("--undo-window", metavar="TIME", help="Let what goes be recalled for so long (relight undelete): its bytes stay meanwhile.")
 @click.option(
     "--prune-abandoned", is_flag=True, help="Also remove checkpoints that are no ancestors of the newest good one; else all of them stay."
 )

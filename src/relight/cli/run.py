@@ -64,5 +64,7 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
 
 
 def _print_event(event: Event) -> None:
-    if event.name.startswith(("run.", "foresee.")) and event.name not in ("run.hang", "foresee.settled"):  # others of the same follow
+    shown = ("run.", "prediction.", "rendezvous.", "spare.", "agent.hung")
+    followed = ("run.hang", "prediction.scored")  # another event of the same cause follows
+    if event.name.startswith(shown) and event.name not in followed:
         click.echo(f"relight: {escape(event.fields.get('say', event.name))}", err=True)

@@ -80,8 +80,8 @@ def _none_left(facts: DoctorFacts) -> Iterator[CheckHit]:
                 run.path,
                 f"{len(looked)} are there, and all are damaged",
                 "a resume is refused",
-                "bring one back: from another tier, a copy, or by relight recall",
-                f"relight recall {quote(run.path)}",
+                "bring one back: from another tier, a copy, or by relight undelete",
+                f"relight undelete {quote(run.path)}",
             )
 
 

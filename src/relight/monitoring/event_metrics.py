@@ -138,7 +138,7 @@ class Tally:
                 del self.damaged[next(iter(self.damaged))]
         elif name == "verify.done":
             self.damaged.pop(str(fields.get("id"))[:40], None)
-        elif name == "foresee.alarm":
+        elif name == "prediction.alarm":
             self.risk = (heard.time_s, min(1.0, max(0.0, _number(fields, "score"))), str(fields.get("say", ""))[:500])
         elif name == "run.failure":
             self.failures.append((heard.time_s, str(fields.get("kind", ""))[:64]))

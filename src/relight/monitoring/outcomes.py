@@ -40,7 +40,7 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
     last = incidents[-1] if incidents else None
     recent = [one for one in incidents if now - one.time_s < DAY_S]
     hardware = [one for one in recent if one.kind == "hardware"]
-    left = {one.host: f"{one.host}: {one.reason}" for one in recent if one.action == "leave"}
+    left = {one.host: f"{one.host}: {one.reason}" for one in recent if one.action == "exclude_node"}
     back = [one for one in recent if one.action == "roll back"]
     notes = [note for note in history.notes if getattr(note.body, "topic", "") == ROLLED_BACK and _is_recent(note.time, now)]
     return Outcomes(

@@ -397,7 +397,7 @@ def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
 def recoveries_of(incidents: Sequence[Incident]) -> dict[str, int]:
     """Count failures by what followed, oldest first. A job that was asked to end did not fail; the newest may still be on its way back."""
     found = dict.fromkeys(("recovered", "failed again", "stopped", "left"), 0)
-    fates = {"stop": "stopped", "leave": "left"}
+    fates = {"stop": "stopped", "exclude_node": "left"}
     for number, one in enumerate(incidents):
         if one.action == "end":
             continue

@@ -120,7 +120,7 @@ class Remote:
             if new:
                 self._bad = self._bad | {bad}
         if new:
-            emit("peers.silent", f"the peer at {address} failed while it was read from: {failed.why}", address=address, why=failed.why)
+            emit("peers.unreachable", f"the peer at {address} failed while it was read from: {failed.why}", address=address, why=failed.why)
 
     def _copy(self, source: CodedSource, offset: int, into: memoryview) -> None:
         """Straight to where it belongs."""
@@ -217,7 +217,7 @@ class Remote:
                 continue
             self._keep(address, wire)
             return answer
-        emit("peers.silent", f"the peer at {address} is left out: {why}", address=address, why=why)
+        emit("peers.unreachable", f"the peer at {address} is left out: {why}", address=address, why=why)
         return None
 
     def _how(self, id: str, rank: int, known: KnownPart) -> str | None:

@@ -109,7 +109,7 @@ def keep(
     ``every`` keeps the checkpoint of exactly that step (step + 1 is the multiple). If that save was postponed, the first one after it
     stays, up to one period late. If a whole period has none, the last one before it stays, less than a period early.
 
-    What goes may be brought back (``relight recall``) for the time of ``undo_window`` (``"12h"``): it leaves the history at once,
+    What goes may be brought back (``relight undelete``) for the time of ``undo_window`` (``"12h"``): it leaves the history at once,
     and its bytes stay so long. They count for no ``budget``.
 
     Abandoned checkpoints stay, and count for no rule and no budget: those that are no ancestors of the newest good one, because training

@@ -112,7 +112,7 @@ class _Watcher:
             self.settled.append(came_true)
         words = {"true": "an alarm came true", "false": f"an alarm did not come true within {HORIZON_S / 60:.0f} min"}
         say = f"{self.name}: {words.get(outcome, 'a failure came without an alarm')}"
-        emit("foresee.settled", say, detector=self.name, outcome=outcome, used=used)
+        emit("prediction.scored", say, detector=self.name, outcome=outcome, used=used)
 
     def distrusted(self) -> str:
         """Why it does not count; empty if it does."""
@@ -222,12 +222,12 @@ class FailurePredictor:
             risk = one.update(look)
             why = one.distrusted()
             if why and not one.said:
-                emit("foresee.unused", f"{one.name} does not count: {why}", detector=one.name, why=why)
+                emit("prediction.detector_disabled", f"{one.name} does not count: {why}", detector=one.name, why=why)
             one.said = why
             if risk is not None and not why and self._enough.update(at):
                 action, reason = action_for(risk.kind)
                 alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name, one.likely))
-                emit("foresee.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name, score=alarms[-1].score)
+                emit("prediction.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name, score=alarms[-1].score)
         return alarms
 
     def _begin(self) -> None:
@@ -253,9 +253,9 @@ class FailurePredictor:
             self._take(model)
             made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
             say = f"the model {self._path.name} of {made} is in use: {', '.join(model.detectors)}"
-            emit("foresee.model", say, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
+            emit("prediction.model_loaded", say, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
         except RelightError as error:
-            emit("foresee.unused", f"the model does not count: {error.what}", detector="model", why=error.what)
+            emit("prediction.detector_disabled", f"the model does not count: {error.what}", detector="model", why=error.what)
 
     def _take(self, model: DetectorModel) -> None:
         """Its detectors, and the rules in any case; what those of the same name did in this job until now still counts."""

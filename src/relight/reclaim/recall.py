@@ -81,7 +81,7 @@ def recall(store: ByteStore, run: str, ids: Sequence[str], why: str = "") -> Non
                 continue
             if one in history.retired:
                 raise CheckpointNotFound(f"checkpoint {one} was retired, and its bytes were given up", where=run)
-            raise CheckpointNotFound(f"no retired checkpoint {one}", where=run, hint="relight recall RUN lists what may be recalled")
+            raise CheckpointNotFound(f"no retired checkpoint {one}", where=run, hint="relight undelete RUN lists what may be recalled")
         return RecallBody(ids=with_donors(history, ids), reason=why), history.epoch
 
     log = Log(store, run)

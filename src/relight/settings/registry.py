@@ -175,7 +175,7 @@ _SUPERVISE = _in(
     ("preload", "a list of modules", "none", "what those import besides torch and Relight"),
     ("grace_s", _SECONDS, "not known", "from SIGTERM to SIGKILL, when the machine is wanted back"),
     ("notices", "a list of aws, gcp, azure, addresses", "none", "where it is announced that the machine will be taken"),
-    ("foresee", _YES, "true", "whether the node is looked at each second, for failures that are coming"),
+    ("predict", _YES, "true", "whether the node is looked at each second, for failures that are coming"),
     ("model", "a path", "rules alone", "a file of relight predict train"),
     ("recordings", "a path", "nowhere", "a directory in which what was seen is kept"),
     ("pause", "a share from 0 to 0.9", "0.2", "share of the time that ranks pause while this node is too hot or under pressure"),

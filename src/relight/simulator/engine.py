@@ -238,7 +238,7 @@ class _Simulation:
         machine = self.machines.at(lost[0]) if lost else -1
         decision = self._decide(failure, machine, now)
         self.actions[decision.action] += 1
-        if decision.action == "leave" and lost and not away:
+        if decision.action == "exclude_node" and lost and not away:
             away = lost[:1]
         delay_s = decision.delay_s
         if decision.action == "stop":

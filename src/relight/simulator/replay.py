@@ -49,7 +49,7 @@ def recorded_of(name: str, incidents: Sequence[Incident], accounts: Sequence[Acc
     noticed = median(one.get("noticed", 0.0) for one in parts) if parts else 0.0
     back = median(one["all"] for one in parts) - noticed if parts else 0.0
     ranks = 1 + max((int(worker.get("rank", 0)) for one in told for worker in one.workers), default=0)
-    failures = tuple(sorted((_offset(one, accounts), one.kind, one.action == "leave") for one in told))
+    failures = tuple(sorted((_offset(one, accounts), one.kind, one.action == "exclude_node") for one in told))
     return Recorded(
         name, whole.seconds, training_s / whole.steps, ranks, whole.goodput, failures, max(0.0, noticed), max(0.0, back)
     )  # fmt: skip

@@ -81,7 +81,7 @@ class ObjectStore:
                 where=self.url,
                 hint="if only one process ever writes to this store, say so: RELIGHT_SINGLE_WRITER=1. Else choose another store",
             )
-        emit("store.alone", f"{self.url} ignores 'create if absent': nothing keeps a second writer out", url=self.url)
+        emit("store.no_conditional_put", f"{self.url} ignores 'create if absent': nothing keeps a second writer out", url=self.url)
         return self._put_alone(path, data)
 
     def create(self, path: str, data: bytes) -> bool:

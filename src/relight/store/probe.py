@@ -65,7 +65,7 @@ def _probe(store: Creates) -> bool:
         with ThreadPool(RACERS, "relight-probe") as pool:
             won = sum(pool.map(lambda number: store.create(paths[1], b"%d" % number), range(RACERS)))
         if won != 1:
-            emit("store.alone", f"{store.url}: {won} of {RACERS} creations of one name at once succeeded", url=store.url)
+            emit("store.no_conditional_put", f"{store.url}: {won} of {RACERS} creations of one name at once succeeded", url=store.url)
         return won == 1
     finally:
         for name in names:

@@ -101,4 +101,4 @@ def decode_with_reread(get: Callable[[], bytes], decode: Callable[[bytes], T], w
 
 def report_reread(where: str) -> None:
     """Say that bytes came damaged and were whole when read once more."""
-    emit("read.again", f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing", where=where)
+    emit("read.retried", f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing", where=where)

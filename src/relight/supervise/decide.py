@@ -15,7 +15,7 @@ _WAITS = ("storage", "network", "hardware")
 """What may be over by itself, later."""
 SPLIT_MAX = 16
 DAY_S = 86400.0
-ACTIONS = ("resume", "roll back", "smaller batch", "leave", "end", "stop")
+ACTIONS = ("resume", "roll back", "smaller batch", "exclude_node", "end", "stop")
 FENCED = "another attempt has taken this run over: it is in charge now"
 
 
@@ -84,7 +84,7 @@ def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now
     if failure.kind == "hardware" and failure.here:
         broken = 1 + sum(one.failure.kind == "hardware" and one.failure.here and now - one.at < DAY_S for one in history)
         if broken >= rules.node_failures:
-            return Decision("leave", f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails")
+            return Decision("exclude_node", f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails")
     if failure.kind == "user":
         if not failure.steps and not any(one.failure.steps for one in history):
             return Decision("stop", f"{failure.why}: it would only repeat")

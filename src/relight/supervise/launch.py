@@ -128,7 +128,7 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
     name = " ".join([options.training_script, *mask_arguments(options.training_script_args)])[:200]
     group = f"{config.rdzv_endpoint} {config.run_id}"[:200] if config.max_nodes > 1 else ""
     supervisor = Supervisor(settings.rules, settings.patience, name, incidents, notices=Notices(settings.announced.notices), group=group)
-    gauges = find_nvml() if settings.foreseen.foresee else None
+    gauges = find_nvml() if settings.foreseen.predict else None
     load = Load(settings.foreseen.pause, supervisor.ease, gauges if settings.foreseen.lower_power else None)
     foreseeing = PredictionThread(
         settings.foreseen, supervisor.seen, lambda alarm: supervisor.foreseen(alarm, settings.foreseen.drain), gauges, socket.gethostname(),
@@ -209,7 +209,7 @@ def _run(
         decision = supervisor.decision
         if decision is not None and decision.action == "end":
             return _run_requested(supervisor, decision.reason)
-        if decision is not None and decision.action == "leave":
+        if decision is not None and decision.action == "exclude_node":
             closes = False  # others may go on, and another machine may come in this one's place
             return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
         return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
@@ -223,11 +223,11 @@ def _run(
         return JobEnd(1, f"stopped: {why}", supervisor.where)
     except Forged as error:
         closes = False  # the nodes of the job may be there, and wait
-        supervisor.gave_up("leave", str(error))
+        supervisor.gave_up("exclude_node", str(error))
         return JobEnd(1, f"stopped: {error}", supervisor.where)
     except LOST:
         closes = False  # when it can be reached again the others are there, and wait
-        supervisor.gave_up("leave", f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
+        supervisor.gave_up("exclude_node", f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
         return JobEnd(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
     except SignalException as signalled:
         closes = False  # or nobody could join this rendezvous again

@@ -30,7 +30,7 @@ OFTEN_FOR_S = 600.0
 class Foreseen:
     """``[supervise]`` of relight.toml: what is done about failures that are seen coming."""
 
-    foresee: bool = True
+    predict: bool = True
     """Whether anything is: the node is looked at each second."""
     model: str = ""
     """A file of ``relight predict train``; without one the rules alone count."""
@@ -47,7 +47,7 @@ class Foreseen:
     def __post_init__(self) -> None:
         if isinstance(self.pause, bool) or not isinstance(self.pause, (int, float)) or not 0 <= self.pause <= SHARE_MAX:
             raise ConfigError(f"[supervise] pause is a share of the time from 0 to {SHARE_MAX:g}, not {self.pause!r}")
-        for name in ("foresee", "drain", "lower_power"):
+        for name in ("predict", "drain", "lower_power"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"[supervise] {name} is true or false, not {value!r}")
         for name in ("model", "recordings"):
@@ -73,8 +73,8 @@ class PredictionThread:
         self._over = threading.Event()
         self._steps: dict[int, Heartbeat] = {}
         self._step_s: dict[int, float] = {}
-        self._thread = threading.Thread(target=self._run, name="relight-foresee", daemon=True)
-        if settings.foresee:
+        self._thread = threading.Thread(target=self._run, name="relight-predict", daemon=True)
+        if settings.predict:
             self._thread.start()
 
     def failed(self, kind: str, cause: str) -> None:
@@ -84,7 +84,7 @@ class PredictionThread:
     def close(self) -> None:
         """End, having written down what was recorded."""
         self._over.set()
-        if self._settings.foresee:
+        if self._settings.predict:
             self._thread.join(2 * EVERY_S)
 
     # -- inside
@@ -108,7 +108,9 @@ class PredictionThread:
             try:
                 foresight.write(Path(self._settings.recordings), host=self._host)
             except (OSError, RelightError) as error:
-                emit("foresee.unused", f"what was seen could not be written down: {error}", detector="recorder", why=str(error))
+                emit(
+                    "prediction.detector_disabled", f"what was seen could not be written down: {error}", detector="recorder", why=str(error)
+                )
 
     def _watch(self, foresight: FailurePredictor, host: HostGauges) -> None:
         while not self._over.wait(EVERY_S):

@@ -72,7 +72,7 @@ class Joining(RendezvousHandler):
     def joined(self) -> None:
         """It is held by somebody."""
         if self._lost_at is not None:
-            emit("run.joined", f"the rendezvous is there again, after {time.monotonic() - self._lost_at:.1f} s")
+            emit("rendezvous.restored", f"the rendezvous is there again, after {time.monotonic() - self._lost_at:.1f} s")
         self._lost_at = None
 
     def lost(self, error: Exception) -> None:
@@ -106,7 +106,7 @@ class Joining(RendezvousHandler):
         if self._lost_at is None:
             self._lost_at = time.monotonic()
             what = str(error) if isinstance(error, RendezvousStateError) else "the rendezvous cannot be reached"
-            emit("run.apart", f"{what}: {so}")
+            emit("rendezvous.lost", f"{what}: {so}")
 
     def leave(self, endpoint: str, others_continue: bool, grace_s: float) -> None:
         """Take this node out of the rendezvous, if it can be reached. ``grace_s``: how long that may take at most."""

@@ -123,7 +123,7 @@ class Spares:
             if one.process.returncode != -signal.SIGKILL:  # that is the kernel, for want of memory, or whoever else
                 self._goes_ahead = False
             last = words.splitlines()[-1] if words else f"exit code {one.process.returncode}"
-            emit("run.unfit", f"a spare did not come as far as relight.standby(): {last}", said=words, code=one.process.returncode)
+            emit("spare.failed", f"a spare did not come as far as relight.standby(): {last}", said=words, code=one.process.returncode)
 
 
 def _is_ready(channel: socket.socket) -> bool:

@@ -173,7 +173,7 @@ class Supervisor:
             self._charges.add(f"{socket.gethostname()[:64]}:{pids[0]}")
         self._goodput.update(self._clock(), "down" if self._past else "starting")
         processes = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
-        emit("run.life", f"life {self._life}: {processes} started", life=self._life, ranks=len(pids))
+        emit("run.started", f"life {self._life}: {processes} started", life=self._life, ranks=len(pids))
         if self._open is not None:
             self._open[1]["started"] = self._clock()
 
@@ -227,10 +227,10 @@ class Supervisor:
             self._is_over(failure.kind, now)
         self.tells(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
-        if self.decision.action not in ("end", "stop", "leave") and self._book.taken_over(self._charges):
+        if self.decision.action not in ("end", "stop", "exclude_node") and self._book.taken_over(self._charges):
             self.decision = Decision("stop", f"{FENCED}, since before this: {failure.why}")
         if self._drains and self.decision.action == "end":
-            self.decision = Decision("leave", self.decision.reason)
+            self.decision = Decision("exclude_node", self.decision.reason)
         self._past.append(Past(failure, self.decision, now))
         incident = incident_of(
             facts, failure, self.decision, job=self._job, host=socket.gethostname(), life=self._life, group=self._group,
@@ -446,7 +446,7 @@ class Supervisor:
         """One that has stopped is ended: ranks that wait for it then write their saves themselves, and the next save has a new one."""
         stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
         if stuck is not None:
-            emit("run.agent", f"{stuck.why}; it is ended, and the next save has another", pid=stuck.pid)
+            emit("agent.hung", f"{stuck.why}; it is ended, and the next save has another", pid=stuck.pid)
             with contextlib.suppress(OSError):
                 os.kill(stuck.pid, signal.SIGKILL)
 

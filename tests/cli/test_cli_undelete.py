@@ -1,4 +1,4 @@
-"""``relight recall``: from the command line, what retention took is listed, brought back, given up."""
+"""``relight undelete``: from the command line, what retention took is listed, brought back, given up."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def test_list_recall_give_up(tmp_path: Path) -> None:
     attempt = Attempt.begin(LocalStore(tmp_path), "run")
     ids = [save(attempt, step) for step in range(4)]
     run = tmp_path / "run"
-    assert "nothing can be recalled" in relight("recall", run)
+    assert "nothing can be recalled" in relight("undelete", run)
     assert "can be recalled for 12h" in relight("prune", run, "--keep-last", "1", "--undo-window", "12h", "--yes")
-    assert [(row["id"], row["due"], row["undo_s"]) for row in json.loads(relight("recall", run, "--json"))] == [
+    assert [(row["id"], row["due"], row["undo_s"]) for row in json.loads(relight("undelete", run, "--json"))] == [
         (one, False, 43200.0) for one in ids[:3]
     ]
-    assert "for 12 h of the run" in relight("recall", run)
-    relight("recall", run, "17", status=1)
-    relight("recall", run, "--give-up", status=2)
-    assert "is back" in relight("recall", run, "1", "--why", "wanted after all")
+    assert "for 12 h of the run" in relight("undelete", run)
+    relight("undelete", run, "17", status=1)
+    relight("undelete", run, "--give-up", status=2)
+    assert "is back" in relight("undelete", run, "1", "--why", "wanted after all")
     assert [one["id"] for one in json.loads(relight("ls", run, "--json"))] == [ids[1], ids[3]]
     log = relight("log", run)
     assert "RECALL" in log and "wanted after all" in log and "may be recalled for 12 h" in log
-    assert len(json.loads(relight("recall", run, "all", "--give-up", "--json"))["deleted"]) == 2
+    assert len(json.loads(relight("undelete", run, "all", "--give-up", "--json"))["deleted"]) == 2
     assert "given up" in relight("log", run)
-    relight("recall", run, "all", status=1)
+    relight("undelete", run, "all", status=1)
     relight("verify", run)

@@ -1,4 +1,4 @@
-"""``relight recall``: bring back what was retired, as long as its bytes are there."""
+"""``relight undelete``: bring back what was retired, as long as its bytes are there."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relight.reclaim import due_of, recall, sweep_recallable
 ALL = "all"
 
 
-@click.command("recall")
+@click.command("undelete")
 @click.argument("path")
 @click.argument("which", nargs=-1)
 @click.option("--why", default="", help="The reason: it stands in the log.")
@@ -30,9 +30,9 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
 
     \b
     Examples:
-      relight recall runs/demo
-      relight recall runs/demo 1999 --why "retired by mistake"
-      relight recall runs/demo all --give-up
+      relight undelete runs/demo
+      relight undelete runs/demo 1999 --why "retired by mistake"
+      relight undelete runs/demo all --give-up
     """
     found = open_run_at(path)
     store, run = found.run.store, found.run.name
@@ -74,7 +74,7 @@ def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
     for text in which:
         fit = [one for one in there if one.id == text] or [one for one in there if str(one.step) == text]
         if not fit:
-            raise CheckpointNotFound(f"{text[:40]!r} is nothing that can be recalled", hint="relight recall RUN lists what can be")
+            raise CheckpointNotFound(f"{text[:40]!r} is nothing that can be recalled", hint="relight undelete RUN lists what can be")
         chosen.append(fit[-1])
     return chosen
 
