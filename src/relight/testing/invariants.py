@@ -571,7 +571,7 @@ def record_of_the_dead_is_durable_before_the_next() -> list[str]:
     return sorted(wrong)
 
 
-class _MadeByTheDead(HookedDisk):
+class MadeByTheDead(HookedDisk):
     """Just before the ``nth`` call ``name`` of ``path``, another process makes that directory, and dies before it can fsync the parent."""
 
     def __init__(self, inner: SimulatedDisk, name: str, path: str, nth: int) -> None:
@@ -597,7 +597,7 @@ def directories_of_the_dead_are_made_durable() -> list[str]:
     for call, path, nth in (("mkdir", run, 1), ("mkdir", log, 1), ("mkdir", ROOT, 1), *looks):
         disk = fresh_disk()
 
-        raced = _MadeByTheDead(disk, call, path, nth)
+        raced = MadeByTheDead(disk, call, path, nth)
         _, _, told = saves(LocalStore(ROOT, disk=raced), 1)
         after = LocalStore(ROOT, disk=disk.power_cut(0, "lost"))
         wrong += [f"{call} {nth} of {path}: {text}" for text in examine(after, Log(after, RUN), told)]
@@ -612,7 +612,7 @@ def what_put_once_created_is_durable() -> list[str]:
     wrong = []
     for nth in range(3):
         disk = fresh_disk()
-        raced = _MadeByTheDead(disk, "mkdir", f"{ROOT}/a/b", nth)
+        raced = MadeByTheDead(disk, "mkdir", f"{ROOT}/a/b", nth)
         LocalStore(ROOT, disk=raced).put_once("a/b/c", b"x")
         for mode in CUTS:
             try:

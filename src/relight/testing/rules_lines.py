@@ -93,8 +93,11 @@ def what_is_no_ancestor_stays() -> list[str]:
         _, store = simulated()
         _, old = line(store, "fresh", None, 1, 2, 8, 9)
         attempt, new = line(store, reason, old[1] if back else None, 3, 4, 5)
-        execute(plan_prune(store, RUN, keep(last=1)), store, epoch=attempt.epoch)
+        plan = plan_prune(store, RUN, keep(last=1))
+        execute(plan, store, epoch=attempt.epoch)
         kept = {*old[2:], *new[2:], *(() if back else old)}
+        planned = {verdict.id for verdict in plan.verdicts if verdict.keep}
+        wrong += [] if planned == kept else [f"{reason}: the plan keeps {len(planned)}, not {len(kept)}"]
         wrong += [] if set(live(store)) == kept else [f"{reason}: {len(live(store))} stay of {len(kept)}"]
     return wrong
 

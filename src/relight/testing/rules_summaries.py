@@ -7,18 +7,19 @@ from dataclasses import replace
 from msgspec import structs
 
 from relight.format import Record, encode_record, hexdigest
-from relight.format.names import LOG_DIR, record_file, summary_file
+from relight.format.names import LOG_DIR, folder_name, record_file, summary_file
 from relight.format.records import NoteBody
 from relight.log import Log, fold, line_of
+from relight.log import summary as summary_module
 from relight.log.summary import TOPIC, decode, encode, vouched
 from relight.policy import keep
 from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore
 from relight.testing.crash import Observed
 from relight.testing.disks import CUTS, DiskCall, SimulatedDisk
-from relight.testing.invariants import rule, simulated
+from relight.testing.invariants import MadeByTheDead, rule, simulated
 from relight.testing.rules_lines import line
-from relight.testing.scenario import ROOT, RUN, fresh_disk, short_folders
+from relight.testing.scenario import ROOT, RUN, fresh_disk, patched, short_folders
 
 
 def _replace(store: ByteStore, key: str, data: bytes) -> None:
@@ -134,3 +135,46 @@ def a_folder_is_durable_with_its_records() -> list[str]:
                 if ids[-1] not in [each.id for each in fold(Log(after, RUN).read()).live]:
                     wrong.add("a checkpoint that was acknowledged is lost with the folder of its record")
     return sorted(wrong) if seen else ["no folder was made"]
+
+
+@rule
+def a_synced_record_survives_with_its_folder() -> list[str]:
+    """``Log.sync`` makes a record durable that two killed processes left: one made its folder, the other linked the record there.
+
+    Neither had come to the fsync of the folder's name.
+    """
+    wrong: set[str] = set()
+    linked: list[SimulatedDisk] = []
+
+    def clone_after_link(number: int, when: str, call: DiskCall, inner: SimulatedDisk) -> None:
+        if when == "after" and call.name == "link" and f"/{LOG_DIR}/0" in call.path:
+            linked.append(inner.clone())
+
+    with short_folders(1):
+        for nth in range(1, 4):
+            disk = Observed(fresh_disk(), clone_after_link)
+            raced = MadeByTheDead(disk, "lstat", f"{ROOT}/{RUN}/{LOG_DIR}/{folder_name(1)}", nth)
+            line(LocalStore(ROOT, disk=raced), "fresh", None, 1, 2, 3, 4, 5)
+        for clone in linked:
+            log = Log(LocalStore(ROOT, disk=clone), RUN)
+            head = log.read().head
+            log.sync(head)
+            for kind in CUTS:
+                if Log(LocalStore(ROOT, disk=clone.power_cut(1, kind)), RUN).read().head < head:
+                    wrong.add("a record that was synced is lost with its folder")
+    return sorted(wrong) if linked else ["no record was written in a folder"]
+
+
+@rule
+def a_summary_keeps_the_line_of_descent_of_forgotten_parents() -> list[str]:
+    """A checkpoint whose retired parent a summary leaves out has the ancestors that it had: not those of an abandoned line."""
+    with short_folders(1), patched((summary_module, "REPEATED_WITHIN", 1)):
+        _, store = simulated()
+        line(store, "fresh", None, 1, 2, 3)
+        line(store, "fresh", None, 4, 5, 6, 7, 8)
+        execute(plan_prune(store, RUN, keep(last=2)), store)
+        line(store, "start", fold(Log(store, RUN).read()).live[-1].id, 9, 10)
+        forgotten = {one.id for one in fold(Log(store, RUN, whole=True).read()).retired.values()} - fold(
+            Log(store, RUN).read()
+        ).retired.keys()
+        return _differs(store, "forgotten parents") + ([] if forgotten else ["the summary has left nothing out"])
