@@ -86,7 +86,7 @@ def test_a_moved_stage_is_recorded_with_what_it_was(server: Server) -> None:
         assert server.post("/api/v1/actions/promote", "admin", json={"fields": fields, "confirm": plan["digest"]}).status_code == 200
         record = first_record(server.app.state.book)
         ids.append(record["after"])
-        server.app.state.readers[0].look()
+        server.app.state.readers[0].poll()
     assert record["before"] == ids[0] != ids[1]
 
 
@@ -115,7 +115,7 @@ SIMPLE = {
     "promote": ["{run}@200", "production", "--why", "passed"],
     "branch": ["{run}@200", "fork", "--why", "half the rate"],
     "prune": ["{run}", "--keep-last", "2", "-y"],
-    "recall": ["{run}", "all"],
+    "undelete": ["{run}", "all"],
     "verify": ["{run}", "200"],
     "cp": ["{run}@200", "{root}/other/"],
     "push": ["{run}", "{root}/third/copy"],

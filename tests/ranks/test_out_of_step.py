@@ -35,7 +35,7 @@ def test_an_error_of_rank_0_is_of_the_same_kind_on_all() -> None:
     def missing() -> bytes:
         raise CheckpointNotFound("no checkpoint has a finite loss", hint="save one")
 
-    found = outcomes(3, lambda ranks: ranks.first(missing, "choosing"))
+    found = outcomes(3, lambda ranks: ranks.run_on_rank0(missing, "choosing"))
     assert [type(one) for one in found] == [CheckpointNotFound] * 3
     assert [one.hint for one in found] == ["save one"] * 3
 

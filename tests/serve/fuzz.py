@@ -60,7 +60,7 @@ def main() -> int:
             "scoped": app.state.store.new_token("s", "admin", "runs/run-000")[1]
         }
         for reader in app.state.readers:
-            reader.look()
+            reader.poll()
         seen, begun = Counter[int](), time.monotonic()
         schema = schemathesis.openapi.from_asgi(
             SCHEMA, app, headers={"authorization": f"Bearer {tokens['admin']}", "host": HOST.partition("//")[2]}

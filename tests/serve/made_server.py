@@ -50,6 +50,6 @@ def serving(stores: list[Path], state: Path, rules: AccessRules = FREE, poll_s: 
     first = app.state.readers[0].id
     tokens["scoped"] = app.state.store.new_token("scoped", "admin", f"{first}/run-000")[1]
     for reader in app.state.readers:
-        reader.look()
+        reader.poll()
     with TestClient(app, base_url=HOST, raise_server_exceptions=False) as client:
         yield Server(app, client, tokens)

@@ -17,7 +17,7 @@ def test_ready_when_each_store_was_tried_once(tmp_path: Path) -> None:
     client = TestClient(app, base_url=HOST)  # not entered: its readers do not begin by themselves
     assert client.get("/healthz").status_code == 200
     assert client.get("/readyz").status_code == 503
-    app.state.readers[0].look()
+    app.state.readers[0].poll()
     assert client.get("/readyz").status_code == 503
-    app.state.readers[1].look()
+    app.state.readers[1].poll()
     assert client.get("/readyz").json() == {"ok": True}

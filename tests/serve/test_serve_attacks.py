@@ -30,7 +30,7 @@ def session(server: Server) -> Iterator[dict[str, str]]:
 
 def word_of(server: Server, session: dict[str, str]) -> str:
     """The word for forms that this session's pages have."""
-    found = server.app.state.store.of_session(session["cookie"].partition("=")[2])
+    found = server.app.state.store.session_user(session["cookie"].partition("=")[2])
     assert found is not None
     return str(found[1])
 

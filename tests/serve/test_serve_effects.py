@@ -119,7 +119,7 @@ def test_an_effect_takes_its_role_and_scope_whichever_way_leads_to_it(server: Se
         done = server.post(f"/api/v1/actions/{verb}", asker, json={"fields": fields, "confirm": digest})
         page = server.post(f"/act/{verb}", asker, data={**fields, "go": digest})
         assert plan.status_code < 500 and done.status_code < 500 and page.status_code < 500, (verb, fields)
-        server.app.state.readers[0].look()
+        server.app.state.readers[0].poll()
     found = effects_since(server, before)
     for effect, run in found:
         assert who.may(role_of(effect)), (effect, run)
@@ -181,7 +181,7 @@ def test_a_scoped_token_learns_no_other_runs_name(server: Server) -> None:
     ):
         acts.execute(verb, fields, admin)
     server.app.state.tasks.begin("save", "runs", SECRET, "admin", lambda task: None)
-    server.app.state.readers[0].look()
+    server.app.state.readers[0].poll()
     assert SECRET in server.get(f"/api/v1/runs/runs/{OURS}", "admin").text and SECRET in server.get("/api/v1/audit", "admin").text
     parts = {"{store}": "runs", "{run}": OURS, "{which:path}": "latest", "{which}": "latest", "{task}": "0" * 16}
     seen = 0

@@ -118,9 +118,9 @@ def test_a_child_has_no_page_of_its_parents(tmp_path: Path, monkeypatch: pytest.
     home = import_module("relight.heartbeat.writer")  # the name in the package is the function's
     monkeypatch.setattr(home, "_teller", None)
     monkeypatch.setenv(SETTING, str(page_at(tmp_path)))
-    assert home.teller().heard
+    assert home.heartbeat().has_reader
     assert SETTING not in os.environ
     child = os.fork()
     if not child:
-        os._exit(int(home.teller().heard))
+        os._exit(int(home.heartbeat().has_reader))
     assert os.waitpid(child, 0)[1] == 0

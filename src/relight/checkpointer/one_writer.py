@@ -61,7 +61,7 @@ class OneWriter(Ranks):
         return self.world.rank == 0
 
     @property
-    def words(self) -> dict[str, Any]:
+    def root_user_fields(self) -> dict[str, Any]:
         """See ``Ranks``; and how many ranks there are."""
         return {**super().root_user_fields, RANKS: self.world.size}
 
@@ -69,9 +69,9 @@ class OneWriter(Ranks):
         """Give rank 0 what it asks for of the last capture: what it says at the end. ``LateRanks`` if it says nothing any more."""
         offers = self._offers
         assert offers is not None
-        return self.add_requester(lambda: self.desk.answer_requests(offers))
+        return self.run_exchange(lambda: self.desk.answer_requests(offers))
 
-    def add_requester(self, action: Callable[[], Given]) -> Given:
+    def run_exchange(self, action: Callable[[], Given]) -> Given:
         """What ``action`` gives; if somebody did not answer, nothing more is said by this job."""
         try:
             return action()
@@ -83,25 +83,25 @@ class OneWriter(Ranks):
         """Rank 0 has all it needs, or needs no more: the others go on, with ``outcome``."""
         self._lost = self._lost or self.desk.lost
         if not self._lost:
-            self.add_requester(lambda: self.desk.end(outcome))
+            self.run_exchange(lambda: self.desk.end(outcome))
 
     def interrupt(self, why: bytes) -> None:
         """The others hear ``why``, and are to ``serve`` once more."""
-        self.add_requester(lambda: self.desk.end(why, over=False))
+        self.run_exchange(lambda: self.desk.end(why, over=False))
 
     # -- inside
 
     def _part(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
         self.seat = None
         if self.leads:
-            return self.add_requester(lambda: self._all(common, plan, mine))
+            return self.run_exchange(lambda: self._all(common, plan, mine))
         own = capture(mine)
         self._offers = HeldPieces([*common.items, *own.items], common.spreads, plan.pieces)
         metas = [_Meta(item.name, item.dtype, tuple(item.shape), item.role, item.trainable) for item in own.items]
         word = _Word(encode_tree(own.tree), metas)
         if plan.leads and plan.digests[self.world.rank] != plan.digests[0]:
             word = _Word(word.own, metas, encode_tree(common.tree), [item.trainable for item in common.items])
-        self.add_requester(lambda: self.desk.send_message(msgspec.msgpack.encode(word), [0]))
+        self.run_exchange(lambda: self.desk.send_message(msgspec.msgpack.encode(word), [0]))
         return Captured({}, [], {**common.kinds, **own.kinds}, [*common.notes, *own.notes])
 
     def _all(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:

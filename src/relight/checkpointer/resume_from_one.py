@@ -131,7 +131,7 @@ def _resumed(
         )  # fmt: skip
     near = MemorySources(store, run) if ranks.leads else None
     try:
-        return ranks.add_requester(lambda: _walk(store, run, asked, which, near, further, ranks))
+        return ranks.run_exchange(lambda: _walk(store, run, asked, which, near, further, ranks))
     finally:
         if near is not None:
             near.close()

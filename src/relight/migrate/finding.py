@@ -94,7 +94,7 @@ class _Candidate(Protocol):
         """Whether a file of that name lies in it."""
 
     def detect(self) -> DetectedCheckpoint:
-        """As ``foreign.look``."""
+        """As ``importers.detect``."""
 
     def inside(self) -> list[tuple[str, bool, _Candidate]]:
         """What lies in it, by name: whether each is a folder, and that."""
