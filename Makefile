@@ -49,6 +49,7 @@ test: check unit ## all that CI runs
 
 check: $(STAMP) docs ## lint, types, layers, docs
 	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check --quiet src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 

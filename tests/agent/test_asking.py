@@ -176,7 +176,7 @@ def test_whoever_dies_as_it_is_answered_is_heard_to_its_end(server: AgentServer,
     server._sessions.add(session)
     AgentConnection(theirs, ToTrainer).send(AllocateSlots(1 << 16, 1, None))
     server._listen(session)
-    assert heard == ["Want", "Layout", "Save"]
+    assert heard == ["AllocateSlots", "TensorLayout", "SlotSealed"]
 
 
 def test_who_has_ended_and_was_not_heard_yet_is_waited_for(server: AgentServer) -> None:
