@@ -79,7 +79,7 @@ assert float(model["w"][0]) == 2002.0, model
         "metric-misspelt-keep",
         "4",
         '`keep(best=2, metric="val_los")`: no step gives that metric',
-        "Warns at the first save, names the metrics that came, and deletes nothing by that rule.",
+        "Warns at the first save, names the reported metrics, and deletes nothing by that rule.",
         "Correct the name.",
         """
 model, optimizer = made()
@@ -94,7 +94,7 @@ with Checkpointer("runs/demo", model=model, optimizer=optimizer, save=every(step
         "metric-misspelt-save",
         "4",
         '`save=relight.best("val_los")`: no step gives that metric',
-        "Warns with the metrics that came.",
+        "Warns with the reported metrics.",
         "Correct the name.",
         """
 model, optimizer = made()

@@ -54,7 +54,7 @@ SLIPS = (
         "no-save-given",
         "5",
         "no `save=`, and the process is killed after two hours",
-        "Saves as `relight.adaptive()` decides; `save=None` states that only asked saves are made.",
+        "Saves as `relight.adaptive()` decides; `save=None` makes saves only on request.",
         "Nothing.",
         """
 import relight.checkpointer.checkpointer as loop
@@ -106,7 +106,7 @@ os._exit(0)
         "on-failure-wrong",
         "-",
         '`on_failure="ignore"`',
-        "Refuses it, and names what there is.",
+        "Refuses it, and names the valid values.",
         'Take `"warn"`, `"retry"` or `"raise"`.',
         _TRAINS.format('on_failure="ignore"', 12),
         refused=True,

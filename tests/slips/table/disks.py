@@ -127,7 +127,7 @@ with Checkpointer("/sys/runs/demo", model=model, optimizer=optimizer, save=every
         "deleted-live",
         "-",
         "the run's directory is deleted while it trains",
-        "Warns at the next save that what was there is gone; creates nothing that hides it.",
+        "Warns at the next save that the checkpoints are gone; creates nothing that hides the loss.",
         "Restore the directory, or begin a new run.",
         _TRAIN
         + """
@@ -161,7 +161,7 @@ ckpt.close()
         "moved-live",
         "-",
         "the run's directory is moved while it trains",
-        "Warns at the next save; what was moved stays whole.",
+        "Warns at the next save; the moved run stays whole.",
         "Move it back, or start again under the new name.",
         _TRAIN
         + """

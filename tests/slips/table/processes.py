@@ -204,7 +204,7 @@ print("my own end at", step)
         "ctrl-c-at-once",
         "-",
         "Ctrl-C before the first step is over",
-        "Ends after that step; what was there stays.",
+        "Ends after that step; existing checkpoints stay.",
         "Start it again.",
         """
 import signal

@@ -113,7 +113,7 @@ print("done at", float(model.w[0]))
         "which-misspelt",
         "-",
         '`restore("lastest")`',
-        "Refuses, and names what could be meant.",
+        "Refuses, and names the existing steps.",
         "Name a tag, a step, an id, `latest` or `best`.",
         """
 Checkpointer("runs/demo", **options()).restore("lastest")
@@ -125,7 +125,7 @@ Checkpointer("runs/demo", **options()).restore("lastest")
         "which-not-saved",
         "-",
         "`restore(4)`, and step 4 was not saved",
-        "Refuses, and names steps that are there.",
+        "Refuses, and names the existing steps.",
         "Take one of the steps that `relight ls` lists.",
         """
 Checkpointer("runs/demo", **options()).restore(4)
@@ -247,7 +247,7 @@ ckpt.close()
         "moved-after-optimizer",
         "-",
         "`model.to(dtype)` after the optimizer was made",
-        "Saves and restores it, as both hold the same parameters.",
+        "Saves and restores it, because both have the same parameters.",
         "Nothing.",
         """
 for total in (3, 6):
@@ -262,7 +262,7 @@ assert float(model.w[0]) == 2006.0 and model.w.dtype == torch.float64
         "compiled",
         "-",
         "the model was saved plain and is restored into `torch.compile(model)`",
-        "Restores it: the wrapper's prefix is no part of a name.",
+        "Restores it: the wrapper's prefix is not part of a name.",
         "Nothing.",
         """
 model, optimizer = made()
@@ -278,7 +278,7 @@ with Checkpointer("runs/demo", model=compiled, optimizer=optimizer) as ckpt:
         "wrapped",
         "-",
         "the model was saved plain and is restored into `DataParallel(model)`",
-        "Restores it: the wrapper's prefix is no part of a name.",
+        "Restores it: the wrapper's prefix is not part of a name.",
         "Nothing.",
         """
 model, optimizer = made()
