@@ -58,7 +58,7 @@ def test_without_relight_json_a_store_is_known_by_its_runs(runs: Path) -> None:
     [
         ("runs/dmo", "did you mean demo?"),
         ("runs/zzz", "the store has baseline, demo"),
-        ("runs/demo/zzz", "runs/demo is a run: name one of its checkpoints behind @"),
+        ("runs/demo/zzz", "runs/demo is a run: name one of its checkpoints after @"),
         (".", "below it are ./runs"),
         ("nope/deep/er", "/runs"),
         ("", "no store"),

@@ -139,7 +139,7 @@ def test_presets_as_file_as_reasons_and_as_json(tmp_path: Path, relight, monkeyp
     assert Path("relight.toml").read_text() == printed
     again = relight("preset", "medium", "--out", "relight.toml")
     assert again.code == 2
-    assert "there is one already" in again.err
+    assert "the file exists already" in again.err
     told = json.loads(relight("preset", "medium", "--json").out)
     assert told["toml"] == printed
     explained = relight("preset", "medium", "--explain").out

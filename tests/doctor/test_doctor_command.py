@@ -92,7 +92,7 @@ def test_fix_removes_what_it_shows_and_no_checkpoint(ask, tmp_path: Path, memory
     assert answer.code == 0 and answer.json["findings"] == [] and len(answer.json["fix"]["removed"]) == 3 == len(answer.json["fix"]["plan"])
     assert not any(path.exists() for path in left) and mine.exists()
     assert {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()} == before
-    assert "nothing that can be put right" in ask(tmp_path / "runs", "--fix", "--yes").out
+    assert "nothing that can be fixed" in ask(tmp_path / "runs", "--fix", "--yes").out
 
 
 def test_fix_keeps_what_a_damaged_log_might_need(ask, tmp_path: Path, memory: Path) -> None:  # noqa: ANN001

@@ -102,7 +102,7 @@ def test_a_store_that_cannot_be_written_is_verified_all_the_same(place: Path, ca
     monkeypatch.setattr("relight.cli.prove.run", lambda options: ProveReport(True, 5, 3, 3, 42, None, 1.0))
     answer = call("prove", "--remember", place / "demo", "train.py")
     assert answer.code == 0
-    assert "could not be remembered" in answer.err
+    assert "could not be recorded" in answer.err
     assert not os.path.exists(place / "demo" / DIRECTORY)
 
 

@@ -150,7 +150,7 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
         undo()
     said = CliRunner().invoke(cli, ["explain", "schedule", str(tmp_path / "hot" / "run")]).output
     assert "tier cold: one in" in said
-    assert "from then on every save" in said
+    assert "since then every save" in said
     near, far = (Run(open_bytes(str(tmp_path / one)), "run").history().live for one in ("hot", "cold"))
     assert far[-1].step == near[-1].step == 149
     told = [one for one in heard if one.name == "tiers.paced"]

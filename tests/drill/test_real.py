@@ -140,7 +140,7 @@ def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(folder: Path, 
         assert under_way.poll() is None and time.monotonic() < ends, (folder / "log").read_text()
         time.sleep(0.1)
     refused = relight(folder, "drill", "--live", "runs/demo")
-    assert refused.returncode == 2 and "runs in earnest" in refused.stderr and not (folder / "runs" / "demo" / "incidents").exists()
+    assert refused.returncode == 2 and "breaks a real job" in refused.stderr and not (folder / "runs" / "demo" / "incidents").exists()
     done = relight(folder, "drill", "--live", "runs/demo", "--yes", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     assert told(done)["kill"]["verdict"] == "passed" and under_way.poll() is None
@@ -153,7 +153,7 @@ def test_a_job_that_is_under_way_is_drilled_only_if_that_is_meant(folder: Path, 
     [
         (["train.py", "runs/demo", "5"], "nothing says where the script is to save"),
         (["--only", "nothing"], "there is no rehearsal 'nothing'"),
-        (["--from", "runs/demo"], "--from is for a script of yours"),
+        (["--from", "runs/demo"], "--from needs a script"),
         (["--copy", "runs/demo", "train.py"], "--copy takes no script"),
         (["--live", "runs/demo", "--yes", "train.py", "{store}"], "takes no script"),
     ],

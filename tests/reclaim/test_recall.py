@@ -69,7 +69,7 @@ def test_a_sweep_leaves_what_may_be_recalled(run: tuple[LocalStore, Attempt, Hou
     prune(store, attempt)
     Attempt.begin(store, "run")
     plan = plan_sweep(store, "run")
-    assert [reason for name, reason in plan.held if ids[0] in name] == ["retired, and may be recalled still"]
+    assert [reason for name, reason in plan.held if ids[0] in name] == ["retired, and still recallable"]
     execute_sweep(plan, store)
     assert directory(store, ids[0])
 

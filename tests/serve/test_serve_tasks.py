@@ -94,7 +94,7 @@ def test_a_save_that_nobody_hears_ends_and_says_what_to_do(server: Server, monke
     """A job without relight run: the page does not wait for ever, and the request stands in the log."""
     monkeypatch.setattr("relight.catalog.save_requests.NOBODY_S", 0.5)
     told = over(server, act(server, "save")["task"])
-    assert told["state"] == FAILED and "nobody has heard it" in told["says"] and "USR1" in told["says"]
+    assert told["state"] == FAILED and "not acknowledged within" in told["says"] and "USR1" in told["says"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"
 
 

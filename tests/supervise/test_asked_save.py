@@ -167,7 +167,7 @@ def test_a_live_job_saves_as_the_command_asks(training: Job) -> None:
     told = json.loads(done.stdout)
     assert done.returncode == 0 and told["ok"], done.stdout + done.stderr
     assert told["reason"].startswith("asked for by ") and told["reason"].endswith(": a test")
-    assert told["step"] >= before and "asked, in record" in done.stderr
+    assert told["step"] >= before and "requested in record" in done.stderr
     run = Run(open_bytes(training.path / "store"), "run")
     assert [one.id for one in run.history().live] == [told["id"]]
 

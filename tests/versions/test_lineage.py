@@ -103,7 +103,7 @@ def test_stages_move_on_and_back(tmp_path: Path) -> None:
     run = run_at(tmp_path / "run")
     one, two = run.history().live[:2]
     assert [promote(run, one, by="ann", why=f"reason {n}") for n in range(3)] == ["candidate", "staging", "production"]
-    with pytest.raises(ConfigError, match="none behind it"):
+    with pytest.raises(ConfigError, match="no later stage"):
         promote(run, one)
     promote(run, two, "production", by="bob")
     assert stages_of(run.history(), one.id) == ["candidate", "staging"] and relight.open(tmp_path / "run").latest().step == 3

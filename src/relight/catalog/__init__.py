@@ -1,7 +1,7 @@
-"""Finding and reading: a run's checkpoints by id, step, tag, metric; their tensors, verified; what is damaged.
+"""Find and read a run's checkpoints: by id, step, tag or metric; their verified tensors; their damage.
 
-Always holds: the newest good one is found if there is one, and what was skipped is said; no byte is handed out unchecked. May import:
-``log`` and everything below it. Never writes but for tags and copies.
+Invariants: if a good checkpoint exists, the newest one is found, and skipped checkpoints are reported. No byte is returned unchecked.
+May import ``log`` and everything below it. Writes nothing but tags and copies.
 """
 
 from relight.catalog.find import candidates, resolve

@@ -1,4 +1,4 @@
-"""Recording a run's own metric in its log: what "best" means there."""
+"""Record a run's own metric in its log: what "best" means for this run."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from relight.log.history import BEST_BY
 
 
 def record_best_by(log: Log, best_by: tuple[str, str] | None, epoch: int | None = None, *, over: bool = True) -> None:
-    """Append the NOTE that "best" goes by this metric and mode, if the log does not record it already. Cost: at most one record.
+    """Append the NOTE that "best" means this metric and mode, unless the log records it already. Cost: at most one record.
 
-    ``epoch``: that of the attempt that records it; None: a tool does, in the epoch that holds. ``over``: also if the run records another.
+    ``epoch``: the epoch of the attempt that records the metric. None: a tool records it, in the current epoch. ``over``: replace another
+    recorded metric.
     """
     if best_by is None:
         return

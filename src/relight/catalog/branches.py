@@ -1,7 +1,7 @@
-"""What a run lends to those that branched off it: a tag in its log, for as long as any of them has a checkpoint that lies here.
+"""Tags that protect the checkpoints which branches need: one tag in the home run's log for each branch that uses a checkpoint stored there.
 
-The order is what makes it safe. The tag comes first, then the branch's COMMIT; and the tag goes last. Whoever dies in between leaves a tag
-that keeps too much, never a branch that is kept too little. Pruning a run looks at nothing but its own log.
+The order makes it safe. The tag is written before the branch's COMMIT, and removed last. A process that dies in between leaves a tag that
+keeps too much, never a branch that lacks bytes. Pruning a run reads only that run's own log.
 """
 
 from __future__ import annotations
@@ -17,31 +17,32 @@ from relight.observe import emit
 from relight.store import ByteStore
 
 TAG, STAGE, BRANCH = "tag", "stage", "branch"
-"""Kinds of tags, by who may move them."""
+"""Kinds of tags, by the command that may move them."""
 PREFIX = BRANCH_TAGS
-"""Of tags that hold what branches need; nobody else may give such a name."""
+"""Prefix of the tags that protect what branches need. Reserved: other tags cannot have such a name."""
 
 
 class Lent(NamedTuple):
-    """What a branch holds of this run."""
+    """A checkpoint of this run that a branch needs."""
 
     branch: str
-    """The name of that run."""
+    """Name of the branch's run."""
     checkpoint: Checkpoint
 
 
 def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: str = "", *, kind: str = TAG) -> None:
-    """Point tag ``name`` at a checkpoint, or take it away with None. Cost: one record.
+    """Point tag ``name`` at a checkpoint, or remove it if ``checkpoint_id`` is None. Cost: one record.
 
-    ``kind``: what the caller may move, a plain tag, a stage or a branch's tag; ``ConfigError`` if ``name`` is of another kind. Every TAG
-    record is made here, so a stage cannot be moved as a tag. ``CheckpointNotFound`` if there is no such live checkpoint, or no such tag.
+    ``kind``: what the caller may move, a plain tag, a stage or a branch's tag. Raise ``ConfigError`` if ``name`` is of another kind.
+    Every TAG record is made here, so a stage cannot be moved as a tag. Raise ``CheckpointNotFound`` if there is no such live checkpoint
+    or no such tag.
     """
     if kind == TAG:
         check_free(name)
     elif check_tag_name(name) not in STAGES if kind == STAGE else not name.startswith(PREFIX):
         raise ConfigError(f"{name[:80]!r} is not a {kind}'s tag", where=log.run)
     if max(len(by), len(why)) > WORDS_MAX:
-        raise ConfigError(f"what is said of a tag is at most {WORDS_MAX} characters long")
+        raise ConfigError(f"a tag's author and reason are at most {WORDS_MAX} characters long")
 
     def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)
@@ -56,7 +57,7 @@ def set_tag(log: Log, name: str, checkpoint_id: str | None, by: str = "", why: s
 
 
 def tag_if_possible(log: Log, name: str, checkpoint_id: str) -> None:
-    """Tag a checkpoint; what is committed is no less so if its tag cannot be written: that is told. ``Fenced`` is the caller's."""
+    """Tag a checkpoint. If the tag cannot be written, emit ``save.failed``: the checkpoint is committed all the same. Raise ``Fenced``."""
     try:
         set_tag(log, name, checkpoint_id)
     except Fenced:
@@ -66,7 +67,7 @@ def tag_if_possible(log: Log, name: str, checkpoint_id: str) -> None:
 
 
 def check_free(name: str) -> str:
-    """Return ``name``. ``ConfigError`` if it cannot be a tag, is a stage, or holds what a branch needs."""
+    """Return ``name``. Raise ``ConfigError`` if it is an invalid tag name, a stage, or reserved for branches."""
     check_tag_name(name)
     if name.startswith(PREFIX):
         raise ConfigError(f"tags that begin with {PREFIX} hold what branches need", hint="relight branch makes and drops them")
@@ -76,28 +77,30 @@ def check_free(name: str) -> str:
 
 
 def lent_by(history: History) -> list[Lent]:
-    """What branches hold, by their names."""
+    """Return the checkpoints that branches need, sorted by the branches' names."""
     names = sorted(name for name in history.tags if name.startswith(PREFIX))
-    found = [(name.removeprefix(PREFIX), history.find(history.tags[name])) for name in names]
-    return [Lent(name, one) for name, one in found if one is not None]
+    tagged = [(name.removeprefix(PREFIX), history.find(history.tags[name])) for name in names]
+    return [Lent(name, checkpoint) for name, checkpoint in tagged if checkpoint is not None]
 
 
 def needs_of(history: History, one: Checkpoint) -> list[str]:
-    """Whose bytes a checkpoint needs. What is lent to a branch needs what it always has, also if it was repacked: the branch may make use
-    of that where it lies."""
+    """Return the ids of the checkpoints that hold chunks of this one.
+
+    A checkpoint that a branch uses keeps its original donors even after a repack: the branch may read the chunks from there.
+    """
     lent = any(target == one.id and name.startswith(PREFIX) for name, target in history.tags.items()) if one.self_contained else True
     return one.body.requires if lent else one.requires
 
 
 def held_in(history: History, home: str) -> list[Checkpoint]:
-    """What a branch has, or may recall, that lies in run ``home``."""
-    return [one for one in history.there if one.body.home == home]
+    """Return a branch's checkpoints, live or recallable, that are stored in run ``home``."""
+    return [checkpoint for checkpoint in history.there if checkpoint.body.home == home]
 
 
 def let_go(store: ByteStore, home: str, branch: str) -> bool:
-    """Take the tag of ``branch`` in run ``home`` away, if the branch has nothing left that lies there, or is gone. Whether it did.
+    """Remove the tag of ``branch`` in run ``home`` if the branch is gone or has no checkpoint left there. Return True if it was removed.
 
-    Not if a record of the branch is damaged: it may be what says that it has.
+    If a record of the branch is damaged, the tag stays: that record may name a checkpoint there.
     """
     with contextlib.suppress(CheckpointNotFound):
         view = Log(store, branch).read()

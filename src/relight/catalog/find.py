@@ -1,4 +1,4 @@
-"""Which checkpoint is meant: choices over a history, and the event that reports by which metric."""
+"""Choose a checkpoint of a history by step, tag, id, metric or age, and emit the event that reports the deciding metric."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from relight.observe import emit
 from relight.policy.best_by import BEST, MODES, BestBy, best_by, is_best, no_metric
 
 DIGITS_MAX = 30
-"""Digits of a step that is looked for: Python converts no text of thousands of digits, and no step has more than 19."""
+"""Largest number of digits of a requested step: Python refuses to convert thousands of digits, and no step has more than 19."""
 FAULTS_SAID = 5
-"""Records that cannot be read which an error lists."""
+"""Largest number of unreadable records that an error lists."""
 
 
 def metric_value(value: Metric) -> float:
-    """A stored metric as a number."""
+    """Return a stored metric as a number."""
     return float(value)
 
 
 class Chosen(NamedTuple):
-    """The checkpoint that a WHICH means; ``by`` is the metric if it is one of the ``best`` selectors."""
+    """Checkpoint that a WHICH means. ``by``: the metric, if WHICH is a ``best`` selector."""
 
     checkpoint: Checkpoint
     by: BestBy | None = None
 
     @property
     def explanation(self) -> str:
-        """How it was chosen, for people: ``best by val_acc (max): 0.93 at step 1200``. Empty if no metric decided."""
+        """Text for people on how it was chosen: ``best by val_acc (max): 0.93 at step 1200``. Empty if no metric decided."""
         if self.by is None:
             return ""
         value = metric_value(self.checkpoint.body.metrics[self.by.metric])
@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
 
 
 def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | None:
-    """Return the checkpoint with the lowest (``min``) or highest (``max``) finite ``metric`` that is not suspect; the newer of equals."""
+    """Return the checkpoint, not suspect, with the lowest (``min``) or highest (``max``) finite ``metric``. Of equal ones, the newest."""
     if mode not in MODES:
         raise ConfigError(f"mode is 'min' or 'max', not {mode!r}")
     sign = 1.0 if mode == "min" else -1.0
@@ -52,26 +52,31 @@ def best(checkpoints: list[Checkpoint], metric: str, mode: str) -> Checkpoint | 
 
 
 def finite_metrics(history: History) -> set[str]:
-    """Return the names of the metrics that live checkpoints have finite values of."""
-    return {name for one in history.live for name, value in one.body.metrics.items() if math.isfinite(metric_value(value))}
+    """Return the names of the metrics with a finite value in some live checkpoint."""
+    return {name for checkpoint in history.live for name, value in checkpoint.body.metrics.items() if math.isfinite(metric_value(value))}
 
 
 def choose_all(history: History, which: str | int = "latest") -> list[Chosen]:
-    """Return what to try, in order: for ``latest`` every live checkpoint, else one.
+    """Return the checkpoints to try, in order: for ``latest`` every live checkpoint, otherwise one.
 
-    ``latest`` has the newest first. Suspect checkpoints, and those that a roll-back set aside, come after all others.
+    ``latest`` has the newest first. Suspect and rolled back checkpoints come after all others.
     ``which``: ``latest``, ``best``, ``best:METRIC``, ``best:METRIC:min|max``, a tag, a step (its newest save), an id or its unambiguous
     beginning.
     """
     newest_first = history.live[::-1]
     if which == "latest":
-        return [Chosen(one) for one in sorted(newest_first, key=lambda one: (one.id in history.rolled_back_ids, one.body.suspect))]
+        return [
+            Chosen(checkpoint)
+            for checkpoint in sorted(
+                newest_first, key=lambda checkpoint: (checkpoint.id in history.rolled_back_ids, checkpoint.body.suspect)
+            )
+        ]
     return [choose(history, which)]
 
 
 def candidates(history: History, which: str | int = "latest") -> list[Checkpoint]:
     """Return the checkpoints of ``choose_all``."""
-    return [one.checkpoint for one in choose_all(history, which)]
+    return [chosen.checkpoint for chosen in choose_all(history, which)]
 
 
 def resolve(history: History, which: str | int) -> Checkpoint:
@@ -80,20 +85,20 @@ def resolve(history: History, which: str | int) -> Checkpoint:
 
 
 def report(chosen: Chosen) -> Checkpoint:
-    """Emit by which metric a checkpoint was chosen, if one decided; return the checkpoint."""
+    """Emit ``best.chosen`` if a metric decided. Return the checkpoint."""
     if chosen.by is not None:
-        one, (metric, mode, why) = chosen.checkpoint, chosen.by
-        value = metric_value(one.body.metrics[metric])
-        emit("best.chosen", chosen.explanation, id=one.id, step=one.step, metric=metric, mode=mode, value=value, why=why)
+        checkpoint, (metric, mode, why) = chosen.checkpoint, chosen.by
+        value = metric_value(checkpoint.body.metrics[metric])
+        emit("best.chosen", chosen.explanation, id=checkpoint.id, step=checkpoint.step, metric=metric, mode=mode, value=value, why=why)
     return chosen.checkpoint
 
 
 def choose(history: History, which: str | int) -> Chosen:
-    """Return the one checkpoint that ``which`` means; ``CheckpointNotFound`` lists what there is."""
+    """Return the one checkpoint that ``which`` means. ``CheckpointNotFound`` lists the existing ones."""
     newest_first = history.live[::-1]
     text = str(which)
     if text == "latest" and newest_first:
-        return Chosen(min(newest_first, key=lambda one: one.id in history.rolled_back_ids))
+        return Chosen(min(newest_first, key=lambda checkpoint: checkpoint.id in history.rolled_back_ids))
     if is_best(text):
         return _best(history, text)
     if text in history.tags:
@@ -101,17 +106,17 @@ def choose(history: History, which: str | int) -> Chosen:
         if tagged:
             return Chosen(tagged)
     if text.isdecimal() and text.isascii() and len(text) <= DIGITS_MAX:
-        at_step = [one for one in newest_first if one.step == int(text)]
+        at_step = [checkpoint for checkpoint in newest_first if checkpoint.step == int(text)]
         if at_step:
             return Chosen(at_step[0])
-    matches = [one for one in newest_first if one.id.startswith(text)] if len(text) >= 3 else []
+    matches = [checkpoint for checkpoint in newest_first if checkpoint.id.startswith(text)] if len(text) >= 3 else []
     if len(matches) == 1:
         return Chosen(matches[0])
     if matches:
-        raise ConfigError(f"{text!r} begins {len(matches)} ids", hint=", ".join(one.id for one in matches[:5]))
+        raise ConfigError(f"{text!r} begins {len(matches)} ids", hint=", ".join(checkpoint.id for checkpoint in matches[:5]))
     if text in history.retired:
         raise CheckpointNotFound(f"checkpoint {text} was retired", hint="relight log shows when and why")
-    steps = ", ".join(str(one.step) for one in newest_first[:8])
+    steps = ", ".join(str(checkpoint.step) for checkpoint in newest_first[:8])
     raise CheckpointNotFound(f"no checkpoint {text!r}", hint=f"there are steps {steps}" if steps else "this run has no checkpoint yet")
 
 
@@ -122,24 +127,26 @@ def _best(history: History, text: str) -> Chosen:
     if not names and text == BEST and history.best_by is None:
         raise CheckpointNotFound("no checkpoint has a finite metric, so none is the best", hint="pass metrics to ckpt.step(…, name=value)")
     by = best_by(text, history.best_by, names)
-    found = best([one for one in newest_first if one.id not in history.rolled_back_ids] or newest_first, by.metric, by.mode)
-    if found is not None:
-        return Chosen(found, by)
+    winner = best(
+        [checkpoint for checkpoint in newest_first if checkpoint.id not in history.rolled_back_ids] or newest_first, by.metric, by.mode
+    )
+    if winner is not None:
+        return Chosen(winner, by)
     if by.metric in names:
         raise CheckpointNotFound(f"every checkpoint with a finite metric {by.metric!r} is suspect, or was set aside by a roll-back")
     raise no_metric(by.metric, names)
 
 
 def nothing_there(view: LogView, run: str, where: str) -> RelightError:
-    """Of a run without a live checkpoint: that there is none yet, or that what may be some counts for nothing, which is another thing."""
+    """Return the error for a run without a live checkpoint: none was saved yet, or its records are damaged or untrusted."""
     return nothing_counts(view, where) if view.faults else CheckpointNotFound(f"run {run!r} has no checkpoint yet", where=where)
 
 
 def nothing_counts(view: LogView, where: str) -> CorruptCheckpoint:
-    """Of a run of which there is nothing but records that are damaged, or signed by somebody who is not trusted here."""
+    """Return the error for a run whose remaining records are all damaged, or signed by a signer that is not trusted here."""
     return CorruptCheckpoint(
         f"this run has no checkpoint that counts, and {len(view.faults)} records of its log that count for nothing",
         where=where,
         details=[f"{fault.file}: {fault.reason}" for fault in view.faults[:FAULTS_SAID]],
-        hint="name who has signed them in trust=; relight verify shows all damage; to begin anew, give the run another name",
+        hint="name who has signed them in trust=; relight verify shows all damage; to begin from scratch, give the run another name",
     )

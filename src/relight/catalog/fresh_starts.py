@@ -9,12 +9,14 @@ from relight.log.history import FRESH_START
 
 def fresh_starts(history: History) -> list[tuple[int, str]]:
     """Return number and job of each fresh start in the log, in order."""
-    notes = [(one.seq, one.body) for one in history.notes if isinstance(one.body, NoteBody) and one.body.topic == FRESH_START]
+    notes = [
+        (record.seq, record.body) for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == FRESH_START
+    ]
     return [(seq, str(body.data.get("job", ""))) for seq, body in notes]
 
 
 def record_fresh_start(log: Log, job: str, epoch: int | None = None) -> None:
-    """Append the NOTE of a fresh start. ``epoch``: that of the attempt; None: the epoch that holds. Cost: one record."""
+    """Append the NOTE of a fresh start. ``epoch``: that of the attempt; None: the current epoch. Cost: one record."""
     note = NoteBody(topic=FRESH_START, data={"job": job})
 
     def decide(view: LogView) -> tuple[Body, int]:
@@ -24,7 +26,7 @@ def record_fresh_start(log: Log, job: str, epoch: int | None = None) -> None:
 
 
 def carry_fresh_start(near: History, far: History, one: Checkpoint, log: Log, charge: int) -> None:
-    """Append to a further tier's log the newest fresh start before ``one``, which is copied there next, if that log lacks it.
+    """Append the newest fresh start before ``one`` to a further tier's log, if that log lacks it. ``one`` is copied there next.
 
     Without it a job that is requeued onto a node with an empty nearest tier would begin from scratch a second time.
     """

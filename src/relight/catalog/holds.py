@@ -1,4 +1,4 @@
-"""Checkpoints on hold: kept whatever the rules say, until somebody lets them go; both stand in the log, with the reason."""
+"""Holds: a checkpoint on hold is kept, whatever the retention rules are, until it is released. The log records both, with the reason."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ WHY_MAX = 500
 
 
 def holds_of(history: History) -> dict[str, str]:
-    """What is on hold, and why."""
-    found: dict[str, str] = {}
+    """Return the reason of each hold, by checkpoint id."""
+    holds: dict[str, str] = {}
     for record in history.notes:
         if isinstance(record.body, NoteBody) and record.body.topic in (HOLD_TOPIC, RELEASE_TOPIC):
             checkpoint_id = str(record.body.data.get("id"))
             if record.body.topic == HOLD_TOPIC:
-                found[checkpoint_id] = str(record.body.data.get("why", ""))
+                holds[checkpoint_id] = str(record.body.data.get("why", ""))
             else:
-                found.pop(checkpoint_id, None)
-    return found
+                holds.pop(checkpoint_id, None)
+    return holds
 
 
 def hold(store: ByteStore, run: str, checkpoint_id: str, why: str) -> None:
-    """Put a live checkpoint on hold. Cost: one record."""
+    """Put a live checkpoint on hold. Raise ``CheckpointNotFound`` if it is not live. Cost: one record."""
     if not why.strip() or len(why) > WHY_MAX:
         raise ConfigError(f"a hold needs a reason, of at most {WHY_MAX} characters")
     _note(store, run, checkpoint_id, {"id": checkpoint_id, "why": why}, HOLD_TOPIC)
 
 
 def release(store: ByteStore, run: str, checkpoint_id: str, why: str = "") -> None:
-    """Let it go: from now on the rules decide. ``CheckpointNotFound`` if it is not on hold."""
+    """Release a hold, so that the retention rules decide again. Raise ``CheckpointNotFound`` if there is no such hold."""
     _note(store, run, checkpoint_id, {"id": checkpoint_id, "why": why[:WHY_MAX]}, RELEASE_TOPIC)
 
 

@@ -1,4 +1,4 @@
-"""What is written down of a run beside its log, incidents and where the time went: its files' names, and bringing them to all tiers."""
+"""Copy a run's incidents and time accounts, which are files next to its log, between tiers; the names of these files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from relight.store import ByteStore
 
 DIRECTORY = "incidents"
 ACCOUNT = ".account.json"
-"""Ends the name of an account, ``NUMBER.COUNT.account.json``: of each number only the one with the highest count tells anything."""
+"""Suffix of a time account, ``NUMBER.COUNT.account.json``. For each number only the file with the highest count is current."""
 FILE_BYTES_MAX = 8 << 20
 
 
 def level_diaries(near: ByteStore, run: str, far: ByteStore, far_run: str, stop: Callable[[], bool] = lambda: False) -> int:
-    """Give both tiers what only one of them has of the run's diary, which may have another name there; how many files were written.
+    """Copy the files that only one of two tiers has of the run's diary to the other. Return the number of files written.
 
-    Outwards, so that it outlives the near disk; back, so that a run which goes on behind an empty disk has a past again. Files are
-    written once and never change, so whoever is disturbed here, or does it a second time, does no harm. Costs two listings, and each
-    new file once. What the stores raise comes through. Once ``stop()`` is true nothing more is written: whoever works for a job that is
-    gone may hold keys of a store that is, and what it wrote where another one is by now could not be read.
+    ``far_run``: the run's name in the far tier. Copies outwards outlive the near disk. Copies back restore the past of a run that resumes
+    on an empty disk. Files are written once and never change, so an interrupted or repeated call does no harm. Cost: two listings, and
+    each new file once. Raises what the stores raise. Once ``stop()`` returns True, nothing more is written: the job is gone, and its store
+    may have been replaced by one with other keys, whose owner could not read what this process wrote.
     """
     here, there = f"{run}/{DIRECTORY}", f"{far_run}/{DIRECTORY}"
     ours, theirs = _names(near, here), _names(far, there)
@@ -27,7 +27,7 @@ def level_diaries(near: ByteStore, run: str, far: ByteStore, far_run: str, stop:
 
 
 def newest_accounts(names: Iterable[str]) -> dict[str, str]:
-    """Of each number, oldest first, the name that tells something, out of all files' names."""
+    """Return the current account's file name for each number, oldest first, out of all file names."""
     return {number: name for name in sorted(names) if (number := _number(name))}
 
 
@@ -45,10 +45,10 @@ def _bring(
     for name in sorted(has - there):
         number = _number(name)
         if number and (name != newest[number] or stale.get(number, "") > name):
-            continue  # an account that a newer one has replaced
+            continue  # a newer account replaced this one
         try:
             data = source.get(f"{out_of}/{name}", FILE_BYTES_MAX)
-        except CheckpointNotFound:  # replaced since
+        except CheckpointNotFound:  # replaced since the listing
             continue
         if stop():
             break
@@ -59,5 +59,5 @@ def _bring(
 
 
 def _number(name: str) -> str:
-    """Of an account; empty for anything else."""
+    """Return the number in an account's file name; empty for other names."""
     return name.partition(".")[0] if name.endswith(ACCOUNT) else ""

@@ -1,4 +1,4 @@
-"""A path or URL as people type it: a store, a run, a checkpoint; and what may have been meant by one that is none of these."""
+"""Resolve a path or URL that a user typed to a store, run or checkpoint, and suggest what was meant if it is neither."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from relight.store.anchored import anchor_of, anchored_runs
 from relight.store.urls import absolute, split_run
 
 _LOOK_AT_MAX = 200
-"""Names of one directory that are looked at for a hint."""
+"""Largest number of names in one directory that are checked for a hint."""
 
 
 class Location(NamedTuple):
-    """Where a path leads. ``run`` is None for a whole store; ``which`` is set if a checkpoint was given."""
+    """What a path names. ``run`` is None for a whole store; ``which`` is set if a checkpoint was given."""
 
     store: ByteStore
     run: str | None
@@ -30,29 +30,29 @@ class Location(NamedTuple):
 
 
 def locate(url: str) -> Location:
-    """The store, run or checkpoint at ``url``; ``CheckpointNotFound`` says what is there instead.
+    """Return the store, run or checkpoint at ``url``. ``CheckpointNotFound`` states what is there instead.
 
-    A checkpoint is ``RUN@WHICH``, its directory, or a file in it. A store that lost its ``relight.json`` is known by its runs.
+    A checkpoint is ``RUN@WHICH``, its directory, or a file in it. A store that lost its ``relight.json`` is recognised by its runs.
     """
-    found = _parse_location(url)
-    at = url.rfind("@")
-    while found is None and at > 0:
-        if url[at + 1 :]:
-            found = _parse_location(url[:at])
-            if found is not None and found.which is None:
-                return found._replace(which=url[at + 1 :])
-            found = None
-        at = url.rfind("@", 0, at)
-    if found is None:
+    location = _parse_location(url)
+    at_sign = url.rfind("@")
+    while location is None and at_sign > 0:
+        if url[at_sign + 1 :]:
+            location = _parse_location(url[:at_sign])
+            if location is not None and location.which is None:
+                return location._replace(which=url[at_sign + 1 :])
+            location = None
+        at_sign = url.rfind("@", 0, at_sign)
+    if location is None:
         raise _not_found(url)
-    return found
+    return location
 
 
 def locate_destination(url: str, run: str) -> Location:
-    """Where something new is to go: ``store/run``, made if need be.
+    """Return the store and run name for a new run at ``url``. The store is created if it does not exist.
 
-    In a store, which is one that exists or any path that ends in ``/``, it is called ``run``. ``ConfigError`` for what is there
-    and is neither store nor run: no store is made around it by surprise.
+    If ``url`` is an existing store, or ends in ``/``, the new run is called ``run``. Raise ``ConfigError`` for a path that exists and is
+    neither a store nor a run: no store is made around it by surprise.
     """
     path = absolute(url)
     store = open_bytes(path)
@@ -61,12 +61,12 @@ def locate_destination(url: str, run: str) -> Location:
     parent, name = split_run(path)
     above = open_bytes(parent)
     name = check_run_name(name)
-    there = next((entry for entry in above.list("") if entry.name == name), None)
-    if there and not there.is_dir:
-        raise ConfigError("this is a file", where=url, hint="name a run, such as backup/demo; it is made if need be")
-    if there and not _is_store(above) and not _is_run(above, name):
+    existing = next((entry for entry in above.list("") if entry.name == name), None)
+    if existing and not existing.is_dir:
+        raise ConfigError("this is a file", where=url, hint="name a run, such as backup/demo; it is created if it does not exist")
+    if existing and not _is_store(above) and not _is_run(above, name):
         raise ConfigError(
-            "this is there, and is neither a store nor a run",
+            "this exists, and is neither a store nor a run",
             where=url,
             hint=f"{url}/{run} would make a store of it, with the run {run}",
         )
@@ -107,25 +107,27 @@ def _is_store(store: ByteStore) -> bool:
 
 
 def _is_run(store: ByteStore, name: str) -> bool:
-    """Whether ``name`` has a log with a record in it, or checkpoint directories without one. False if it cannot be read; opening it by name
-    reports the reason."""
+    """Return whether ``name`` has a log with a record in it, or checkpoint directories without a log.
+
+    False if it cannot be read; opening it by name reports the reason.
+    """
     try:
         if has_records(store, name) or checkpoint_dirs(store, name, ENTRIES_MAX):
             return True
     except RelightError:
         pass
-    anchor = anchor_of(store)  # a run that vanished is refused when it is opened, not absent; an anchor that fails is an error
+    anchor = anchor_of(store)  # opening a run that vanished must fail, so it counts as existing; a failing anchor is an error
     return anchor is not None and bool(anchor.read(name).pins)
 
 
 def _runs(store: ByteStore) -> Iterator[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     with contextlib.suppress(RelightError):
         for entry in islice(store.list(""), _LOOK_AT_MAX):
             if entry.is_dir and is_run_name(entry.name) and _is_run(store, entry.name):
-                found.add(entry.name)
+                names.add(entry.name)
                 yield entry.name
-    yield from anchored_runs(store, besides=found)
+    yield from anchored_runs(store, besides=names)
 
 
 def _not_found(url: str) -> CheckpointNotFound:
@@ -153,22 +155,22 @@ _FIRST = "give a store, such as runs, or a run in it, such as runs/demo"
 
 
 def _below(url: str) -> str:
-    """Stores one level down."""
+    """Return a hint with the stores and runs one level below ``url``; empty if there are none."""
     store = open_bytes(absolute(url))
-    found = []
+    urls = []
     with contextlib.suppress(RelightError):
         for entry in islice(store.list(""), _LOOK_AT_MAX):
             if entry.is_dir and _parse_quietly(f"{absolute(url)}/{entry.name}"):
-                found.append(f"{url.rstrip('/')}/{entry.name}")
-    return f"below it are {_listed(sorted(found))}" if found else ""
+                urls.append(f"{url.rstrip('/')}/{entry.name}")
+    return f"below it are {_listed(sorted(urls))}" if urls else ""
 
 
 def _above(path: str) -> str:
-    """The nearest directory upwards that is a store or a run, or has some in it."""
+    """Return a hint with the nearest parent directory that is a store or run, or contains one."""
     while True:
-        found = _parse_quietly(path)
-        if found:
-            return f"{path} is a run: name one of its checkpoints behind @" if found.run else f"{path} is a store"
+        location = _parse_quietly(path)
+        if location:
+            return f"{path} is a run: name one of its checkpoints after @" if location.run else f"{path} is a store"
         below = _below(path)
         try:
             parent, _ = split_run(path)

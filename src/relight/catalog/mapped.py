@@ -1,4 +1,4 @@
-"""Tensors of a checkpoint as mappings of its files, for ``relight.load(mmap=True)``: read when touched, and not checked."""
+"""Map a checkpoint's tensors from its files, for ``relight.load(mmap=True)``. Bytes are read when touched, and not verified."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from relight.layout import whole
 
 
 class Mapped:
-    """Gives the bytes of each tensor of a checkpoint that is stored raw, in one piece, in a file of a local store."""
+    """Maps each tensor that is stored raw, in one piece, in a file of a local store."""
 
     def __init__(self, opened: Opened, joined: MergedCheckpoint | None = None) -> None:
-        """``joined``: the checkpoint as one, if several ranks made it; then tensors are asked for by its numbers."""
+        """``joined``: the merged checkpoint, if several ranks saved it. Indices are then those of its tensors."""
         self._opened, self._joined = opened, joined
         self._files: dict[str, mmap] = {}
 
     def __call__(self, index: int) -> memoryview | None:
-        """Return the bytes of tensor ``index``; None if it must be read: coded, shared with an earlier save, in pieces of several ranks,
-        or unaligned.
+        """Return the bytes of tensor ``index``. None if it is coded, stored with an earlier save, in pieces, or unaligned: read it then.
 
-        ``ConfigError`` if the store's files cannot be mapped. The caller has checked that the file is there and as long as was committed.
+        Raise ``ConfigError`` if the store's files cannot be mapped. The caller has checked that the file exists in its committed length.
         """
         part, tensor = self._home(index)
         if tensor is None or not tensor.length:
@@ -32,8 +31,8 @@ class Mapped:
         if pack.stored is not None or tensor.offset % DTYPES[tensor.dtype].itemsize:
             return None
         key = f"{self._opened.prefix}/{pack.file}"
-        held = self._files.get(key)
-        if held is None:
+        mapping = self._files.get(key)
+        if mapping is None:
             reader = self._opened.store.open(key)
             try:
                 mapping = getattr(reader, "map", None)
@@ -41,13 +40,13 @@ class Mapped:
                     what = "load(mmap=True) failed: the store's files cannot be mapped"
                     hint = "leave mmap= out, or copy the run (relight cp) to one local directory that is not encrypted"
                     raise ConfigError(what, where=self._opened.store.url, hint=hint)
-                held = self._files[key] = mapping()
+                mapping = self._files[key] = mapping()
             finally:
                 reader.close()
-        return memoryview(held)[tensor.offset : tensor.offset + tensor.length]
+        return memoryview(mapping)[tensor.offset : tensor.offset + tensor.length]
 
     def _home(self, index: int) -> tuple[int, Tensor | None]:
-        """The part that has all of a tensor, and its entry there."""
+        """Return the part that holds all of a tensor, and its entry there; None for the entry if it is in several pieces."""
         if self._joined is None:
             return 0, self._opened.parts[0].tensors[index]
         pieces = self._joined.pieces[index]

@@ -1,4 +1,4 @@
-"""A checkpoint that several ranks made, as one: every tensor once, in its global shape, and one tree."""
+"""Merge the parts of a checkpoint that several ranks saved: every tensor once, in its global shape, and one tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relight.layout import Box, whole
 
 
 class StoredPiece(NamedTuple):
-    """Where a piece of a tensor is: which part, which of its tensors, which box of the global shape."""
+    """Location of a piece of a tensor: index of the part, index of the tensor in it, box in the global shape."""
 
     part: int
     tensor: int
@@ -25,24 +25,22 @@ class StoredPiece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MergedCheckpoint:
-    """``tensors`` with global shapes; ``pieces[i]`` is where tensor ``i`` lies. Its ``pack`` means nothing but "asked for by this
-    number".
-    """
+    """``tensors`` have global shapes. ``pieces[i]`` are the locations of tensor ``i``. A tensor's ``pack`` is only its index here."""
 
     tensors: tuple[Tensor, ...]
     pieces: tuple[tuple[StoredPiece, ...], ...]
     tree: dict[Any, Any]
-    """What all ranks have in common."""
+    """State that all ranks have in common."""
     own: tuple[dict[Any, Any], ...]
-    """What each rank had besides, by rank."""
+    """State that only one rank had, by rank."""
 
     def tree_of(self, rank: int) -> dict[Any, Any]:
-        """The tree of a rank: what is common, and its own."""
+        """Return the tree of a rank: the common state and its own."""
         return {**self.tree, **self.own[rank % len(self.own)]}
 
 
 def whole_of(opened: Opened) -> MergedCheckpoint:
-    """Put the parts together. Their tensors tile already: that was checked when they were opened."""
+    """Merge the parts. ``open_checkpoint`` has checked that their pieces cover every tensor."""
     numbers: dict[str, int] = {}
     tensors: list[Tensor] = []
     pieces: list[list[StoredPiece]] = []
@@ -74,9 +72,11 @@ def whole_of(opened: Opened) -> MergedCheckpoint:
 
 
 def check_pieces(opened: Opened, joined: MergedCheckpoint, index: int, check: Callable[[int, int], None] | None = None) -> None:
-    """``CorruptCheckpoint`` if a pack that holds a piece of tensor ``index`` is missing, or not as long as was committed; or what ``check``
-    says of it, which is given the part's number and the pack's."""
-    for number, pack in {(one.part, opened.parts[one.part].tensors[one.tensor].pack) for one in joined.pieces[index]}:
+    """Raise ``CorruptCheckpoint`` if a pack with a piece of tensor ``index`` is missing or has another length than was committed.
+
+    ``check``: called instead, with the part's number and the pack's number; it raises for a bad pack.
+    """
+    for number, pack in {(piece.part, opened.parts[piece.part].tensors[piece.tensor].pack) for piece in joined.pieces[index]}:
         if check is not None:
             check(number, pack)
         else:
@@ -89,7 +89,7 @@ def _global(tensor: Tensor, number: int) -> Tensor:
 
 
 def renumber_leaves(node: Any, mapping: list[int]) -> Any:
-    """The tree with its leaves pointing at the merged tensors."""
+    """Return the tree with its leaves pointing at the merged tensors."""
     kind = type(node)
     if kind is Leaf:
         return Leaf(node.kind, tuple(mapping[index] for index in node.tensors), node.meta)
@@ -101,9 +101,7 @@ def renumber_leaves(node: Any, mapping: list[int]) -> Any:
 
 
 def merge(tree: dict[Any, Any], other: Mapping[Any, Any]) -> None:
-    """Add what ``other`` has besides: stages of a pipeline hold other modules' entries. Where both have something, the lower rank's
-    counts.
-    """
+    """Add the entries of ``other`` that ``tree`` lacks: stages of a pipeline hold different modules. The lower rank's entry wins."""
     for key, value in other.items():
         if key not in tree:
             tree[key] = value
@@ -118,11 +116,11 @@ def _is_optimizers(node: Mapping[Any, Any]) -> bool:
 
 
 def _merge_groups(groups: list[Any], others: list[Any]) -> None:
-    """Stages have the same groups, each with its own parameters."""
+    """Add the parameters of each group. Pipeline stages have the same groups, each with its own parameters."""
     for mine, theirs in zip(groups, others, strict=False):
         if isinstance(mine, dict) and isinstance(theirs, dict):
-            held, more = mine.get("params"), theirs.get("params")
-            if isinstance(held, (list, tuple)) and isinstance(more, (list, tuple)):
-                known = set(map(repr, held))
-                mine["params"] = [*held, *(one for one in more if repr(one) not in known)]
+            params, more = mine.get("params"), theirs.get("params")
+            if isinstance(params, (list, tuple)) and isinstance(more, (list, tuple)):
+                known = set(map(repr, params))
+                mine["params"] = [*params, *(param for param in more if repr(param) not in known)]
     groups.extend(others[len(groups) :])

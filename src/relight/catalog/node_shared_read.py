@@ -1,13 +1,13 @@
-"""Reading once a node: what several of its ranks need is read and checked by one of them, and lent to the others.
+"""Read shared chunks once per node: one rank reads and verifies each chunk that several ranks of the node need, and lends it to the others.
 
-1. The ranks exchange which chunks each needs, and all work out alike who reads which (``dealing``).
-2. Whoever reads a run of chunks for others, checks it, copies it into shared memory of his own, and tells them where it lies. They take
-   from there what they want, and give the place back: then it is used again. The memory is bounded.
-3. What somebody finds damaged he tells; all then have the same error. What did not come, because its reader is gone, or late, a rank
-   reads by itself: lending is never what a restore fails of.
+1. The ranks exchange which chunks each needs. Each computes the same assignment of chunks to readers (``read_assignment``).
+2. The lender of a run of chunks reads it, verifies it, copies it into its own shared memory, and sends the borrowers its offset. They copy
+   what they need from there and return the place, which is then used again. The memory is bounded.
+3. A rank that finds damage sends the error to its borrowers, so that all raise the same error. If a lender is gone or late, a borrower
+   reads the chunks itself: lending can never make a restore fail.
 
-A socket for each pair carries a few bytes for each run. Its end is how a rank sees that the other one is gone. The device reads into memory
-of the rank's own, as the small pages of what is shared take it half as long again; the copy is made while it reads on.
+A socket for each pair carries a few bytes for each run. Its end shows a rank that the other rank is gone. The device reads into the
+lender's private memory, because reading into the small pages of shared memory takes 1.5 times as long. The copy overlaps the next read.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ from relight.errors import NoSpace, RelightError, error_of, known
 from relight.layout.sources import copy_bytes
 
 LENT_BYTES = 16 << 20
-"""Shared memory of all ranks of a node together, or two places a rank if that is more. More costs time: its pages are made each time."""
+"""Bytes of shared memory of all ranks of a node together, or two places per rank if that is more. Every restore allocates its
+pages, so more memory costs time."""
 STALL_S = 60.0
-"""So long a rank waits for another that says nothing before it reads by itself."""
+"""Seconds that a rank waits for a silent peer before it reads the chunks itself."""
 _FRAME = struct.Struct("<BxxxIQ")
 _LENT, _BACK, _FAILED = 1, 2, 3
 _HELLO = struct.Struct("<I")
@@ -48,35 +49,35 @@ Gather = Callable[[bytes, str], list[bytes]]
 
 
 def read_together(gather: Gather, rank: int, node: bytes, opened: Opened, wanted: Mapping[int, Wants], *, stall_s: float = STALL_S) -> int:
-    """Read ``wanted``, which is keyed by part; the number of bytes that this rank read from the store.
+    """Read ``wanted``, keyed by part. Return the number of bytes that this rank read from the store.
 
-    All ranks call it, each with what it wants of the same checkpoint. ``gather`` gives everybody's word, by rank, to everybody; ``node`` is
-    the same for ranks of one node. The error of a rank that found damage is raised on those whom it lends to, too.
+    All ranks call it (collective), each with the chunks that it wants of the same checkpoint. ``gather`` is an all-gather of bytes, ordered
+    by rank. ``node`` is equal for ranks of one node. If a lender finds damage, its borrowers raise the same error.
     """
-    packs = {(part, pack): wants for part, found in wanted.items() for pack, wants in found.items()}
+    packs = {(part, pack): wants for part, by_pack in wanted.items() for pack, wants in by_pack.items()}
     with contextlib.closing(_Listener()) as door:
         needs = [
             [*key, encode_needs((want.chunk for want in wants), len(opened.parts[key[0]].packs[key[1]].chunks))]
             for key, wants in packs.items()
         ]
         word = msgspec.msgpack.encode([node, door.address, door.token, needs])
-        words = [msgspec.msgpack.decode(told) for told in gather(word, "telling what each rank reads")]
-        mates = {number: told for number, told in enumerate(words) if told[0] == node}
-        table = _ReadTable(rank, opened, packs, _dealt(opened, {number: told[3] for number, told in mates.items()}))
+        words = [msgspec.msgpack.decode(message) for message in gather(word, "exchanging what each rank reads")]
+        mates = {number: message for number, message in enumerate(words) if message[0] == node}
+        table = _ReadTable(rank, opened, packs, _dealt(opened, {number: message[3] for number, message in mates.items()}))
         if not table.mine:
             return table.read(table.rest)
-        doors = {number: (str(told[1]), bytes(told[2])) for number, told in mates.items()}
+        doors = {number: (str(message[1]), bytes(message[2])) for number, message in mates.items()}
         with contextlib.closing(_SharedRead(rank, table, door, doors, stall_s)) as lending:
             return lending.read()
 
 
 def _dealt(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]) -> list[LentRun]:
-    """What is lent on this node, as everybody on it works it out."""
+    """Return the runs of chunks that are lent on this node. Every rank of the node computes the same list."""
     lengths: dict[PackKey, list[int]] = {}
     by_pack: dict[PackKey, dict[int, bytes]] = {}
     if len(needs) > 1:
-        for number, told in needs.items():
-            for part, pack, bits in told:
+        for number, rank_needs in needs.items():
+            for part, pack, bits in rank_needs:
                 key = (part, pack)
                 if key not in lengths:
                     lengths[key] = [length for length, _ in opened.parts[part].packs[pack].chunks]
@@ -86,14 +87,14 @@ def _dealt(opened: Opened, needs: Mapping[int, Sequence[tuple[int, int, bytes]]]
 
 
 class _ReadTable:
-    """What this rank wants: of which runs, and the rest, which nobody lends."""
+    """Chunks that this rank wants: those in lent runs, and the rest, which no rank lends."""
 
     def __init__(self, rank: int, opened: Opened, packs: Mapping[PackKey, Sequence[WantedChunk]], runs: Sequence[LentRun]) -> None:
         self._opened = opened
         self.runs = runs
-        """All that is lent on this node; their numbers are what the ranks call them."""
+        """All runs that are lent on this node. The ranks name a run by its index here."""
         self.mine = [number for number, run in enumerate(runs) if rank in run.takers]
-        """Those that this rank needs."""
+        """Indices of the runs that this rank needs."""
         lent = {(*runs[number].pack, chunk): number for number in self.mine for chunk in range(runs[number].first, runs[number].last)}
         self._wants: dict[int, list[WantedChunk]] = {number: [] for number in self.mine}
         rest: dict[PackKey, list[WantedChunk]] = {}
@@ -104,15 +105,15 @@ class _ReadTable:
         self.rest = {key: runs_of(wants) for key, wants in rest.items()}
 
     def runs_of(self, numbers: Iterable[int]) -> dict[PackKey, list[ChunkRange]]:
-        """Those runs, as they are read."""
-        found: dict[PackKey, list[ChunkRange]] = {}
+        """Return the runs of these numbers as ranges to read, by pack."""
+        ranges: dict[PackKey, list[ChunkRange]] = {}
         for number in numbers:
             run = self.runs[number]
-            found.setdefault(run.pack, []).append(ChunkRange(run.offset, run.length, self._wants[number]))
-        return found
+            ranges.setdefault(run.pack, []).append(ChunkRange(run.offset, run.length, self._wants[number]))
+        return ranges
 
     def read(self, runs: Mapping[PackKey, list[ChunkRange]], lend: Callable[[PackKey, ChunkRange, memoryview], None] | None = None) -> int:
-        """Read from the store; how many bytes."""
+        """Read the ranges from the store. Return the number of bytes."""
         total = 0
         for key in sorted(runs):
             part, pack = key
@@ -121,18 +122,18 @@ class _ReadTable:
         return total
 
     def take(self, number: int, data: memoryview) -> None:
-        """Put a run where it belongs here."""
+        """Copy a run's bytes to this rank's sinks."""
         run = self.runs[number]
         for want in self._wants[number]:
             hand_on(data[want.offset - run.offset :][: want.length], want)
 
 
 class _NothingToLend(Exception):
-    """It has no memory for it."""
+    """A lender could not allocate shared memory."""
 
 
 class _Listener:
-    """Where other ranks of the node reach this rank: a socket in this user's private directory, and a token that both ends prove."""
+    """Listens for other ranks of the node: a socket in the user's private directory, and a token that both ends prove to know."""
 
     def __init__(self) -> None:
         self.token = secrets.token_bytes(16)
@@ -144,7 +145,10 @@ class _Listener:
             self.socket = self._listener.socket
 
     def accept(self, stall_s: float) -> tuple[socket.socket, int, SharedMapping]:
-        """The next one to lend something: connection, rank, memory. ``OSError`` at the end, or if nobody comes; ``_NothingToLend``."""
+        """Return the next lender's connection, rank and memory.
+
+        Raise ``OSError`` if this listener was closed or no lender connects in time, ``_NothingToLend`` if the lender has no memory.
+        """
         ends = time.monotonic() + stall_s
         while True:
             if self.socket is None or (left := ends - time.monotonic()) <= 0:
@@ -172,7 +176,7 @@ class _Listener:
             connection.close()
 
     def close(self) -> None:
-        """Nobody comes in any more."""
+        """Accept no more connections."""
         if self.socket is not None and self._listener is not None:
             with contextlib.suppress(OSError):
                 self.socket.shutdown(socket.SHUT_RDWR)
@@ -180,17 +184,17 @@ class _Listener:
 
 
 def _own_user(connection: socket.socket) -> None:
-    """``ConnectionError`` if the process at the other end is another user's."""
+    """Raise ``ConnectionError`` if the process at the other end belongs to another user."""
     if peer_of(connection)[1] != os.geteuid():
-        raise ConnectionError("another user's")
+        raise ConnectionError("the peer belongs to another user")
 
 
 class _Borrower:
-    """The way to a rank that takes from this one."""
+    """Connection to a rank that borrows from this one."""
 
     def __init__(self, address: str, token: bytes, rank: int, memory: SharedMapping | None, stall_s: float) -> None:
         self.held: set[int] = set()
-        """Places that it has been told of and has not given back."""
+        """Places that were lent to it and that it has not returned."""
         self.gone = False
         self._sending = threading.Lock()
         self._proved = threading.Event()
@@ -199,11 +203,11 @@ class _Borrower:
         with LocalDirectory() as directory:
             try:
                 self.socket = directory.connect(address, stall_s)
-            except ValueError as error:  # what the other rank sent is no name
+            except ValueError as error:  # the other rank sent an invalid name
                 raise ConnectionError(str(error)) from error
 
     def begin(self) -> None:
-        """Prove to each other that both ends know the token, then lend the memory, which the other end can only read. ``OSError``."""
+        """Prove to each other that both ends know the token, then send the memory, read-only. Raise ``OSError``."""
         try:
             prove_as_caller(self.socket, self._token, self._address, self._stall_s)
         except OSError:  # the other end must not wait for a proof that does not come
@@ -220,14 +224,14 @@ class _Borrower:
         self._proved.set()
 
     def send(self, kind: int, number: int, value: int, more: bytes = b"") -> None:
-        """Send one frame, once the memory is lent."""
+        """Send one frame, after waiting until the memory was sent."""
         if not self._proved.wait(self._stall_s) or self.gone:
             raise TimeoutError("the other rank did not prove itself")
         with self._sending:
             self.socket.sendall(_FRAME.pack(kind, number, value) + more)
 
     def shut(self) -> None:
-        """From now on the other one cannot say anything more."""
+        """Shut the socket down: no later message of the borrower is received."""
         self.gone = True
         self._proved.set()
         with contextlib.suppress(OSError):
@@ -235,7 +239,7 @@ class _Borrower:
 
 
 class _SharedRead:
-    """One rank's side: its own memory and who borrows from it, and what it borrows."""
+    """One rank's side of lending: its own memory and its borrowers, and what it borrows itself."""
 
     def __init__(self, rank: int, table: _ReadTable, door: _Listener, doors: Mapping[int, tuple[str, bytes]], stall_s: float) -> None:
         self._rank, self._table, self._door, self._stall_s = rank, table, door, stall_s
@@ -256,7 +260,7 @@ class _SharedRead:
         self._pool = ThreadPoolExecutor(max(1, len(self._links) + len(self._owners)), thread_name_prefix="relight-lend")
 
     def read(self) -> int:
-        """All of it; how many bytes were read from the store here."""
+        """Read, lend and borrow all chunks. Return the number of bytes that this rank read from the store."""
         jobs: list[Future[None]] = []
         try:
             for _ in self._owners:
@@ -278,7 +282,7 @@ class _SharedRead:
             raise
 
     def _alone(self, jobs: Sequence[Future[None]]) -> int:
-        """Read all that this rank needs itself, as no thread could be started; the ranks that wait for it do the same."""
+        """Read all that this rank needs from the store, as no thread could be started. The ranks that wait for it do the same."""
         for link in self._links.values():
             link.shut()
         wait(jobs)
@@ -286,14 +290,14 @@ class _SharedRead:
         return self._table.read(self._table.runs_of(left)) + self._table.read(self._table.rest)
 
     def close(self) -> None:
-        """End: whoever still waits for this rank sees that it is gone."""
+        """Close all connections. A rank that still waits for this one sees that it is gone."""
         for link in self._links.values():
             link.shut()
         self._door.close()
         with self._lock:
-            for one in self._open:
+            for connection in self._open:
                 with contextlib.suppress(OSError):
-                    one.shutdown(socket.SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
         self._pool.shutdown(wait=True)
         for link in self._links.values():
             link.socket.close()
@@ -301,7 +305,7 @@ class _SharedRead:
             self._memory.close()
 
     def _prepare(self, doors: Mapping[int, tuple[str, bytes]], places: int) -> None:
-        """Memory to lend, and the ways to those who take from it. Without memory nothing is lent, which they are told."""
+        """Allocate the memory to lend and connect to the borrowers. Without memory nothing is lent, and the greeting shows them that."""
         size = -(-places * self._size // PAGE) * PAGE
         with contextlib.suppress(NoSpace, OSError):
             self._memory = SharedMapping(allocate(size, "relight-lent"), size, writable=True)
@@ -309,18 +313,18 @@ class _SharedRead:
             freeze(self._memory.fd)
         for place in range(places):
             self._places.put(place)
-        for taker in sorted({one for number in self._own for one in self._table.runs[number].takers} - {self._rank}):
-            with contextlib.suppress(OSError):  # it reads by itself, then
+        for taker in sorted({taker for number in self._own for taker in self._table.runs[number].takers} - {self._rank}):
+            with contextlib.suppress(OSError):  # this borrower then reads by itself
                 self._links[taker] = _Borrower(*doors[taker], self._rank, self._memory, self._stall_s)
 
     def _fail(self, error: BaseException) -> None:
-        """Remember the first error, and tell those who wait for this rank."""
+        """Remember the first error, and send it to the ranks that wait for this one."""
         with self._lock:
             if self._error is not None:
                 return
             self._error = error
-        told = known(error)
-        data = msgspec.json.encode([told.kind, told.what[:4096], told.where[:4096]])
+        failure = known(error)
+        data = msgspec.json.encode([failure.kind, failure.what[:4096], failure.where[:4096]])
         for link in self._links.values():
             with contextlib.suppress(OSError):
                 link.send(_FAILED, 0, len(data), data)
@@ -328,11 +332,11 @@ class _SharedRead:
     # -- lending
 
     def _lend(self, key: PackKey, run: ChunkRange, data: memoryview) -> None:
-        """Copy a run that was checked to where its takers find it, and tell them."""
+        """Copy a verified run into shared memory, and send its borrowers the offset."""
         if self._error is not None:
             raise self._error
         number = self._numbers[key, run.offset]
-        links = [link for one in self._table.runs[number].takers if (link := self._links.get(one)) is not None and not link.gone]
+        links = [link for taker in self._table.runs[number].takers if (link := self._links.get(taker)) is not None and not link.gone]
         if self._memory is None or not links:
             return
         place = self._place()
@@ -353,17 +357,17 @@ class _SharedRead:
         while True:
             try:
                 return self._places.get(timeout=self._stall_s)
-            except queue.Empty:  # somebody does not give back what he has
+            except queue.Empty:  # a borrower does not return its places
                 for link in self._links.values():
                     if link.held:
                         self._drop(link)
 
     def _drop(self, link: _Borrower) -> None:
-        """Do not wait for it any more. First its socket is shut: it cannot say from now on that it took something from a place in time."""
+        """Stop waiting for a borrower. Its socket is shut first: otherwise it could report later that it copied from a reused place."""
         link.shut()
         with self._lock:
-            held, link.held = link.held, set()
-        for place in held:
+            places, link.held = link.held, set()
+        for place in places:
             self._give_back(place)
 
     def _give_back(self, place: int) -> None:
@@ -374,7 +378,7 @@ class _SharedRead:
             self._places.put(place)
 
     def _taken_back(self, rank: int, link: _Borrower) -> None:
-        """Hear what a taker gives back, until it has all or is gone."""
+        """Receive the places that a borrower returns, until it has everything or is gone."""
         left = sum(rank in self._table.runs[number].takers for number in self._own)
         with contextlib.suppress(OSError):
             link.begin()
@@ -392,7 +396,7 @@ class _SharedRead:
     # -- borrowing
 
     def _borrow(self) -> None:
-        """Take what one of the others lends, until that is all, or he is gone."""
+        """Borrow from the next lender that connects, until everything of it has arrived or it is gone."""
         try:
             connection, owner, memory = self._door.accept(self._stall_s)
         except (OSError, _NothingToLend):
@@ -401,7 +405,7 @@ class _SharedRead:
             self._open.append(connection)
         try:
             self._take_from(connection, owner, memory)
-        except OSError:  # what did not come is read from the store
+        except OSError:  # the missing chunks are read from the store
             return
         except BaseException as error:
             self._fail(error)
@@ -414,27 +418,27 @@ class _SharedRead:
 
     def _take_from(self, connection: socket.socket, owner: int, memory: SharedMapping) -> None:
         left = {number for number in self._table.mine if self._table.runs[number].owner == owner}
-        heard = True
+        acknowledging = True
         while left and self._error is None:
             kind, number, begin = _frame(connection)
             if kind == _FAILED:
                 raise _decode_error(owner, _bytes(connection, min(begin, _FAILED_BYTES_MAX)))
             length = self._table.runs[number].length
             assert kind == _LENT and number in left and begin + length <= memory.size, (kind, number, begin)
-            if not heard:
+            if not acknowledging:
                 continue
             self._table.take(number, memory.source[begin : begin + length])
             try:
                 connection.sendall(_FRAME.pack(_BACK, number, begin))
-            except OSError:  # he has given up, and may have used the place again: only why can still be learnt
-                heard = False
+            except OSError:  # the lender has dropped this rank and may have reused the place: only its error still matters
+                acknowledging = False
                 continue
             self._came.add(number)
             left.remove(number)
 
 
 def _frame(connection: socket.socket) -> tuple[int, int, int]:
-    """The next frame; ``OSError`` at the end."""
+    """Return the next frame. Raise ``OSError`` at the end of the connection."""
     kind, number, value = _FRAME.unpack(_bytes(connection, _FRAME.size))
     return kind, number, value
 

@@ -1,4 +1,4 @@
-"""One checkpoint, opened: its root and parts, checked against the hash that COMMIT names. No tensor is read yet."""
+"""Open a checkpoint: read its root and parts, and check them against the hash in its COMMIT record. Reads no tensor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from relight.store.retry import decode_with_reread
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A checkpoint whose metadata is known to be what was committed."""
+    """Checkpoint with verified metadata."""
 
     store: ByteStore
     prefix: str
@@ -27,21 +27,21 @@ class Opened:
     root: Root
     parts: tuple[Part, ...]
     spares: tuple[tuple[ByteStore, str], ...] = ()
-    """Where its packs lie besides, nearest first: stores, and its directory in each. What cannot be read in one is read from the next."""
+    """Other copies of its packs, nearest first: the store, and the checkpoint's directory there. Used if reading ``store`` fails."""
 
 
 def open_checkpoint(store: ByteStore, run: str, checkpoint: Checkpoint, *, store_id: str, run_id: str) -> Opened:
-    """Read and check root and parts. ``CorruptCheckpoint`` or ``UnsafeContent`` names the file that is not what it should be."""
+    """Read and check root and parts. ``CorruptCheckpoint`` or ``UnsafeContent`` names the bad file."""
     body = checkpoint.body
     prefix = checkpoint.lies_in(run)
     where = f"{prefix}/{ROOT_FILE}"
     longest = min(ROOT_BYTES_MAX, max(body.root_bytes, 1))
     root = decode_with_reread(_reads(store, where, longest), lambda data: decode_root(data, body.root, where), where)
-    at_home = root.run if body.home else run_id  # which run that is, the hash in our own log vouches for
+    at_home = root.run if body.home else run_id  # the root's hash in this run's own log vouches for its home run
     if (root.store, root.run, root.id, root.step, root.epoch) != (store_id, at_home, body.id, body.step, checkpoint.epoch):
         raise UnsafeContent("root.json belongs to another checkpoint, run or store", where=where)
     if not set(root.requires) <= set(body.requires):
-        raise UnsafeContent("root.json needs other checkpoints than its record says", where=where)
+        raise UnsafeContent("root.json needs checkpoints that its COMMIT record does not list", where=where)
     parts = [_part(store, f"{prefix}/{ref.file}", root, ref) for ref in root.parts]
     check_complete(parts)
     return Opened(store, prefix, checkpoint, root, tuple(parts))
@@ -53,7 +53,7 @@ def _part(store: ByteStore, where: str, root: Root, ref: PartRef) -> Part:
 
 
 def _reads(store: ByteStore, key: str, limit: int) -> Callable[[], bytes]:
-    """What reads it each time it is called; from the second time on past any copy nearby, which may be what was damaged."""
+    """Return a function that reads the file. From its second call on it bypasses the cache, as the cached copy may be the damaged one."""
     tries = itertools.count()
 
     def read() -> bytes:

@@ -1,7 +1,7 @@
-"""A pack, open for reading, however its chunks are stored: as the file it is; or coded, or with earlier checkpoints, as if it were one.
+"""Open a pack for reading, however its chunks are stored: as one plain file, coded, or with earlier checkpoints.
 
-Whoever reads packs sees their bytes, and checks them against the hashes of their chunks, which are of those bytes. What is coded is
-checked once more, before it is decoded: so it can be said which file is damaged, and a decoder only ever sees what was written.
+Readers of a pack see its decoded bytes, and check them against the hashes of its chunks. Coded bytes have a hash of their own, which is
+checked before decoding: so an error names the damaged file, and a decoder only sees bytes that Relight wrote.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from relight.store.retry import report_reread
 
 
 def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
-    """That pack of the checkpoint in ``prefix``. ``CheckpointNotFound`` if it is not there; ``CorruptCheckpoint`` if that is said of chunks
-    that are stored elsewhere.
+    """Open a pack of the checkpoint in ``prefix``. The caller closes it.
 
-    A file by the pack's name is taken if there is one, wherever the part says that its chunks are: in memory, or in another tier,
-    or where it was repaired. Closed by the caller.
+    If a file with the pack's name exists, it is used, even if the part names other places for the chunks: in memory, in another tier or
+    after a repair, the pack is one plain file. Raise ``CheckpointNotFound`` if the pack's file is missing, ``CorruptCheckpoint`` if a file
+    with chunks stored elsewhere is missing.
     """
     if pack.stored is None:
         return store.open(f"{prefix}/{pack.file}")
@@ -35,17 +35,17 @@ def open_pack(store: ByteStore, prefix: str, pack: Pack) -> Reader:
         reader = store.open(f"{prefix}/{pack.file}")
         if reader.size == pack.size:
             return reader
-        reader.close()  # a repair that was cut off
+        reader.close()  # an interrupted repair
     return StoredReader(store, prefix, pack)
 
 
 def lies_at(reader: Reader, offset: int) -> str:
-    """Where that byte of a pack is stored, to be said behind what is wrong with it; nothing if in the file of that name."""
-    return f"; it lies at {reader.lies(offset)}" if isinstance(reader, StoredReader) else ""
+    """Return a suffix for error messages: where the byte at ``offset`` of a pack is stored. Empty if it is in the pack's own file."""
+    return f"; it is stored at {reader.lies(offset)}" if isinstance(reader, StoredReader) else ""
 
 
 def files_of(prefix: str, pack: Pack) -> list[str]:
-    """The keys of the files that hold the pack's chunks, this checkpoint's own first."""
+    """Return the keys of the files that hold the pack's chunks, this checkpoint's own first."""
     if pack.stored is None:
         return [f"{prefix}/{pack.file}"]
     above = prefix.rpartition("/")[0]
@@ -54,9 +54,9 @@ def files_of(prefix: str, pack: Pack) -> list[str]:
 
 
 class StoredReader:
-    """A pack whose chunks are stored elsewhere than in a file of that name: decoded as they are read. Any thread.
+    """Reads a pack that is not one plain file, and decodes its chunks. Thread-safe.
 
-    Memory: for each thread that reads, a buffer for what is stored of a chunk, and what decoding takes.
+    Memory: for each reading thread, a buffer for a chunk's stored bytes, and what decoding takes.
     """
 
     def __init__(self, store: ByteStore, prefix: str, pack: Pack) -> None:
@@ -84,27 +84,27 @@ class StoredReader:
         except CheckpointNotFound:
             self.close()
             missing = self._keys[len(self._readers)]
-            raise CorruptCheckpoint(f"{missing}, which holds chunks of it, is missing", where=self._where) from None
+            raise CorruptCheckpoint(f"{missing}, which holds chunks of this pack, is missing", where=self._where) from None
         except BaseException:
             self.close()
             raise
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
-        """See ``Reader``: for chunks that lie in one file as they are, one behind the other."""
+        """See ``Reader``. Works for uncoded chunks that are adjacent in one file."""
         number = bisect_right(self._ends, offset)
         first = self._pieces[number] if number < len(self._pieces) else None
         if first is None or offset != (self._ends[number - 1] if number else 0):
             return None
-        at = first.offset
-        while at - first.offset < length:
+        end = first.offset
+        while end - first.offset < length:
             piece = self._pieces[number]
-            if piece.coded or (piece.home, piece.offset) != (first.home, at):
+            if piece.coded or (piece.home, piece.offset) != (first.home, end):
                 return None
-            at, number = at + piece.length, number + 1
-        return self._reader(first).fetch(first.offset, length, room) if at - first.offset == length else None
+            end, number = end + piece.length, number + 1
+        return self._reader(first).fetch(first.offset, length, room) if end - first.offset == length else None
 
     def read_into(self, offset: int, into: memoryview) -> None:
-        """See ``Reader``. Best asked for whole chunks: of others all is read and decoded, too."""
+        """See ``Reader``. Request whole chunks: for part of a chunk the whole chunk is read and decoded."""
         if not 0 <= offset <= offset + len(into) <= self.size:
             raise CorruptCheckpoint("the pack ends sooner", where=self._where)
         number = bisect_right(self._ends, offset)
@@ -115,70 +115,70 @@ class StoredReader:
             if take == length:
                 self._chunk(self._pieces[number], into[:take])
             else:
-                held = memoryview(bytearray(length))
-                self._chunk(self._pieces[number], held)
-                into[:take] = held[offset - start :][:take]
+                chunk = memoryview(bytearray(length))
+                self._chunk(self._pieces[number], chunk)
+                into[:take] = chunk[offset - start :][:take]
             offset, into, number = offset + take, into[take:], number + 1
 
     def stored(self, number: int) -> memoryview:
-        """The bytes that are stored of a chunk, checked; valid until this thread reads again."""
+        """Return the stored bytes of a chunk, verified. Valid until this thread reads again."""
         return self._sound(self._pieces[number])
 
     def close(self) -> None:
-        """Let all files go."""
+        """Close all files."""
         for reader in self._readers:
             if reader is not None:
                 reader.close()
 
     def _chunk(self, piece: ChunkLocation, into: memoryview) -> None:
-        """From the far end of the chain: each difference is added to what is there already. What is not coded, whoever asked checks."""
-        for one in reversed(list(piece.links())):
-            if one is piece and not one.coded:
-                self._reader(one).read_into(one.offset, into)
+        """Decode a chunk from the base of its delta chain: each difference is added to ``into``. The caller verifies an uncoded chunk."""
+        for link in reversed(list(piece.links())):
+            if link is piece and not link.coded:
+                self._reader(link).read_into(link.offset, into)
                 return
-            stored = self._sound(one)
-            if one.derived:
+            stored = self._sound(link)
+            if link.derived:
                 self._derive(stored, into)
                 return
-            if one.lossy:
+            if link.lossy:
                 from relight.format.lossy import decode_lossy
 
                 decode_lossy(stored, into)
                 return
-            if not one.coded:
+            if not link.coded:
                 into[:] = stored
                 continue
-            from relight.format.codecs import decode  # numpy takes a tenth of a second to import, and most packs are files
+            from relight.format.codecs import decode  # importing numpy takes 0.1 s, and most packs are plain files
             from relight.format.planes import Rooms
 
             planes: Rooms | None = getattr(self._rooms, "planes", None)
             if planes is None:
                 planes = self._rooms.planes = Rooms()
-            decode(stored, into, into if one.base is not None else None, planes)
+            decode(stored, into, into if link.base is not None else None, planes)
 
     def _derive(self, stored: memoryview, into: memoryview) -> None:
-        """A chunk of others in this pack, none of which is derived itself."""
+        """Compute a derived chunk from other chunks of this pack. None of these may be derived."""
         from relight.format.derived import parse_derived, rounded
 
         kind, runs = parse_derived(stored, len(into))
-        held: dict[int, memoryview] = {}
-        at = 0
+        decoded: dict[int, memoryview] = {}
+        position = 0
         for offset, length in runs:
             if offset + 2 * length > self.size:
-                raise CorruptCheckpoint("a chunk is derived of what lies behind the pack's end", where=self._where)
+                raise CorruptCheckpoint("a chunk is derived from bytes beyond the pack's end", where=self._where)
             source = memoryview(bytearray(2 * length))
-            self._gather(offset, source, held)
-            rounded(kind, source, into[at : at + length])
-            at += length
+            self._gather(offset, source, decoded)
+            rounded(kind, source, into[position : position + length])
+            position += length
 
     def _gather(self, offset: int, into: memoryview, held: dict[int, memoryview]) -> None:
-        """A range of this pack. ``held``: the chunk that was decoded last, as the next range may begin in it."""
+        """Read a range of this pack. ``held``: the chunk that was decoded last, as the next range may begin in it."""
         number = bisect_right(self._ends, offset)
         while into:
             start = self._ends[number - 1] if number else 0
             if number not in held:
                 if self._pieces[number].derived:
-                    raise CorruptCheckpoint("a chunk is derived of one that is derived", where=self._where)
+                    raise CorruptCheckpoint("a chunk is derived from a derived chunk", where=self._where)
                 held.clear()
                 held[number] = memoryview(bytearray(self._ends[number] - start))
                 self._chunk(self._pieces[number], held[number])
@@ -187,12 +187,12 @@ class StoredReader:
             offset, into, number = offset + step, into[step:], number + 1
 
     def lies(self, offset: int) -> str:
-        """Where the chunk that holds that byte of the pack is stored."""
+        """Return where the chunk with the byte at ``offset`` of the pack is stored: byte range and key."""
         piece = self._pieces[min(bisect_right(self._ends, offset), len(self._pieces) - 1)]
         return f"bytes {piece.offset}–{piece.offset + piece.length} of {self._keys[piece.home]}"
 
     def _sound(self, one: ChunkLocation) -> memoryview:
-        """What is stored; read once more if it is not what was committed: it may have been damaged on its way."""
+        """Return the stored bytes, verified. If they are not what was committed, read once more: they may have been damaged in transit."""
         data, key = self._stored(one), self._keys[one.home]
         if Digest(data).digest() == one.hash:
             return data

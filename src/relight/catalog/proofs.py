@@ -1,6 +1,6 @@
-"""What ``relight verify`` and ``relight prove`` have shown of a run, remembered with it: a small file each, in ``<run>/proofs/``.
+"""Store the results of ``relight verify`` and ``relight prove`` with the run: one small file each, in ``<run>/proofs/``.
 
-Nothing depends on them; ``relight ready`` reads them, with their age. The newest thirty-two stay.
+Only ``relight ready`` reads them, with their age. The newest 32 are kept.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from relight.store import ByteStore
 DIRECTORY = "proofs"
 KEPT = 32
 CHECKPOINTS_MAX = 1000
-"""The newest so many of one verification are named."""
+"""Largest number of checkpoints in one result; the newest are kept."""
 _BYTES_MAX = 1 << 20
 VERIFIED, PROVED = "verify", "prove"
 
 
 class Verified(msgspec.Struct, frozen=True):
-    """A checkpoint of which every byte was read. ``damage``: the first that was wrong; empty if nothing was."""
+    """Checkpoint whose every byte was read. ``damage``: the first damage; empty if there was none."""
 
     id: str
     step: int
@@ -33,7 +33,7 @@ class Verified(msgspec.Struct, frozen=True):
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """One of them."""
+    """Result of one ``relight verify`` or ``relight prove``."""
 
     kind: str
     """``verify`` or ``prove``."""
@@ -44,12 +44,12 @@ class Proof(msgspec.Struct, frozen=True):
 
     @property
     def time_s(self) -> float | None:
-        """When; None if that makes no sense."""
+        """Time in seconds since the epoch; None if ``at`` is invalid."""
         return seconds_since_epoch(self.at)
 
 
 def remember_proof(store: ByteStore, run: str, proof: Proof) -> None:
-    """Write it down, and remove the oldest of too many. The store's own errors."""
+    """Write a result, and remove the oldest beyond ``KEPT``. Raises the store's errors if writing or listing fails."""
     when_s = (proof.time_s if proof.at else None) or time.time()
     proof = msgspec.structs.replace(proof, at=proof.at or now_text(), checkpoints=proof.checkpoints[-CHECKPOINTS_MAX:])
     name = f"{int(when_s * 1000):013d}-{proof.kind}-{uuid4().hex[:8]}.json"  # in order, also within a second
@@ -60,12 +60,12 @@ def remember_proof(store: ByteStore, run: str, proof: Proof) -> None:
 
 
 def proofs_of(store: ByteStore, run: str) -> list[Proof]:
-    """A run's, oldest first; what cannot be read is left out."""
-    found = []
+    """Return a run's results, oldest first. Unreadable files are skipped."""
+    proofs = []
     for name in _names(store, run)[-2 * KEPT :]:
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
-            found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), Proof))
-    return found
+            proofs.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", _BYTES_MAX), Proof))
+    return proofs
 
 
 def _names(store: ByteStore, run: str) -> list[str]:

@@ -1,8 +1,8 @@
-"""Reading tensors: in file order, hashed as they arrive, each byte read once.
+"""Read tensors: in file order, hashed as they arrive, each byte read once.
 
-What lies in the page cache goes from there straight to where it belongs. All else is read past the page cache into a few buffers: that is
-what reaches the device's speed, run after run, and leaves to others the memory they cache with. Several threads read, so that the
-device, or the network, always has something to do; others hash what was read, and move it on while the processor's cache still has it.
+Bytes in the page cache are copied from there straight to their sinks. Other bytes are read with direct I/O into a few buffers: that reaches
+the device's speed in every run, and leaves the page cache to other processes. Several threads read, so that the device or network is always
+busy. Other threads hash what was read, and copy it to the sinks while it is in the CPU cache.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from relight.store.retry import report_reread
 
 HASHERS = 2
 READ_BYTES = 8 << 20
-"""Chunks that follow one another are read together up to this size, by a few readers; up to the half of it by more than those."""
+"""Largest number of bytes of adjacent chunks in one read, with up to ``FEW`` readers. With more readers, half of it."""
 FEW = 4
 AHEAD_MAX = 8
 MANY = 32
-"""So many tensors of one chunk are handed on together."""
+"""Number of tensors in one chunk from which they are copied in one call."""
 INLINE_BYTES = 1 << 20
 """Below this, threads cost more than they save."""
 
@@ -47,7 +47,7 @@ Lend = Callable[["ChunkRange", memoryview], None]
 
 
 class WantedChunk(NamedTuple):
-    """One chunk to be read, and the tensors in it that are wanted: ``(tensor, sink)``."""
+    """A chunk to read, and the wanted tensors in it: ``(tensor, sink)``."""
 
     chunk: int
     offset: int
@@ -57,11 +57,11 @@ class WantedChunk(NamedTuple):
 
 
 Wants = dict[int, list[WantedChunk]]
-"""Of a part: for each pack that is to be read, its chunks in order."""
+"""The chunks to read of a part, in order, by the pack's index."""
 
 
 class ChunkRange(NamedTuple):
-    """Chunks that follow one another in a pack, read in one go."""
+    """Adjacent chunks of a pack, read at once."""
 
     offset: int
     length: int
@@ -72,23 +72,23 @@ class _OpenPack(NamedTuple):
     pack: Pack
     prefix: str
     reader: Reader
-    """Closed, once all of the file is read."""
+    """The caller closes it after all of the file was read."""
     store: ByteStore
     others: list[tuple[ByteStore, str]]
-    """Where else it lies, nearest first: stores, and the checkpoint's directory in each."""
+    """Other copies, nearest first: the store, and the checkpoint's directory there."""
     told: list[str]
-    """Where it was read from besides: told once each."""
+    """URLs of other stores that it was read from. Each is reported once."""
 
     @property
     def key(self) -> str:
-        """Its name in its own place."""
+        """Its key in ``store``."""
         return f"{self.prefix}/{self.pack.file}"
 
     def report_other_source(self, prefix: str, store: ByteStore) -> None:
-        """Say that some of it was read from another place than its own."""
+        """Emit, once per store, that some of the pack was read from another store."""
         if store.url not in self.told:
             self.told.append(store.url)
-            what = f"{self.key} is damaged or gone in one tier; what was is read from {store.url}: relight scrub mends it"
+            what = f"{self.key} is damaged or gone in one tier; it is read from {store.url} instead: relight scrub repairs it"
             emit("restore.repaired", what, file=self.key, source=f"{store.url}/{prefix}/{self.pack.file}")
 
 
@@ -105,13 +105,12 @@ def read_tensors(
     progress: Progress | None = None,
     rooms: list[memoryview] | None = None,
 ) -> int:
-    """Fill ``sinks``, keyed by index into ``part.tensors``, and give the number of bytes read.
+    """Fill ``sinks``, keyed by index into ``part.tensors``. Return the number of bytes read.
 
-    Each chunk is read once and checked before anything is made of it, and once more if it is not what was committed;
-    ``CorruptCheckpoint`` names file, chunk and tensors. Sinks may then hold bytes that are wrong or missing: they are to be filled again or
-    thrown away. ``readers``: as many as the store has use for. Memory: ``readers + hashers + 1`` buffers of what is read at once, or of the
-    longest chunk; ``rooms`` keeps them, for whoever reads again. ``progress`` is called in other threads, with the bytes of each chunk that
-    was found right.
+    Each chunk is read once and verified before use; a chunk that fails is read again. ``CorruptCheckpoint`` names file, chunk and tensors.
+    Sinks may then hold wrong or missing bytes: the caller must fill them again or discard them. ``readers``: number of reading threads;
+    None: the store's number of parallel reads. Memory: ``readers + hashers + 1`` buffers of the largest read. ``rooms`` keeps the buffers
+    for the next call. ``progress`` is called in other threads, with the bytes of each verified chunk.
     """
     readers = opened.store.parallel_reads if readers is None else readers
     most = READ_BYTES if readers <= FEW else READ_BYTES // 2
@@ -130,12 +129,14 @@ def read_runs(
     lend: Lend | None = None,
     rooms: list[memoryview] | None = None,
 ) -> int:
-    """As ``read_tensors``, of what is planned for each pack. ``lend`` is called in other threads, with each run that was found right, and
-    its bytes, valid until it returns."""
+    """Read the planned ranges of each pack, like ``read_tensors``.
+
+    ``lend`` is called in other threads, with each verified range and its bytes, which are valid until it returns.
+    """
     readers = opened.store.parallel_reads if readers is None else readers
     plan = sorted(runs.items())
-    total = sum(run.length for _, found in plan for run in found)
-    longest = max((run.length for _, found in plan for run in found), default=0)
+    total = sum(run.length for _, ranges in plan for run in ranges)
+    longest = max((run.length for _, ranges in plan for run in ranges), default=0)
     if total <= INLINE_BYTES:
         readers = hashers = 0
     work = _Work(readers, hashers, longest, progress, lend, [] if rooms is None else rooms)
@@ -151,7 +152,7 @@ def read_runs(
 
 
 def _in_turn(opened: Opened, part: Part, packs: Sequence[tuple[int, list[ChunkRange]]], files: contextlib.ExitStack) -> list[_Job]:
-    """The runs of packs that lie on drives of their own, by turns, so that each drive has something to do; of one pack, in order."""
+    """Interleave the ranges of packs on different drives, so that each drive is busy. Ranges of one pack stay in order."""
     rows: list[list[_Job]] = []
     for index, runs in packs:
         file = _open_pack(opened, part, index)
@@ -161,7 +162,7 @@ def _in_turn(opened: Opened, part: Part, packs: Sequence[tuple[int, list[ChunkRa
 
 
 class _Work:
-    """The threads, and the buffers between them."""
+    """Reading and hashing threads, and the buffers between them."""
 
     def __init__(
         self, readers: int, hashers: int, longest: int, progress: Progress | None, lend: Lend | None, kept: list[memoryview]
@@ -173,14 +174,14 @@ class _Work:
         self._room_bytes = longest + 2 * PAGE
         self._rooms: queue.SimpleQueue[memoryview | None] = queue.SimpleQueue()
         for _ in range(readers + hashers + 1):
-            there = kept and len(kept[-1]) >= self._room_bytes
-            self._rooms.put(kept.pop() if there else None)  # made when it is needed
+            reusable = kept and len(kept[-1]) >= self._room_bytes
+            self._rooms.put(kept.pop() if reusable else None)  # None: allocated on first use
         if readers:
             self._readers = ThreadPool(readers, "relight-read")
             self._hashers = ThreadPool(hashers, "relight-hash")
 
     def read(self, jobs: list[_Job]) -> None:
-        """Read all of it; what was read may still be waiting to be hashed."""
+        """Read all jobs. Some of the bytes may still wait for hashing on return."""
         if not self._threads:
             for file, run in jobs:
                 self._read(file, run)
@@ -193,12 +194,12 @@ class _Work:
             self.finish()
 
     def finish(self) -> None:
-        """Wait until all of it is hashed and where it belongs. Raises what was found first."""
+        """Wait until everything is hashed and in its sinks. Raise the first error."""
         for job in self._hashing:
             job.result()
 
     def stop(self) -> None:
-        """End the threads; what has not begun never does."""
+        """End the threads. Jobs that have not begun are dropped."""
         self._failed = True
         if self._threads:
             self._readers.shutdown(wait=True)
@@ -210,7 +211,7 @@ class _Work:
 
     def _drain(self, queued: Iterator[_Job]) -> None:
         while not self._failed:
-            job = next(queued, None)  # a list's iterator: one step at a time, whoever asks
+            job = next(queued, None)  # thread-safe: a list's iterator, whose next() is atomic
             if job is None:
                 return
             try:
@@ -223,7 +224,7 @@ class _Work:
         room = self._rooms.get() or page_buffer(self._room_bytes)
         try:
             data = file.reader.fetch(run.offset, run.length, room)
-            if data is not None and self._threads:  # the device goes on while others hash
+            if data is not None and self._threads:  # the device keeps reading while other threads hash
                 self._hashing.append(self._hashers.submit(self._verify_and_deliver, file, run, data, True, room))
                 return
             if data is None:
@@ -237,8 +238,10 @@ class _Work:
             self._rooms.put(room)
 
     def _read_from_memory(self, file: _OpenPack, run: ChunkRange, room: memoryview) -> None:
-        """Chunk by chunk, each straight to where it belongs if that is one place: whoever copied it has it in the processor's cache. Those
-        who are lent the bytes want them in one piece."""
+        """Copy from the page cache chunk by chunk, each straight to its sink if it has one sink: hashing then finds it in the CPU cache.
+
+        Lending needs the range in one piece.
+        """
         pieces = [run] if self._lend else [ChunkRange(want.offset, want.length, [want]) for want in run.wants]
         for piece in pieces:
             target = _target(piece)
@@ -247,7 +250,7 @@ class _Work:
             self._check(file, piece, data, data is not target)
 
     def _verify_and_deliver(self, file: _OpenPack, run: ChunkRange, data: memoryview, on_its_way: bool, room: memoryview) -> None:
-        """Check what was read, and hand it on if it isn't where it belongs."""
+        """Verify the bytes, copy them to their sinks if they are not there yet, and return the buffer."""
         try:
             if not self._failed:
                 self._check(file, run, data, on_its_way)
@@ -259,11 +262,11 @@ class _Work:
 
     def _check(self, file: _OpenPack, run: ChunkRange, data: memoryview, on_its_way: bool) -> None:
         for want in run.wants:
-            held = data[want.offset - run.offset :][: want.length]
-            if Digest(held).digest() != want.hash:
-                _once_more(file, held, want)
+            chunk = data[want.offset - run.offset :][: want.length]
+            if Digest(chunk).digest() != want.hash:
+                _once_more(file, chunk, want)
             if on_its_way:
-                hand_on(held, want)
+                hand_on(chunk, want)
             if self._progress:
                 self._progress(want.length)
         if self._lend:
@@ -273,15 +276,16 @@ class _Work:
 def each_chunk(
     reader: Reader, pack: Pack, key: str, at_once: int = READS_AT_ONCE, wanted: Callable[[int], bool] = lambda number: True
 ) -> Iterator[tuple[int, int, memoryview | RelightError]]:
-    """Every chunk of a pack in order: its number, its offset, its bytes, valid until the next is asked for; or why there are none: it
-    cannot be read, or is not what was committed, also when read once more. Those that are not ``wanted``, by their numbers, are left
-    out, and not read. ``key`` is what the pack is called where it is told that some of it was read again.
+    """Yield the number, offset and bytes of each chunk of a pack, in order. The bytes are valid until the next chunk is requested.
 
-    Threads read ahead, ``at_once`` or ``AHEAD_MAX``, and ``HASHERS`` others hash, while the caller is busy with what it got. Memory: a
+    If a chunk cannot be read, or is not what was committed even when read again, the error is yielded instead of the bytes. Chunks that
+    are not ``wanted``, by number, are skipped and not read. ``key``: the pack's name in errors and events.
+
+    ``at_once`` threads, at most ``AHEAD_MAX``, read ahead, and ``HASHERS`` others hash, while the caller works on what it got. Memory: a
     buffer of the longest chunk for each.
     """
     longest = max(length for length, _ in pack.chunks)
-    if longest > reader.size:  # nothing is set aside for what cannot be there
+    if longest > reader.size:  # allocate no memory for bytes that cannot exist
         longest = reader.size
     rooms: deque[memoryview] = deque()
     places = ((number, offset, length) for number, offset, length in _places(pack) if wanted(number))
@@ -317,10 +321,10 @@ def each_chunk(
                     return
                 number, offset, room, job = ahead.popleft()
                 try:
-                    found: memoryview | RelightError = job.result().result()
+                    outcome: memoryview | RelightError = job.result().result()
                 except RelightError as error:
-                    found = error
-                yield number, offset, found
+                    outcome = error
+                yield number, offset, outcome
                 rooms.append(room)
         finally:
             readers.shutdown(wait=True, cancel_futures=True)
@@ -335,17 +339,17 @@ def _places(pack: Pack) -> Iterator[tuple[int, int, int]]:
 
 
 def check_pack(opened: Opened, part: Part, index: int) -> None:
-    """``CorruptCheckpoint`` if that pack is missing, or not as long as was committed: to be asked before memory is made for its tensors."""
+    """Raise ``CorruptCheckpoint`` if a pack is missing or has the wrong length. Call it before allocating memory for its tensors."""
     _open_pack(opened, part, index).reader.close()
 
 
 def plan_wants(part: Part, sinks: Mapping[int, Sink]) -> Wants:
-    """The chunks that ``sinks``, keyed by index into ``part.tensors``, need."""
+    """Return the chunks that ``sinks``, keyed by index into ``part.tensors``, need."""
     wanted: list[list[tuple[Tensor, Sink]]] = [[] for _ in part.packs]
     for index, sink in sinks.items():
         tensor = part.tensors[index]
         skip = getattr(sink, "skip", None)
-        if skip is not None:  # a run of it is enough
+        if skip is not None:  # this sink takes only a range of the tensor
             tensor = msgspec.structs.replace(tensor, offset=tensor.offset + skip, length=sink.length)
         if sink.length != tensor.length:
             raise AssertionError(f"a sink of {sink.length} bytes for {tensor.name}, which has {tensor.length}")
@@ -362,17 +366,17 @@ def _wants(pack: Pack, takers: list[tuple[Tensor, Sink]]) -> list[WantedChunk]:
     start = first = 0
     for chunk, (length, value) in enumerate(pack.chunks):
         end = start + length
-        behind = bisect_left(offsets, end, first)
-        if behind > first:
-            wants.append(WantedChunk(chunk, start, length, value, takers[first:behind]))
-            tensor = takers[behind - 1][0]
-            first = behind - 1 if tensor.offset + tensor.length > end else behind  # tensors do not overlap: only the last may go on
+        after = bisect_left(offsets, end, first)
+        if after > first:
+            wants.append(WantedChunk(chunk, start, length, value, takers[first:after]))
+            tensor = takers[after - 1][0]
+            first = after - 1 if tensor.offset + tensor.length > end else after  # tensors do not overlap: only the last may continue
         start = end
     return wants
 
 
 def runs_of(wants: list[WantedChunk], most: int = READ_BYTES // 2) -> list[ChunkRange]:
-    """Chunks, in order, as what is read in one go, ``most`` bytes if they are several."""
+    """Join adjacent chunks to ranges of at most ``most`` bytes. A longer chunk is a range of its own."""
     runs: list[ChunkRange] = []
     for want in wants:
         last = runs[-1] if runs else None
@@ -385,7 +389,7 @@ def runs_of(wants: list[WantedChunk], most: int = READ_BYTES // 2) -> list[Chunk
 
 
 def _open_pack(opened: Opened, part: Part, index: int) -> _OpenPack:
-    """That pack, open, in the nearest place that has it. ``CorruptCheckpoint`` if it is missing in all, or not as long as was committed."""
+    """Open a pack in the nearest store that has it whole. Raise the first error if no store has it in its committed length."""
     pack = part.packs[index]
     places = [(opened.store, opened.prefix), *opened.spares]
     problem: RelightError | None = None
@@ -410,7 +414,7 @@ def _open_pack(opened: Opened, part: Part, index: int) -> _OpenPack:
 
 
 def _read_or_blank(file: _OpenPack, run: ChunkRange, into: memoryview) -> None:
-    """Fill ``into``. Bytes that cannot be made out here may be elsewhere: where they are looked for, is known by their hashes."""
+    """Fill ``into``. If the bytes are unreadable and there are other copies, fill zeros: the failing hash makes the caller try those."""
     try:
         file.reader.read_into(run.offset, into)
     except CorruptCheckpoint:
@@ -420,7 +424,7 @@ def _read_or_blank(file: _OpenPack, run: ChunkRange, into: memoryview) -> None:
 
 
 def _target(run: ChunkRange) -> memoryview | None:
-    """Where the run may be read to at once: a single chunk that is all one tensor's."""
+    """Return the sink's memory if the range is a single chunk within one tensor, so that it can be read there directly; else None."""
     if len(run.wants) != 1 or len(run.wants[0].takers) != 1:
         return None
     tensor, sink = run.wants[0].takers[0]
@@ -432,11 +436,11 @@ def _target(run: ChunkRange) -> memoryview | None:
 
 
 def hand_on(held: memoryview, want: WantedChunk) -> None:
-    """Give a chunk's bytes, which were checked, to the sinks that want some of them."""
+    """Copy a chunk's verified bytes to the sinks that want some of them."""
     start, stop, source = want.offset, want.offset + want.length, address_of(held)
     takers = want.takers
     if len(takers) >= MANY and source and {type(sink) for _, sink in takers} == {HostMemorySink}:
-        inner = takers[1:-1]  # all of these lie within: only the first and the last may go on beyond
+        inner = takers[1:-1]  # these are wholly inside the chunk; only the first and the last may extend beyond it
         places = [sink.address for _, sink in inner if isinstance(sink, HostMemorySink)]
         move_all(places, [source - start + tensor.offset for tensor, _ in inner], [tensor.length for tensor, _ in inner])
         takers = [takers[0], takers[-1]]
@@ -455,8 +459,10 @@ def hand_on(held: memoryview, want: WantedChunk) -> None:
 
 
 def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
-    """Read a chunk that is not what was committed once more: it may have been damaged on its way; then from where else it lies.
-    ``CorruptCheckpoint`` if it is nowhere what was committed."""
+    """Read a bad chunk again, as it may have been damaged in transit, then from the other copies.
+
+    Raise ``CorruptCheckpoint`` if no copy is what was committed.
+    """
     for store, prefix in ((file.store, file.prefix), *file.others):
         with contextlib.suppress(RelightError):
             if file.pack.stored is None:
@@ -480,7 +486,7 @@ def _once_more(file: _OpenPack, held: memoryview, want: WantedChunk) -> None:
 
 
 def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key: str) -> bool:
-    """Whether a chunk is what was committed; if not, it is read once more, to where it lies."""
+    """Return whether a chunk is what was committed. If it is not, it is read once more into ``piece``."""
     if Digest(piece).digest() == value:
         return True
     with contextlib.suppress(RelightError):
@@ -492,11 +498,11 @@ def _is_sound(reader: Reader, offset: int, piece: memoryview, value: bytes, key:
 
 
 def check_chunk(data: memoryview, want: WantedChunk, key: str, besides: str = "") -> None:
-    """``CorruptCheckpoint``, which names the tensors, if a chunk is not what was committed."""
+    """Raise ``CorruptCheckpoint``, with the names of the tensors, if a chunk is not what was committed."""
     if Digest(data).digest() != want.hash:
         names = [shown(tensor.name) for tensor, _ in want.takers[:3]]
-        held = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")
+        affected = ", ".join(names) + (f" and {len(want.takers) - 3} more" if len(want.takers) > 3 else "")
         raise CorruptCheckpoint(
-            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {held}{besides}",
+            f"chunk {want.chunk} (bytes {want.offset}–{want.offset + want.length}) is not what was committed; it holds {affected}{besides}",
             where=key,
         )

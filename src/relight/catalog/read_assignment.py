@@ -1,4 +1,4 @@
-"""Who of a node reads what: a chunk that several of its ranks need is read by one of them. Worked out by each rank, alike."""
+"""Assign chunks to ranks of a node: one rank reads a chunk that several ranks need. Every rank computes the same assignment."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 LENT_RUN_BYTES = 4 << 20
-"""Chunks that follow one another, needed by the same ranks, are lent together up to this size."""
+"""Largest number of bytes of adjacent chunks, needed by the same ranks, that are lent together."""
 LENT_CHUNK_BYTES_MAX = 16 << 20
-"""Longer chunks are read by whoever needs them: what is lent lies in memory that is set aside for it."""
+"""Each rank reads longer chunks itself: lent chunks need reserved shared memory."""
 
 PackKey = tuple[int, int]
-"""The number of a part, and of a pack in it."""
+"""Index of a part, and of a pack in it."""
 
 
 class LentRun(NamedTuple):
-    """Chunks ``first`` to ``last``, one past, of a pack: read by ``owner``, needed by ``takers``, of whom it is one."""
+    """Chunks ``first`` (inclusive) to ``last`` (exclusive) of a pack, read by ``owner``, one of the ``takers`` that need them."""
 
     pack: PackKey
     first: int
@@ -28,7 +28,7 @@ class LentRun(NamedTuple):
 
 
 def encode_needs(chunks: Iterable[int], count: int) -> bytes:
-    """Which of a pack's ``count`` chunks a rank needs, in few bytes."""
+    """Encode which of a pack's ``count`` chunks a rank needs, as a compressed bitmap."""
     bits = bytearray(-(-count // 8))
     for chunk in chunks:
         bits[chunk >> 3] |= 1 << (chunk & 7)
@@ -36,7 +36,7 @@ def encode_needs(chunks: Iterable[int], count: int) -> bytes:
 
 
 def decode_needs(told: bytes, count: int) -> bytes:
-    """For each of ``count`` chunks 1 or 0. ``ValueError`` for what ``told_needs`` did not make."""
+    """Return 1 or 0 for each of ``count`` chunks. Raise ``ValueError`` for bytes that are not from ``encode_needs``."""
     size = -(-count // 8)
     try:
         bits = zlib.decompressobj().decompress(told, size + 1)
@@ -51,41 +51,41 @@ _SPREAD = [bytes(byte >> bit & 1 for bit in range(8)) for byte in range(256)]
 
 
 def deal(needs: Mapping[PackKey, Mapping[int, bytes]], lengths: Mapping[PackKey, Sequence[int]]) -> list[LentRun]:
-    """What is to be lent. ``needs``: for each pack and rank, which chunks; ``lengths``: of each pack's chunks.
+    """Return the runs to lend. ``needs``: for each pack and rank, the needed chunks. ``lengths``: the lengths of each pack's chunks.
 
-    Each run goes to that of its takers who has the fewest bytes to read so far, what it needs alone counted first.
+    Each run is assigned to the taker with the fewest bytes to read so far. What only one rank needs is counted first.
     """
-    loads: dict[int, int] = {rank: 0 for held in needs.values() for rank in held}
-    found: list[LentRun] = []
+    loads: dict[int, int] = {rank: 0 for by_rank in needs.values() for rank in by_rank}
+    runs: list[LentRun] = []
     for key in sorted(needs):
         for first, last, offset, length, takers in _stretches(needs[key], lengths[key]):
             if len(takers) > 1:
-                found.append(LentRun(key, first, last, offset, length, -1, takers))
+                runs.append(LentRun(key, first, last, offset, length, -1, takers))
             else:
                 loads[takers[0]] += length
-    for number, run in enumerate(found):
+    for number, run in enumerate(runs):
         owner = min(run.takers, key=lambda rank: (loads[rank], rank))
         loads[owner] += run.length
-        found[number] = run._replace(owner=owner)
-    return found
+        runs[number] = run._replace(owner=owner)
+    return runs
 
 
 def _stretches(needs: Mapping[int, bytes], lengths: Sequence[int]) -> Iterator[tuple[int, int, int, int, tuple[int, ...]]]:
-    """``first``, ``last``, ``offset``, ``length``, takers; chunks that are too long to be lent as one taker's each."""
+    """Yield ``first``, ``last``, ``offset``, ``length`` and takers. A chunk that is too long to be lent is yielded once for each taker."""
     ranks = sorted(needs)
     offset = begin = first = 0
-    held: tuple[int, ...] = ()
+    current: tuple[int, ...] = ()
     for chunk, (length, *wanted) in enumerate(zip(lengths, *(needs[rank] for rank in ranks), strict=True)):
-        takers = tuple(rank for rank, one in zip(ranks, wanted, strict=True) if one)
+        takers = tuple(rank for rank, needed in zip(ranks, wanted, strict=True) if needed)
         alone = length > LENT_CHUNK_BYTES_MAX
-        if held and (takers != held or alone or offset + length - begin > LENT_RUN_BYTES):
-            yield first, chunk, begin, offset - begin, held
-            held = ()
+        if current and (takers != current or alone or offset + length - begin > LENT_RUN_BYTES):
+            yield first, chunk, begin, offset - begin, current
+            current = ()
         if alone:
             for rank in takers:
                 yield chunk, chunk + 1, offset, length, (rank,)
-        elif not held:
-            first, begin, held = chunk, offset, takers
+        elif not current:
+            first, begin, current = chunk, offset, takers
         offset += length
-    if held:
-        yield first, len(lengths), begin, offset - begin, held
+    if current:
+        yield first, len(lengths), begin, offset - begin, current

@@ -1,4 +1,4 @@
-"""A run, opened for reading and for tagging."""
+"""Open a run for reading and tagging."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from relight.store.anchored import anchored_runs
 
 
 class Run:
-    """One run of a store. Reads the log afresh each time it is asked."""
+    """One run of a store. Each call reads the log's newest records."""
 
     def __init__(self, store: ByteStore, name: str) -> None:
         self.store = store
         self.name = check_run_name(name)
-        """Its directory, which of most names is the name."""
+        """Name of its directory; for most runs equal to the run's name."""
         self._log = Log(store, self.name)
 
     def view(self) -> LogView:
-        """The log as it is now."""
+        """Return the present log."""
         return self._log.read()
 
     def require_whole_log(self) -> LogView:
-        """Return the log as it is now. ``CorruptCheckpoint`` if its newest records were lost: what is the latest is then not known.
+        """Return the present log. Raise ``CorruptCheckpoint`` if its newest records were lost: the latest checkpoint is then unknown.
 
         Cost: one listing of the run's directory more than ``view``.
         """
@@ -36,21 +36,21 @@ class Run:
         return view
 
     def history(self) -> History:
-        """The run as it is now."""
+        """Return the run's present history."""
         return fold(self.view())
 
     def open(self, checkpoint: Checkpoint) -> Opened:
-        """Root and parts of ``checkpoint``, checked."""
+        """Open ``checkpoint``: its root and parts, verified."""
         view = self.view()
         return open_checkpoint(self.store, self.name, checkpoint, store_id=view.store_id, run_id=view.run_id)
 
     def tag(self, name: str, checkpoint_id: str | None, *, by: str = "", why: str = "") -> None:
-        """Point tag ``name`` at a checkpoint, or take it away with None; ``by`` whom, and ``why``, if that is to be known. One record."""
+        """Point tag ``name`` at a checkpoint, or remove it with None. ``by`` and ``why``: recorded author and reason. Cost: one record."""
         set_tag(self._log, check_free(name), checkpoint_id, by, why)
 
 
 def open_run(store: ByteStore, name: str) -> Run:
-    """The run ``name``; ``CheckpointNotFound`` if the store has none of that name."""
+    """Return the run ``name``. Raise ``CheckpointNotFound`` if the store has no such run."""
     run = Run(store, name)
     run.view()
     return run
@@ -61,19 +61,19 @@ def list_runs(store: ByteStore) -> list[str]:
 
     A run that the store's anchor remembers is listed even if nothing of it is left: opening it reports that it was rolled back.
     """
-    found = []
+    runs = []
     for entry in store.list(""):
         if entry.is_dir and is_run_name(entry.name) and _has_log(store, entry.name):
-            found.append(entry.name)
-    return sorted([*found, *anchored_runs(store, besides=found)])
+            runs.append(entry.name)
+    return sorted([*runs, *anchored_runs(store, besides=runs)])
 
 
 def _has_log(store: ByteStore, run: str) -> bool:
     try:
         return any(True for _ in store.list(f"{run}/log")) or bool(checkpoint_dirs(store, run, ENTRIES_MAX))
-    except UnsafeContent:  # one run whose log is no directory must not hide the others: opening it says what is wrong
+    except UnsafeContent:  # a run whose log is not a directory must not hide the others: opening it reports the error
         return True
     except StoreUnavailable as error:
         if error.retryable:
             raise
-        return False  # somebody's private directory beside the runs
+        return False  # another user's private directory next to the runs

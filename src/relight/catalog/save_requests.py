@@ -1,7 +1,7 @@
-"""Asking a job for a save, wherever it runs: a NOTE in the run's log asks, another says who has heard it, the save says whom it is for.
+"""Request a save from a job on any machine: one NOTE in the run's log requests it, another acknowledges it, the save's reason names it.
 
-Nothing else leads from somebody at a terminal or a page to a job on another machine; the log does, and keeps who asked. Who hears is
-``relight run``, which looks every few seconds. Of several the one whose NOTE is there first has the job save.
+The log is the only connection from a user at a terminal or page to a job on another machine, and it keeps the requester's name.
+``relight run`` polls the log every few seconds. If several do, the one whose acknowledging NOTE comes first has its job save.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from relight.store import ByteStore
 
 ASKED_TOPIC, HEARD_TOPIC = "save asked", "save heard"
 LOOK_S = 3.0
-"""So often whoever watches over a job looks whether it was asked."""
+"""Seconds between a supervisor's polls for requests."""
 OLD_S = 60.0
-"""A request that is older is not obeyed: who made it does not wait for it any more."""
+"""Age in seconds from which a request is ignored: its requester no longer waits."""
 NOBODY_S = 20.0
-"""If nobody has heard it by then, nobody will."""
+"""Seconds after which a request without acknowledgement is taken as lost."""
 WHO_MAX, WHY_MAX = 64, 200
 _POLL_S = 0.5
 _SIGNAL = "SIGUSR1"
-"""The reason of a save whose rank was not told who it is for."""
+"""Reason of a save by a rank that did not know the requester."""
 
 
 class SaveAsked(NamedTuple):
-    """A request: its number in the log, by whom, why, and when by the clock of who wrote it."""
+    """A request: its number in the log, requester, reason, and time by the requester's clock."""
 
     seq: int
     by: str
@@ -42,27 +42,27 @@ class SaveAsked(NamedTuple):
 
     @property
     def words(self) -> str:
-        """Who it is for, as the save's reason has it."""
+        """Requester and reason, as the save's reason contains them."""
         return f"{self.by}: {self.why}" if self.why else self.by
 
 
 class Answer(NamedTuple):
-    """What became of a request so far."""
+    """State of a request."""
 
     heard: str = ""
-    """On which machine; empty as long as nobody has heard it."""
+    """Machine that acknowledged it; empty until then."""
     refused: str = ""
-    """Why the job there cannot be asked; empty if it was."""
+    """Why the job there cannot be asked to save; empty if it can."""
     saved: Checkpoint | None = None
 
     @property
     def over(self) -> bool:
-        """Whether there is nothing left to wait for."""
+        """Whether the request was refused or its save exists."""
         return bool(self.refused) or self.saved is not None
 
 
 def ask_for_save(run: Run, by: str, why: str = "") -> int:
-    """Have the run's job save at the end of its step: the request's number. Cost: one record."""
+    """Request a save at the end of the job's step. Return the request's number. Cost: one record."""
     by, why = by or "somebody", " ".join(why.split())
     if len(by) > WHO_MAX or len(why) > WHY_MAX or not (by + why).isprintable():
         raise ConfigError(f"a name has at most {WHO_MAX} letters and a reason {WHY_MAX}, all of which can be printed")
@@ -72,7 +72,7 @@ def ask_for_save(run: Run, by: str, why: str = "") -> int:
 
 
 def request_of(record: Record) -> SaveAsked | None:
-    """The request that a record is; None if it is something else."""
+    """Return the request in a record; None if the record is something else."""
     body = record.body
     if not isinstance(body, NoteBody) or body.topic != ASKED_TOPIC:
         return None
@@ -81,9 +81,9 @@ def request_of(record: Record) -> SaveAsked | None:
 
 
 def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: str = "") -> bool:
-    """Say that it was heard, and so all that were made before it; whether nobody else had said so already. Cost: at most one record.
+    """Acknowledge a request and all before it. Return True if no other supervisor had acknowledged it. Cost: at most one record.
 
-    After ``Uncertain`` it is to be said again: what turns out to be written counts.
+    After ``Uncertain``, call it again: a NOTE that was written after all then counts.
     """
     why_not = {"refused": refused[:WHY_MAX]} if refused else {}
     body = NoteBody(topic=HEARD_TOPIC, data={"upto": asked.seq, "by": by[:WHO_MAX], **why_not})
@@ -99,33 +99,38 @@ def acknowledge(store: ByteStore, run: str, asked: SaveAsked, by: str, refused: 
 
 
 def outcome_of(history: History, seq: int) -> Answer:
-    """What became of the request of that number."""
+    """Return the state of the request with number ``seq``."""
     heard = _acknowledgement(history, seq)
     if heard is None or not isinstance(heard.body, NoteBody):
         return Answer()
     by, refused = (_words(heard.body.data.get(name), most) for name, most in (("by", WHO_MAX), ("refused", WHY_MAX)))
-    behind = sorted((one for one in (*history.live, *history.retired.values()) if one.seq > heard.seq), key=lambda one: one.seq)
-    saved = next((one for one in behind if one.body.reason.startswith(ASKED_FOR) or one.body.reason == _SIGNAL), None)
+    later = sorted(
+        (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > heard.seq),
+        key=lambda checkpoint: checkpoint.seq,
+    )
+    saved = next(
+        (checkpoint for checkpoint in later if checkpoint.body.reason.startswith(ASKED_FOR) or checkpoint.body.reason == _SIGNAL), None
+    )
     return Answer(by or "a machine without a name", refused, saved)
 
 
 def wait_for_answer(
     run: Run, seq: int, timeout_s: float, tell: Callable[[Answer], None] = lambda _: None, ending: threading.Event | None = None
 ) -> Answer:
-    """Until it is there, is refused, nobody hears, or the time is over. ``tell`` is called with each answer that is another.
+    """Wait until the save exists, is refused, no supervisor acknowledges it, or ``timeout_s`` is over. Return the last state.
 
-    A store that does not answer for a while is asked again. Cost: a listing twice a second.
+    ``tell`` is called with each changed state. If the store does not answer for a while, it is polled again. Cost: two listings a second.
     """
     ending, began, known = ending or threading.Event(), time.monotonic(), Answer()
     while not known.over:
         try:
-            found = outcome_of(run.history(), seq)
+            answer = outcome_of(run.history(), seq)
         except StoreUnavailable as error:
             if not error.retryable:
                 raise
-            found = known
-        if found != known:
-            known = found
+            answer = known
+        if answer != known:
+            known = answer
             tell(known)
         passed = time.monotonic() - began
         if passed > (timeout_s if known.heard else min(timeout_s, NOBODY_S)) or ending.wait(_POLL_S):
@@ -134,16 +139,16 @@ def wait_for_answer(
 
 
 def describe_outcome(answer: Answer, waited_s: float) -> str:
-    """A sentence: what came of it, and if it is no save, what to do."""
+    """Return a sentence on a request's outcome, and if there is no save, what to do."""
     if answer.saved is not None:
         return f"saved: {answer.saved.id} (step {answer.saved.step}), {answer.saved.body.reason}"
     if answer.refused:
-        return f"heard on {answer.heard}, and not done: {answer.refused}"
+        return f"acknowledged on {answer.heard}, but refused: {answer.refused}"
     if answer.heard:
-        return f"heard on {answer.heard}, and no such save is there {waited_s:.0f} s later: it may still come; the job's output says more"
+        return f"acknowledged on {answer.heard}, but not saved within {waited_s:.0f} s: it may still come; see the job's output"
     return (
-        f"nobody has heard it within {waited_s:.0f} s: no relight run watches over a job of this run, or it cannot read the store; "
-        "without one, kill -USR1 of the training process, where it runs, has it save"
+        f"not acknowledged within {waited_s:.0f} s: no relight run supervises a job of this run, or it cannot read the store; "
+        "without relight run, send SIGUSR1 to the training process on its machine (kill -USR1 PID)"
     )
 
 
@@ -168,4 +173,4 @@ def _note(store: ByteStore, run: str, decide: Callable[[LogView], NoteBody | Non
 
 
 def _words(value: object, most: int) -> str:
-    return "".join(one for one in value[:most] if one.isprintable()) if isinstance(value, str) else ""
+    return "".join(character for character in value[:most] if character.isprintable()) if isinstance(value, str) else ""

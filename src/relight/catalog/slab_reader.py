@@ -1,5 +1,7 @@
-"""Runs of tensors' elements, in the tensors' global order, however many pieces they are stored in: for those who go through a checkpoint
-in bounded memory, or through two side by side."""
+"""Read slabs: runs of a tensor's elements in its global order, however many pieces it is stored in.
+
+For callers that read a checkpoint in bounded memory, or two checkpoints in step.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ _Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 
 
 class Slab(NamedTuple):
-    """``length`` elements of tensor number ``tensor`` of a ``Whole``, from element ``first`` on."""
+    """``length`` elements of tensor number ``tensor`` of a ``MergedCheckpoint``, from element ``first`` on."""
 
     tensor: int
     first: int
@@ -32,7 +34,7 @@ class Slab(NamedTuple):
 
 
 def straight_run(box: Box, shape: Sequence[int]) -> int | None:
-    """The first element of ``box`` in a tensor of ``shape``, if all of its elements lie together there; else None."""
+    """Return the first element of ``box`` in a tensor of ``shape`` if the box is contiguous there; else None."""
     if not shape:
         return 0
     first, last = run_of(box, shape)
@@ -40,13 +42,13 @@ def straight_run(box: Box, shape: Sequence[int]) -> int | None:
 
 
 def is_straight(joined: MergedCheckpoint, tensor: int) -> bool:
-    """Whether each piece of a tensor is a run of its elements."""
+    """Return whether each piece of a tensor is contiguous in it."""
     shape = joined.tensors[tensor].shape
     return all(straight_run(piece.box, shape) is not None for piece in joined.pieces[tensor])
 
 
 def slabs_of(shape: Sequence[int], tensor: int, *, by_rows: bool, at_most: int) -> Iterator[Slab]:
-    """The slabs of one tensor, in order, each of at most so many elements; whole rows if ``by_rows``, and then at least one of them."""
+    """Yield the slabs of one tensor, in order, of at most ``at_most`` elements each. ``by_rows``: of whole rows, at least one."""
     total = math.prod(shape)
     row = math.prod(shape[1:]) if by_rows and shape else 1
     step = max(at_most // max(row, 1), 1) * max(row, 1)
@@ -55,38 +57,40 @@ def slabs_of(shape: Sequence[int], tensor: int, *, by_rows: bool, at_most: int) 
 
 
 def batches(slabs: Iterator[Slab], weight_of: Sequence[int], at_most: int) -> Iterator[list[Slab]]:
-    """Slabs that are read together: of each tensor one, and of elements, each weighed as its tensor's are, no more than so many, or one
-    slab."""
+    """Yield batches of slabs to read together: at most one slab of each tensor, and a total weight of at most ``at_most``, or one slab.
+
+    A slab's weight is its number of elements times ``weight_of`` its tensor.
+    """
     batch: list[Slab] = []
-    held = 0
-    for one in slabs:
-        weight = one.length * weight_of[one.tensor]
-        if batch and (held + weight > at_most or batch[-1].tensor == one.tensor):
+    weight_total = 0
+    for slab in slabs:
+        weight = slab.length * weight_of[slab.tensor]
+        if batch and (weight_total + weight > at_most or batch[-1].tensor == slab.tensor):
             yield batch
-            batch, held = [], 0
-        batch.append(one)
-        held += weight
+            batch, weight_total = [], 0
+        batch.append(slab)
+        weight_total += weight
     if batch:
         yield batch
 
 
 class SlabWindow:
-    """A sink for a run of a piece, from its byte ``skip`` on: memory."""
+    """Sink in memory for a run of a piece, from its byte ``skip`` on."""
 
     def __init__(self, memory: memoryview, skip: int) -> None:
         self._memory, self.skip, self.length = memory, skip, len(memory)
 
     def view(self) -> memoryview | None:
-        """The memory."""
+        """Return the memory."""
         return self._memory
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """Copy in."""
+        """Copy bytes into the memory."""
         self._memory[start : start + len(data)] = data
 
 
 class Across:
-    """A sink for a piece, or a run of it from ``skip`` on: ``box`` of an array of elements, which are bytes in its last dimension."""
+    """Sink for a piece, or a run of it from byte ``skip`` on: a ``box`` of an array. The array's last dimension is an element's bytes."""
 
     def __init__(self, array: _Bytes, box: Box, itemsize: int, skip: int) -> None:
         self._array, self._box, self._itemsize = array, box, itemsize
@@ -94,22 +98,22 @@ class Across:
         self.length = box.elements * itemsize
 
     def view(self) -> memoryview | None:
-        """There is no one memory."""
+        """Return None: the box is not contiguous memory."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """To where they belong."""
-        size, at = self._itemsize, 0
+        """Copy the bytes of whole elements into the box."""
+        size, position = self._itemsize, 0
         for run in boxes_of_run(self._box.size, start // size, (start + len(data)) // size):
             box = placed(run, self._box)
             length = box.elements * size
             where = tuple(slice(begin, begin + extent) for begin, extent in zip(box.start, box.size, strict=True))
-            self._array[where] = np.frombuffer(data[at : at + length], np.uint8).reshape(*box.size, size)
-            at += length
+            self._array[where] = np.frombuffer(data[position : position + length], np.uint8).reshape(*box.size, size)
+            position += length
 
 
 class SlabReader:
-    """Slabs of one checkpoint, batch after batch. What it has read is valid until the batch after the next one is read."""
+    """Reads slabs of one checkpoint, batch after batch. A batch is valid until the second batch after it is read."""
 
     def __init__(self, opened: Opened, joined: MergedCheckpoint, *, batch_bytes: int = SLAB_BYTES) -> None:
         self._opened, self._joined, self._bytes = opened, joined, batch_bytes
@@ -117,21 +121,23 @@ class SlabReader:
         self._held: list[memoryview] = []
 
     def read(self, batch: Sequence[Slab], progress: Progress | None = None) -> list[memoryview]:
-        """The bytes of each, verified. ``CorruptCheckpoint`` as ``read_tensors``. Memory: two batches, and what reading takes; a slab of a
-        tensor that pieces lie across is read with the rest of its first row and of its last."""
-        asked = [self._around(one) for one in batch]
-        sizes = [one.length * self._itemsize(one) for one in asked]
+        """Return the verified bytes of each slab. Raise ``CorruptCheckpoint`` as ``read_tensors`` does.
+
+        Memory: two batches, and what reading takes. If a tensor's pieces are not contiguous, a slab's first and last row are read whole.
+        """
+        asked = [self._around(slab) for slab in batch]
+        sizes = [slab.length * self._itemsize(slab) for slab in asked]
         room = self._room(sum(sizes))
         ends = list(accumulate(sizes))
         into = [room[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         sinks: list[dict[int, Sink]] = [{} for _ in self._opened.parts]
-        for one, memory in zip(asked, into, strict=True):
-            self._ask(one, memory, sinks)
+        for slab, memory in zip(asked, into, strict=True):
+            self._ask(slab, memory, sinks)
         for part, wanted in zip(self._opened.parts, sinks, strict=True):
             if wanted:
                 read_tensors(self._opened, part, wanted, progress=progress, rooms=self._rooms)
-        skips = [(one.first - read.first) * self._itemsize(one) for one, read in zip(batch, asked, strict=True)]
-        return [held[skip:][: one.length * self._itemsize(one)] for one, held, skip in zip(batch, into, skips, strict=True)]
+        skips = [(slab.first - read.first) * self._itemsize(slab) for slab, read in zip(batch, asked, strict=True)]
+        return [memory[skip:][: slab.length * self._itemsize(slab)] for slab, memory, skip in zip(batch, into, skips, strict=True)]
 
     def _itemsize(self, one: Slab) -> int:
         return DTYPES[self._joined.tensors[one.tensor].dtype].itemsize
@@ -144,7 +150,7 @@ class SlabReader:
         return room
 
     def _around(self, one: Slab) -> Slab:
-        """With whole rows, if pieces lie across the tensor."""
+        """Extend a slab to whole rows if the tensor's pieces are not contiguous."""
         if not one.length or is_straight(self._joined, one.tensor):
             return one
         row = math.prod(self._joined.tensors[one.tensor].shape[1:])
@@ -153,9 +159,9 @@ class SlabReader:
 
     def _ask(self, one: Slab, memory: memoryview, sinks: list[dict[int, Sink]]) -> None:
         shape, size = self._joined.tensors[one.tensor].shape, self._itemsize(one)
-        of = _of_run if is_straight(self._joined, one.tensor) else _of_rows
+        sink_for = _of_run if is_straight(self._joined, one.tensor) else _of_rows
         for piece in self._joined.pieces[one.tensor] if one.length else ():
-            sink = of(memory, one, piece.box, shape, size)
+            sink = sink_for(memory, one, piece.box, shape, size)
             if sink is not None:
                 sinks[piece.part][piece.tensor] = sink
 

@@ -1,4 +1,4 @@
-"""Tensors' values out of a checkpoint: the pieces that a tensor lies in, numbers about them, and how they are spread over classes."""
+"""Statistics and histograms of a checkpoint's tensors, and the pieces in which a tensor is stored."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from relight.layout import Sink
 
 CLASSES = 48
 Pieces = Sequence[tuple[int, Tensor]]
-"""One tensor, whole: ``(rank, what its part says)``."""
+"""All pieces of one tensor: ``(rank, entry in that rank's part)``."""
 
 
 def pieces_named(opened: Opened, wanted: Callable[[str], bool]) -> dict[str, Pieces]:
-    """The tensors whose names are wanted, in the order of the first rank that has them."""
-    found: dict[str, list[tuple[int, Tensor]]] = {}
+    """Return the tensors with wanted names, in the order of the first rank that has them."""
+    by_name: dict[str, list[tuple[int, Tensor]]] = {}
     for part in opened.parts:
         for tensor in part.tensors:
             if wanted(tensor.name):
-                found.setdefault(tensor.name, []).append((part.rank, tensor))
+                by_name.setdefault(tensor.name, []).append((part.rank, tensor))
     rows: dict[str, Pieces] = {}
-    for name, pieces in found.items():  # a piece without bytes says only that another part has them; of a single number, one is enough
-        held = [(rank, piece) for rank, piece in pieces if piece.length]
-        rows[name] = (held or pieces)[: None if pieces[0][1].shape else 1]
+    for name, pieces in by_name.items():  # an empty piece only means that another part has the bytes; one copy of a scalar is enough
+        with_bytes = [(rank, piece) for rank, piece in pieces if piece.length]
+        rows[name] = (with_bytes or pieces)[: None if pieces[0][1].shape else 1]
     return rows
 
 
 def numbers_of(opened: Opened, rows: Iterable[Pieces], progress: Progress | None = None) -> list[dict[str, Any]]:
-    """``stats`` of each. Every chunk that holds any of it is read once, and checked; numbers are kept, bytes are not."""
+    """Return the ``stats`` of each tensor. Every chunk with any of its bytes is read once and verified. Only the numbers are kept."""
     rows = list(rows)
     sinks = {(rank, piece.full_name): StatsSink(piece.dtype, piece.length) for row in rows for rank, piece in row if piece.length}
     _read(opened, sinks, progress)
@@ -40,9 +40,9 @@ def numbers_of(opened: Opened, rows: Iterable[Pieces], progress: Progress | None
 
 
 def spread_of(opened: Opened, pieces: Pieces, least: float, most: float, progress: Progress | None = None) -> tuple[list[float], list[int]]:
-    """How many of the finite values lie in each of some classes of one width, from ``least`` to ``most``: edges, one more than counts.
+    """Return a histogram of the finite values, with equal classes from ``least`` to ``most``: edges (one more than counts), and counts.
 
-    Nothing where that range has no width that a number can have. Reads it once.
+    Both are empty if the range is too narrow or too wide for distinct finite edges. Cost: reads the tensor once.
     """
     import numpy as np
 
@@ -52,11 +52,11 @@ def spread_of(opened: Opened, pieces: Pieces, least: float, most: float, progres
         return [], []
     sinks = {(rank, piece.full_name): _Classes(piece.dtype, piece.length, least, most) for rank, piece in pieces if piece.length}
     _read(opened, sinks, progress)
-    return [float(one) for one in edges], [sum(sink.counts[place] for sink in sinks.values()) for place in range(CLASSES)]
+    return [float(edge) for edge in edges], [sum(sink.counts[place] for sink in sinks.values()) for place in range(CLASSES)]
 
 
 class _Classes:
-    """A sink that keeps how many values lie in each class. Memory: some times one chunk."""
+    """Sink that counts the values in each class. Memory: a small multiple of one chunk."""
 
     def __init__(self, dtype: str, length: int, least: float, most: float) -> None:
         self.dtype, self.length = dtype, length
@@ -65,11 +65,11 @@ class _Classes:
         self._lock = threading.Lock()
 
     def view(self) -> memoryview | None:
-        """There is no memory to read into."""
+        """Return None: there is no memory to read into."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """Count a run of elements in."""
+        """Count a run of elements."""
         import numpy as np
 
         values = values_of(self.dtype, data)
@@ -82,7 +82,7 @@ class _Classes:
         places = np.clip(((wide - self._least) * self._scale).astype("i8"), 0, CLASSES - 1)
         counted = np.bincount(places, minlength=CLASSES).tolist()
         with self._lock:
-            self.counts = [one + more for one, more in zip(self.counts, counted, strict=True)]
+            self.counts = [count + more for count, more in zip(self.counts, counted, strict=True)]
 
 
 def _read(opened: Opened, sinks: Mapping[tuple[int, str], Sink], progress: Progress | None) -> None:

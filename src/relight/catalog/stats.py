@@ -1,4 +1,4 @@
-"""Numbers about a tensor's values, without torch and without holding it: min, max, mean, norm, how many are NaN or infinite."""
+"""Compute statistics of a tensor without torch and without holding it: min, max, mean, norm, number of NaN and infinite values."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relight.format import dtype_named
 
 _INTEGERS = ("uint8", "int8", "int16", "int32", "int64", "uint16", "uint32", "uint64")
 _PLAIN = frozenset({"bool", *_INTEGERS, "float16", "float32", "float64"})
-"""Those that numpy has, under the same name."""
+"""Dtypes that numpy has under the same name."""
 _COMPLEX = {"complex64": "<f4", "complex128": "<f8", "complex32": "<f2"}
 _FLOAT8 = {
     "float8_e4m3fn": (4, 3, 7, False, True),
@@ -26,7 +26,7 @@ _FLOAT8 = {
 
 @dataclass(frozen=True, slots=True)
 class _RunningStats:
-    """What one run of elements amounts to; of the finite ones all but the counts."""
+    """Statistics of one run of elements. All but the counts are of the finite elements."""
 
     start: int
     least: float
@@ -39,7 +39,7 @@ class _RunningStats:
 
 
 class StatsSink:
-    """A sink that keeps numbers instead of bytes. Needs numpy. Memory: some times one chunk."""
+    """Sink that keeps statistics instead of bytes. Needs numpy. Memory: a small multiple of one chunk."""
 
     def __init__(self, dtype: str, length: int) -> None:
         _numpy()
@@ -48,11 +48,11 @@ class StatsSink:
         self._lock = threading.Lock()
 
     def view(self) -> memoryview | None:
-        """There is no memory to read into."""
+        """Return None: there is no memory to read into."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """Count a run of elements in."""
+        """Add the statistics of a run of elements."""
         run = _run(self.dtype, start, data)
         if run is not None:
             with self._lock:
@@ -60,18 +60,18 @@ class StatsSink:
 
     @property
     def runs(self) -> list[_RunningStats]:
-        """What came, in order of place: the same numbers whatever the order of arrival."""
+        """Statistics of the runs, sorted by position, so that the order of arrival does not change the result."""
         return sorted(self._runs, key=lambda run: run.start)
 
 
 def stats(sinks: Iterable[StatsSink]) -> dict[str, Any]:
-    """Of all that the pieces of one tensor took: ``min``, ``max``, ``mean``, ``norm``, ``nan``, ``inf``.
+    """Return the statistics of one tensor from the sinks of its pieces: ``min``, ``max``, ``mean``, ``norm``, ``nan``, ``inf``.
 
-    The first four are over the finite elements, and absent if there are none or their kind has no such number: complex numbers
-    have no order, and kinds of less than a byte none of these. ``norm`` of complex numbers is that of their parts.
+    The first four are over the finite elements. They are absent if there are no finite elements or the dtype does not have them: complex
+    numbers have no order, and dtypes of less than a byte have none of the four. ``norm`` of complex numbers is over both parts.
     """
-    held = list(sinks)
-    runs = [run for sink in held for run in sink.runs]
+    pieces = list(sinks)
+    runs = [run for sink in pieces for run in sink.runs]
     if not runs:
         return {}
     counts: dict[str, Any] = {"nan": sum(run.nan for run in runs), "inf": sum(run.inf for run in runs)}
@@ -79,7 +79,7 @@ def stats(sinks: Iterable[StatsSink]) -> dict[str, Any]:
     if not finite:
         return counts
     norm = {"norm": math.hypot(*(run.norm for run in finite))}
-    if held[0].dtype in _COMPLEX:
+    if pieces[0].dtype in _COMPLEX:
         return norm | counts
     count = sum(run.finite for run in finite)
     least, most = min(run.least for run in finite), max(run.most for run in finite)
@@ -104,18 +104,18 @@ def _run(dtype: str, start: int, data: memoryview) -> _RunningStats | None:
 
 
 def _norm(wide: Any) -> float:
-    """Scaled, so that the squares of large numbers do not overflow."""
+    """Return the norm, computed with scaling so that the squares of large numbers do not overflow."""
     top = float(abs(wide).max())
     return top * float(((wide / top) ** 2).sum()) ** 0.5 if top else 0.0
 
 
 def are_stored_as(dtype: str) -> bool:
-    """Whether the stored bytes are numpy's, so that ``values_of`` copies nothing."""
+    """Return whether numpy can use the stored bytes unchanged, so that ``values_of`` copies nothing."""
     return dtype in _PLAIN or dtype in _COMPLEX
 
 
 def values_of(dtype: str, data: memoryview) -> Any:
-    """The elements as numpy has them, None for kinds without a value of their own."""
+    """Return the elements as a numpy array; None for dtypes without numeric values."""
     np = _numpy()
     if dtype == "bfloat16":
         return (np.frombuffer(data, "<u2").astype("<u4") << 16).view("<f4")
@@ -139,7 +139,7 @@ def _float8_values(dtype: str) -> Any:
 
 @cache
 def _float8_table(exponent_bits: int, mantissa_bits: int, bias: int, has_inf: bool, only_top_nan: bool) -> tuple[float, ...]:
-    """All 256 values of an 8-bit float (arXiv:2209.05433; the ``fnuz`` kinds: arXiv:2206.02915)."""
+    """Return all 256 values of an 8-bit float (arXiv:2209.05433; the ``fnuz`` kinds: arXiv:2206.02915)."""
     top = (1 << exponent_bits) - 1
     table = []
     for code in range(256):

@@ -1,4 +1,4 @@
-"""How a checkpoint's chunks are stored, by what is in them."""
+"""Storage statistics of a checkpoint's chunks, by dtype and role."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from relight.format.manifest import contents, tensors_in
 from relight.policy.compact import lossy_in
 
 LOSSY = "relight.lossy"
-"""In a root's ``user``, as ``commit`` writes it: by pattern, as what tensors are stored inexactly."""
+"""Key in a root's ``user``, written by ``commit``: for each name pattern, the dtype as which its tensors are stored lossily."""
 
 
 @dataclass(slots=True)
 class StoredAs:
-    """Chunks of one dtype and role, headers apart. ``new_bytes`` is what this checkpoint itself stores of them, ``stored_bytes`` what a
-    restore reads, with what differences start from. Then how many are coded, differences, stored with other checkpoints, derived."""
+    """Storage of the chunks of one dtype and role, without pack headers.
+
+    ``new_bytes``: bytes that this checkpoint itself stores. ``stored_bytes``: bytes that a restore reads, including the bases of
+    differences. ``coded``, ``differences``, ``elsewhere`` (stored with other checkpoints), ``derived``: numbers of chunks.
+    """
 
     dtype: str
     role: str
@@ -30,18 +33,18 @@ class StoredAs:
     derived: int = 0
 
     def to_dict(self) -> dict[str, str | int]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return asdict(self)
 
 
 def stored_as(opened: Opened) -> list[StoredAs]:
-    """The kinds of chunks, those with most bytes first."""
-    found: dict[tuple[str, str], StoredAs] = {}
+    """Return a row for each kind of chunk, largest first."""
+    rows: dict[tuple[str, str], StoredAs] = {}
     for part in opened.parts:
         for index, pack in enumerate(part.packs):
-            held = contents((length for length, _ in pack.chunks), part.tensors, index)
-            for number, (kind, _, length) in enumerate(held, 1):
-                row = found.setdefault(kind, StoredAs(*kind))
+            chunks = contents((length for length, _ in pack.chunks), part.tensors, index)
+            for number, (kind, _, length) in enumerate(chunks, 1):
+                row = rows.setdefault(kind, StoredAs(*kind))
                 row.chunks, row.bytes = row.chunks + 1, row.bytes + length
                 if pack.stored is None:
                     row.stored_bytes, row.new_bytes = row.stored_bytes + length, row.new_bytes + length
@@ -53,42 +56,43 @@ def stored_as(opened: Opened) -> list[StoredAs]:
                 row.differences += piece.base is not None
                 row.elsewhere += piece.home != OWN
                 row.derived += piece.derived
-    return sorted(found.values(), key=lambda row: (-row.bytes, row.dtype, row.role))
+    return sorted(rows.values(), key=lambda row: (-row.bytes, row.dtype, row.role))
 
 
 def stored_of(opened: Opened) -> dict[str, tuple[str, float]]:
-    """Of each tensor whose chunks are not stored raw with this checkpoint: how they are stored, and what this checkpoint itself stores of
-    the tensor's bytes, as a ratio. A chunk that several tensors share counts for each of them by its part. "lossy" is only what the
-    rules of the save name: an exact tensor may share a chunk with a lossy one.
+    """Return, for each tensor not stored raw with this checkpoint, how it is stored and which ratio of its bytes this checkpoint stores.
+
+    A chunk that several tensors share counts for each by its share. Only tensors that the save's rules name are called "lossy": an exact
+    tensor may share a chunk with a lossy one.
     """
     lossy = opened.root.user.get(LOSSY)
     named = lossy.items() if isinstance(lossy, dict) else ()
-    patterns = {pattern: str(one["as"]) for pattern, one in named if isinstance(one, dict) and "as" in one}
+    patterns = {pattern: str(rule["as"]) for pattern, rule in named if isinstance(rule, dict) and "as" in rule}
     whole: dict[str, int] = {}
     stored: dict[str, float] = {}
-    ways: dict[str, set[str]] = {}
+    encodings_of: dict[str, set[str]] = {}
     for part in opened.parts:
         for tensor in part.tensors:
             whole[tensor.name] = whole.get(tensor.name, 0) + tensor.length
         for index, pack in enumerate(part.packs):
             lengths = [length for length, _ in pack.chunks]
-            for number, (_, held) in enumerate(tensors_in(lengths, part.tensors, index)):
+            for number, (_, tensors) in enumerate(tensors_in(lengths, part.tensors, index)):
                 if pack.stored is None:
-                    ratio, way = 1.0, ""
+                    ratio, encoding = 1.0, ""
                 else:
                     piece = pack.stored.pieces[number]
-                    ratio, way = (piece.length if piece.home == OWN else 0) / lengths[number], _way(piece)
-                for tensor, begin, end in held:
-                    exact = way == "lossy" and patterns and lossy_in(patterns, tensor.name, tensor.dtype) is None
+                    ratio, encoding = (piece.length if piece.home == OWN else 0) / lengths[number], _way(piece)
+                for tensor, begin, end in tensors:
+                    exact = encoding == "lossy" and patterns and lossy_in(patterns, tensor.name, tensor.dtype) is None
                     share = 1.0 if exact and piece.home == OWN else ratio
                     stored[tensor.name] = stored.get(tensor.name, 0.0) + (end - begin) * share
-                    if way and not exact:
-                        ways.setdefault(tensor.name, set()).add(way)
-    return {name: (", ".join(sorted(said)), stored[name] / whole[name]) for name, said in ways.items() if whole[name]}
+                    if encoding and not exact:
+                        encodings_of.setdefault(tensor.name, set()).add(encoding)
+    return {name: (", ".join(sorted(encodings)), stored[name] / whole[name]) for name, encodings in encodings_of.items() if whole[name]}
 
 
 def _way(piece: ChunkLocation) -> str:
-    """How one chunk is stored, in a word; empty: as it is."""
+    """Return how a chunk is stored, in a word; empty if it is stored raw with this checkpoint."""
     if piece.derived or piece.lossy:
         return "derived" if piece.derived else "lossy"
     if piece.coded:

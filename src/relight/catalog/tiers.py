@@ -1,6 +1,6 @@
-"""Several stores of one run: which there are, what each has, and one order for all of it.
+"""Tiers of a run: the list of its stores, what each holds, and one merged history.
 
-Each tier has a log of its own, and what is in it was copied in order. So the orders agree, and are merged without a clock.
+Each tier has its own log, and checkpoints are copied to it in order. So the orders agree, and merging needs no clock.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Further = tuple[str, ByteStore, str]
 
 
 class Reach(NamedTuple):
-    """A tier's run as it could be read: ``view`` is None if it has none yet, ``error`` says why it could not be."""
+    """Result of reading a tier's run. ``view`` is None if the tier does not have the run yet; ``error`` if reading failed."""
 
     name: str
     store: ByteStore
@@ -52,12 +52,12 @@ class Reach(NamedTuple):
 
     @property
     def history(self) -> History:
-        """What it has."""
+        """The tier's history; empty if it was not read."""
         return fold(self.view) if self.view is not None else History()
 
 
 class TierCopy(NamedTuple):
-    """One of a checkpoint's copies: in which tier, what that tier's log says of it, and whether there is another further out."""
+    """One copy of a checkpoint: index of the tier, the checkpoint in that tier's log, and whether a further tier has a copy."""
 
     place: int
     checkpoint: Checkpoint
@@ -65,16 +65,16 @@ class TierCopy(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """All tiers as one history, and where each of its checkpoints lies, nearest first."""
+    """All tiers as one history, and the copies of each checkpoint, nearest first."""
 
     history: History
     copies: dict[str, list[TierCopy]]
     damaged: Mapping[tuple[int, str], VerificationResult] = {}
-    """Copies that are known to be damaged, by their tier's place and the checkpoint's id."""
+    """Copies known to be damaged, by the tier's index and the checkpoint's original id."""
 
 
 def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
-    """Have the nearest one's log say which tiers there are, nearest first: whoever reads it knows them then."""
+    """Record the tiers, nearest first, in the nearest tier's log, so that every reader of the log knows them."""
     note = NoteBody(topic=NOTE_TOPIC, data={**encode_tiers(tiers)})
 
     def decide(view: LogView) -> tuple[Body, int]:
@@ -86,78 +86,83 @@ def announce(log: Log, tiers: Sequence[Tier], epoch: int) -> None:
 
 
 def tiers_of(history: History) -> tuple[Tier, ...]:
-    """The further tiers, as the newest NOTE of the nearest one's log tells them."""
+    """Return the further tiers, from the newest NOTE in the nearest tier's log."""
     return _recorded_tiers(history)[1:]
 
 
 def groups_in(history: History) -> list[Group]:
-    """What the further tiers are to have, as the nearest one's log tells it."""
+    """Return the groups of further tiers, with what each must have, from the nearest tier's log."""
     return groups_of(_recorded_tiers(history))
 
 
 def nearest_name(history: History) -> str:
-    """What the nearest one is called there; a run without tiers is "here"."""
+    """Return the nearest tier's name in its log; "here" for a run without tiers."""
     return next((tier.name for tier in _recorded_tiers(history)), "here")
 
 
 def drained_to(history: History) -> dict[str, set[str]]:
-    """Of each further tier, by name: what the nearest one's log says it has got."""
-    found: dict[str, set[str]] = {}
+    """Return the ids that each further tier, by name, has received according to the nearest tier's log."""
+    drained: dict[str, set[str]] = {}
     for note in _notes(history, DRAINED_TOPIC):
-        found.setdefault(str(note.data.get("tier")), set()).add(str(note.data.get("id")))
-    return found
+        drained.setdefault(str(note.data.get("tier")), set()).add(str(note.data.get("id")))
+    return drained
 
 
 def copying_to(history: History) -> dict[str, str]:
-    """Of each further tier, by name: the checkpoint whose copying began last, unless the copy is there."""
-    found = {str(note.data.get("tier")): str(note.data.get("id")) for note in _notes(history, COPYING_TOPIC)}
-    drained = drained_to(history) if found else {}
-    return {tier: one for tier, one in found.items() if one not in drained.get(tier, ())}
+    """Return for each further tier, by name, the checkpoint whose copy began last and has not arrived."""
+    copying = {str(note.data.get("tier")): str(note.data.get("id")) for note in _notes(history, COPYING_TOPIC)}
+    drained = drained_to(history) if copying else {}
+    return {tier: checkpoint_id for tier, checkpoint_id in copying.items() if checkpoint_id not in drained.get(tier, ())}
 
 
 def drained_bytes(history: History, tier: str) -> dict[str, int]:
-    """What each checkpoint takes there by itself, by its id, as far as it was told: an older Relight did not say."""
-    said = [(note.data.get("id"), note.data.get("bytes")) for note in _notes(history, DRAINED_TOPIC) if note.data.get("tier") == tier]
-    return {str(one): size for one, size in said if isinstance(size, int) and size >= 0}
+    """Return the bytes that each checkpoint, by id, takes in the tier, where recorded: older versions did not record them."""
+    sizes = [(note.data.get("id"), note.data.get("bytes")) for note in _notes(history, DRAINED_TOPIC) if note.data.get("tier") == tier]
+    return {str(checkpoint_id): size for checkpoint_id, size in sizes if isinstance(size, int) and size >= 0}
 
 
 def pace_of(history: History, tier: str, ids: set[str]) -> TierPace:
-    """How soon behind the newest of ``ids``, which it has, a tier gets the next: as the attempt in charge says. Another's word is over."""
-    bodies = [one.body for one in history.notes if history.fences and one.epoch == history.fences[-1].epoch]
-    told = [body.data for body in bodies if isinstance(body, NoteBody) and body.topic == PACE_TOPIC]
-    least_s = told[-1].get(tier) if told and not any(NOW in one for one in told) else None
+    """Return how soon after the newest of ``ids``, its checkpoints, a tier gets the next one.
+
+    Only the NOTE of the present attempt counts; those of earlier attempts are outdated.
+    """
+    bodies = [record.body for record in history.notes if history.fences and record.epoch == history.fences[-1].epoch]
+    paces = [body.data for body in bodies if isinstance(body, NoteBody) and body.topic == PACE_TOPIC]
+    least_s = paces[-1].get(tier) if paces and not any(NOW in pace for pace in paces) else None
     if not isinstance(least_s, (int, float)) or not 0 < least_s < float("inf"):
         return TierPace()
     known = {**history.retired, **history.by_id}
-    last = max((known[one] for one in ids if one in known), key=lambda one: one.seq, default=None)
+    last = max(
+        (known[checkpoint_id] for checkpoint_id in ids if checkpoint_id in known), key=lambda checkpoint_id: checkpoint_id.seq, default=None
+    )
     return TierPace(float(least_s), seconds_since_epoch(last.time) if last is not None else None)
 
 
 def attempt_name(history: History, epoch: int) -> str:
-    """What the attempt with that epoch called itself."""
+    """Return the name of the attempt with that epoch."""
     return next(fence.body.attempt for fence in history.fences if fence.epoch == epoch and isinstance(fence.body, FenceBody))
 
 
 def newest_seq(history: History, ids: set[str]) -> int:
-    """The number of the newest of ``ids`` in this log, live or retired; −1 if it knows none of them."""
+    """Return the record number of the newest of ``ids`` in this log, live or retired; −1 if it has none of them."""
     known = {**history.retired, **history.by_id}
-    return max((known[one].seq for one in ids if one in known), default=-1)
+    return max((known[checkpoint_id].seq for checkpoint_id in ids if checkpoint_id in known), default=-1)
 
 
 def retired_among(history: History, ids: Collection[str]) -> list[Candidate]:
-    """Return those of ``ids``, which a tier has or had, that are retired here, as ``owed`` needs them. Leaves out what was set aside."""
-    found = (history.retired.get(one) for one in ids if one not in history.rolled_back_ids)
-    return [Candidate(one.id, one.seq, one.step) for one in found if one is not None]
+    """Return those of ``ids``, which a tier has or had, that are retired here, as candidates for ``owed``. Skips rolled back ones."""
+    retired = (history.retired.get(checkpoint_id) for checkpoint_id in ids if checkpoint_id not in history.rolled_back_ids)
+    return [Candidate(checkpoint.id, checkpoint.seq, checkpoint.step) for checkpoint in retired if checkpoint is not None]
 
 
 def open_tier(tier: Tier, guard: StoreSecurity) -> tuple[ByteStore, str]:
-    """The store and the run's name; the store guarded as the nearest one is."""
+    """Open a tier with the nearest tier's security settings. Return its store and the run's name there."""
     url, run = split_run(tier.url)
     return open_bytes(url, guard=guard), run
 
 
 def check_same_run(near: History, reach: Reach) -> None:
-    """``ConfigError`` if a further tier holds checkpoints of another run than ``near``: merged, one would be resumed as the other."""
+    """Raise ``ConfigError`` if a further tier holds another run than ``near``: merged, one would be resumed as the other."""
     if reach.error is None and are_unrelated(near, far := reach.history):
         raise ConfigError(
             f"tier {reach.name} holds another run: its {len(far.live)} checkpoints up to step {far.live[-1].step}, and the "
@@ -168,45 +173,51 @@ def check_same_run(near: History, reach: Reach) -> None:
 
 
 def merge(histories: Sequence[History]) -> Merged:
-    """One order for all of them, nearest tier first: what a further tier alone has comes right behind what came before it there, and
-    before what a later attempt saved.
+    """Merge the histories, nearest tier first, into one order.
+
+    A checkpoint that only a further tier has comes right after its predecessor there, and before the saves of later attempts.
     """
     order: list[str] = []
     copies: dict[str, list[TierCopy]] = {}
     for place, history in enumerate(histories):
-        at = 0
-        for one in history.live:
-            key = one.original_id
+        position = 0
+        for checkpoint in history.live:
+            key = checkpoint.original_id
             if key in copies:
-                at = order.index(key) + 1
+                position = order.index(key) + 1
             else:
-                while at < len(order) and _is_earlier(*_nearest(copies[order[at]], histories), one, history):
-                    at += 1
-                order.insert(at, key)
-                at += 1
-            copies.setdefault(key, []).append(TierCopy(place, one))
-    copies = {key: [one._replace(has_next=one is not found[-1]) for one in found] for key, found in copies.items()}
+                while position < len(order) and _is_earlier(*_nearest(copies[order[position]], histories), checkpoint, history):
+                    position += 1
+                order.insert(position, key)
+                position += 1
+            copies.setdefault(key, []).append(TierCopy(place, checkpoint))
+    copies = {
+        key: [copy._replace(has_next=copy is not checkpoint_copies[-1]) for copy in checkpoint_copies]
+        for key, checkpoint_copies in copies.items()
+    }
     merged = History()
     for seq, key in enumerate(order):
         nearest = copies[key][0].checkpoint
         merged.by_id[key] = replace(nearest, seq=seq, body=_named(nearest, key))
     for history in reversed(histories):
         for name, checkpoint_id in history.tags.items():
-            found = history.by_id[checkpoint_id]
-            merged.tags[name] = found.original_id
-        merged.retired.update({one.original_id: one for one in history.retired.values()})
-        merged.rolled_back_ids |= {one.original_id for one in history.live if one.id in history.rolled_back_ids}
-        merged.skips += [one for one in history.skips if one not in merged.skips]
+            checkpoint = history.by_id[checkpoint_id]
+            merged.tags[name] = checkpoint.original_id
+        merged.retired.update({checkpoint.original_id: checkpoint for checkpoint in history.retired.values()})
+        merged.rolled_back_ids |= {checkpoint.original_id for checkpoint in history.live if checkpoint.id in history.rolled_back_ids}
+        merged.skips += [skip for skip in history.skips if skip not in merged.skips]
         merged.best_by = history.best_by or merged.best_by
-    merged.retired = {key: one for key, one in merged.retired.items() if key not in merged.by_id}
+    merged.retired = {key: checkpoint for key, checkpoint in merged.retired.items() if key not in merged.by_id}
     wrong = {
-        (place, history.by_id[one].original_id): found for place, history in enumerate(histories) for one, found in damage(history).items()
+        (place, history.by_id[checkpoint_id].original_id): result
+        for place, history in enumerate(histories)
+        for checkpoint_id, result in damage(history).items()
     }
     return Merged(merged, copies, wrong)
 
 
 def read_tier(name: str, store: ByteStore, run: str) -> Reach:
-    """A tier's log as it is now; a tier that does not answer, or has no such run yet, says so."""
+    """Read a tier's log. If the tier does not answer, the result has the error; if it lacks the run, neither view nor error."""
     try:
         return Reach(name, store, run, Log(store, run).read())
     except CheckpointNotFound:
@@ -227,14 +238,14 @@ def _notes(history: History, topic: str) -> list[NoteBody]:
 
 
 def reach_all(store: ByteStore, run: str) -> list[Reach]:
-    """Every tier of the run, nearest first, as the nearest one's log tells which there are."""
+    """Read every tier of the run, nearest first. The nearest tier's log lists them."""
     near = read_tier("", store, run)
     further = [_same_run(near.history, read_tier(tier.name, *open_tier(tier, guard_of(store)))) for tier in tiers_of(near.history)]
     return [near._replace(name=nearest_name(near.history)), *further]
 
 
 def _same_run(near: History, reach: Reach) -> Reach:
-    """``reach``, or the error that its checkpoints are another run's, so that they are merged into no listing, scrub or restore."""
+    """Return ``reach``. If it holds another run, replace its view by an error, so that no listing, scrub or restore merges it."""
     try:
         check_same_run(near, reach)
     except ConfigError as error:
@@ -251,14 +262,16 @@ def _nearest(copies: list[TierCopy], histories: Sequence[History]) -> tuple[Chec
 
 
 def _attempt(history: History, one: Checkpoint) -> str:
-    """Which attempt was in charge when it was committed."""
+    """Return the attempt that was in charge when the checkpoint was committed."""
     fences = [fence.body for fence in history.fences if fence.seq < one.seq]
     return fences[-1].attempt if fences and isinstance(fences[-1], FenceBody) else ""
 
 
 def _is_earlier(one: Checkpoint, of: History, other: Checkpoint, far: History) -> bool:
-    """Whether ``one``, of a nearer tier, came before ``other``, of which only the tier with ``far`` tells: by the order of their attempts
-    there; of attempts that it does not know, by steps."""
+    """Return whether ``one``, of a nearer tier, came before ``other``, which only the tier with history ``far`` has.
+
+    The order of their attempts in ``far`` decides; if it lacks one of the attempts, the steps decide.
+    """
     fences = far.attempts
     mine, others = _attempt(of, one), _attempt(far, other)
     if mine in fences and others in fences and mine != others:

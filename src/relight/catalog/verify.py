@@ -1,4 +1,4 @@
-"""Is every byte what was committed? What is not is named: file, chunk, tensor."""
+"""Verify that every byte is what was committed. Findings name the file, chunk and tensor."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from relight.store import ByteStore
 from relight.store.base import without_cache
 
 ENTRY_BYTES_MIN = 40
-"""What a header says of a tensor, at least."""
+"""Smallest number of bytes of a tensor's entry in a header."""
 
 
 @dataclass(frozen=True, slots=True)
 class VerifyFinding:
-    """One thing that is wrong. ``kind`` is an error's kind."""
+    """One damage. ``kind`` is an error's kind."""
 
     kind: str
     file: str
@@ -34,16 +34,16 @@ class VerifyFinding:
 
     @property
     def is_silence(self) -> bool:
-        """Whether the store did not answer, which says nothing of the bytes."""
+        """Whether the store did not answer, so that nothing is known about the bytes."""
         return issubclass(error_of(self.kind), StoreUnavailable)
 
     def to_dict(self) -> dict[str, str]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return asdict(self)
 
 
 def verify_log(store: ByteStore, view: LogView, *, whole: bool = False) -> list[VerifyFinding]:
-    """What is wrong with the store's own record and the run's log. ``whole``: also with records that a summary stands for."""
+    """Return the damage of the store's own record and the run's log. ``whole``: also check the records that a summary replaces."""
     if whole and view.summary is not None:
         view = Log(store, view.run, whole=True).read()
     findings = [VerifyFinding("corrupt", fault.file, "", fault.reason) for fault in view.faults]
@@ -66,9 +66,9 @@ def verify_checkpoint(
     data: bool = True,
     progress: Callable[[int], None] | None = None,
 ) -> list[VerifyFinding]:
-    """Everything wrong with ``checkpoint``; empty means every byte is what was committed. ``data=False`` leaves out the packs' bytes.
+    """Return all damage of ``checkpoint``; empty if every byte is what was committed. ``data=False`` skips the packs' bytes.
 
-    Read where it lies, whatever copies there are nearby. Cost: one read of it; memory for a few chunks.
+    Bypasses caches. Cost: reads the checkpoint once. Memory: a few chunks.
     """
     store = without_cache(store)
     try:
@@ -105,7 +105,7 @@ def _verify_pack(
             findings.append(VerifyFinding("corrupt", key, "", f"{reader.size} bytes long, {pack.size} were committed"))
         if not data:
             return findings
-        for number, at, piece in each_chunk(reader, pack, key, opened.store.parallel_reads):
+        for number, offset, piece in each_chunk(reader, pack, key, opened.store.parallel_reads):
             length = pack.chunks[number][0]
             try:
                 if isinstance(piece, RelightError):
@@ -114,8 +114,8 @@ def _verify_pack(
                     with collector_paused():
                         _check_header(bytes(piece), part, index, key)
             except RelightError as error:
-                held = _held(part, index, at, at + length)
-                findings.append(VerifyFinding(error.kind, key, held, f"chunk {number}, bytes {at}–{at + length}: {error.what}"))
+                affected = _held(part, index, offset, offset + length)
+                findings.append(VerifyFinding(error.kind, key, affected, f"chunk {number}, bytes {offset}–{offset + length}: {error.what}"))
             if progress:
                 progress(length)
     finally:
@@ -129,27 +129,29 @@ def _held(part: Part, index: int, start: int, end: int) -> str:
 
 
 def _check_header(data: bytes, part: Part, index: int, key: str) -> None:
-    """The safetensors header says the same as the part. It is hashed like all else; this guards against a writer that lied."""
-    held = sorted((tensor for tensor in part.tensors if tensor.pack == index), key=lambda tensor: tensor.offset)
-    names = header_names((tensor.name, tensor.box) for tensor in held)
-    if data == _as_written(data, held, names):  # as nearly always, and in a tenth of the time that it takes to understand it
+    """Raise ``CorruptCheckpoint`` if the safetensors header contradicts the part. Its hash is checked too; this detects a faulty writer."""
+    tensors = sorted((tensor for tensor in part.tensors if tensor.pack == index), key=lambda tensor: tensor.offset)
+    names = header_names((tensor.name, tensor.box) for tensor in tensors)
+    if data == _as_written(data, tensors, names):  # the usual case: 10 times as fast as parsing it
         return
     entries = parse_header(data, key)
     expected = {}
-    for tensor, name in zip(held, names, strict=True):
+    for tensor, name in zip(tensors, names, strict=True):
         dtype = dtype_named(tensor.dtype)
         dims = tensor.local_shape if dtype.safetensors else (*tensor.local_shape, dtype.itemsize)
-        at = tensor.offset - len(data)
+        offset = tensor.offset - len(data)
         if tensor.length or name in entries:
-            expected[name] = (dtype.safetensors or "U8", dims, at, at + tensor.length)
+            expected[name] = (dtype.safetensors or "U8", dims, offset, offset + tensor.length)
     for name in entries.keys() | expected.keys():
         if entries.get(name) != expected.get(name):
             raise CorruptCheckpoint(f"the pack's header disagrees with the part about {name[:80]!r}", where=key)
 
 
 def _as_written(data: bytes, held: Sequence[Tensor], names: Sequence[str]) -> bytes | None:
-    """What a header with the metadata of ``data`` is, of these tensors; None if it has none, or tensors that take no bytes, which a header
-    may have anywhere."""
+    """Encode the header of these tensors with the metadata of ``data``.
+
+    None if ``data`` has an implausible size or no metadata, or if a tensor is empty: its entry may be anywhere in a header.
+    """
     fits = ENTRY_BYTES_MIN * len(held) < len(data) <= HEADER_BYTES_MAX
     metadata = header_metadata(data) if fits else None
     if metadata is None or not all(tensor.length for tensor in held):
@@ -157,5 +159,5 @@ def _as_written(data: bytes, held: Sequence[Tensor], names: Sequence[str]) -> by
     rows = [(name, tensor.dtype, tensor.local_shape, tensor.length) for tensor, name in zip(held, names, strict=True)]
     try:
         return encode_header(rows, metadata)
-    except UnicodeError:  # half a character is no text that anybody writes
+    except UnicodeError:  # an unpaired surrogate cannot be encoded
         return None

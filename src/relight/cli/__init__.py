@@ -1,8 +1,7 @@
-"""The command line: one small file a command, imported when the command is used.
+"""Command line: one small file for each command, imported when the command is used.
 
-Always holds: exit code 0 is yes, 1 a well-formed no (damage found, nothing there), 2 bad usage or a bad environment, 130
-interrupted, 141 nobody read the output to its end. Stored text is escaped before it is printed. May import everything below it;
-torch never.
+Invariants: exit code 0 is yes, 1 a well-formed no (damage found, nothing there), 2 bad usage or a bad environment, 130 interrupted, 141 the
+output's reader closed the pipe. Stored text is escaped before it is printed. May import everything below it, but never torch.
 """
 
 from __future__ import annotations
@@ -22,71 +21,71 @@ from relight.version import VERSION
 
 COMMANDS = {
     "demo": "train, kill, resume, compare: see it work in two minutes",
-    "ls": "checkpoints of a run, or runs of a store",
-    "show": "one checkpoint: facts, tensors, statistics",
-    "log": "what happened to a run, record by record",
-    "verify": "is every byte what was committed?",
-    "prune": "remove what no rule keeps, saying why",
-    "undelete": "bring back what was retired, as long as its bytes are there",
+    "ls": "list the checkpoints of a run, or the runs of a store",
+    "show": "show one checkpoint: facts, tensors, statistics",
+    "log": "show a run's history, record by record",
+    "verify": "check every byte against what was committed",
+    "prune": "remove checkpoints that no rule keeps, with the reasons",
+    "undelete": "bring back retired checkpoints whose bytes still exist",
     "recover": "rebuild a run's log from its checkpoint directories",
     "tag": "name a checkpoint; a tag also keeps it",
-    "branch": "fork a run from a checkpoint, at no cost in bytes",
-    "diff": "what differs between two checkpoints",
-    "describe": "what a checkpoint is, and where it comes from",
-    "note": "write something about a checkpoint",
-    "promote": "candidate, staging, production: with who and why",
-    "hold": "keep a checkpoint whatever the rules say",
+    "branch": "fork a run from a checkpoint without copying bytes",
+    "diff": "compare two checkpoints",
+    "describe": "describe a checkpoint: name, origin, notes, metadata",
+    "note": "write a note about a checkpoint",
+    "promote": "move a stage (candidate, staging, production) to a checkpoint",
+    "hold": "keep a checkpoint whatever the retention rules are",
     "cp": "copy checkpoints to another store or run",
-    "push": "bring another store all that a run has and it lacks",
-    "pull": "bring a run all that another store has and it lacks",
-    "export": "write a checkpoint's model as other tools read it",
-    "import": "bring in a checkpoint of another framework",
-    "migrate": "bring a whole directory of other frameworks' checkpoints in",
-    "repack": "have checkpoints that need others' bytes stand by themselves",
-    "drain": "copy to a run's further tiers what they lack",
-    "scrub": "read everything again, and mend what is damaged from another tier",
-    "keys": "who can open an encrypted store: new, status, add, rotate, revoke",
-    "rekey": "encrypt anew what a leaked key could open, or what is not encrypted",
+    "push": "copy a run's missing checkpoints to another store",
+    "pull": "copy missing checkpoints from another store to a run",
+    "export": "export a checkpoint's model for other tools",
+    "import": "import a checkpoint of another framework",
+    "migrate": "import a whole directory of other frameworks' checkpoints",
+    "repack": "make checkpoints that need others' bytes self-contained",
+    "drain": "copy missing checkpoints to a run's further tiers",
+    "scrub": "read every byte again, and repair damage from another tier",
+    "keys": "manage an encrypted store's keys: new, status, add, rotate …",
+    "rekey": "encrypt again what a leaked key could open",
     "run": "run a training job as torchrun does, and keep it alive",
-    "save": "have a job that is training save now, wherever it runs",
-    "incidents": "what happened to a run, and what was done about it",
-    "goodput": "where the time of a run's jobs went, by cause",
-    "explain": "why a run saved when it did",
-    "plan": "what saving a model will cost, how often to save, how much is lost",
-    "preset": "a relight.toml for a machine, chosen by numbers",
-    "top": "runs as they are now, live in the terminal",
-    "metrics": "what runs are like, for Prometheus; dashboards and alert rules",
-    "trace": "where the time of a save went: lanes, slowest rank, critical path",
-    "alerts": "what is worth an alert: check, list the rules, send a test",
-    "predict": "failures seen coming: train on histories, and what that is worth",
-    "simulate": "months of a fleet in seconds: what policies make of its failures",
-    "config": "settings: what each is and where that was said; is a file right?",
-    "doctor": "what is wrong with machine, store, run and settings, and what to do",
-    "ready": "how ready is all of it for a run that matters? measured and graded",
-    "drill": "break a job on purpose, and see whether it goes on as it should",
-    "serve": "a dashboard and an API for the runs of stores",
-    "token": "who may look at relight serve, and who may act",
-    "audit": "who did what to which checkpoint, and is that unchanged?",
-    "prove": "does a training script resume to the bit?",
-    "bench": "what saving costs here, and which settings to choose",
-    "completion": "what bash, zsh or fish needs to complete all this",
-    "version": "of Relight and of what it works with",
+    "save": "request a save from a training job on any machine",
+    "incidents": "show a run's failures, the decisions and their costs",
+    "goodput": "show where the time of a run's jobs went, by cause",
+    "explain": "explain why a run saved when it did",
+    "plan": "compute what saving costs, how often to save, how much is lost",
+    "preset": "print a relight.toml for a kind of machine",
+    "top": "watch runs live in the terminal",
+    "metrics": "serve or print metrics for Prometheus; dashboards, alert rules",
+    "trace": "show where the time of a save went, and its critical path",
+    "alerts": "check what would fire, list the rules, send a test",
+    "predict": "train and evaluate the prediction of failures",
+    "simulate": "simulate months of a fleet in seconds, with several policies",
+    "config": "show each setting and its source; check a settings file",
+    "doctor": "diagnose machine, store, run and settings",
+    "ready": "grade how ready store and run are for an important job",
+    "drill": "break a job on purpose, and check that it recovers",
+    "serve": "serve a dashboard and an API for the runs of stores",
+    "token": "manage access tokens of relight serve",
+    "audit": "show and verify who did what to which checkpoint",
+    "prove": "check whether a training script resumes bit-exactly",
+    "bench": "measure what saving costs here, and recommend settings",
+    "completion": "print shell completion for bash, zsh or fish",
+    "version": "print the versions of Relight and of its main dependencies",
 }
 _ASKED_ALL_THE_SAME = ("completion", "config", "doctor", "ready", "preset", "version")
-"""Commands that a file of settings with mistakes does not stop: they tell of them, or do without."""
+"""Commands that run in spite of mistakes in the settings file: they report the mistakes, or need no settings."""
 NO = (CheckpointNotFound, CorruptCheckpoint, UnsafeContent)
-"""Errors that are an answer. The others say that the question could not be asked."""
+"""Errors that are an answer (exit code 1). Other errors mean that the command could not run (exit code 2)."""
 
 
 class Commands(click.Group):
     """Commands by name; a file is imported when its command is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """In the order of ``COMMANDS``."""
+        """Return the names in the order of ``COMMANDS``."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command's own file."""
+        """Import and return a command."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = import_module(f"relight.cli.{cmd_name}{'_' if iskeyword(cmd_name) else ''}").command
@@ -97,7 +96,7 @@ class Commands(click.Group):
         return command
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """A command that there is not is answered with the nearest that there is."""
+        """Resolve a command. For an unknown name, suggest the nearest one."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
@@ -109,19 +108,19 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list, without importing any of them."""
+        """List the commands without importing them."""
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
     def make_context(self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: Any) -> click.Context:
-        """Parse, or print help. A pipe that was closed ends it here, before click makes of it what would read as a no."""
+        """Parse, or print help. A closed pipe ends the process here: click would exit with 1, which means no."""
         try:
             return super().make_context(info_name, args, parent, **extra)
         except BrokenPipeError:
             _nobody_reads()
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run it; of closed pipes see above."""
+        """Run the command. A closed pipe ends the process, as in ``make_context``."""
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
@@ -129,26 +128,26 @@ class Commands(click.Group):
 
 
 def _apply_settings(name: str, given: tuple[str, ...]) -> None:
-    """What ``--set`` says, then what the file says of the environment: before the command, which may need either."""
+    """Apply ``--set``, then the file's environment settings, before the command, which may need either."""
     from relight.settings.file import give, take_environment
     from relight.settings.process_defaults import set_default
 
-    for one in given:
-        setting, equals, value = one.partition("=")
+    for assignment in given:
+        setting, equals, value = assignment.partition("=")
         if not equals or not value:
             raise ConfigError(f"{setting[:80]!r} is not NAME=VALUE", hint="such as --set supervise.same=4")
         give(setting.strip(), value)
     with contextlib.suppress(*((RelightError,) if name in _ASKED_ALL_THE_SAME else ())):
         take_environment()
-    set_default("RELIGHT_STORE_PATIENCE_S", "20")  # somebody is looking at the screen; not at the jobs that it starts
+    set_default("RELIGHT_STORE_PATIENCE_S", "20")  # a user waits for this process; jobs that it starts have no such user
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]}, no_args_is_help=True)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error; so does RELIGHT_DEBUG=1.")
-@click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="A setting, before variables and relight.toml: relight config.")
+@click.option("--set", "given", multiple=True, metavar="NAME=VALUE", help="Override a setting: see relight config.")
 @click.version_option(VERSION, "-V", "--version", prog_name="relight", message="%(prog)s %(version)s")
 def cli(debug: bool, given: tuple[str, ...]) -> None:
-    """Keep a training run alive: look at its checkpoints, check, copy and prune them, prove that it resumes exactly.
+    """Keep a training run alive: list its checkpoints, check, copy and prune them, prove that it resumes exactly.
 
     The first argument of a command is a store (runs), a run in it (runs/demo), one of its checkpoints (runs/demo@best, or the
     checkpoint's directory), or the URL of one.
@@ -165,12 +164,12 @@ def cli(debug: bool, given: tuple[str, ...]) -> None:
 
 
 def main() -> None:
-    """The entry point: errors of ours become a message and an exit code."""
+    """Run the command line. Relight's errors become a message and an exit code."""
     be_command()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(AttributeError, ValueError):
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # no locale may break a listing
-    if "_RELIGHT_COMPLETE" in os.environ:  # a shell asks
+    if "_RELIGHT_COMPLETE" in os.environ:  # a shell requests completions
         from relight.cli.completion import teach_shells
 
         teach_shells()
@@ -209,11 +208,11 @@ def main() -> None:
 
         traceback.print_exc()
         click.echo("relight: this is a bug in Relight; please report it with the lines above", err=True)
-        sys.exit(2)  # never 1: that is an answer
+        sys.exit(2)  # never 1, which means no
     sys.exit(code if isinstance(code, int) else 0)
 
 
 def _nobody_reads() -> NoReturn:
-    """As if SIGPIPE had ended us: the answer is not known to have arrived, so it is neither yes nor no."""
+    """Exit as if SIGPIPE had ended the process: the answer may not have arrived, so the exit code is neither yes nor no."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     sys.exit(141)

@@ -22,9 +22,9 @@ settings_option = click.option(
 
 @click.group("alerts")
 def command() -> None:
-    """What is worth an alert: look, list the rules, send a test.
+    """Check what would fire, list the alert rules, send a test.
 
-    Rules and addresses are in the table [alerts] of relight.toml. relight metrics --listen … --alerts looks all the time, and tells.
+    Rules and addresses are in the table [alerts] of relight.toml. relight metrics --listen … --alerts checks continuously and sends alerts.
 
     \b
     Examples:
@@ -38,7 +38,7 @@ def command() -> None:
 @settings_option
 @json_option
 def check(paths: tuple[str, ...], settings: Path | None, as_json: bool) -> int:
-    """What would fire now, rules that must hold for a while too. Nothing is sent. Exit status 1 if anything would.
+    """Show which rules would fire now, also those that must hold for a while. Nothing is sent. Exit code 1 if any would fire.
 
     \b
     Examples:
@@ -49,11 +49,11 @@ def check(paths: tuple[str, ...], settings: Path | None, as_json: bool) -> int:
     watcher = Watcher(paths)
     now = time.time()
     seen = watcher.poll(now)
-    alerts = [one for one in judge(rules, seen, now, {}).state.values() if one.state == FIRING]
+    alerts = [alert for alert in judge(rules, seen, now, {}).state.values() if alert.state == FIRING]
     if as_json:
-        emit_json([{**as_dict(one), "reason": clean(one.reason)} for one in alerts])
+        emit_json([{**as_dict(alert), "reason": clean(alert.reason)} for alert in alerts])
     elif alerts:
-        table(["severity", "alert", "run", "why"], [_row(one) for one in alerts], wrap=("why",))
+        table(["severity", "alert", "run", "why"], [_row(alert) for alert in alerts], wrap=("why",))
     else:
         click.echo(f"nothing: {plural(len(rules), 'rule')}, {plural(len(seen), 'run')}")
     return 1 if alerts else 0
@@ -63,29 +63,31 @@ def check(paths: tuple[str, ...], settings: Path | None, as_json: bool) -> int:
 @settings_option
 @json_option
 def list_(settings: Path | None, as_json: bool) -> int:
-    """The rules as they are set, and to how many addresses alerts go.
+    """List the rules, and the addresses that alerts are sent to.
 
     \b
     Examples:
       relight alerts list
       relight alerts list --json
     """
-    found = read_alerting(settings)
+    alerting = read_alerting(settings)
     if as_json:
-        emit_json(_as_value(found))
+        emit_json(_as_value(alerting))
         return 0
     rows = [
         [
             rule.kind, _limit(rule), _severity(rule.severity), spell(rule.for_s) if rule.for_s else "", " ".join(rule.runs),
             KINDS[rule.kind].says,
         ]
-        for rule in found.rules
+        for rule in alerting.rules
     ]  # fmt: skip
     table(["rule", "limit", "severity", "for", "runs", "means"], rows, wrap=("means",))
-    to = ", ".join(target.shown for target in found.to) or "nobody: [alerts] to is empty"
+    to = ", ".join(target.shown for target in alerting.to) or "nobody: [alerts] to is empty"
     click.echo(f"\nto: {to}")
-    if found.escalate_to:
-        click.echo(f"after {spell(found.escalate_after_s)}, what is critical: {', '.join(target.shown for target in found.escalate_to)}")
+    if alerting.escalate_to:
+        click.echo(
+            f"after {spell(alerting.escalate_after_s)}, what is critical: {', '.join(target.shown for target in alerting.escalate_to)}"
+        )
     return 0
 
 
@@ -93,7 +95,7 @@ def list_(settings: Path | None, as_json: bool) -> int:
 @settings_option
 @json_option
 def test(settings: Path | None, as_json: bool) -> int:
-    """Send a test message to every address, those of the escalation too. Exit status 1 if one did not take it.
+    """Send a test message to every address, also those of the escalation. Exit code 1 if an address did not accept it.
 
     \b
     Examples:
@@ -102,17 +104,17 @@ def test(settings: Path | None, as_json: bool) -> int:
     """
     from relight.monitoring.notify import send
 
-    found = read_alerting(settings)
-    targets = [*found.to, *found.escalate_to]
+    alerting = read_alerting(settings)
+    targets = [*alerting.to, *alerting.escalate_to]
     if not targets:
         raise ConfigError("there is nobody to tell", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
     sent = send(trial_message(), targets)
     if as_json:
-        emit_json([one._asdict() for one in sent])
+        emit_json([delivery._asdict() for delivery in sent])
     else:
-        rows = [[one.target, Styled("sent", "green") if one.ok else Styled("not sent", "red"), one.why] for one in sent]
+        rows = [[delivery.target, Styled("sent", "green") if delivery.ok else Styled("not sent", "red"), delivery.why] for delivery in sent]
         table(["address", "", "why"], rows, wrap=("why",))
-    return 0 if all(one.ok for one in sent) else 1
+    return 0 if all(delivery.ok for delivery in sent) else 1
 
 
 def _row(one: Alert) -> list[object]:

@@ -1,4 +1,4 @@
-"""``relight audit``: who did what to which checkpoint, and is that unchanged?"""
+"""``relight audit``: show, verify and export who did what to which checkpoint."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _ANCHOR_BYTES_MAX = 200
 
 @click.group("audit")
 def command() -> None:
-    """Who did what to which checkpoint, when, and how it ended.
+    """Show who did what to which checkpoint, when, and how it ended.
 
-    Written by relight serve, and by commands that change something where RELIGHT_AUDIT names the audit store. STORE is that store; without
-    one, RELIGHT_AUDIT.
+    relight serve writes these entries, and so do commands that change something if RELIGHT_AUDIT names the audit store. STORE is that
+    store, by default RELIGHT_AUDIT.
 
     \b
     Examples:
@@ -40,15 +40,15 @@ def command() -> None:
 @click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
 @json_option
 def show(path: str | None, newest: int | None, as_json: bool) -> None:
-    """List what was done, newest last."""
+    """List the recorded actions, newest last."""
     book = AuditLog(_store(path))
     rows = book.entries() if newest is None else book.newest(newest)
     if as_json:
-        emit_json([_row(one) for one in rows])
+        emit_json([_row(entry) for entry in rows])
     elif not rows:
         click.echo("nothing was done yet that is written here")
     else:
-        cells = [[one.seq, age(one.at), one.who, one.what, one.on, _words(one), _how(one)] for one in rows]
+        cells = [[entry.seq, age(entry.at), entry.who, entry.what, entry.on, _words(entry), _how(entry)] for entry in rows]
         table(["record", "when", "who", "what", "on", "fields", "ended"], cells, right=("record",), wrap=("on", "fields"))
 
 
@@ -58,43 +58,43 @@ def show(path: str | None, newest: int | None, as_json: bool) -> None:
     "--anchor",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="Where how far it went is kept; moved on if all is well.",
+    help="File with the last verified state; updated if all is well.",
 )
 @json_option
 def verify(path: str | None, anchor: Path | None, as_json: bool) -> int:
-    """Was any record changed, or the end cut off? Exit code 1 if so.
+    """Check that no record was changed and the end was not cut off. Exit code 1 otherwise.
 
-    Records are chained by hash, so that one that was changed in the middle is found by itself. That the newest were cut off, or all of it
-    written anew, only the anchor tells: keep its FILE where those who can write to STORE cannot.
+    Records are chained by hash, so a changed record is always found. Only the anchor reveals that the newest records were cut off or that
+    all were rewritten: keep FILE where people who can write to STORE cannot write.
     """
     known = _read_anchor(anchor) if anchor is not None else ""
-    found = check(_store(path), known)
-    if not found.faults and anchor is not None:
-        _write_anchor(anchor, found.anchor)
+    result = check(_store(path), known)
+    if not result.faults and anchor is not None:
+        _write_anchor(anchor, result.anchor)
     if as_json:
         emit_json(
-            {"ok": not found.faults, "entries": found.entries, "faults": found.faults, "anchor": found.anchor, "anchored": bool(known)}
+            {"ok": not result.faults, "entries": result.entries, "faults": result.faults, "anchor": result.anchor, "anchored": bool(known)}
         )
-        return 1 if found.faults else 0
-    for fault in found.faults:
+        return 1 if result.faults else 0
+    for fault in result.faults:
         click.echo(f"{paint('CHANGED', 'red')}  {escape(fault)}")
-    if not found.faults:
-        against = "and it goes on from the anchor" if known else "as far as the chain tells: --anchor FILE finds a cut end, too"
-        click.echo(f"{found.entries} {'entry' if found.entries == 1 else 'entries'}, unchanged, {against}")
-        click.echo(f"anchor: {found.anchor}")
+    if not result.faults:
+        against = "and they continue the anchor" if known else "as far as the chain shows: --anchor FILE also finds a cut end"
+        click.echo(f"{result.entries} {'entry' if result.entries == 1 else 'entries'}, unchanged, {against}")
+        click.echo(f"anchor: {result.anchor}")
     else:
-        click.echo(plural(len(found.faults), "fault"))
-    return 1 if found.faults else 0
+        click.echo(plural(len(result.faults), "fault"))
+    return 1 if result.faults else 0
 
 
 @command.command("export")
 @click.argument("path", metavar="STORE", required=False)
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where to; by default standard output.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Output file; by default standard output.")
 @click.option(
     "--format", "kind", type=click.Choice(["csv", "json"]), default="csv", show_default=True, help="For a spreadsheet, or for programs."
 )
 def export(path: str | None, out: Path | None, kind: str) -> None:
-    """Write all entries out. Cells that a spreadsheet would take for a formula are given a quote in front."""
+    """Export all entries. Cells that a spreadsheet would take for a formula get a leading quote."""
     rows = AuditLog(_store(path)).entries()
     if kind == "json":
         import json
@@ -104,7 +104,7 @@ def export(path: str | None, out: Path | None, kind: str) -> None:
         into = io.StringIO()
         writer = csv.writer(into, lineterminator="\n")
         writer.writerow(AuditEntry._fields)
-        writer.writerows([[_cell(value) for value in one[:-1]] + [_cell(_words(one))] for one in rows])
+        writer.writerows([[_cell(value) for value in entry[:-1]] + [_cell(_words(entry))] for entry in rows])
         text = into.getvalue()
     if out is None:
         click.echo(text, nl=False)
@@ -114,12 +114,12 @@ def export(path: str | None, out: Path | None, kind: str) -> None:
 
 
 def _row(one: AuditEntry) -> dict[str, object]:
-    """An entry for programs."""
+    """Return an entry's fields for ``--json``."""
     return {**one._asdict(), "fields": dict(one.fields)}
 
 
 def _words(one: AuditEntry) -> str:
-    """An entry's fields in one line; those that are empty are left out."""
+    """Return an entry's fields, without empty ones, in one line."""
     return "; ".join(f"{name}={value}" for name, value in one.fields if value)
 
 
@@ -146,7 +146,7 @@ def _read_anchor(path: Path) -> str:
 
 
 def _write_anchor(path: Path, anchor: str) -> None:
-    """Replaced as a whole: an anchor is never half."""
+    """Replace the anchor file atomically."""
     new = path.with_name(path.name + ".new")
     try:
         new.write_text(anchor + "\n")

@@ -1,4 +1,4 @@
-"""Commands that change something, or take something out, are written into the audit log that ``RELIGHT_AUDIT`` names."""
+"""Record commands that change or export something in the audit log that ``RELIGHT_AUDIT`` names."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ WITH = {
     "push": "", "pull": "", "export": "", "import": "", "migrate": "", "repack": "", "keys": "", "rekey": "", "save": "", "scrub": "",
     "drill": "", "verify": "", "doctor": "fix",
 }  # fmt: skip
-"""Which; and the argument without which it only looks."""
+"""The audited commands. The value is the argument without which the command only reads; empty: it always changes something."""
 _LOOKS = ("dry_run", "listed", "history")
 
 
 def audited(name: str, command: click.Command) -> click.Command:
-    """``command``, whose use is written down if a setting says where to; else it is as it was."""
+    """Return ``command``, changed to record its use if RELIGHT_AUDIT is set and the command is audited."""
     if name not in WITH or not os.environ.get("RELIGHT_AUDIT") or hasattr(command, "is_audited"):
         return command
     plain = command.invoke
@@ -47,18 +47,18 @@ def audited(name: str, command: click.Command) -> click.Command:
 
 
 def _words(context: click.Context) -> list[str]:
-    """What a group is given for its command."""
+    """Return the words after a group's name: its subcommand and arguments."""
     return [*getattr(context, "_protected_args", ()), *context.args]
 
 
 def _given(context: click.Context) -> dict[str, Any]:
-    """The arguments that the caller gave, by their names, and those by which the command finds its object."""
+    """Return the arguments that the user gave, by name."""
     default = click.core.ParameterSource.DEFAULT
     return {name: value for name, value in context.params.items() if context.get_parameter_source(name) is not default}
 
 
 def _of_group(group: click.Group, context: click.Context) -> dict[str, Any]:
-    """The arguments of the command of a group, which click has not parsed yet."""
+    """Return the arguments of a group's subcommand, which click has not parsed yet."""
     words = _words(context)
     command = group.get_command(context, words[0]) if words else None
     if command is None:
@@ -67,6 +67,6 @@ def _of_group(group: click.Group, context: click.Context) -> dict[str, Any]:
 
 
 def _first(command: click.Command, given: dict[str, Any]) -> str:
-    """What is named first: a run, a checkpoint, a directory."""
-    name = next((one.name for one in command.params if isinstance(one, click.Argument)), None)
+    """Return the first positional argument: a run, a checkpoint or a directory."""
+    name = next((parameter.name for parameter in command.params if isinstance(parameter, click.Argument)), None)
     return str(given.get(name or "") or "")

@@ -18,13 +18,13 @@ from relight.versions.stages import earlier_in, next_stage
 Given = Mapping[str, Any]
 _PATHS = ("path", "source", "run", "old")
 _ONE = ("tag", "branch", "note", "hold", "promote", "cp", "export")
-"""Commands that mean one checkpoint."""
+"""Commands that act on one checkpoint."""
 
 
 def facts_of(name: str, given: Given) -> ActionFacts:
     """Return the fields of command ``name`` with its arguments. If its run cannot be read, the arguments alone; the command reports why."""
     plain = ActionFacts(
-        why=str(given.get("why") or given.get("text") or ""), given={key: one for key, one in given.items() if one is not None}
+        why=str(given.get("why") or given.get("text") or ""), given={key: value for key, value in given.items() if value is not None}
     )
     path = next((str(given[key]) for key in _PATHS if given.get(key)), "")
     if not path or name in ("import", "migrate", "pull", "keys", "rekey"):  # these name no run that is read
@@ -38,11 +38,11 @@ def facts_of(name: str, given: Given) -> ActionFacts:
         history = fold(view)
         which = given.get("which")
         which = which[0] if isinstance(which, tuple) and len(which) == 1 else which if isinstance(which, str) else None
-        one = choose(history, which or place.which or "latest").checkpoint if name in _ONE or which or place.which else None
-        found = _VALUES[name](given, history, view, one) if name in _VALUES else ("", "")
+        checkpoint = choose(history, which or place.which or "latest").checkpoint if name in _ONE or which or place.which else None
+        values = _VALUES[name](given, history, view, checkpoint) if name in _VALUES else ("", "")
     except (RelightError, OSError):
         return replace(plain, run=path)
-    return replace(plain, run=runs[0], checkpoint=one.id if one is not None else "", before=found[0], after=found[1])
+    return replace(plain, run=runs[0], checkpoint=checkpoint.id if checkpoint is not None else "", before=values[0], after=values[1])
 
 
 def _tag(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
@@ -59,8 +59,8 @@ def _promote(given: Given, history: History, view: LogView, one: Checkpoint | No
 
 
 def _hold(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:
-    held = holds_of(history).get(one.id) if one is not None else None
-    return "" if held is None else f"held: {held}", "" if given.get("let_go") else f"held: {given.get('why') or ''}"
+    reason = holds_of(history).get(one.id) if one is not None else None
+    return "" if reason is None else f"held: {reason}", "" if given.get("let_go") else f"held: {given.get('why') or ''}"
 
 
 def _branch(given: Given, history: History, view: LogView, one: Checkpoint | None) -> tuple[str, str]:

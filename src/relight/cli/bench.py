@@ -1,4 +1,4 @@
-"""``relight bench``: what saving costs here, and which settings to choose."""
+"""``relight bench``: measure what saving costs here, and recommend settings."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from relight.errors import ConfigError
 
 @click.command("bench")
 @click.argument("store", default="runs")
-@click.option("--size", metavar="BYTES", help="Of the state, such as 256MB or 1.5GB; by default what takes about a minute.")
-@click.option("--tensors", type=click.IntRange(min=1), metavar="N", help="Spread evenly over N tensors; by default as in a GPT.")
-@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="All is measured so often, in turns.")
+@click.option("--size", metavar="BYTES", help="Size of the state, such as 256MB or 1.5GB; by default for about a minute.")
+@click.option("--tensors", type=click.IntRange(min=1), metavar="N", help="Number of tensors of equal size; by default as in a GPT.")
+@click.option("--rounds", type=click.IntRange(min=1), default=5, show_default=True, help="Number of rounds; each measures everything once.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw how near the floors Relight is.")
 @json_option
 def command(store: str, size: str | None, tensors: int | None, rounds: int, plot: Path | None, as_json: bool) -> None:
-    """Measure this machine and STORE, a directory on the disk to measure, and say which settings to choose.
+    """Measure this machine and STORE, a directory on the disk to measure, and recommend settings.
 
-    The machine's floors (copying, hashing, writing, reading) and Relight's saves and restores take turns; the figures are
-    medians, the ratios compare the same round. What is written lies in a directory of its own in STORE and is removed at the
-    end, also after Ctrl-C. Without torch there are floors and the writing of packs only.
+    The machine's floors (copying, hashing, writing, reading) and Relight's saves and restores are measured in turn. Figures
+    are medians; ratios compare the same round. Everything is written to a new directory in STORE, which is removed at the
+    end, also after Ctrl-C. Without torch only floors and the writing of packs are measured.
 
     \b
     Examples:
@@ -51,14 +51,16 @@ def _print(report: BenchReport) -> None:
     tensors = f" in {report.tensors:,} tensors" if report.tensors else ""
     rounds = f"median of {report.rounds} rounds" if report.rounds > 1 else "one round"
     click.echo(f"a state of {bytes_text(report.state_bytes)}{tensors}, {rounds}, {report.machine['cores']} cores, {escape(report.store)}\n")
-    floors = {one.label: one for one in report.floors}.values()  # where one thread is as good as many, once
-    rows: list[list[object]] = [_row(one, "", "") for one in floors]
-    for one in report.relight:
-        ratio = "" if one.ratio is None else f"{one.ratio:.2f} ×"
-        rows.append(_row(one, ratio, one.against))
+    floors = {figure.label: figure for figure in report.floors}.values()  # lists a floor once if one thread is as fast as many
+    rows: list[list[object]] = [_row(figure, "", "") for figure in floors]
+    for figure in report.relight:
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f} ×"
+        rows.append(_row(figure, ratio, figure.against))
     table(["", "seconds", "GB/s", "times", "its floor"], rows, right=("seconds", "GB/s", "times"), wrap=("", "its floor"))
     click.echo(f"\n{paint('Settings', 'bold')}")
-    facts_list([(one.name, f"{one.value}: {one.reason}" if one.value else one.reason) for one in report.advice.settings])
+    facts_list(
+        [(setting.name, f"{setting.value}: {setting.reason}" if setting.value else setting.reason) for setting in report.advice.settings]
+    )
     click.echo(f"\n{report.advice.line}")
     for note in report.notes:
         warn(escape(note))

@@ -1,4 +1,4 @@
-"""``relight branch``: fork a run from a checkpoint, at no cost in bytes."""
+"""``relight branch``: fork a run from a checkpoint without copying bytes."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from relight.versions.stages import who
 @click.command("branch")
 @click.argument("path", metavar="RUN[@WHICH]")
 @click.argument("name", required=False)
-@click.option("--why", default="", help="What it is for; the log keeps it.")
-@click.option("--drop", "dropped", is_flag=True, help="Let go what the run holds for a branch that is gone.")
+@click.option("--why", default="", help="Purpose of the branch; recorded in the log.")
+@click.option("--drop", "dropped", is_flag=True, help="Release the checkpoint that is kept for a branch that is gone.")
 @json_option
 def command(path: str, name: str | None, why: str, dropped: bool, as_json: bool) -> None:
-    """Make a run NAME, beside this one, that goes on from a checkpoint of it; or list its branches.
+    """Make a run NAME, in the same store, that continues from a checkpoint of this run; or list the run's branches.
 
-    It costs no bytes: the checkpoint stays where it is, and is kept there as long as the branch has it. Train with
-    Checkpointer("STORE/NAME", …): restore() finds it, and everything saved from then on is the branch's own. Set what is
-    to be different, such as the learning rate, behind restore().
+    No bytes are copied: the checkpoint stays where it is, and is kept there as long as the branch has it. Train with
+    Checkpointer("STORE/NAME", …): restore() finds it, and later saves belong to the branch. Set what must differ, such as the
+    learning rate, after restore().
 
     \b
     Examples:
@@ -30,11 +30,13 @@ def command(path: str, name: str | None, why: str, dropped: bool, as_json: bool)
       relight branch runs/demo
       relight branch runs/demo lower-lr --drop
     """
-    found = open_run_at(path)
+    opened = open_run_at(path)
     if name is None:
         if dropped:
             raise ConfigError("--drop needs the branch's name")
-        rows = [{"branch": one.name, "id": one.checkpoint.id, "step": one.checkpoint.step} for one in branches_of(found.run)]
+        rows = [
+            {"branch": branch_.name, "id": branch_.checkpoint.id, "step": branch_.checkpoint.step} for branch_ in branches_of(opened.run)
+        ]
         if as_json:
             emit_json(rows)
         elif rows:
@@ -43,13 +45,15 @@ def command(path: str, name: str | None, why: str, dropped: bool, as_json: bool)
             click.echo("no branch yet")
         return
     if dropped:
-        made = drop(found.run, name)
-        said = f"{escape(name)} holds nothing of {escape(found.run.name)} any more"
+        made = drop(opened.run, name)
+        message = f"{escape(name)} holds nothing of {escape(opened.run.name)} any more"
     else:
-        made = branch(found.run, found.choose(None), name, by=who(), why=why)
-        one = made.checkpoint
-        said = f"{escape(name)} goes on from {one.id} (step {one.step}) of {escape(made.home)}" + ("" if made.made else ", as before")
+        made = branch(opened.run, opened.choose(None), name, by=who(), why=why)
+        checkpoint = made.checkpoint
+        message = f"{escape(name)} goes on from {checkpoint.id} (step {checkpoint.step}) of {escape(made.home)}" + (
+            "" if made.made else ", as before"
+        )
     if as_json:
         emit_json({"branch": made.name, "home": made.home, "id": made.checkpoint.id, "step": made.checkpoint.step, "made": made.made})
     else:
-        click.echo(said)
+        click.echo(message)

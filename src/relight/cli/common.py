@@ -1,4 +1,4 @@
-"""What several commands need: opening what was named, faults of the log as warnings."""
+"""Helpers of several commands: open the named run, print faults of its log as warnings."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from relight.errors import ConfigError, CorruptCheckpoint
 from relight.log import Checkpoint, History, LogView, fold
 from relight.observe import write_events
 
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs: JSON on standard output.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON, for programs.")
 
 
 def keep_events(place_url: str, run: str) -> None:
-    """Have what this command finds known to whoever watches the run; on the screen, the command itself says it."""
+    """Write this command's events where monitors of the run read them. Its log is silenced: the command prints its own output."""
     logging.getLogger("relight").addHandler(logging.NullHandler())
     write_events(place_url, run, role="command")
 
 
 class OpenedRun(NamedTuple):
-    """A run and what its log says now. ``which`` is the checkpoint that the path itself named, if it did."""
+    """A run with its log and history. ``which``: the checkpoint that the path itself names, if any."""
 
     run: Run
     view: LogView
@@ -33,7 +33,7 @@ class OpenedRun(NamedTuple):
     which: str | None
 
     def choose(self, which: str | None) -> Checkpoint:
-        """The checkpoint meant: by ``which``, by the path, or the newest. If a metric decided, a line on stderr states which."""
+        """Return the checkpoint that ``which``, else the path, names, else the newest. Print on stderr which metric decided, if any."""
         chosen = choose(self.history, which or self.which or "latest")
         if chosen.by is not None:
             click.echo(escape(f"{self.run.name}: {chosen.explanation}"), err=True)
@@ -41,7 +41,7 @@ class OpenedRun(NamedTuple):
 
 
 def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:
-    """The run that ``path`` names; a store will do if it has just one."""
+    """Open the run that ``path`` names, or the only run of the store that it names."""
     place = locate(path)
     name = place.run
     if name is None:
@@ -54,7 +54,7 @@ def open_run_at(path: str, *, warnings: bool = True) -> OpenedRun:
 
 
 def read_run(place: Location, name: str, *, warnings: bool = True) -> OpenedRun:
-    """The run ``name`` of a store. What is wrong with its log is said on stderr, once a record."""
+    """Open the run ``name`` of a store. Print a warning on stderr for each damaged record of its log."""
     run = Run(place.store, name)
     view = run.view()
     if warnings:

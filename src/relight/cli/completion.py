@@ -1,4 +1,4 @@
-"""``relight completion``: what a shell reads to complete Relight's commands."""
+"""``relight completion``: print the script with which a shell completes Relight's commands."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ VARIABLE = "_RELIGHT_COMPLETE"
 
 
 class _Paths(ShellComplete):
-    """What click knows, and where it knows nothing, names of files: a store is a directory, and so is a run in it."""
+    """Click's completions, and file names where click has none: stores and runs are directories."""
 
     def get_completions(self, args: list[str], incomplete: str) -> list[CompletionItem]:
-        """Commands, subcommands, options and choices; behind a command, paths."""
+        """Return commands, subcommands, options and choices; after a command, paths."""
         known = super().get_completions(args, incomplete)
         if known or not args or incomplete.startswith("-") or not self._takes_paths(args):
             return known
         return [CompletionItem(incomplete, type="file")]
 
     def _takes_paths(self, args: list[str]) -> bool:
-        """A command does; not what still lacks its subcommand, or is no command."""
+        """Return whether ``args`` name a complete command: not an unknown one, nor a group without its subcommand."""
         if not isinstance(self.cli, click.Group):
             return True
         with click.Context(self.cli) as context:
@@ -32,7 +32,7 @@ class _Paths(ShellComplete):
 class _Bash(_Paths, BashComplete):
     @staticmethod
     def _check_version() -> None:
-        """Whoever reads the script may be another shell than the one on this machine's path; the script says what it needs."""
+        """Skip click's check: another bash than the one on PATH may read the script. The script states the version it needs."""
 
 
 class _Zsh(_Paths, ZshComplete):
@@ -47,13 +47,13 @@ _SHELLS: dict[str, type[ShellComplete]] = {"bash": _Bash, "zsh": _Zsh, "fish": _
 
 
 def teach_shells() -> None:
-    """Have click answer shells as above. Asked for only where a shell waits for an answer."""
-    for shell, one in _SHELLS.items():
-        add_completion_class(one, shell)
+    """Register these classes with click. Called only if a shell requests completions."""
+    for shell, shell_class in _SHELLS.items():
+        add_completion_class(shell_class, shell)
 
 
 def script(shell: str, cli: click.Command) -> str:
-    """What ``shell`` is to read."""
+    """Return the completion script for ``shell``."""
     no_settings: dict[str, Any] = {}
     return _SHELLS[shell](cli, no_settings, "relight", VARIABLE).source()
 
@@ -61,10 +61,10 @@ def script(shell: str, cli: click.Command) -> str:
 @click.command("completion")
 @click.argument("shell", type=click.Choice(list(_SHELLS)))
 def command(shell: str) -> None:
-    """Print what makes a shell complete commands, options, choices and paths.
+    """Print the script that makes a shell complete commands, options, choices and paths.
 
-    Written once to where the shell looks for such files, it costs nothing when a shell starts. It asks the relight on the path, so that it
-    need not be written anew for a newer one. bash 4.4 or newer.
+    In the shell's completion directory it costs nothing when a shell starts. It calls the relight on the path, so it stays valid for newer
+    versions. Needs bash 4.4 or newer.
 
     \b
     Examples:

@@ -1,4 +1,4 @@
-"""``relight config``: settings: what each is and where that was said; is a file right?"""
+"""``relight config``: show each setting and its source; check a settings file."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _VALUE_MIN = 10
 
 @click.group("config")
 def command() -> None:
-    """Settings: an argument beats a variable, which beats relight.toml, which beats the default.
+    """Show and check settings. An argument overrides a variable, which overrides relight.toml, which overrides the default.
 
     \b
     Examples:
@@ -34,12 +34,12 @@ def command() -> None:
 
 @command.command("show")
 @click.argument("directory", required=False, type=click.Path(path_type=Path), metavar="[DIR]")
-@click.option("--all", "everything", is_flag=True, help="Also what has its default, and what is overridden.")
+@click.option("--all", "everything", is_flag=True, help="Also show defaults and overridden values.")
 @json_option
 def show(directory: Path | None, everything: bool, as_json: bool) -> int:
-    """What each setting is, and where that was said. DIR has another relight.toml than the working directory.
+    """Show each setting and its source. DIR: the directory of the relight.toml, by default the working directory.
 
-    What is secret is never shown.
+    Secrets are never shown.
 
     \b
     Examples:
@@ -52,17 +52,17 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
     shown = effective_settings(path)
     wrong = _mistakes(path)
     if as_json:
-        emit_json({"file": str(path or ""), "mistakes": len(wrong), "settings": [_as_dict(one) for one in shown]})
+        emit_json({"file": str(path or ""), "mistakes": len(wrong), "settings": [_as_dict(setting) for setting in shown]})
         return 0
     groups: dict[str, list[ShownSetting]] = {}
-    for one in shown:
-        if everything or one.is_set:
-            groups.setdefault(one.setting.name.rpartition(".")[0], []).append(one)
+    for setting in shown:
+        if everything or setting.is_set:
+            groups.setdefault(setting.setting.name.rpartition(".")[0], []).append(setting)
     for name, group in groups.items():
         click.echo(paint(f"[{name}]", "bold"))
         table(["key", "value", "from"], _rows(group, everything), wrap=("value", "from"))
         click.echo()
-    count = sum(not one.is_set for one in shown)
+    count = sum(not setting.is_set for setting in shown)
     click.echo(f"file: {escape(path) if path else 'none (./relight.toml, or what RELIGHT_SETTINGS names)'}", err=True)
     if not everything:
         click.echo(f"{plural(count, 'setting')} at the default: relight config show --all", err=True)
@@ -75,9 +75,9 @@ def show(directory: Path | None, everything: bool, as_json: bool) -> int:
 @click.argument("file", required=False, type=click.Path(path_type=Path), metavar="[FILE]")
 @json_option
 def check(file: Path | None, as_json: bool) -> int:
-    """Is every setting right? All that is wrong, with file, line and column, or the variable.
+    """Check every setting, and list all mistakes with file, line and column, or the variable.
 
-    FILE is checked alone; without it the relight.toml that counts here, and the variables that are set. Exit status 1 if anything is wrong.
+    FILE is checked alone. Without FILE, the relight.toml in effect and the environment variables are checked. Exit code 1 if one is wrong.
 
     \b
     Examples:
@@ -89,10 +89,10 @@ def check(file: Path | None, as_json: bool) -> int:
     path = file or _file(None)
     wrong = check_file(file, True) if file is not None else _mistakes(path)
     if as_json:
-        emit_json({"ok": not wrong, "file": str(path or ""), "mistakes": [one._asdict() for one in wrong]})
+        emit_json({"ok": not wrong, "file": str(path or ""), "mistakes": [mistake._asdict() for mistake in wrong]})
     else:
-        for one in wrong:
-            click.echo(_value_text(one))
+        for mistake in wrong:
+            click.echo(_value_text(mistake))
         checked = (escape(path) if path else "no relight.toml") + ("" if file else ", and variables")
         click.echo(f"{checked}: {plural(len(wrong), 'mistake') if wrong else 'nothing is wrong'}", err=True)
     return 1 if wrong else 0
@@ -103,12 +103,12 @@ def _value_text(one: Mistake) -> str:
 
 
 def _file(directory: Path | None) -> Path | None:
-    """Which file counts; None: there is none."""
+    """Return the settings file in effect; None without one."""
     from relight.settings.file import FILE, which_file
 
     if directory is not None:
         if not directory.is_dir():
-            raise ConfigError("it is no directory", where=str(directory), hint="relight config check FILE looks at a file")
+            raise ConfigError("it is not a directory", where=str(directory), hint="relight config check FILE checks a file")
         path, named = directory / FILE, False
     else:
         path, named = which_file()
@@ -120,22 +120,26 @@ def _mistakes(path: Path | None) -> list[Mistake]:
     from relight.settings.file import NOT_TOML, parse, read_text, which_file
 
     wrong = check_file(path, which_file()[1]) if path is not None else []
-    told: dict[str, Any] = {}
-    if path is not None and not any(NOT_TOML in one.what for one in wrong):
-        told = parse(read_text(path), path)
-    return [*wrong, *check_variables(told)]
+    file_values: dict[str, Any] = {}
+    if path is not None and not any(NOT_TOML in mistake.what for mistake in wrong):
+        file_values = parse(read_text(path), path)
+    return [*wrong, *check_variables(file_values)]
 
 
 def _rows(group: list[ShownSetting], everything: bool) -> list[list[object]]:
-    """Of one table of the file. Values are cut where a line would be too long; JSON has all of them."""
-    keys = [one.setting.name.rpartition(".")[2] for one in group]
-    beaten = [[said for said in one.beaten if said.source != "default"] if everything else [] for one in group]
-    longest = max([len(one.counts.source) for one in group] + [len(f"{said.source} (overridden)") for each in beaten for said in each])
+    """Return the rows of one table of the file. Values are cut where a line would be too long; ``--json`` has them whole."""
+    keys = [setting.setting.name.rpartition(".")[2] for setting in group]
+    beaten = [[value for value in setting.beaten if value.source != "default"] if everything else [] for setting in group]
+    longest = max(
+        [len(setting.counts.source) for setting in group] + [len(f"{value.source} (overridden)") for each in beaten for value in each]
+    )
     room = max(_VALUE_MIN, _WIDTH - longest - max(map(len, keys)) - 4)
     rows: list[list[object]] = []
-    for key, one, each in zip(keys, group, beaten, strict=True):
-        rows.append([key, _value(one.counts, room), one.counts.source])
-        rows += [["", Styled(_value(said, room), "bright_black"), Styled(f"{said.source} (overridden)", "bright_black")] for said in each]
+    for key, setting, each in zip(keys, group, beaten, strict=True):
+        rows.append([key, _value(setting.counts, room), setting.counts.source])
+        rows += [
+            ["", Styled(_value(value, room), "bright_black"), Styled(f"{value.source} (overridden)", "bright_black")] for value in each
+        ]
     return rows
 
 
@@ -149,5 +153,5 @@ def _as_dict(one: ShownSetting) -> dict[str, Any]:
     return {
         "name": setting.name, "value": one.counts.value if one.is_set else None, "from": one.counts.source, "line": one.counts.line or None,
         "default": setting.default, "kind": setting.kind, "variable": setting.variable, "argument": setting.argument,
-        "overridden": [{"value": said.value, "from": said.source} for said in one.beaten if said.source != "default"],
+        "overridden": [{"value": value.value, "from": value.source} for value in one.beaten if value.source != "default"],
     }  # fmt: skip

@@ -17,30 +17,32 @@ from relight.transfer import CopyPlan, CopyReport, execute_copy, plan_copy
 @click.command("cp")
 @click.argument("source", metavar="SOURCE[@WHICH]")
 @click.argument("destination")
-@click.option("--which", multiple=True, help="Which, again and again: an id, a step, a tag, 'latest', 'best' or 'best:METRIC'.")
+@click.option("--which", multiple=True, help="A checkpoint: id, step, tag, 'latest', 'best' or 'best:METRIC'. Repeatable.")
 @click.option("--all", "everything", is_flag=True, help="All checkpoints of the run.")
 @click.option("--force", is_flag=True, help="Copy into a run with another history: it will resume from the copy.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be copied.")
 @json_option
 def command(source: str, destination: str, which: tuple[str, ...], everything: bool, force: bool, dry_run: bool, as_json: bool) -> int:
     """Copy checkpoints, by default the newest, to DESTINATION: a store/run, which is made if needed, or a store.
 
-    Every byte is verified on the way. A copy keeps its id where that is free, and its root says where it came from. A
-    training run at the destination goes on undisturbed. Said again after an interruption, it goes on where it was. Exit
-    code 1 if one was damaged: it is left out, the others are copied.
+    Every byte is verified on the way. A copy keeps its id if that is free, and its root records its origin. A job that trains
+    at the destination is not disturbed. After an interruption, repeat the command to continue. Exit code 1 if a checkpoint
+    was damaged: it is skipped, the others are copied.
 
     \b
     Examples:
       relight cp runs/demo@best /backup/demo
       relight cp runs/demo /backup/ --all
     """
-    found = open_run_at(source)
-    if sum((everything, bool(which), found.which is not None)) > 1:
-        raise ConfigError("of @WHICH, --which and --all just one can be meant")
-    chosen = found.history.live if everything else [found.choose(one) for one in which] or [found.choose(None)]
-    place = locate_destination(destination, found.run.name)
+    opened = open_run_at(source)
+    if sum((everything, bool(which), opened.which is not None)) > 1:
+        raise ConfigError("@WHICH, --which and --all exclude each other")
+    chosen = opened.history.live if everything else [opened.choose(selector) for selector in which] or [opened.choose(None)]
+    place = locate_destination(destination, opened.run.name)
     assert place.run is not None
-    plan = plan_copy(found.run, list({one.id: one for one in chosen}.values()), place.store, place.run, as_newest=force)
+    plan = plan_copy(
+        opened.run, list({checkpoint.id: checkpoint for checkpoint in chosen}.values()), place.store, place.run, as_newest=force
+    )
     warn_of_change(plan)
     if dry_run:
         _print_plan(plan, as_json)
@@ -56,30 +58,32 @@ def command(source: str, destination: str, which: tuple[str, ...], everything: b
 
 def warn_of_change(plan: CopyPlan) -> None:
     """Report on stderr, before anything is copied, what a forced copy changes at the destination."""
-    found = plan.changes
-    if found is None:
+    change = plan.changes
+    if change is None:
         return
-    for one in found.only_there[:10]:
-        warn(f"only {_shown(plan)} has step {one.step} ({one.id}); it stays")
-    if len(found.only_there) > 10:
-        warn(f"… and {len(found.only_there) - 10} more that the source has not; they stay")
-    before, after = found.before, found.after
+    for checkpoint in change.only_there[:10]:
+        warn(f"only {_shown(plan)} has step {checkpoint.step} ({checkpoint.id}); it stays")
+    if len(change.only_there) > 10:
+        warn(f"… and {len(change.only_there) - 10} more that the source has not; they stay")
+    before, after = change.before, change.after
     warn(f"latest of {_shown(plan)}: step {before.step} ({before.id}) → step {after.step}, a copy of {after.id}")
 
 
 def changes_of(plan: CopyPlan) -> dict[str, Any] | None:
-    """For JSON: what a forced copy changes at the destination; None if its history continues."""
-    found = plan.changes
-    if found is None:
+    """Return, for JSON, what a forced copy changes at the destination; None if its history continues."""
+    change = plan.changes
+    if change is None:
         return None
     return {
-        "relation": found.relation, "latest_before": found.before.id, "latest_after": found.after.id,
-        "only_there": [{"id": one.id, "step": one.step} for one in found.only_there],
+        "relation": change.relation, "latest_before": change.before.id, "latest_after": change.after.id,
+        "only_there": [{"id": checkpoint.id, "step": checkpoint.step} for checkpoint in change.only_there],
     }  # fmt: skip
 
 
 def _print_plan(plan: CopyPlan, as_json: bool) -> None:
-    rows: list[dict[str, Any]] = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.checkpoints]
+    rows: list[dict[str, Any]] = [
+        {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes} for checkpoint in plan.checkpoints
+    ]
     if as_json:
         emit_json({"dry_run": True, "to": _to(plan), "copy": rows, "there": _pairs(plan.there), "changes": changes_of(plan)})
         return
@@ -99,7 +103,7 @@ def _print_report(plan: CopyPlan, report: CopyReport) -> None:
         click.echo(f"nothing to copy: {what} in {_shown(plan)} already")
         return
     copied = {old for old, _ in report.copied}
-    count = sum(one.body.alone_bytes for one in plan.checkpoints if one.id in copied)
+    count = sum(checkpoint.body.alone_bytes for checkpoint in plan.checkpoints if checkpoint.id in copied)
     click.echo(f"copied {plural(len(report.copied), 'checkpoint')}, {size(count)}, to {_shown(plan)}{_there(report.there)}")
 
 
@@ -117,7 +121,7 @@ def _there(there: list[tuple[str, str]]) -> str:
 
 
 def _shown(plan: CopyPlan) -> str:
-    """The destination for people: from here, if it is below here."""
+    """Return the destination for people: relative if it is below the working directory."""
     return escape(_to(plan).removeprefix(f"{os.getcwd()}/"))
 
 

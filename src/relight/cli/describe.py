@@ -1,4 +1,4 @@
-"""``relight describe``: what a checkpoint is, and where it comes from."""
+"""``relight describe``: describe a checkpoint and its origin."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from relight.versions.describing import describe
 @click.argument("path", metavar="RUN[@WHICH]")
 @json_option
 def command(path: str, as_json: bool) -> None:
-    """What a checkpoint is: a name for it, where it comes from, what made it, where in the data it stands, what became of it.
+    """Describe a checkpoint: its name, origin, code, position in the data, branches, stages and notes.
 
-    The name is RUN@TAG, or RUN@TAG+N for N checkpoints behind the nearest tag. relight show lists its tensors.
+    The name is RUN@TAG, or RUN@TAG+N for N checkpoints after the nearest tag. relight show lists its tensors.
 
     \b
     Examples:
       relight describe runs/demo
       relight describe runs/demo@best --json
     """
-    found = open_run_at(path)
-    facts = describe(found.run, found.choose(None))
+    opened = open_run_at(path)
+    facts = describe(opened.run, opened.choose(None))
     if as_json:
         emit_json(facts)
         return
@@ -34,7 +34,7 @@ def command(path: str, as_json: bool) -> None:
 
 
 def _shown(facts: dict[str, Any]) -> list[tuple[str, str]]:
-    parents = [f"{one['id']} (step {one['step']})" if one["step"] is not None else one["id"] for one in facts["parents"]]
+    parents = [f"{parent['id']} (step {parent['step']})" if parent["step"] is not None else parent["id"] for parent in facts["parents"]]
     code = facts["code"] or {}
     moves = [f"{move['stage']} {age(move['time'])}" + _by(move["by"], move["why"]) for move in facts["promotions"]]
     return [

@@ -1,4 +1,4 @@
-"""``relight diff``: what differs between two checkpoints."""
+"""``relight diff``: compare two checkpoints."""
 
 from __future__ import annotations
 
@@ -19,37 +19,37 @@ _SHOWN = 20
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times.")
-@click.option("--no-tensors", is_flag=True, help="Read no tensor: say which have changed, not by how much.")
-@click.option("--all", "everything", is_flag=True, help="All that has changed, not only the most.")
+@click.option("--no-tensors", is_flag=True, help="Read no tensor: list which have changed, not by how much.")
+@click.option("--all", "everything", is_flag=True, help="List every change, not only the largest.")
 @click.option("--values", is_flag=True, help="All plain values that have changed, such as counters and random states.")
 @json_option
 def command(a: str, b: str, only: tuple[str, ...], no_tensors: bool, everything: bool, values: bool, as_json: bool) -> int:
-    """What differs between two checkpoints: RUN, the newest of it, or RUN@WHICH.
+    """Compare two checkpoints: RUN for the newest of a run, or RUN@WHICH.
 
-    Settings, metrics, code and environment; tensors that are new, gone or of another shape; and of those that have
-    changed by how much: of the whole, relative to the norm (change), the largest, the angle (1 − cosine). Of B, which may
-    be in another store, as seen from A. Every byte that is read is verified. Exit code 1 if anything differs.
+    Shows differences in settings, metrics, code and environment; tensors that are new, gone or of another shape; and for
+    changed tensors the norm of the difference relative to A's norm (change), the largest difference, and the angle
+    (1 − cosine). B may be in another store. Every byte that is read is verified. Exit code 1 if anything differs.
 
     \b
     Examples:
       relight diff runs/demo@1000 runs/demo@2000
       relight diff runs/demo@best runs/lower-lr --only 'model/*'
     """
-    one, other = _opened(a), _opened(b)
-    found = diff(one, other, only=only, tensors=False)
+    opened_a, opened_b = _opened(a), _opened(b)
+    difference = diff(opened_a, opened_b, only=only, tensors=False)
     if not no_tensors:
-        with progress("comparing", bytes_to_read(found)) as meter:
-            found = diff(one, other, only=only, progress=meter)
+        with progress("comparing", bytes_to_read(difference)) as meter:
+            difference = diff(opened_a, opened_b, only=only, progress=meter)
     if as_json:
-        emit_json(_to_dict(one, other, found))
+        emit_json(_to_dict(opened_a, opened_b, difference))
     else:
-        _show(one, other, found, everything, values)
-    return 0 if found.is_none else 1
+        _show(opened_a, opened_b, difference, everything, values)
+    return 0 if difference.is_none else 1
 
 
 def _opened(path: str) -> Opened:
-    found = open_run_at(path)
-    return found.run.open(found.choose(None))
+    opened = open_run_at(path)
+    return opened.run.open(opened.choose(None))
 
 
 def _to_dict(one: Opened, other: Opened, found: Difference) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def _show(one: Opened, other: Opened, found: Difference, everything: bool, all_v
     for tensor in found.tensors:
         states[tensor.state] = states.get(tensor.state, 0) + 1
     click.echo(f"{plural(len(found.tensors), 'tensor')}: {', '.join(f'{count:,} {state}' for state, count in states.items()) or 'none'}")
-    for tensor in [one for one in found.tensors if one.state not in (SAME, CHANGED)][: None if everything else _SHOWN]:
+    for tensor in [tensor for tensor in found.tensors if tensor.state not in (SAME, CHANGED)][: None if everything else _SHOWN]:
         shapes = " → ".join(f"{side.dtype}{list(side.shape)}" for side in (tensor.a, tensor.b) if side is not None)
         click.echo(f"  {escape(tensor.name)}  {tensor.state}  {shapes}")
     changed = [tensor for tensor in found.tensors if tensor.apart is not None and tensor.state == CHANGED]
@@ -125,7 +125,7 @@ def _is_short(value: ValueChange) -> bool:
 
 
 def _arrow(value: ValueChange) -> str:
-    sides = [_short(side) if there else "—" for side, there in ((value.a, value.in_a), (value.b, value.in_b))]
+    sides = [_short(side) if present else "—" for side, present in ((value.a, value.in_a), (value.b, value.in_b))]
     return " → ".join(sides)
 
 

@@ -1,4 +1,4 @@
-"""``relight doctor``: what is wrong with machine, store, run and settings, and what to do."""
+"""``relight doctor``: diagnose machine, store, run and settings."""
 
 from __future__ import annotations
 
@@ -47,24 +47,28 @@ _PAGE = "docs/troubleshooting.md"
 
 @click.command("doctor")
 @click.argument("path", default="runs")
-@click.option("--quick", is_flag=True, help="Leave out what takes time: rates, names, the kernel's log, older checkpoints.")
-@click.option("--fix", is_flag=True, help="Remove leftovers that nobody can need; shows them, and asks.")
+@click.option("--quick", is_flag=True, help="Skip slow checks: rates, names, the kernel's log, older checkpoints.")
+@click.option("--fix", is_flag=True, help="Remove leftovers that no process can need; shows them, and asks.")
 @click.option("-y", "--yes", is_flag=True, help="With --fix: do not ask.")
-@click.option("--error", metavar="TEXT", help="Say what these words mean, instead of looking.")
-@click.option("--nodes", is_flag=True, help="Also compare all nodes of a job: say it on each of them, at once.")
-@click.option("--meet", metavar="HOST:PORT", default="", help="Where nodes meet: a free port of node 0. Under torchrun, as it says.")
-@click.option("--node", metavar="I/N", default="", help="Which of how many nodes this is, from 0 on. Under torchrun, as it says.")
-@click.option("--within", type=click.FloatRange(1, 600), default=30.0, show_default=True, metavar="S", help="So long nodes are waited for.")
-@click.option("--log", metavar="FILE", help="Say why the job that wrote this log failed, instead of looking.")
+@click.option("--error", metavar="TEXT", help="Explain this error text, and check nothing.")
+@click.option("--nodes", is_flag=True, help="Also compare all nodes of a job: run it on each node, at the same time.")
+@click.option(
+    "--meet", metavar="HOST:PORT", default="", help="Rendezvous address: a free port of node 0. Under torchrun, by default its own."
+)
+@click.option("--node", metavar="I/N", default="", help="Number of this node, from 0 on, of N. Under torchrun, by default its own.")
+@click.option(
+    "--within", type=click.FloatRange(1, 600), default=30.0, show_default=True, metavar="S", help="Seconds to wait for other nodes."
+)
+@click.option("--log", metavar="FILE", help="Explain why the job that wrote this log failed, and check nothing.")
 @json_option
 def command(
     path: str, quick: bool, fix: bool, yes: bool, error: str | None, nodes: bool, meet: str, node: str, within: float, log: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Look at this machine, the store or run at PATH, and the settings, and say what is wrong and what to do.
+    """Check this machine, the store or run at PATH, and the settings, and report what is wrong and what to do.
 
-    PATH need not exist yet. Nothing is changed but for small files that are written to see whether that works, and removed again. Exit code
-    1 if there is an error or a warning; notes alone are 0. docs/doctor.md lists what is looked for.
+    PATH need not exist yet. Nothing is changed, except for small files that are written as a test and removed again. Exit code 1 for an
+    error or a warning; 0 for notes alone. docs/doctor.md lists the checks.
 
     \b
     Examples:
@@ -76,7 +80,7 @@ def command(
     """
     if error is not None or log is not None:
         if error is not None and log is not None:
-            raise ConfigError("--error and --log are two ways to ask the same", hint="give one of them")
+            raise ConfigError("--error and --log exclude each other", hint="give one of them")
         return _explain(explain(error if error is not None else read_log(str(log))), as_json)
     if not nodes and (meet or node):
         raise ConfigError("--meet and --node are for --nodes", hint="relight doctor --nodes --meet HOST:PORT --node I/N")
@@ -91,7 +95,7 @@ def command(
         store = locate(path).store if facts.runs else None
         plan = plan_fix(store, findings, [run.name for run in facts.runs])
         report = _fix(plan, store, yes, as_json)
-        if report is not None:  # it looks again: what it says is what is so now
+        if report is not None:  # check again: the report must show the present state
             with status() as say:
                 facts = replace(collect(path, quick=quick, say=say), nodes=facts.nodes)
             findings = judge(facts)
@@ -99,11 +103,11 @@ def command(
         emit_json(_to_dict(path, facts, findings, plan if fix else None, report))
     else:
         _show(path, facts, findings, fix)
-    return 1 if any(one.severity != "note" for one in findings) else 0
+    return 1 if any(finding.severity != "note" for finding in findings) else 0
 
 
 def _seat(meet: str, node: str) -> NodeAddress:
-    """Where nodes meet, before anything is looked at."""
+    """Return where nodes meet. Called first, so that mistakes in the options are reported before any check."""
     try:
         from relight.supervise.node_exchange import seat_of
     except ImportError:  # pragma: no cover - torch is part of the package's extras
@@ -112,7 +116,7 @@ def _seat(meet: str, node: str) -> NodeAddress:
 
 
 def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, say: Callable[[str], None]) -> DoctorFacts:
-    """And what other nodes say of themselves. What hangs all the same is left behind."""
+    """Return ``facts`` with what other nodes report about themselves. A probe that hangs is abandoned."""
     from relight.doctor.bounded import BoundedProbe
     from relight.doctor.facts_nodes import STEP_S, collect_nodes
     from relight.supervise.node_exchange import Meeting
@@ -126,54 +130,54 @@ def _with_nodes(facts: DoctorFacts, seat: NodeAddress, within_s: float, say: Cal
             failed.append(error)
             return ()
 
-    looking = BoundedProbe(2 * within_s + 6 * STEP_S)
-    nobody: tuple[NodeFacts, ...] = ()
-    found = looking.at("nodes", meet, nobody)
+    probe = BoundedProbe(2 * within_s + 6 * STEP_S)
+    no_nodes: tuple[NodeFacts, ...] = ()
+    compared = probe.at("nodes", meet, no_nodes)
     if failed:
         raise failed[0]
-    if looking.unseen:
-        raise StoreUnavailable(f"nodes could not be compared: {looking.unseen['nodes']}", where=f"{seat.host}:{seat.port}")
-    return replace(facts, nodes=found)
+    if probe.unseen:
+        raise StoreUnavailable(f"nodes could not be compared: {probe.unseen['nodes']}", where=f"{seat.host}:{seat.port}")
+    return replace(facts, nodes=compared)
 
 
 @contextmanager
 def status() -> Iterator[Callable[[str], None]]:
-    """What is being looked at, on a terminal."""
+    """Show the check in progress, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda what: None
         return
     from rich.console import Console
 
-    with Console(stderr=True, highlight=False).status("looking") as shown:
-        yield lambda what: shown.update(f"looking: {escape(what)}")
+    with Console(stderr=True, highlight=False).status("checking") as shown:
+        yield lambda what: shown.update(f"checking: {escape(what)}")
 
 
 def _show(path: str, facts: DoctorFacts, findings: list[Finding], fix: bool) -> None:
-    for one in findings:
-        name = paint(one.severity.ljust(7), _COLOURS[one.severity])
-        click.echo(f"{name}  {paint(escape(one.what), 'bold')}  ({one.name})")
-        for head, text in (("where", one.where), ("seen", one.evidence), ("hurts", one.hurts), ("do", one.do)):
+    for finding in findings:
+        name = paint(finding.severity.ljust(7), _COLOURS[finding.severity])
+        click.echo(f"{name}  {paint(escape(finding.what), 'bold')}  ({finding.name})")
+        for head, text in (("where", finding.where), ("seen", finding.evidence), ("hurts", finding.hurts), ("do", finding.do)):
             _print_line(head, text)
-        if one.command:
-            _print_line("run", one.command)
-        if one.section:
-            _print_line("see", f"{_PAGE}: {one.section}")
-        if one.fix and not fix:
+        if finding.command:
+            _print_line("run", finding.command)
+        if finding.section:
+            _print_line("see", f"{_PAGE}: {finding.section}")
+        if finding.fix and not fix:
             _print_line("fix", f"relight doctor {quote(path)} --fix")
         click.echo()
     for what, why in [(what, why) for what, why in facts.unseen.items() if why != QUICK][:8]:
         click.echo(f"could not be seen: {escape(what)}: {escape(why)[:200]}")
-    counts = [plural(count, severity) for severity in _COLOURS if (count := sum(one.severity == severity for one in findings))]
+    counts = [plural(count, severity) for severity in _COLOURS if (count := sum(finding.severity == severity for finding in findings))]
     made = coverage(facts)
     missing = len(facts.unseen) - sum(why == QUICK for why in facts.unseen.values())
     unseen = f", {plural(missing, 'thing')} could not be seen" if missing else ""
-    found = ", ".join(counts) if counts else paint("nothing wrong", "green")
-    compared = f", {sum(one.there for one in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared" if facts.nodes else ""
-    click.echo(f"{escape(path)}: {found}; {len(made.made)} of {plural(made.known, 'check')} made{_not_made(made)}{compared}{unseen}")
+    summary = ", ".join(counts) if counts else paint("nothing wrong", "green")
+    compared = f", {sum(node.there for node in facts.nodes)} of {plural(len(facts.nodes), 'node')} compared" if facts.nodes else ""
+    click.echo(f"{escape(path)}: {summary}; {len(made.made)} of {plural(made.known, 'check')} made{_not_made(made)}{compared}{unseen}")
 
 
 def _not_made(made: Coverage) -> str:
-    """The checks that the count leaves out, and why."""
+    """Return the checks that were not made, with the reasons."""
     parts = [f"{', '.join(names)}: {why}" for why, names in by_reason(made.left_out)]
     parts += [f"{', '.join(names)} in part: {why}" for why, names in by_reason(made.in_part)]
     parts += [f"{len(made.idle)} had nothing to examine"] if made.idle else []
@@ -181,7 +185,7 @@ def _not_made(made: Coverage) -> str:
 
 
 def _print_line(head: str, text: str) -> None:
-    """A line of a finding; what can be typed is never broken."""
+    """Print a line of a finding. Commands are never wrapped."""
     if not text:
         return
     lines = (
@@ -193,10 +197,10 @@ def _print_line(head: str, text: str) -> None:
 
 
 def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> FixReport | None:
-    """Show what would be done, ask, do it; None if nothing was."""
+    """Show the plan, ask, and execute it. Return None if nothing was done."""
     if not plan.rows:
         if not as_json:
-            click.echo("there is nothing that can be put right without asking what was meant\n")
+            click.echo("there is nothing that can be fixed automatically\n")
         return None
     if not as_json:
         table(
@@ -204,37 +208,39 @@ def _fix(plan: FixPlan, store: ByteStore | None, yes: bool, as_json: bool) -> Fi
         )
     if not yes:
         if as_json or not sys.stdin.isatty():
-            raise ConfigError("this removes leftovers, and there is nobody to ask", hint="say --yes; without --fix nothing is removed")
+            raise ConfigError("this removes leftovers, and cannot ask here", hint="give --yes; without --fix nothing is removed")
         if not click.confirm("Remove them?", err=True):
             return None
     report = execute_fix(plan, store)
     if not as_json:
-        click.echo(f"removed {plural(len(report.removed), 'leftover')}; looking again\n")
+        click.echo(f"removed {plural(len(report.removed), 'leftover')}; checking again\n")
         for name in report.left:
             click.echo(f"{escape(name)} could not be removed yet")
     return report
 
 
 def _to_dict(path: str, facts: DoctorFacts, findings: list[Finding], plan: FixPlan | None, report: FixReport | None) -> dict[str, Any]:
-    told: dict[str, Any] = {
-        "path": path, "ok": all(one.severity == "note" for one in findings), "findings": [one.to_dict() for one in findings],
+    result: dict[str, Any] = {
+        "path": path, "ok": all(finding.severity == "note" for finding in findings),
+        "findings": [finding.to_dict() for finding in findings],
         **coverage(facts).to_dict(), "unseen": facts.unseen,
     }  # fmt: skip
     if facts.nodes:
-        told["nodes"] = [
-            {"node": one.rank, "there": one.there, "host": one.host, "sees_store": one.sees, "ahead_s": one.ahead_s} for one in facts.nodes
+        result["nodes"] = [
+            {"node": node.rank, "there": node.there, "host": node.host, "sees_store": node.sees, "ahead_s": node.ahead_s}
+            for node in facts.nodes
         ]
     if plan is not None:
-        told["fix"] = {
+        result["fix"] = {
             "plan": plan.to_dict(),
             "removed": list(report.removed) if report else [],
             "left": list(report.left) if report else [],
         }
-    return told
+    return result
 
 
 def _explain(found: Explained, as_json: bool) -> int:
-    """What words mean. Words that nobody knows are a no."""
+    """Print the meaning of an error text. Raise ``CheckpointNotFound`` (exit code 1) if it is unknown."""
     if as_json:
         emit_json(found.to_dict())
         return 0 if found.known else 1
@@ -244,7 +250,7 @@ def _explain(found: Explained, as_json: bool) -> int:
             where=found.line[:80],
             hint="give more of the log: relight doctor --log FILE; or run it under relight run",
         )
-    if found.kind != "unknown":  # a symptom without an error: what it means stands below
+    if found.kind != "unknown":  # a symptom without an error class has its meaning below
         click.echo(f"{paint(found.kind, 'bold')}: {escape(found.kind_means)}")
     for head, text in (("line", found.line), ("means", found.means), ("do", found.do), ("run", found.command)):
         _print_line(head, text)

@@ -1,4 +1,4 @@
-"""``relight drill``: break a job on purpose, and see whether it goes on as it should."""
+"""``relight drill``: break a job on purpose, and check that it recovers."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ Say = Callable[[str, Any], None]
 
 
 @click.command("drill", cls=LaunchCommand, context_settings=_SETTINGS)
-@click.option("--only", metavar="NAMES", default="", help="Of the rehearsals these, parted by commas.")
+@click.option("--only", metavar="NAMES", default="", help="Only these rehearsals, separated by commas.")
 @click.option("--from", "source", metavar="RUN", default="", help="Begin with copies of this run's newest checkpoints.")
 @click.option("--env", multiple=True, metavar="NAME=VALUE", help="For the script; {store} in VALUE is the drill's store.")
 @click.option("--settings", type=click.Path(dir_okay=False, exists=True, path_type=Path), help="Instead of ./relight.toml.")
-@click.option("--max-lost-steps", type=click.IntRange(min=0), metavar="N", help="More than that fails.")
-@click.option("--max-seconds", type=click.FloatRange(min=0), metavar="S", help="So long until training goes on; longer fails.")
-@click.option("--timeout", type=_SECONDS, metavar="S", help="For one rehearsal; else by what the job takes here.")
-@click.option("--deadline", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="For all of them.")
-@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write what came of it here, as Markdown.")
-@click.option("--remember", metavar="RUN", default="", help="With which run; --from and --live say so, too.")
-@click.option("--history", metavar="RUN", default="", help="Only show what is remembered with this run.")
-@click.option("--live", metavar="RUN", default="", help="Do it to the job of this run that is under way here.")
+@click.option("--max-lost-steps", type=click.IntRange(min=0), metavar="N", help="Fail if more steps are lost.")
+@click.option("--max-seconds", type=click.FloatRange(min=0), metavar="S", help="Fail if training takes longer to resume.")
+@click.option("--timeout", type=_SECONDS, metavar="S", help="Limit of one rehearsal; by default from the job's own pace here.")
+@click.option("--deadline", type=_SECONDS, default=3600.0, show_default=True, metavar="S", help="Limit of all rehearsals.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path), help="Write the results to this file, as Markdown.")
+@click.option("--remember", metavar="RUN", default="", help="Record the results with this run; by default that of --from or --live.")
+@click.option("--history", metavar="RUN", default="", help="Only show the results recorded with this run.")
+@click.option("--live", metavar="RUN", default="", help="Break the running job of this run, on this machine.")
 @click.option("--copy", "copies", metavar="RUN", default="", help="Only copies of this run's newest checkpoints: no job, no script.")
-@click.option("--yes", is_flag=True, help="With --live: that it is meant.")
-@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Leave stores and logs here.")
+@click.option("--yes", is_flag=True, help="With --live: confirm.")
+@click.option("--keep", type=click.Path(file_okay=False, path_type=Path), help="Keep stores and logs in this directory.")
 @json_option
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[[TORCHRUN'S FLAGS] SCRIPT [ARGS]…]")
 def command(
@@ -47,15 +47,15 @@ def command(
     timeout: float | None, deadline: float, report: Path | None, remember: str, history: str, live: str, copies: str, yes: bool,
     keep: Path | None, as_json: bool, arguments: tuple[str, ...],
 ) -> int:  # fmt: skip
-    """Break a job on purpose, and see whether it goes on as docs/recovery.md says.
+    """Break a job on purpose, and check that it recovers as docs/recovery.md describes.
 
     Kills, stops and crashes a rank, poisons the loss, fills the disk, takes the store away, damages the newest checkpoint, cuts a
-    node's network, kills the agent and relight run, asks it to end. With SCRIPT it is done to that, started anew by the drill: {store}
-    in its arguments stands for the drill's own store, and its own is not touched. Without, to a small training that the drill brings.
-    Exit code 1 if something failed.
+    node's network, kills the agent and relight run, asks it to end. The drill starts SCRIPT itself: {store} in its arguments stands for
+    the drill's own store, and the script's own store is not touched. Without SCRIPT, the drill uses a small training of its own.
+    Exit code 1 if a rehearsal failed.
 
-    With --live a rank of a running job is killed: --only kill, hang or preempt. With --copy nothing is started: copies of its newest
-    two checkpoints are verified, restored, damaged, robbed of a file, of half a record, and pruned, in a directory of the drill's own.
+    With --live a rank of a running job is killed: --only kill, hang or preempt. With --copy no job is started: copies of the run's newest
+    two checkpoints, in a directory of the drill's own, are verified, restored, damaged, pruned, and lose a file or half a record.
 
     \b
     Examples:
@@ -72,19 +72,19 @@ def command(
     if history:
         return _history(history, as_json)
     if live and (arguments or source or not yes):
-        what = "takes no script and no --from" if yes else "does what it does to a job that runs in earnest"
+        what = "takes no script and no --from" if yes else "breaks a real job"
         raise ConfigError(f"--live {what}", hint="relight drill --live RUN --yes")
     if copies and (arguments or source or live):
         raise ConfigError("--copy takes no script, no --from and no --live", hint="relight drill --copy RUN")
     if source and not arguments:
-        raise ConfigError("--from is for a script of yours: the job that the drill brings begins by itself", hint="name the script")
+        raise ConfigError("--from needs a script: the drill's own job begins from scratch", hint="name the script")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     opened = {name: open_run_at(name, warnings=False).run for name in {source, live, copies, remember} - {""}}
     with _progress() as say:
         options = DrillOptions(
             target=target_of(arguments, str(settings.resolve()) if settings is not None else "", env),
-            only=[one.strip() for one in only.split(",") if one.strip()], source=opened.get(source), live=opened.get(live),
+            only=[name.strip() for name in only.split(",") if name.strip()], source=opened.get(source), live=opened.get(live),
             copies=opened.get(copies), max_lost_steps=max_lost_steps, max_seconds=max_seconds,
             timeout_s=timeout, deadline_s=deadline, keep=keep, say=say,
         )  # fmt: skip
@@ -100,22 +100,22 @@ def command(
 
 
 def _end(number: int, frame: FrameType | None) -> None:
-    """What was started is ended, and what was made removed, as behind Ctrl-C."""
+    """Handle a signal: end started processes and remove created files, as after Ctrl-C."""
     raise SystemExit(128 + number)
 
 
 def _remember(run: Run | None, write: Callable[[Run], None]) -> None:
-    """What was shown is shown, whether or not it can be written down."""
+    """Record the results with the run. If that fails, warn only: the results are printed anyway."""
     if run is not None:
         try:
             write(run)
         except RelightError as error:
-            warn(f"not remembered with {escape(run.name)}: {escape(error)}")
+            warn(f"results not recorded with {escape(run.name)}: {escape(error)}")
 
 
 @contextmanager
 def _progress() -> Iterator[Say]:
-    """A line for each as it is done, on standard error; on a terminal also what is being done."""
+    """Print a line for each finished rehearsal on standard error; on a terminal also the one in progress."""
     if not sys.stderr.isatty():
         yield lambda name, outcome: click.echo(_line(outcome), err=True) if outcome is not None else None
         return
@@ -142,35 +142,36 @@ def _show(done: Any) -> None:
 
     rows = [
         [
-            one.name, Styled(one.verdict, _STYLES[one.verdict]), seconds_text(one.noticed_s), seconds_text(one.decided_s),
-            seconds_text(one.back_s), "–" if one.steps_lost is None else one.steps_lost,
+            outcome.name, Styled(outcome.verdict, _STYLES[outcome.verdict]),
+            seconds_text(outcome.noticed_s), seconds_text(outcome.decided_s),
+            seconds_text(outcome.back_s), "–" if outcome.steps_lost is None else outcome.steps_lost,
         ]
-        for one in done.outcomes
+        for outcome in done.outcomes
     ]  # fmt: skip
     table(["rehearsal", "", "noticed", "decided", "back", "lost"], rows, right=("noticed", "decided", "back", "lost"))
-    for one in done.outcomes:
-        if one.verdict != "passed":
-            click.echo(f"{one.name} {one.verdict}: {escape(one.why)}")
+    for outcome in done.outcomes:
+        if outcome.verdict != "passed":
+            click.echo(f"{outcome.name} {outcome.verdict}: {escape(outcome.why)}")
     click.echo(done.summary())
     if done.kept:
         click.echo(f"stores and logs are in {escape(done.kept)}")
 
 
 def _history(path: str, as_json: bool) -> int:
-    """What is remembered. No drill yet is a no."""
+    """Show the recorded drills. The exit code is 1 if there are none."""
     from relight.drill.record import drills_of
 
     run = open_run_at(path, warnings=False).run
-    found = drills_of(run.store, run.name)
+    drills = drills_of(run.store, run.name)
     if as_json:
-        emit_json([one.to_dict() for one in found])
+        emit_json([drill.to_dict() for drill in drills])
     else:
-        rows = [_row(one) for one in found]
+        rows = [_row(drill) for drill in drills]
         table(["when", "host", "of", "came out", "failed"], rows, wrap=("failed",))
-    return 0 if found else 1
+    return 0 if drills else 1
 
 
 def _row(done: Any) -> list[object]:
-    failed = [one.name for one in done.outcomes if one.verdict == "failed"]
-    of = "the job itself" if done.live else "checkpoints" if done.copies else "a copy"
-    return [age(done.at), done.host, of, Styled(done.summary(), "" if done.ok else "red"), ", ".join(failed) or "–"]
+    failed = [outcome.name for outcome in done.outcomes if outcome.verdict == "failed"]
+    subject = "the job itself" if done.live else "checkpoints" if done.copies else "a copy"
+    return [age(done.at), done.host, subject, Styled(done.summary(), "" if done.ok else "red"), ", ".join(failed) or "–"]

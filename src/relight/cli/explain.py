@@ -1,4 +1,4 @@
-"""``relight explain``: why a run saved when it did."""
+"""``relight explain``: explain why a run saved when it did."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relight.policy.tiers import NOW, PACE_TOPIC
 
 @click.group("explain")
 def command() -> None:
-    """Why a run did what it did.
+    """Explain a run's decisions.
 
     \b
     Examples:
@@ -28,12 +28,12 @@ def command() -> None:
 
 @command.command("schedule")
 @click.argument("path", metavar="RUN")
-@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="So many decisions, the newest.")
+@click.option("--last", type=click.IntRange(min=1), default=20, show_default=True, metavar="N", help="Number of newest decisions to show.")
 @json_option
 def schedule(path: str, last: int, as_json: bool) -> int:
-    """How often relight.adaptive() had a run saved, from when on, and why.
+    """Show which save intervals relight.adaptive() chose for a run, when, and why.
 
-    Each decision stands in the run's log with the numbers that it came from, and stays there after the run has ended.
+    Each decision is recorded in the run's log, with the numbers behind it, and stays there after the run has ended.
 
     \b
     Examples:
@@ -41,32 +41,32 @@ def schedule(path: str, last: int, as_json: bool) -> int:
       relight explain schedule runs/demo --last 3
     """
     opened = open_run_at(path, warnings=False)
-    found = decisions(opened.history)
-    if not found:
+    notes = decisions(opened.history)
+    if not notes:
         hint = "Checkpointer(…, save=relight.adaptive()) decides, and writes down why"
         raise CheckpointNotFound("this run has no schedule of its own", where=path, hint=hint)
-    shown = found[-last:]
+    shown = notes[-last:]
     if as_json:
-        emit_json([_for_programs(record, told) for record, told in shown])
+        emit_json([_for_programs(record, note) for record, note in shown])
         return 0
     columns = ["when", "attempt", "step", "saves every", "foreseen"]
-    if not any(told.numbers.get("foreseen") for _, told in shown):
+    if not any(note.numbers.get("foreseen") for _, note in shown):
         columns.pop()
-    table(columns, [_row(*one)[: len(columns)] for one in shown], right=tuple(columns[1:]))
-    if len(shown) < len(found):
-        click.echo(f"… and {plural(len(found) - len(shown), 'decision')} before them: --last {len(found)}")
+    table(columns, [_row(*row)[: len(columns)] for row in shown], right=tuple(columns[1:]))
+    if len(shown) < len(notes):
+        click.echo(f"… and {plural(len(notes) - len(shown), 'decision')} before them: --last {len(notes)}")
     _print_decision(shown[-1][1], opened.history)
     _print_paces(opened.history)
     return 0
 
 
 def decisions(history: History) -> list[tuple[Record, ScheduleNote]]:
-    """Those that the log has, oldest first."""
-    found = []
+    """Return the schedule decisions in the log, oldest first."""
+    notes = []
     for record in history.notes:
-        if isinstance(record.body, NoteBody) and record.body.topic == TOPIC and (told := decode(record.body.data)) is not None:
-            found.append((record, told))
-    return found
+        if isinstance(record.body, NoteBody) and record.body.topic == TOPIC and (note := decode(record.body.data)) is not None:
+            notes.append((record, note))
+    return notes
 
 
 def _row(record: Record, told: ScheduleNote) -> list[object]:
@@ -75,11 +75,11 @@ def _row(record: Record, told: ScheduleNote) -> list[object]:
 
 
 def _print_decision(told: ScheduleNote, history: History) -> None:
-    """The newest decision, part by part."""
+    """Print the newest decision, part by part."""
     head, _, numbers = told.reason.partition("; ")
     every, _, why = head.partition(": ")
     click.echo(f"\nthe last of them, from step {told.step} on, {every}:")
-    for part in [why, *(part for one in numbers.split("; ") for part in one.split(", "))]:
+    for part in [why, *(part for clause in numbers.split("; ") for part in clause.split(", "))]:
         if part:
             click.echo(f"  - {part}")
     numbers_of = told.numbers
@@ -92,19 +92,19 @@ def _print_decision(told: ScheduleNote, history: History) -> None:
         facts.append(("expected loss", f"{numbers_of['waste']:.2%} of the time"))
     click.echo()
     facts_list(facts)
-    saved = [one for one in history.live if one.step > told.step]
+    saved = [checkpoint for checkpoint in history.live if checkpoint.step > told.step]
     click.echo(f"\n{plural(len(saved), 'live checkpoint')} of later steps")
 
 
 def _print_paces(history: History) -> None:
-    """What the attempt in charge found last of its further tiers."""
+    """Print the last recorded pace of each further tier, with its reason."""
     notes = [record.body for record in history.notes if isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC]
-    told = next((note.data for note in reversed(notes) if NOW not in note.data), {})
-    for name, why in told.items():
+    paces = next((note.data for note in reversed(notes) if NOW not in note.data), {})
+    for name, why in paces.items():
         if name.endswith(".why"):
             click.echo(f"\ntier {name.removesuffix('.why')}: {escape(str(why))}")
-    if told and NOW in notes[-1].data:
-        click.echo("\nfrom then on every save, as somebody waited for one on all tiers")
+    if paces and NOW in notes[-1].data:
+        click.echo("\nsince then every save is copied: a caller waited for a save on all tiers")
 
 
 def _for_programs(record: Record, told: ScheduleNote) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``relight export``: write a checkpoint's model as other tools read it."""
+"""``relight export``: export a checkpoint's model for other tools."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ from relight.export.selection import choose
 from relight.policy.units import bytes_of
 
 SHOWN = 8
-"""So many of what is left out are listed for people."""
+"""Largest number of omitted items that are printed."""
 
 
 @click.command("export")
 @click.argument("source", metavar="SOURCE[@WHICH]")
 @click.argument("target", required=False)
-@click.option("--to", type=click.Choice(FORMATS), help="The format; told by TARGET's ending, else safetensors.")
+@click.option("--to", type=click.Choice(FORMATS), help="Format; by default from TARGET's suffix, else safetensors.")
 @click.option("--shard", metavar="SIZE", help="Several files of at most SIZE, and their index: 5GB.")
 @click.option("--component", metavar="NAME", help="Which component; by default the model.")
 @click.option("--all", "everything", is_flag=True, help="All components.")
-@click.option("--only", multiple=True, metavar="GLOB", help="Just what matches, again and again: 'layers.0.*'.")
-@click.option("--rename", multiple=True, metavar="FROM=TO", help="Another beginning of names; re:PATTERN=TO a regular expression.")
-@click.option("--dtype", metavar="|".join(SHORT), help="Floats are written so, rounded to the nearest.")
+@click.option("--only", multiple=True, metavar="GLOB", help="Only matching tensors: 'layers.0.*'. Repeatable.")
+@click.option("--rename", multiple=True, metavar="FROM=TO", help="Replace a prefix of names; re:PATTERN=TO: a regular expression.")
+@click.option("--dtype", metavar="|".join(SHORT), help="Convert floats to this dtype, rounded to nearest.")
 @click.option("--tied", type=click.Choice(["first", "each"]), default="first", show_default=True, help="Names of tied weights.")
-@click.option("--average", metavar="SPEC", help="Of several: last:5, or WHICH[=WEIGHT],RUN@WHICH[=WEIGHT] ….")
-@click.option("--ema", type=float, metavar="DECAY", help="Weigh each DECAY times as much as the one behind it.")
+@click.option("--average", metavar="SPEC", help="Average several: last:5, or WHICH[=WEIGHT],RUN@WHICH[=WEIGHT] ….")
+@click.option("--ema", type=float, metavar="DECAY", help="Weigh each DECAY times as much as the next newer one.")
 @click.option("--into", metavar="RUN", help="Save the average as a checkpoint of RUN, instead of exporting it.")
 @click.option("--overwrite", is_flag=True, help="Replace what is there.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be written.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be written.")
 @json_option
 def command(
     source: str, target: str | None, to: str | None, shard: str | None, component: str | None, everything: bool, only: tuple[str, ...],
     rename: tuple[str, ...], dtype: str | None, tied: str, average: str | None, ema: float | None, into: str | None, overwrite: bool,
     dry_run: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Write a checkpoint's model to TARGET as other tools read it: a file (model.safetensors), or a directory for from_pretrained.
+    """Write a checkpoint's model to TARGET for other tools: a file (model.safetensors), or a directory for from_pretrained.
 
-    The newest checkpoint, or SOURCE@WHICH. Every byte is verified on the way; memory stays small. TARGET is there when all of
-    it is durable, never half.
+    The newest checkpoint, or SOURCE@WHICH. Every byte is verified on the way; memory stays small. TARGET appears only when
+    all of it is durable.
 
     \b
     Examples:
@@ -54,7 +54,7 @@ def command(
       relight export runs/demo out/ --shard 5GB --dtype bf16
       relight export runs/demo swa.safetensors --average last:5
     """
-    found = open_run_at(source)
+    opened = open_run_at(source)
     if (target is None) == (into is None) or (into is not None and average is None):
         raise ConfigError("an export goes to TARGET, an average there or --into a run", hint="one of the two")
     options = Options(
@@ -68,12 +68,12 @@ def command(
         tied=tied,
         overwrite=overwrite,
     )
-    what = found.run.open(found.choose(None)) if average is None else averaged(found, average, ema)
+    exported = opened.run.open(opened.choose(None)) if average is None else averaged(opened, average, ema)
     if target is None:
-        assert into is not None and isinstance(what, Mixture)
-        _into(what, into, options, dry_run, as_json)
+        assert into is not None and isinstance(exported, Mixture)
+        _into(exported, into, options, dry_run, as_json)
         return
-    plan = plan_export(what, target, options)
+    plan = plan_export(exported, target, options)
     if dry_run:
         _print_plan(plan, as_json)
         return
@@ -88,25 +88,25 @@ def command(
 
 
 def averaged(found: OpenedRun, spec: str, ema: float | None) -> Mixture:
-    """What ``--average`` and ``--ema`` mean: checkpoints of this run, oldest first, or of others, in the order in which they are named."""
+    """Open the checkpoints of ``--average``, with the weights of ``--ema``: the last ones, oldest first, or those named, in order."""
     if spec.startswith("last:"):
         number = spec.removeprefix("last:")
         if not number.isdigit() or int(number) < 2:
             raise ConfigError(f"{spec!r}: how many?", hint="last:5")
-        live = [one for one in found.history.live if one.id not in found.history.rolled_back_ids]
+        live = [checkpoint for checkpoint in found.history.live if checkpoint.id not in found.history.rolled_back_ids]
         if len(live) < int(number):
             raise ConfigError(f"{spec}: the run has {plural(len(live), 'checkpoint')}", hint="say fewer")
-        opened, weights = [found.run.open(one) for one in live[-int(number) :]], [1.0] * int(number)
+        opened, weights = [found.run.open(checkpoint) for checkpoint in live[-int(number) :]], [1.0] * int(number)
     else:
         opened, weights = [], []
-        for one in spec.split(","):
-            name, equals, weight = one.partition("=")
+        for item in spec.split(","):
+            name, equals, weight = item.partition("=")
             place = open_run_at(name) if "@" in name else found
             opened.append(place.run.open(place.choose(None if "@" in name else name)))
             try:
                 weights.append(float(weight) if equals else 1.0)
             except ValueError:
-                raise ConfigError(f"{one!r}: a weight is a number", hint="--average 1000=0.3,2000=0.7") from None
+                raise ConfigError(f"{item!r}: a weight is a number", hint="--average 1000=0.3,2000=0.7") from None
     if ema is not None:
         if len(set(weights)) > 1:
             raise ConfigError("weights, or --ema: not both")
@@ -130,7 +130,7 @@ def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: b
         if as_json:
             emit_json({**facts, "id": None})
         return
-    total = sum(mixed.last.whole.tensors[number].length for number in {one.tensor for one in chosen.entries})
+    total = sum(mixed.last.whole.tensors[number].length for number in {entry.tensor for entry in chosen.entries})
     with progress("averaging", total * len(mixed.parts)) as meter:
         new = save_average(mixed, chosen.component, chosen.entries, place.store, place.run, meter)
     if as_json:
@@ -141,8 +141,8 @@ def _into(mixed: Mixture, into: str, options: Options, dry_run: bool, as_json: b
 
 
 def _print_weights(mixed: Mixture) -> None:
-    for one in mixed.parts:
-        click.echo(f"{one.opened.root.id}  step {one.opened.root.step:<9}  weight {one.weight:.6g}")
+    for part in mixed.parts:
+        click.echo(f"{part.opened.root.id}  step {part.opened.root.step:<9}  weight {part.weight:.6g}")
 
 
 def _print_from_last(names: list[str]) -> None:
@@ -155,7 +155,7 @@ def _print_from_last(names: list[str]) -> None:
 def _print_plan(plan: ExportPlan, as_json: bool) -> None:
     if as_json:
         rows: list[dict[str, Any]] = [
-            {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "bytes": one.length} for one in plan.entries
+            {"name": entry.name, "dtype": entry.dtype, "shape": list(entry.shape), "bytes": entry.length} for entry in plan.entries
         ]
         emit_json({**facts(plan), "dry_run": True, "entries": rows})
         return
@@ -180,17 +180,17 @@ def _print_report(plan: ExportPlan, report: ExportReport) -> None:
 
 def _what(plan: ExportPlan) -> str:
     root = plan.opened.root
-    of = f"step {root.step} ({root.id})" if plan.mixed is None else f"an average of {len(plan.mixed.parts)} checkpoints"
-    return f"{plural(len(plan.entries), 'tensor')} of {of}, {size(plan.bytes_written)}"
+    subject = f"step {root.step} ({root.id})" if plan.mixed is None else f"an average of {len(plan.mixed.parts)} checkpoints"
+    return f"{plural(len(plan.entries), 'tensor')} of {subject}, {size(plan.bytes_written)}"
 
 
 def _print_rest(plan: ExportPlan) -> None:
-    """Tied names, and what stays behind."""
-    tied = [f"{one.name} is {one.alias}" for one in plan.entries if one.alias is not None]
+    """Print tied names, and what is left out."""
+    tied = [f"{entry.name} is {entry.alias}" for entry in plan.entries if entry.alias is not None]
     if tied:
         click.echo(f"tied: {escape(', '.join(tied[:SHOWN]))}{' …' if len(tied) > SHOWN else ''}")
-    behind = left_out(plan)
-    for what, why in behind[:SHOWN]:
+    omitted = left_out(plan)
+    for what, why in omitted[:SHOWN]:
         click.echo(f"left out: {escape(what)}: {escape(why)}")
-    if len(behind) > SHOWN:
-        click.echo(f"left out: {len(behind) - SHOWN} more; --dry-run --json lists them")
+    if len(omitted) > SHOWN:
+        click.echo(f"left out: {len(omitted) - SHOWN} more; --dry-run --json lists them")

@@ -1,4 +1,4 @@
-"""``relight goodput``: where the time of a run's jobs went, by cause."""
+"""``relight goodput``: show where the time of a run's jobs went, by cause."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from relight.supervise.incidents import read_accounts
 
 @click.command("goodput")
 @click.argument("path", metavar="RUN")
-@click.option("--jobs", is_flag=True, help="Each job of the run by itself.")
+@click.option("--jobs", is_flag=True, help="Show each job of the run separately.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went.")
 @json_option
 def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
-    """Where the time of a run's jobs went, by cause.
+    """Show where the time of a run's jobs went, by cause.
 
-    Time counts as training only for steps that nobody had done before. What a failure costs, until there is such a step again, is that
-    failure's: stuck, down, starting, restoring, and steps done again. Written by relight run, each minute and at the end.
+    Time counts as training only for steps that were not done before. All time from a failure until the next new step is charged to that
+    failure: stuck, down, starting, restoring, and repeated steps. relight run records it each minute and at the end.
 
     \b
     Examples:
@@ -34,22 +34,22 @@ def command(path: str, jobs: bool, plot: Path | None, as_json: bool) -> int:
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
     opened = open_run_at(path, warnings=False)
-    found = read_accounts(opened.run.store, opened.run.name)
-    if not found:
-        raise CheckpointNotFound("no job of this run was watched over", where=path, hint="relight run train.py …")
-    shown = found if jobs else [merged(found)]
+    accounts = read_accounts(opened.run.store, opened.run.name)
+    if not accounts:
+        raise CheckpointNotFound("no job of this run was supervised", where=path, hint="relight run train.py …")
+    shown = accounts if jobs else [merged(accounts)]
     if plot is not None:
         from relight.supervise.plot import draw
 
-        draw(found, plot)
+        draw(accounts, plot)
         click.echo(f"the picture is in {escape(plot)}", err=True)
     if as_json:
-        emit_json([{**msgspec.to_builtins(one), "goodput": round(one.goodput, 4)} for one in shown])
+        emit_json([{**msgspec.to_builtins(account), "goodput": round(account.goodput, 4)} for account in shown])
         return 0
-    for number, one in enumerate(shown):
+    for number, account in enumerate(shown):
         if number:
             click.echo()
-        _show(one, len(found) if not jobs else 1)
+        _show(account, len(accounts) if not jobs else 1)
     return 0
 
 
@@ -66,7 +66,7 @@ def _show(one: Account, jobs: int) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Two units at most."""
+    """Return a duration for people, in at most two units."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

@@ -1,4 +1,4 @@
-"""``relight hold``: keep a checkpoint whatever the rules say."""
+"""``relight hold``: keep a checkpoint whatever the retention rules are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from relight.errors import ConfigError
 @click.command("hold")
 @click.argument("path")
 @click.argument("which", required=False)
-@click.option("--why", default="", help="The reason: it stands in the log, and in every plan that spares the checkpoint.")
-@click.option("--release", "let_go", is_flag=True, help="Let it go: the rules decide again.")
+@click.option("--why", default="", help="The reason: recorded in the log, and shown in every plan that keeps the checkpoint.")
+@click.option("--release", "let_go", is_flag=True, help="Release the hold: the rules decide again.")
 @json_option
 def command(path: str, which: str | None, why: str, let_go: bool, as_json: bool) -> None:
-    """Keep a checkpoint whatever retention says, until it is released; without WHICH, list what is on hold.
+    """Keep a checkpoint whatever the retention rules are, until it is released; without WHICH, list what is on hold.
 
-    Unlike a tag it has a reason, and nothing but its release takes it away. Both are records of the log.
+    Unlike a tag, a hold has a reason, and only its release removes it. Both are records of the log.
 
     \b
     Examples:
@@ -27,13 +27,17 @@ def command(path: str, which: str | None, why: str, let_go: bool, as_json: bool)
       relight hold runs/demo
       relight hold runs/demo 1999 --release
     """
-    found = open_run_at(path)
-    which = which or found.which
-    holds = holds_of(found.history)
+    opened = open_run_at(path)
+    which = which or opened.which
+    holds = holds_of(opened.history)
     if which is None:
         if let_go or why:
             raise ConfigError("which checkpoint?", where=path, hint="an id, a step, a tag, latest, best or best:METRIC")
-        rows = [{"id": one.id, "step": one.step, "why": holds[one.id]} for one in found.history.live if one.id in holds]
+        rows = [
+            {"id": checkpoint.id, "step": checkpoint.step, "why": holds[checkpoint.id]}
+            for checkpoint in opened.history.live
+            if checkpoint.id in holds
+        ]
         if as_json:
             emit_json(rows)
         for row in rows if not as_json else ():
@@ -41,12 +45,12 @@ def command(path: str, which: str | None, why: str, let_go: bool, as_json: bool)
         if not rows and not as_json:
             click.echo("nothing is on hold")
         return
-    one = found.choose(which)
+    checkpoint = opened.choose(which)
     if let_go:
-        release(found.run.store, found.run.name, one.id, why)
+        release(opened.run.store, opened.run.name, checkpoint.id, why)
     else:
-        hold(found.run.store, found.run.name, one.id, why)
+        hold(opened.run.store, opened.run.name, checkpoint.id, why)
     if as_json:
-        emit_json({"id": one.id, "step": one.step, "hold": not let_go, "why": why})
+        emit_json({"id": checkpoint.id, "step": checkpoint.step, "hold": not let_go, "why": why})
     else:
-        click.echo(f"{one.id} (step {one.step}) is {'released: the rules decide' if let_go else f'on hold: {escape(why)}'}")
+        click.echo(f"{checkpoint.id} (step {checkpoint.step}) is {'released: the rules decide' if let_go else f'on hold: {escape(why)}'}")

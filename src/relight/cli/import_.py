@@ -1,4 +1,4 @@
-"""``relight import``: bring in a checkpoint of another framework."""
+"""``relight import``: import a checkpoint of another framework."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from relight.cli.output import emit_json, escape, facts_list, plural, progress, 
 @click.command("import")
 @click.argument("source")
 @click.argument("run", metavar="RUN")
-@click.option("--dry-run", is_flag=True, help="Only say what is there, and what would come in.")
-@click.option("--step", type=click.IntRange(min=0), help="Its step, if the source says none or another.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be imported.")
+@click.option("--step", type=click.IntRange(min=0), help="The step, if the source lacks it or has another.")
 @click.option("--force", is_flag=True, help="Also if the run has another history: it will resume from the import.")
-@click.option("--only", multiple=True, metavar="GLOB", help="Only what matches, such as 'model/*'; again and again.")
+@click.option("--only", multiple=True, metavar="GLOB", help="Only what matches, such as 'model/*'. Repeatable.")
 @json_option
 def command(source: str, run: str, dry_run: bool, step: int | None, force: bool, only: tuple[str, ...], as_json: bool) -> None:
-    """Bring a checkpoint of another framework in, as one of RUN.
+    """Import a checkpoint of another framework as a checkpoint of RUN.
 
-    SOURCE is a file or a folder, here or in a bucket: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate,
-    DeepSpeed, Megatron, torchsnapshot, Orbax. It is recognised by what is in it, and nothing in it is executed. What
-    belongs to none of a script's components is kept below 'imported'. Said again, it finds that it is there already.
+    SOURCE is a local file or folder, or one in a bucket: torch.save, safetensors, Hugging Face, Lightning, DCP, Accelerate,
+    DeepSpeed, Megatron, torchsnapshot, Orbax. It is recognised by its content, and nothing in it is executed. State that
+    belongs to none of a script's components is kept below 'imported'. Importing the same checkpoint again changes nothing.
 
     \b
     Examples:
@@ -70,14 +70,14 @@ def command(source: str, run: str, dry_run: bool, step: int | None, force: bool,
 
 
 def _print_found(facts: dict[str, Any]) -> None:
-    """What was found, before anything is done."""
+    """Print what the source contains, before anything is imported."""
     click.echo(f"{escape(facts['format'])}: {plural(facts['tensors'], 'tensor')}, {size(facts['bytes'])}")
-    rows: list[tuple[str, object]] = [("step", "not said: 0" if facts["step"] is None else facts["step"])]
-    rows += [(name, _part(told)) for name, told in facts["parts"].items()]
+    rows: list[tuple[str, object]] = [("step", "not recorded: 0" if facts["step"] is None else facts["step"])]
+    rows += [(name, _part(text)) for name, text in facts["parts"].items()]
     click.echo()
     facts_list(rows)
-    for one in facts["left_out"][:20]:
-        _line(f"left out: {escape(one['what'])[:60]}: {escape(one['why'])}")
+    for item in facts["left_out"][:20]:
+        _line(f"left out: {escape(item['what'])[:60]}: {escape(item['why'])}")
     if len(facts["left_out"]) > 20:
         click.echo(f"  … and {len(facts['left_out']) - 20} more: --json lists them")
     for note in facts["notes"]:
@@ -91,7 +91,7 @@ def _line(text: str) -> None:
 
 
 def _part(told: str) -> str:
-    """Bytes for people."""
+    """Return a part's description with its bytes for people."""
     words = told.split(", ")
     shown = [size(int(word.removesuffix(" bytes"))) if word.endswith(" bytes") and word[:-6].isdigit() else word for word in words]
     return ", ".join(shown)

@@ -1,4 +1,4 @@
-"""``relight incidents``: what happened to a run, and what was done about it."""
+"""``relight incidents``: show a run's failures, the decisions and their costs."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ from relight.supervise.incidents import Incident, incidents_in, read_incidents
 @click.argument("which", required=False)
 @json_option
 def command(path: str, which: str | None, as_json: bool) -> int:
-    """What happened to a run under relight run, what was done about it, and what it cost.
+    """Show the failures of a run under relight run, what was done about them, and what they cost.
 
-    PATH is a run, or a directory that relight run wrote incidents into. WHICH, an incident's id or the beginning of it, or "latest",
-    shows one whole: clues, what every rank was at, its last lines, the stacks.
+    PATH is a run, or a directory with incidents of relight run. WHICH, an incident's id or its beginning, or "latest", shows one in full:
+    clues, the state of every rank, its last lines, the stacks.
 
     \b
     Examples:
       relight incidents runs/demo
       relight incidents runs/demo latest
     """
-    found = _read(path)
+    incidents = _read(path)
     if which is not None:
-        found = [found[-1]] if which == "latest" and found else [one for one in found if one.id.startswith(which)]
-        if not found:
+        incidents = (
+            [incidents[-1]] if which == "latest" and incidents else [incident for incident in incidents if incident.id.startswith(which)]
+        )
+        if not incidents:
             raise CheckpointNotFound(f"no incident {which!r}", where=path, hint="relight incidents RUN lists them")
     if as_json:
-        emit_json([msgspec.to_builtins(one) for one in found])
+        emit_json([msgspec.to_builtins(incident) for incident in incidents])
     elif which is not None:
-        for one in found:
-            _show(one)
-    elif not found:
+        for incident in incidents:
+            _show(incident)
+    elif not incidents:
         click.echo("no incident yet")
     else:
         table(
             ["id", "when", "kind", "step", "done", "lost", "down", "why"],
-            [_row(one) for one in found],
+            [_row(incident) for incident in incidents],
             right=("step", "lost", "down"), wrap=("why",),
         )  # fmt: skip
     return 0
@@ -91,5 +93,5 @@ def _show(one: Incident) -> None:
 
 def _rank(worker: dict[str, Any]) -> list[object]:
     ended = "stopped" if worker.get("stopped") else worker.get("exit")
-    said = worker.get("error") or (worker.get("tail") or [""])[-1]
-    return [worker["rank"], ended, worker.get("phase", "-"), worker.get("step", "-"), worker.get("durable", "-"), said]
+    message = worker.get("error") or (worker.get("tail") or [""])[-1]
+    return [worker["rank"], ended, worker.get("phase", "-"), worker.get("step", "-"), worker.get("durable", "-"), message]

@@ -1,4 +1,4 @@
-"""``relight keys``: who can open an encrypted store: new, status, add, rotate, revoke."""
+"""``relight keys``: manage an encrypted store's keys: new, status, add, rotate, revoke."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from relight.store.wrapper import unwrap
 from relight.transfer.keys import Changed, add, age_days, revoke, rotate, status
 
 key_option = click.option(
-    "--key", "specs", multiple=True, metavar="SPEC", help=f"A key at hand, instead of {SETTING}: file:PATH, env:NAME …; more than once."
+    "--key", "specs", multiple=True, metavar="SPEC", help=f"Use this key instead of {SETTING}: file:PATH, env:NAME …. Repeatable."
 )
-label_option = click.option("--label", default="", help="What people call the new key.")
+label_option = click.option("--label", default="", help="Name of the new key, for people.")
 
 
 @click.group("keys")
 def command() -> None:
-    """Keys of an encrypted store: who can open it.
+    """Manage the keys of an encrypted store.
 
-    A key is named by a spec, never written out: file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER,
-    kms:KEY, vault:MOUNT/KEY. RELIGHT_KEY holds those at hand, parted by spaces; the first encrypts what is new.
+    A key is given by a spec, never by its value: file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyring:SERVICE/USER,
+    kms:KEY, vault:MOUNT/KEY. RELIGHT_KEY has the specs to use, separated by spaces; the first encrypts new data.
 
     \b
     Examples:
@@ -40,9 +40,9 @@ def command() -> None:
 
 @command.command("new")
 @click.argument("file")
-@click.option("--signing", is_flag=True, help="One to sign with, Ed25519; its public half is printed.")
+@click.option("--signing", is_flag=True, help="Write a signing key (Ed25519), and print its public half.")
 def new(file: str, signing: bool) -> None:
-    """Write a new key, 32 random bytes, into a new FILE that only you can read. Keep a copy elsewhere: nothing opens a store without."""
+    """Write a new key, 32 random bytes, to a new FILE that only you can read. Keep a copy elsewhere: without it the data are lost."""
     if signing:
         public = write_signing_key(os.path.expanduser(file))
         click.echo(f"a new key to sign with is in {escape(file)}")
@@ -60,7 +60,7 @@ def new(file: str, signing: bool) -> None:
 @click.option("--max-age", type=float, metavar="DAYS", help="Exit code 1 if a key has been in use for longer.")
 @json_option
 def show_status(path: str, specs: tuple[str, ...], max_age: float | None, as_json: bool) -> int:
-    """Show which keys open a store, generation by generation, and which did. Exit code 1 if those at hand don't open all of it."""
+    """Show which keys open a store, by generation, and revoked ones. Exit code 1 if the given keys do not open all of it."""
     inner = store_at(path)
     rows = status(inner, _at_hand(specs))
     live = [row for row in rows if not row.revoked]
@@ -90,7 +90,7 @@ def show_status(path: str, specs: tuple[str, ...], max_age: float | None, as_jso
 @key_option
 @json_option
 def add_key(path: str, new_spec: str, label: str, specs: tuple[str, ...], as_json: bool) -> None:
-    """Have the key that NEW names open the store, too: one for recovery, or another team's."""
+    """Add a key: NEW then opens the store, too, for recovery or for another team."""
     inner = store_at(path)
     _print_change(add(inner, keychain_of(specs), resolve(new_spec), label), as_json)
 
@@ -104,9 +104,9 @@ def add_key(path: str, new_spec: str, label: str, specs: tuple[str, ...], as_jso
 @key_option
 @json_option
 def rotate_key(path: str, old: str, new_spec: str, label: str, older_than: float | None, specs: tuple[str, ...], as_json: bool) -> None:
-    """Exchange a key: NEW opens what OLD (an id or a label) opened, and OLD nothing more. No data is written anew.
+    """Replace a key: NEW opens what OLD (an id or a label) opened, and OLD opens nothing. No data is encrypted again.
 
-    If OLD leaked, whoever has it may have kept a copy of the store as it was: relight rekey encrypts anew what it could open.
+    If OLD leaked, its finder may have a copy of the store's key slots: relight rekey encrypts again what OLD could open.
     """
     inner = store_at(path)
     if older_than is not None:
@@ -123,18 +123,18 @@ def rotate_key(path: str, old: str, new_spec: str, label: str, older_than: float
 @key_option
 @json_option
 def revoke_key(path: str, old: str, specs: tuple[str, ...], as_json: bool) -> None:
-    """Have OLD, an id or a label, open nothing more. Refused if the keys at hand would then open less than now."""
+    """Revoke OLD, an id or a label. Refused if the given keys would then open less than now."""
     inner = store_at(path)
     _print_change(revoke(inner, keychain_of(specs), old), as_json)
 
 
 def store_at(path: str) -> ByteStore:
-    """The store that ``path`` leads to, as it lies there."""
+    """Return the store at ``path`` without its decryption layer."""
     return unwrap(locate(path).store)
 
 
 def keychain_of(specs: tuple[str, ...]) -> Keychain:
-    """The keys at hand."""
+    """Return the keys given by ``--key`` or the setting. Raise ``ConfigError`` without any."""
     chain = _at_hand(specs)
     if chain is None:
         raise ConfigError("no key at hand", hint=f"{SETTING}=file:PATH, or --key file:PATH")
@@ -149,7 +149,7 @@ def _print_change(changed: Changed, as_json: bool) -> None:
     if as_json:
         emit_json({"added": changed.added, "revoked": changed.revoked})
         return
-    for word, what in [("added", one) for one in changed.added] + [("revoked", one) for one in changed.revoked]:
+    for word, what in [("added", slot) for slot in changed.added] + [("revoked", slot) for slot in changed.revoked]:
         click.echo(f"{word}  {escape(what)}")
     if not changed.added and not changed.revoked:
         click.echo("nothing to do")

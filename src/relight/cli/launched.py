@@ -20,18 +20,18 @@ class LaunchCommand(click.Command):
         return super().parse_args(ctx, self._in_order(ctx, list(args)))
 
     def _in_order(self, ctx: click.Context, args: list[str]) -> list[str]:
-        options = {name: one for one in self.get_params(ctx) if isinstance(one, click.Option) for name in one.opts}
-        own, other, at = list[str](), list[str](), 0
-        while at < len(args) and args[at].startswith("-") and args[at] not in ("-", "--"):
-            name, equals, _ = args[at].partition("=")
+        options = {name: option for option in self.get_params(ctx) if isinstance(option, click.Option) for name in option.opts}
+        own, other, position = list[str](), list[str](), 0
+        while position < len(args) and args[position].startswith("-") and args[position] not in ("-", "--"):
+            name, equals, _ = args[position].partition("=")
             if name in _GROUP:
-                given = args[at] if equals or name == "--debug" else " ".join(args[at : at + 2])
+                given = args[position] if equals or name == "--debug" else " ".join(args[position : position + 2])
                 raise click.UsageError(f"{name} stands before the command: relight {given} {self.name} …", ctx)
             option = options.get(name)
-            length = _length(option, bool(equals)) if option is not None else _torchrun_length(args[at:])
-            (own if option is not None else other).extend(args[at : at + length])
-            at += length
-        return [*own, *other, *args[at:]]
+            length = _length(option, bool(equals)) if option is not None else _torchrun_length(args[position:])
+            (own if option is not None else other).extend(args[position : position + length])
+            position += length
+        return [*own, *other, *args[position:]]
 
 
 def _length(option: click.Option, has_value: bool) -> int:
@@ -39,7 +39,7 @@ def _length(option: click.Option, has_value: bool) -> int:
 
 
 def _torchrun_length(args: list[str]) -> int:
-    """How many of ``args`` the flag at their front takes, itself included. Cost: the import of torch, which the launch needs."""
+    """Return how many of ``args`` the first flag takes, itself included. Cost: imports torch, which the launch needs anyway."""
     from relight.supervise.launch import flag_length
 
     return flag_length(args)

@@ -1,4 +1,4 @@
-"""``relight log``: what happened to a run, record by record."""
+"""``relight log``: show a run's history, record by record."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from relight.versions.lineage import Node, draw, lineage
 
 @click.command("log")
 @click.argument("path")
-@click.option("--graph", is_flag=True, help="Which checkpoint came from which, newest first; of a store, all its runs.")
-@click.option("--out", metavar="FILE", help="With --graph: a picture, as its ending says (.png, .svg, .pdf).")
-@click.option("--all", "whole", is_flag=True, help="Every record, also those that a summary stands for.")
+@click.option("--graph", is_flag=True, help="Draw the lineage of checkpoints, newest first; for a store, of all its runs.")
+@click.option("--out", metavar="FILE", help="With --graph: write a picture (.png, .svg, .pdf).")
+@click.option("--all", "whole", is_flag=True, help="Show every record, also those that a summary replaces.")
 @json_option
 def command(path: str, graph: bool, out: str | None, whole: bool, as_json: bool) -> None:
-    """Show a run's log, oldest first: attempts, commits, tags, what was retired, what is void and what is damaged.
+    """Show a run's log, oldest first: attempts, commits, tags, retired checkpoints, void and damaged records.
 
-    Of a long log, older records that do not matter any more are left out; --all shows them.
+    In a long log, older records without effect are left out; --all shows them.
 
     \b
     Examples:
@@ -39,15 +39,15 @@ def command(path: str, graph: bool, out: str | None, whole: bool, as_json: bool)
     if graph:
         _graph(path, out, as_json)
         return
-    found = open_run_at(path, warnings=False)
-    if whole and found.view.summary is not None:
-        view = Log(found.run.store, found.run.name, whole=True).read()
-        found = found._replace(view=view, history=fold(view))
-    void = {record.seq: reason for record, reason in found.history.void}
-    years = {record.time[:4] for record in found.view.records}
-    cut = 5 if len(years) == 1 else 0  # 80 characters are few: a year that is always the same stands in the heading
-    lines = [(record.seq, _to_dict(record, void), _row(record, void, writer, cut)) for record, writer in _with_writers(found)]
-    for fault in found.view.faults:
+    opened = open_run_at(path, warnings=False)
+    if whole and opened.view.summary is not None:
+        view = Log(opened.run.store, opened.run.name, whole=True).read()
+        opened = opened._replace(view=view, history=fold(view))
+    void = {record.seq: reason for record, reason in opened.history.void}
+    years = {record.time[:4] for record in opened.view.records}
+    cut = 5 if len(years) == 1 else 0  # lines have 80 characters: a common year is in the heading
+    lines = [(record.seq, _to_dict(record, void), _row(record, void, writer, cut)) for record, writer in _with_writers(opened)]
+    for fault in opened.view.faults:
         facts = {"seq": fault.seq, "kind": "DAMAGED", "file": fault.file, "reason": fault.reason}
         cells: list[object] = [fault.seq, "", Styled("DAMAGED", "red"), Styled(f"{fault.file}: {fault.reason}", "red")]
         lines.append((fault.seq, facts, cells))
@@ -55,7 +55,7 @@ def command(path: str, graph: bool, out: str | None, whole: bool, as_json: bool)
     if as_json:
         emit_json([facts for _, facts, _ in lines])
     else:
-        left_out = found.view.counted - len(found.view.records)
+        left_out = opened.view.counted - len(opened.view.records)
         if left_out:
             click.echo(f"{left_out} older records are left out: --all shows them")
         heading = f"{years.pop()} (UTC)" if cut else "time (UTC)"
@@ -85,7 +85,7 @@ def _graph(path: str, out: str | None, as_json: bool) -> None:
 
 
 def _node(node: Node, runs: int, steps: int) -> str:
-    """What is known of it; names of runs and steps stand below each other in columns that wide."""
+    """Return the text of a node. ``runs`` and ``steps`` are the widths of their columns."""
     named = f"  ({', '.join(node.tags)})" if node.tags else ""
     flags = (" [set aside]" if node.set_aside else "") + (f" [{', '.join(node.begins)} begins here]" if node.begins else "")
     what = f"{node.id}  {escape(node.run).ljust(runs)}  step {node.checkpoint.step:>{steps}}"
@@ -95,7 +95,7 @@ def _node(node: Node, runs: int, steps: int) -> str:
 
 
 def _with_writers(found: OpenedRun) -> list[tuple[Record, str]]:
-    """Each record, and who wrote it if that is not the attempt in charge."""
+    """Return each record with its writer; the writer is empty if it is the attempt in charge."""
     attempt = ""
     result = []
     for record in found.view.records:
@@ -106,7 +106,7 @@ def _with_writers(found: OpenedRun) -> list[tuple[Record, str]]:
 
 
 def _who(record: Record) -> str:
-    """Host and process; the random end of it is for programs."""
+    """Return a writer's host and process, without its random suffix."""
     return ":".join(record.writer.split(":")[:2])
 
 
@@ -143,8 +143,8 @@ def _what(record: Record) -> str:
     if isinstance(body, SweepBody):
         return f"{' '.join(body.ids)} given up"
     if isinstance(body, TagBody):
-        said = "".join(f", {word}" for word in (body.by and f"by {body.by}", body.why) if word)
-        return (f"{body.name} → {body.id}" if body.id else f"{body.name} removed") + said
+        details = "".join(f", {word}" for word in (body.by and f"by {body.by}", body.why) if word)
+        return (f"{body.name} → {body.id}" if body.id else f"{body.name} removed") + details
     if isinstance(body, FenceBody):
         return f"attempt {record.epoch} takes charge: {_who(record)} ({body.reason})"
     if isinstance(body, RunBody):

@@ -1,4 +1,4 @@
-"""``relight ls``: checkpoints of a run, or runs of a store."""
+"""``relight ls``: list the checkpoints of a run, or the runs of a store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from relight.store.anchored import anchor_of
 @click.command("ls")
 @click.argument("path")
 @click.option("-n", "newest", type=click.IntRange(min=1), metavar="N", help="Only the newest N.")
-@click.option("--tiers", is_flag=True, help="Where each checkpoint lies: the run's further tiers are asked, too.")
+@click.option("--tiers", is_flag=True, help="Show which tiers have each checkpoint: reads the further tiers' logs.")
 @json_option
 def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
     """List the checkpoints of a run, newest last; or the runs of a store.
@@ -34,29 +34,30 @@ def command(path: str, newest: int | None, tiers: bool, as_json: bool) -> None:
     place = locate(path)
     if tiers:
         if place.run is None:
-            raise ConfigError("tiers are a run's: name one", where=path)
+            raise ConfigError("--tiers needs a run, not a store", where=path)
         _tiers(place, newest, as_json)
         return
     if place.run is None and place.which is None:
         _runs(place, as_json)
         return
-    found = open_run_at(path)
-    shown = [found.choose(None)] if found.which else found.history.live[-newest:] if newest else found.history.live
-    known = checked(found.history)
-    rows = [entry(found.history, one, known.get(one.id)) for one in shown]
+    opened = open_run_at(path)
+    shown = [opened.choose(None)] if opened.which else opened.history.live[-newest:] if newest else opened.history.live
+    known = checked(opened.history)
+    rows = [entry(opened.history, checkpoint, known.get(checkpoint.id)) for checkpoint in shown]
     if as_json:
         emit_json(rows)
     elif rows:
         _table(rows)
-        total = f"{plural(len(found.history.live), 'checkpoint')}, {size(sum(one.body.new_bytes for one in found.history.live))}"
+        new_bytes = sum(checkpoint.body.new_bytes for checkpoint in opened.history.live)
+        total = f"{plural(len(opened.history.live), 'checkpoint')}, {size(new_bytes)}"
         _damage(rows)
-        click.echo(total if len(rows) == len(found.history.live) else f"{len(rows)} of {total}")
+        click.echo(total if len(rows) == len(opened.history.live) else f"{len(rows)} of {total}")
     else:
         click.echo("no checkpoint yet")
 
 
 def entry(history: History, one: Checkpoint, known: VerificationResult | None = None) -> dict[str, Any]:
-    """One checkpoint as ``--json`` shows it; ``known``: what reading it has shown."""
+    """Return a checkpoint's fields for ``--json``. ``known``: its last verification result."""
     body = one.body
     return {
         "id": body.id,
@@ -82,7 +83,7 @@ def entry(history: History, one: Checkpoint, known: VerificationResult | None = 
 
 
 def _table(rows: list[dict[str, Any]]) -> None:
-    """Columns that would say nothing are left out: 80 characters are few."""
+    """Print the table without empty columns, as lines have 80 characters."""
     columns = ["id", "step", "saved", "size"]
     cells: list[list[object]] = [[row["id"], row["step"], age(row["created"]), size(row["stored_bytes"])] for row in rows]
 
@@ -113,14 +114,14 @@ def _table(rows: list[dict[str, Any]]) -> None:
 
 
 def _damage(rows: list[dict[str, Any]]) -> None:
-    """Report on stderr what is wrong with each damaged checkpoint, and how that is known."""
+    """Print a warning for each damaged checkpoint: the damage, and which tool found it when."""
     for row in rows:
-        if found := row["damaged"]:
-            warn(f"checkpoint {row['id']} is damaged: {escape(found['what'])} (found by {escape(found['by'])}, {age(found['at'])})")
+        if damage := row["damaged"]:
+            warn(f"checkpoint {row['id']} is damaged: {escape(damage['what'])} (found by {escape(damage['by'])}, {age(damage['at'])})")
 
 
 def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
-    """One history of all tiers, with a column for each."""
+    """List the merged history of all tiers, with a column for each tier."""
     assert place.run is not None
     names, merged, errors = residency(place.store, place.run)
     for name, error in zip(names, errors, strict=True):
@@ -129,10 +130,11 @@ def _tiers(place: Location, newest: int | None, as_json: bool) -> None:
     shown = merged.history.live[-newest:] if newest else merged.history.live
     rows = [
         {
-            **entry(merged.history, one, merged.damaged.get((0, one.id))), "tiers": [names[copy.place] for copy in merged.copies[one.id]],
-            "damaged_in": [names[place] for place, id_ in merged.damaged if id_ == one.id],
+            **entry(merged.history, checkpoint, merged.damaged.get((0, checkpoint.id))),
+            "tiers": [names[copy.place] for copy in merged.copies[checkpoint.id]],
+            "damaged_in": [names[place] for place, id_ in merged.damaged if id_ == checkpoint.id],
         }
-        for one in shown
+        for checkpoint in shown
     ]  # fmt: skip
     if as_json:
         emit_json(rows)
@@ -163,11 +165,11 @@ def _runs(place: Location, as_json: bool) -> None:
     for name in names:
         try:
             history = read_run(place, name).history
-        except WrongKey:  # the store's, so no run of it can be read
+        except WrongKey:  # the key is the store's, so no run can be read
             raise
-        except RelightError as error:  # one run that cannot be read does not hide the others
+        except RelightError as error:  # an unreadable run must not hide the others
             warn(f"{escape(name)}: {escape(error.what)}")
-            if anchor_of(place.store) is not None:  # a program must not take a refused run for one that is absent
+            if anchor_of(place.store) is not None:  # a program must not take a refused run for an absent one
                 unread.append({"run": name, **dict.fromkeys(_FIELDS), "error": error.kind})
             continue
         newest = history.live[-1] if history.live else None
@@ -177,7 +179,7 @@ def _runs(place: Location, as_json: bool) -> None:
                 "checkpoints": len(history.live),
                 "latest_step": newest.step if newest else None,
                 "latest_created": newest.time if newest else None,
-                "stored_bytes": sum(one.body.new_bytes for one in history.live),
+                "stored_bytes": sum(checkpoint.body.new_bytes for checkpoint in history.live),
                 "attempts": history.epoch,
             }
         )

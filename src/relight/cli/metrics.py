@@ -1,4 +1,4 @@
-"""``relight metrics``: what runs are like, for Prometheus; dashboards and alert rules."""
+"""``relight metrics``: serve or print metrics for Prometheus; write dashboards and alert rules."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 @click.command("metrics")
 @click.argument("paths", metavar="[RUN…]", nargs=-1)
 @click.option("--listen", metavar="HOST:PORT", help="Serve them under /metrics until Ctrl-C; 127.0.0.1:9464, for instance.")
-@click.option("--host", "hosts", multiple=True, metavar="NAME", help="With --listen: a name by which scrapers reach it; more than once.")
-@click.option("--once", is_flag=True, help="Print them once, as Prometheus reads them: the default.")
-@click.option("--alerts", is_flag=True, help="With --listen: look every 15 s, and tell what [alerts] of relight.toml says.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="With --listen: a host name that scrapers use. Repeatable.")
+@click.option("--once", is_flag=True, help="Print them once in Prometheus' format: the default.")
+@click.option("--alerts", is_flag=True, help="With --listen: check every 15 s, and send the alerts of relight.toml.")
 @click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml.")
 @click.option("--grafana", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write Grafana's dashboard there.")
 @click.option("--rules", type=click.Path(file_okay=False, path_type=Path), metavar="DIR", help="Write Prometheus' alert rules there.")
@@ -32,10 +32,10 @@ def command(
     paths: tuple[str, ...], listen: str | None, hosts: tuple[str, ...], once: bool, alerts: bool, settings: Path | None,
     grafana: Path | None, rules: Path | None, as_json: bool,
 ) -> int:  # fmt: skip
-    """What runs are like, as metrics for Prometheus. RUN may be a store: all its runs.
+    """Serve or print metrics of runs for Prometheus. RUN may be a store: all its runs.
 
-    Made of the runs' logs, and of the events that processes of this machine keep. Trainers serve nothing: this command does, and may run
-    beside them, or anywhere that sees the store. --grafana and --rules write files that stand on these metrics, and need no run.
+    The metrics come from the runs' logs, and from the events of this machine's processes. Trainers serve no metrics: run this command next
+    to them, or anywhere that can read the store. --grafana and --rules write files that use these metrics, and need no run.
 
     \b
     Examples:
@@ -46,7 +46,7 @@ def command(
     if listen is not None and (once or as_json):
         raise ConfigError("--listen serves, --once and --json print: choose one")
     if alerts and listen is None:
-        raise ConfigError("--alerts is for --listen: a single look tells nobody", hint="relight alerts check looks once")
+        raise ConfigError("--alerts needs --listen: a single check sends nothing", hint="relight alerts check checks once")
     if grafana is not None or rules is not None:
         _generate(grafana, rules, settings)
         if not paths:
@@ -63,12 +63,12 @@ def command(
     if listen is not None:
         from relight.monitoring.http import serve
 
-        looking = _alarmed(watcher, settings) if alerts else None
+        alert_loop = _alarmed(watcher, settings) if alerts else None
         try:
             serve(collector, listen, lambda line: click.echo(escape(line), err=True), hosts)
         finally:
-            if looking is not None:
-                looking.stop()
+            if alert_loop is not None:
+                alert_loop.stop()
         return 0
     click.echo(collector.text().decode(), nl=False)
     return 0
@@ -84,19 +84,19 @@ def _generate(grafana: Path | None, rules: Path | None, settings: Path | None) -
 
 
 def _alarmed(watcher: Watcher, settings: Path | None) -> AlertLoop:
-    """A thread that looks and tells; addresses that cannot work are found now."""
+    """Start the thread that checks the rules and sends alerts. Raise ``ConfigError`` for invalid addresses."""
     from relight.monitoring.loop import AlertLoop
     from relight.monitoring.notify import Alarms, check_targets
 
-    found = read_alerting(settings)
-    if not found.to:
+    alerting = read_alerting(settings)
+    if not alerting.to:
         raise ConfigError("there is nobody to tell", hint='[alerts] to = ["env:ALERTS_URL"] in relight.toml')
-    check_targets([*found.to, *found.escalate_to])
-    return AlertLoop(watcher, Alarms(found))
+    check_targets([*alerting.to, *alerting.escalate_to])
+    return AlertLoop(watcher, Alarms(alerting))
 
 
 def as_value(seen: RunSeen) -> dict[str, object]:
-    """A run's metrics for ``--json``."""
+    """Return a run's metrics for ``--json``."""
     metrics = [
         {
             "name": sample.metric.name, "labels": dict(zip(sample.metric.labels, sample.labels, strict=True)), "value": sample.value,

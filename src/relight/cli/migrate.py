@@ -1,4 +1,4 @@
-"""``relight migrate``: bring a whole directory of other frameworks' checkpoints in."""
+"""``relight migrate``: import a whole directory of other frameworks' checkpoints."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ SHOWN = 20
 @click.command("migrate")
 @click.argument("old")
 @click.argument("new")
-@click.option("--run", metavar="NAME", help="The run for checkpoints that lie in OLD itself; else called as OLD is.")
-@click.option("--check", default="10%", show_default=True, metavar="PART", help="How much is read again and compared: 10%, full, none.")
-@click.option("--exclude", multiple=True, metavar="PATTERN", help="Leave matching files and folders alone: '*.bak', 'data/*'. Repeatable.")
-@click.option("--compress", is_flag=True, help="Store it coded, without loss.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Who works.")
-@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="How many at once; by default one a core.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be brought, or taken back.")
-@click.option("--roll-back", "back", is_flag=True, help="Take back what was brought from OLD, and nothing else.")
+@click.option("--run", metavar="NAME", help="The run for checkpoints directly in OLD; by default OLD's name.")
+@click.option("--check", default="10%", show_default=True, metavar="PART", help="Share that is read again and compared: 10%, full, none.")
+@click.option("--exclude", multiple=True, metavar="PATTERN", help="Skip matching files and folders: '*.bak', 'data/*'. Repeatable.")
+@click.option("--compress", is_flag=True, help="Compress losslessly.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs the workers.")
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of workers; by default one for each core.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be imported or removed.")
+@click.option("--roll-back", "back", is_flag=True, help="Remove what was imported from OLD, and nothing else.")
 @json_option
 def command(
     old: str, new: str, run: str | None, check: str, exclude: tuple[str, ...], compress: bool, engine: str, jobs: int | None, dry_run: bool,
     back: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Bring all checkpoints below OLD, of whatever framework, into the store NEW: a run for each folder that has some.
+    """Import all checkpoints below OLD, of any supported framework, into the store NEW: a run for each folder with checkpoints.
 
-    OLD is a directory, or a place in a bucket, which is read where it lies. They are converted by several processes, and
-    committed in the order of their steps. Said again after an interruption, it goes on where it was, and nothing comes
-    twice. Exit code 1 if something could not be brought, or is not right, or if nothing was found. What is called as a
-    checkpoint (checkpoint-500, model.pt) and cannot be read is named.
+    OLD is a directory, or a prefix in a bucket, which is read in place. Several processes convert the checkpoints, which are
+    committed in the order of their steps. After an interruption, repeat the command to continue; nothing is imported twice.
+    Exit code 1 if a checkpoint could not be imported or differs, or if none was found. Unreadable files with a checkpoint's
+    name (checkpoint-500, model.pt) are listed.
 
     \b
     Examples:
@@ -66,19 +66,19 @@ def command(
     _print_unreadable(report.unreadable)
     for source, checkpoint_id, what in report.wrong[:SHOWN]:
         click.echo(f"{paint('WRONG', 'red')}  {checkpoint_id} of {escape(source)}: {escape(what)}")
-    runs = len({one["run"] for one in report.brought})
-    there = f"; {report.there} were there already" if report.there else ""
+    runs = len({checkpoint["run"] for checkpoint in report.brought})
+    present = f"; {report.there} were there already" if report.there else ""
     brought = f"{plural(len(report.brought), 'checkpoint')}, {size(report.bytes)}, brought to {plural(runs, 'run')}"
-    click.echo(f"{brought} in {report.seconds:.1f} s{there}")
+    click.echo(f"{brought} in {report.seconds:.1f} s{present}")
     same = "all the same" if not report.wrong else f"{len(report.wrong)} not the same"
     click.echo(f"{report.checked} compared with what they were made of: {same}")
     return 0 if report.ok else 1
 
 
 def _facts(report: Any, url: str) -> dict[str, Any]:
-    brought = [{key: one[key] for key in ("source", "run", "step", "id", "bytes")} for one in report.brought]
-    failed = [dict(zip(("source", "error", "what", "hint"), one, strict=True)) for one in report.failed]
-    wrong = [dict(zip(("source", "id", "what"), one, strict=True)) for one in report.wrong]
+    brought = [{key: checkpoint[key] for key in ("source", "run", "step", "id", "bytes")} for checkpoint in report.brought]
+    failed = [dict(zip(("source", "error", "what", "hint"), row, strict=True)) for row in report.failed]
+    wrong = [dict(zip(("source", "id", "what"), row, strict=True)) for row in report.wrong]
     return {
         "ok": report.ok, "to": url, "brought": brought, "there": report.there, "failed": failed, "unreadable": _pairs(report.unreadable),
         "checked": report.checked, "wrong": wrong, "bytes": report.bytes, "seconds": report.seconds,
@@ -86,13 +86,13 @@ def _facts(report: Any, url: str) -> dict[str, Any]:
 
 
 def _store(new: str) -> str:
-    """The store that NEW names, there or not."""
+    """Return the URL of the store NEW, which may not exist yet."""
     url = absolute(new)
     try:
         place = locate(new)
     except CheckpointNotFound:
         if any(entry.name != STORE_FILE for entry in open_bytes(url).list("")):
-            raise ConfigError("this is there, and is no store", where=new, hint="name a new directory: a store is made of it") from None
+            raise ConfigError("this exists, and is not a store", where=new, hint="name a new directory: it becomes a store") from None
         return url
     if place.run is not None:
         raise ConfigError("this is a run: a migration makes its own", where=new, hint="name the store")
@@ -102,28 +102,28 @@ def _store(new: str) -> str:
 def _part(check: str) -> float:
     words = {"full": 1.0, "none": 0.0}
     try:
-        found = words[check] if check in words else float(check.removesuffix("%")) / 100
+        share = words[check] if check in words else float(check.removesuffix("%")) / 100
     except ValueError:
-        found = -1.0
-    if not 0 <= found <= 1:
-        raise ConfigError(f"--check {check!r} is no part", hint="10%, full or none")
-    return found
+        share = -1.0
+    if not 0 <= share <= 1:
+        raise ConfigError(f"--check {check!r} is invalid", hint="10%, full or none")
+    return share
 
 
 def _print_plan(plan: Any, as_json: bool) -> None:
     if as_json:
         rows = [
-            {"source": one.name, "run": one.run, "step": one.step, "format": one.format, "bytes": one.bytes, "tensors": one.tensors}
-            for one in plan.todo
+            {"source": item.name, "run": item.run, "step": item.step, "format": item.format, "bytes": item.bytes, "tensors": item.tensors}
+            for item in plan.todo
         ]
         emit_json({"dry_run": True, "to": plan.url, "bring": rows, "there": len(plan.there), "unreadable": _pairs(plan.unreadable)})
         return
     if plan.todo:
-        rows_ = [(one.run, one.step, size(one.bytes), one.format, one.name) for one in plan.todo]
+        rows_ = [(item.run, item.step, size(item.bytes), item.format, item.name) for item in plan.todo]
         table(("run", "step", "size", "format", "from"), rows_, right=("step", "size"), wrap=("from",))
     _print_unreadable(plan.unreadable)
-    there = f"; {len(plan.there)} are there already" if plan.there else ""
-    click.echo(f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{there}")
+    present = f"; {len(plan.there)} are there already" if plan.there else ""
+    click.echo(f"{plural(len(plan.todo), 'checkpoint')}, {size(plan.bytes)}, would be brought to {plural(len(plan.runs), 'run')}{present}")
 
 
 def _print_unreadable(found: list[tuple[str, str]]) -> None:
@@ -143,11 +143,11 @@ def _back(old: str, url: str, dry_run: bool, as_json: bool) -> int:
     report = roll_back(old, url, dry_run=dry_run)
     count = sum(map(len, report.gone.values()))
     if as_json:
-        kept = [{"id": one, "why": why} for one, why in report.kept]
+        kept = [{"id": checkpoint_id, "why": why} for checkpoint_id, why in report.kept]
         emit_json({"dry_run": dry_run, "to": url, "gone": report.gone, "kept": kept, "left": report.left})
     else:
-        for one, why in report.kept:
-            click.echo(f"{one} stays: {escape(why)}")
+        for checkpoint_id, why in report.kept:
+            click.echo(f"{checkpoint_id} stays: {escape(why)}")
         shown = escape(url.removeprefix(f"{os.getcwd()}/"))
         click.echo(f"{plural(count, 'checkpoint')} {'would be ' if dry_run else ''}taken back out of {shown}")
     return 1 if report.kept else 0

@@ -1,4 +1,4 @@
-"""``relight note``: write something about a checkpoint."""
+"""``relight note``: write a note about a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from relight.versions.stages import notes_of, write_note
 @click.argument("text", required=False)
 @json_option
 def command(path: str, text: str | None, as_json: bool) -> None:
-    """Write something about a checkpoint, by default the newest; without TEXT, read what was written.
+    """Write a note about a checkpoint, by default the newest; without TEXT, list the notes.
 
     \b
     Examples:
       relight note runs/demo@2000 "before the spike; day 3 begins here"
       relight note runs/demo
     """
-    found = open_run_at(path)
+    opened = open_run_at(path)
     if text is not None:
-        one = found.choose(None)
-        write_note(found.run, one, text)
+        checkpoint = opened.choose(None)
+        write_note(opened.run, checkpoint, text)
         if as_json:
-            emit_json({"id": one.id, "step": one.step, "text": text})
+            emit_json({"id": checkpoint.id, "step": checkpoint.step, "text": text})
         else:
-            click.echo(f"{one.id} (step {one.step}): noted")
+            click.echo(f"{checkpoint.id} (step {checkpoint.step}): noted")
         return
-    notes = notes_of(found.history, found.choose(None).id if found.which else None)
-    steps = {one.id: one.step for one in [*found.history.live, *found.history.retired.values()]}
+    notes = notes_of(opened.history, opened.choose(None).id if opened.which else None)
+    steps = {checkpoint.id: checkpoint.step for checkpoint in [*opened.history.live, *opened.history.retired.values()]}
     if as_json:
         emit_json([{**note._asdict(), "step": steps.get(note.id)} for note in notes])
     elif notes:

@@ -1,7 +1,7 @@
-"""How commands speak: tables for people, JSON for programs, progress on a terminal.
+"""Output of commands: tables for people, JSON for programs, progress on a terminal.
 
-What comes out of a store is text somebody else chose: ``escape`` it before it is printed. On a terminal tables fit its width
-and have colour (rich, imported only then); into a pipe they are plain, aligned and uncut.
+Text from a store is untrusted: ``escape`` it before it is printed. On a terminal, tables fit its width and have colour (rich, imported only
+then). In a pipe they are plain, aligned and uncut.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from relight.run_names import shown as with_names
 
 
 class Styled(NamedTuple):
-    """A cell with a colour, which a pipe does not see."""
+    """A table cell with a colour, which is used on a terminal only."""
 
     text: object
     style: str
 
 
 _ON_DISK = frozenset({"file", "path", "dir"})
-"""Fields whose paths are as they are on disk; others show runs' names."""
+"""Fields with raw paths on disk. In other fields, directories of runs are replaced by the runs' names."""
 
 
 def emit_json(value: Any) -> None:
-    """``value`` as indented JSON on stdout: ASCII, strict; numbers that JSON lacks are the texts the format has for them."""
+    """Print ``value`` as indented, strict ASCII JSON on stdout. NaN and infinities become the strings "nan", "inf" and "-inf"."""
     click.echo(json.dumps(_strict(value), indent=2, allow_nan=False))
 
 
@@ -50,24 +50,24 @@ def _strict(value: Any) -> Any:
 
 
 def escape(text: object) -> str:
-    """Text that a terminal shows and does not obey: what is not printable stands as ``\\x1b``, ``\\u202e``."""
+    """Return text that is safe for a terminal: characters that are not printable become escapes such as ``\\x1b`` and ``\\u202e``."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in with_names(str(text)))
 
 
 def paint(text: str, style: str) -> str:
-    """``text`` in a colour, or bold, if stdout is a terminal that wants it."""
+    """Return ``text`` in a colour, or bold, if stdout is a terminal and NO_COLOR is unset."""
     if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
         return text
     return click.style(text, bold=True) if style == "bold" else click.style(text, fg=style)
 
 
 def warn(text: str) -> None:
-    """A line on stderr."""
+    """Print a warning on stderr."""
     click.echo(f"warning: {text}", err=True)
 
 
 def show_error(error: RelightError) -> None:
-    """What happened, where, and what to do about it, on stderr."""
+    """Print an error's cause, place, details and hint on stderr."""
     where = f" [{escape(error.where)}]" if error.where else ""
     lines = [f"{click.style('relight:', fg='red')} {escape(error.what)}{where}"]
     lines += [f"  - {escape(detail)}" for detail in error.details[:20]]
@@ -79,7 +79,7 @@ def show_error(error: RelightError) -> None:
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[object]], *, right: Sequence[str] = (), wrap: Sequence[str] = ()) -> None:
-    """Aligned columns, those in ``right`` to the right. On a terminal those in ``wrap`` go over several lines if they must."""
+    """Print aligned columns, those in ``right`` right-aligned. On a terminal, columns in ``wrap`` are wrapped if necessary."""
     cells = [[(escape(cell.text), cell.style) if isinstance(cell, Styled) else (escape(cell), "") for cell in row] for row in rows]
     if sys.stdout.isatty():
         _rich_table(columns, cells, right, wrap)
@@ -119,7 +119,7 @@ def _rich_table(columns: Sequence[str], cells: list[list[tuple[str, str]]], righ
 
 
 def _width(text: str) -> int:
-    """Columns of a terminal that ``text`` takes."""
+    """Return the number of terminal columns that ``text`` takes."""
     if text.isascii():
         return len(text)
     from unicodedata import combining, east_asian_width
@@ -128,7 +128,7 @@ def _width(text: str) -> int:
 
 
 def facts_list(facts: Sequence[tuple[str, object]]) -> None:
-    """Names and what they are, indented; long ones go on below themselves on a terminal."""
+    """Print names and values, indented. On a terminal, long values are wrapped below themselves."""
     width = max((_width(escape(name)) for name, _ in facts), default=0)
     for name, value in facts:
         head = f"  {escape(name)}{' ' * (width - _width(escape(name)))}  "
@@ -143,7 +143,7 @@ def facts_list(facts: Sequence[tuple[str, object]]) -> None:
 
 
 def hanging(text: str, indent: int) -> str:
-    """The text, indented; on a terminal what does not fit on its line goes on below, as far in."""
+    """Return the text indented; on a terminal wrapped with the same indent."""
     space = " " * indent
     if not sys.stdout.isatty():
         return space + text
@@ -155,12 +155,12 @@ def hanging(text: str, indent: int) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """``1 checkpoint``, ``2 checkpoints``."""
+    """Return a count with its noun: ``1 checkpoint``, ``2 checkpoints``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def size(count: int) -> str:
-    """Bytes for people."""
+    """Return a number of bytes for people."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB", "TB"):
         if value < 999.95 or unit == "TB":
@@ -170,7 +170,7 @@ def size(count: int) -> str:
 
 
 def age(text: str) -> str:
-    """How long ago a record says it was written; the time itself if clocks disagree or it is no time."""
+    """Return how long ago a record's time was; the text itself if it is in the future or invalid."""
     try:
         then = datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     except ValueError:
@@ -185,41 +185,41 @@ def age(text: str) -> str:
 
 
 def number(value: Any) -> str:
-    """A metric or statistic for people."""
+    """Return a metric or statistic for people."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def code_text(code: Mapping[str, Any]) -> str:
-    """A recorded revision of the script's code: the commit, and whether there were uncommitted changes. Empty if none was recorded."""
+    """Return the recorded revision of the script's code, and whether there were uncommitted changes. Empty if none was recorded."""
     changes = code.get("changes")
     more = "" if not changes else " perhaps with changes" if changes == "unknown" else " with changes"
     return f"{str(code['commit'])[:12]}{more}" if code.get("commit") else ""
 
 
 def metrics_text(metrics: dict[str, Any]) -> str:
-    """``loss=1.234 …``"""
+    """Return metrics as ``loss=1.234 …``."""
     return " ".join(f"{name}={number(value)}" for name, value in metrics.items())
 
 
 class Meter:
-    """Told of bytes done, from any thread; ``say`` prints a line without tearing the bar."""
+    """Progress bar of bytes. Thread-safe. ``print`` writes a line without breaking the bar."""
 
     def __init__(self, advance: Callable[[int], None] | None = None, say: Callable[[str], None] | None = None) -> None:
         self._advance, self._say = advance, say
 
     def __call__(self, count: int) -> None:
-        """``count`` bytes more."""
+        """Add ``count`` bytes."""
         if self._advance:
             self._advance(count)
 
     def print(self, line: str) -> None:
-        """A line on stdout."""
+        """Print a line on stdout."""
         (self._say or click.echo)(line)
 
 
 @contextmanager
 def progress(label: str, total: int) -> Iterator[Meter]:
-    """A bar of bytes on stderr with their rate, on a terminal only, and only if there is something to wait for."""
+    """Show a bar of bytes with their rate on stderr, on a terminal only, and only for 4 MiB or more."""
     if not sys.stderr.isatty() or total < 4 << 20:
         yield Meter()
         return
@@ -229,7 +229,7 @@ def progress(label: str, total: int) -> Iterator[Meter]:
     from rich.theme import Theme
 
     columns = (TextColumn(label), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    # What goes to stdout stays there, also when that is a pipe: rich would send it to stderr.
+    # Output to stdout must stay there, also if it is a pipe: rich would redirect it to stderr.
     quiet = {"bar.complete": "cyan", "progress.data.speed": "dim", "progress.download": "none", "progress.remaining": "dim"}
     bar = Progress(*columns, console=Console(stderr=True, theme=Theme(quiet)), transient=True, redirect_stdout=False, redirect_stderr=False)
 

@@ -1,4 +1,4 @@
-"""``relight plan``: what saving a model will cost, how often to save, how much is lost."""
+"""``relight plan``: compute what saving a model costs, how often to save, how much is lost."""
 
 from __future__ import annotations
 
@@ -23,50 +23,50 @@ from relight.policy.units import bytes_of, seconds_of
 _BYTES_MAX = 16 << 20
 _NUMBER = re.compile(r"[0-9]+(\.[0-9]+)?[kKmMbBtT]?\Z")
 _FIGURES = {"stall": "save_lost", "durable": "save_durable", "load": "restore_cold"}
-"""What a plan needs of ``relight bench --json``."""
+"""Figures of ``relight bench --json`` that a plan uses."""
 _ROLES = {"param": "weights", "buffer": "weights", "optim": "optimizer"}
 
 
 @click.command("plan")
 @click.argument("model")
-@click.option("--gpus", type=click.IntRange(1, 10**7), default=1, show_default=True, metavar="N", help="That train together.")
-@click.option("--per-node", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="N", help="GPUs of one machine.")
+@click.option("--gpus", type=click.IntRange(1, 10**7), default=1, show_default=True, metavar="N", help="GPUs of the job.")
+@click.option("--per-node", type=click.IntRange(1, 1024), default=8, show_default=True, metavar="N", help="GPUs of one node.")
 @click.option("--tp", type=click.IntRange(1, 10**6), default=1, metavar="N", help="Tensor parallelism.")
 @click.option("--pp", type=click.IntRange(1, 10**6), default=1, metavar="N", help="Pipeline parallelism.")
 @click.option("--zero", type=click.IntRange(0, 3), default=3, show_default=True, help="What data parallelism shards; 3 is FSDP.")
 @click.option("--precision", type=click.Choice(list(PRECISIONS)), default="bf16", show_default=True)
 @click.option("--optimizer", type=click.Choice(list(OPTIMIZERS)), default="adamw", show_default=True)
-@click.option("--mtbf", metavar="TIME", help="Between failures of the job; by default as published for so many GPUs.")
+@click.option("--mtbf", metavar="TIME", help="Mean time between the job's failures; by default published rates.")
 @click.option(
-    "--rates", default="published", show_default=True, metavar="NAME", help=f"Whose: published, hardware, {', '.join(PUBLISHED)}."
+    "--rates", default="published", show_default=True, metavar="NAME", help=f"Failure rates: published, hardware, {', '.join(PUBLISHED)}."
 )
 @click.option("--restart", metavar="TIME", help="From a failure until processes are up and begin to load.")
-@click.option("--copy", "copy_", metavar="SIZE", help="A second, from a GPU to its host's memory.")
-@click.option("--link", metavar="SIZE", help="A second, from one node to another or to the store.")
-@click.option("--store-write", metavar="SIZE", help="A second, that the store takes of all nodes together.")
-@click.option("--store-read", metavar="SIZE", help="A second, that it gives to all of them.")
+@click.option("--copy", "copy_", metavar="SIZE", help="Bytes a second from a GPU to its host's memory.")
+@click.option("--link", metavar="SIZE", help="Bytes a second from one node to another or to the store.")
+@click.option("--store-write", metavar="SIZE", help="Bytes a second that the store accepts from all nodes together.")
+@click.option("--store-read", metavar="SIZE", help="Bytes a second that the store delivers to all nodes together.")
 @click.option("--levels", default="memory,peers,store", show_default=True, metavar="LIST", help="Where saves go.")
-@click.option("--window", default="60s", show_default=True, metavar="TIME", help="In which a save, or a load, is to be done.")
+@click.option("--window", default="60s", show_default=True, metavar="TIME", help="Time in which a save, or a load, must finish.")
 @click.option(
     "--keep", type=click.IntRange(1, 10**6), default=3, show_default=True, metavar="N", help="Checkpoints that stay in the store."
 )
-@click.option("--gpu-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a GPU for an hour, in whatever money.")
-@click.option("--store-price", type=click.FloatRange(0, 1e6), metavar="X", help="Of a TB in the store for a month.")
-@click.option("--stored", metavar="RUN", help="A run whose checkpoints tell the share of the bytes that is stored.")
+@click.option("--gpu-price", type=click.FloatRange(0, 1e6), metavar="X", help="Price of a GPU for an hour, in any currency.")
+@click.option("--store-price", type=click.FloatRange(0, 1e6), metavar="X", help="Price of a TB in the store for a month.")
+@click.option("--stored", metavar="RUN", help="Take the stored share of the bytes from this run's checkpoints.")
 @click.option("--at-least", metavar="TIME", help="The shortest interval between saves, as of relight.adaptive().")
-@click.option("--at-most", metavar="TIME", help="The longest; the plan has what these two cost.")
-@click.option("--stall", metavar="TIME", help="What a save takes from the steps; by default copying to the host.")
+@click.option("--at-most", metavar="TIME", help="The longest interval; the plan shows the cost of both bounds.")
+@click.option("--stall", metavar="TIME", help="Time that a save stalls training; by default copying to the host.")
 @click.option("--durable", metavar="TIME", help="From a save's beginning until it is in the store.")
 @click.option(
-    "--measured", multiple=True, type=click.Path(path_type=Path), metavar="JSON", help="Of relight bench --json; may be given again."
+    "--measured", multiple=True, type=click.Path(path_type=Path), metavar="JSON", help="Output of relight bench --json. Repeatable."
 )
 @click.option("--plot", "png", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw goodput against the interval.")
 @json_option
 def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: bool, **given: Any) -> int:
-    """What saving a model costs: bytes, bandwidth, memory, stall, how often to save, how much time is lost.
+    """Compute what saving a model costs: bytes, bandwidth, memory, stall, how often to save, how much time is lost.
 
     MODEL is a number of parameters (8B, 405B, 1T), a Hugging Face config.json or its folder, or a run or checkpoint of Relight. Every
-    number says where it comes from: given, measured, published or assumed.
+    number has its source: given, measured, published or assumed.
 
     \b
     Examples:
@@ -78,15 +78,15 @@ def command(model: str, measured: tuple[Path, ...], png: Path | None, as_json: b
     """
     if png is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
-    found, said = plan_for(model, measured=measured, **given)
+    made, description = plan_for(model, measured=measured, **given)
     if as_json:
-        emit_json(to_dict(found, said))
+        emit_json(to_dict(made, description))
     else:
-        show(found, said)
+        show(made, description)
     if png is not None:
         from relight.bench.plan_plot import draw
 
-        draw(found, png)
+        draw(made, png)
         click.echo(f"the picture is in {escape(png)}", err=True)
     return 0
 
@@ -120,8 +120,8 @@ def plan_for(
     stall: str | None = None,
     durable: str | None = None,
 ) -> tuple[JobPlan, str]:
-    """The plan, and what it was made for in words."""
-    of, said = model_size(model, precision, optimizer)
+    """Return the plan, and a description of its model."""
+    state, description = model_size(model, precision, optimizer)
     belief = prior(gpus, source=rates)
     source = f"{rates} rates of {gpus:,} GPU{'s' if gpus > 1 else ''}"
     if mtbf is not None:
@@ -132,19 +132,19 @@ def plan_for(
         for name, text in (("stall", stall), ("durable", durable)) if text is not None
     }  # fmt: skip
     question = Question(
-        size=of, layout=ParallelLayout(gpus, per_node, tp, pp, zero), belief=belief, rate_source=source,
+        size=state, layout=ParallelLayout(gpus, per_node, tp, pp, zero), belief=belief, rate_source=source,
         paces={name: float(bytes_of(text, f"--{name.replace('_', '-')}")) for name, text in given.items() if text is not None},
         measured=read_measured(measured) | given_times, start_s=None if restart is None else seconds_of(restart, "--restart"),
-        levels=tuple(one.strip() for one in levels.split(",")), window_s=seconds_of(window, "--window"), kept=keep,
+        levels=tuple(level.strip() for level in levels.split(",")), window_s=seconds_of(window, "--window"), kept=keep,
         gpu_hour=gpu_price, store_tb_month=store_price, stored=None if stored is None else stored_share(stored),
         at_least_s=0.0 if at_least is None else seconds_of(at_least, "--at-least"),
         at_most_s=None if at_most is None else seconds_of(at_most, "--at-most"),
     )  # fmt: skip
-    return plan(question), said
+    return plan(question), description
 
 
 def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
-    """Of a number of parameters, a configuration, or what a run has saved."""
+    """Return the size and description of a model, from a number of parameters, a configuration or a run's checkpoint."""
     path = Path(text)
     if path.is_dir() and (path / "config.json").is_file():
         path = path / "config.json"
@@ -153,7 +153,7 @@ def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
             data = path.read_bytes() if path.stat().st_size <= _BYTES_MAX else b""
             config = json.loads(data)
         except (OSError, ValueError, RecursionError) as error:
-            raise ConfigError(f"it is no JSON of at most {_BYTES_MAX >> 20} MiB: {str(error)[:80]}", where=text) from None
+            raise ConfigError(f"invalid JSON, or more than {_BYTES_MAX >> 20} MiB: {str(error)[:80]}", where=text) from None
         if not isinstance(config, Mapping):
             raise ConfigError("a config.json is a JSON object", where=text)
         model = from_config(config, path.parent.name)
@@ -165,60 +165,62 @@ def model_size(text: str, precision: str, optimizer: str) -> tuple[Size, str]:
 
 
 def _of_run(text: str) -> tuple[Size, str]:
-    """What the newest checkpoint, or the one that is named, holds."""
-    found = open_run_at(text, warnings=False)
-    opened = found.run.open(found.choose(None))
+    """Return the size of a run's newest checkpoint, or of the named one, and its description."""
+    run_opened = open_run_at(text, warnings=False)
+    opened = run_opened.run.open(run_opened.choose(None))
     parts: dict[str, int] = {}
     for part in opened.parts:
-        for one in part.tensors:
-            name = _ROLES.get(one.role, "other state")
-            parts[name] = parts.get(name, 0) + one.length
-    return Size(parts, "as the checkpoint has it"), f"checkpoint {opened.root.id}, step {opened.root.step} of {found.run.name}"
+        for tensor in part.tensors:
+            name = _ROLES.get(tensor.role, "other state")
+            parts[name] = parts.get(name, 0) + tensor.length
+    return Size(parts, "as the checkpoint has it"), f"checkpoint {opened.root.id}, step {opened.root.step} of {run_opened.run.name}"
 
 
 def stored_share(text: str) -> KnownNumber:
     """Return the bytes that a run's live checkpoints store over the bytes of their states, from the records in its log."""
-    found = open_run_at(text, warnings=False)
-    bodies = [one.body for one in found.history.live if one.body.logical_bytes > 0]
+    opened = open_run_at(text, warnings=False)
+    bodies = [body.body for body in opened.history.live if body.body.logical_bytes > 0]
     if not bodies:
         raise ConfigError("no checkpoint states its bytes", where=text, hint="save the run once, then name it again")
-    share = sum(one.new_bytes for one in bodies) / sum(one.logical_bytes for one in bodies)
-    return KnownNumber(share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {found.run.name}")
+    share = sum(body.new_bytes for body in bodies) / sum(body.logical_bytes for body in bodies)
+    return KnownNumber(share, f"measured: {len(bodies)} checkpoint{'s' if len(bodies) > 1 else ''} of {opened.run.name}")
 
 
 def read_measured(paths: Sequence[Path]) -> dict[str, MeasuredTime]:
-    """Lines through what files of ``relight bench --json`` say."""
+    """Fit lines through the measurements in files of ``relight bench --json``. Raise ``ConfigError`` for other files."""
     points: dict[str, list[tuple[float, float]]] = {}
     for path in paths:
         try:
-            told = json.loads(path.read_bytes() if path.stat().st_size <= _BYTES_MAX else b"")
+            result = json.loads(path.read_bytes() if path.stat().st_size <= _BYTES_MAX else b"")
             for name, figure in _FIGURES.items():
-                seconds = [float(one["seconds"]) for one in told["relight"] if one["name"] == figure]
-                points.setdefault(name, []).extend((float(told["state_bytes"]), one) for one in seconds)
+                seconds = [float(row["seconds"]) for row in result["relight"] if row["name"] == figure]
+                points.setdefault(name, []).extend((float(result["state_bytes"]), value) for value in seconds)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             hint = "relight bench STORE --json > FILE"
-            raise ConfigError(f"it is not what relight bench --json says: {type(error).__name__}", where=str(path), hint=hint) from None
+            raise ConfigError(f"it is not output of relight bench --json: {type(error).__name__}", where=str(path), hint=hint) from None
     source = f"measured: {len(paths)} file{'s' if len(paths) > 1 else ''} of relight bench"
-    return {name: fit(one, source) for name, one in points.items()}
+    return {name: fit(points_of, source) for name, points_of in points.items()}
 
 
 def show(found: JobPlan, said: str) -> None:
-    """For people."""
+    """Print the plan for people."""
     question = found.question
-    layout, of = question.layout, question.size
+    layout, state = question.layout, question.size
     spread = f"{layout.gpus:,} GPUs on {layout.nodes:,} nodes" if layout.gpus > 1 else "one GPU"
     click.echo(f"{paint('Plan', 'bold')} for {escape(said)}, {spread}")
-    click.echo("\n".join(of.said.split("; ")) + "\n")
-    rows: list[list[object]] = [[name, size(count), size(round(count / layout.gpus))] for name, count in of.parts.items()]
+    click.echo("\n".join(state.said.split("; ")) + "\n")
+    rows: list[list[object]] = [[name, size(count), size(round(count / layout.gpus))] for name, count in state.parts.items()]
     table(
-        ["part", "bytes", "a GPU"], [*rows, ["checkpoint", size(of.bytes), size(round(of.bytes / layout.gpus))]], right=("bytes", "a GPU")
+        ["part", "bytes", "a GPU"],
+        [*rows, ["checkpoint", size(state.bytes), size(round(state.bytes / layout.gpus))]],
+        right=("bytes", "a GPU"),
     )
     click.echo()
     table(
         ["level", "saves every", "durable after", "back after", "of failures"],
         [
-            [nested.name, span(nested.interval_s), span(one.costs.durable_s), span(one.costs.restart_s), f"{one.share:.0%}"]
-            for nested, one in zip(found.best.levels, found.levels)
+            [nested.name, span(nested.interval_s), span(level.costs.durable_s), span(level.costs.restart_s), f"{level.share:.0%}"]
+            for nested, level in zip(found.best.levels, found.levels)
         ],
         right=("saves every", "durable after", "back after", "of failures"),
     )
@@ -227,7 +229,7 @@ def show(found: JobPlan, said: str) -> None:
     click.echo(f"\n{paint('Rests on', 'bold')}")
     table(
         ["number", "value", "source"],
-        [[_LABELS[name], _value(name, one.value), one.source] for name, one in found.known.items()],
+        [[_LABELS[name], _value(name, known.value), known.source] for name, known in found.known.items()],
         right=("value",),
     )
 
@@ -247,7 +249,7 @@ def _value(name: str, value: float) -> str:
 
 def _facts(found: JobPlan) -> list[tuple[str, object]]:
     question = found.question
-    window, of = question.window_s, question.size.bytes
+    window, total = question.window_s, question.size.bytes
     stall = found.levels[0].costs.stall_s
     interval, lost = found.store_only
     store = found.best.levels[-1].interval_s
@@ -255,7 +257,7 @@ def _facts(found: JobPlan) -> list[tuple[str, object]]:
         ("goodput", f"{found.goodput:.2%} expected; {1 - lost:.2%} with the store alone, at {span(interval)}"),
         ("stall", f"{span(stall)} a save, {stall / found.best.levels[0].interval_s:.3%} of the time"),
         ("host memory", f"{size(found.host_bytes)} a node for snapshots"),
-        ("write", f"{size(round(of / window))}/s for a save in {span(window)}, {size(round(of / store))}/s at one in {span(store)}"),
+        ("write", f"{size(round(total / window))}/s for a save in {span(window)}, {size(round(total / store))}/s at one in {span(store)}"),
         ("read", f"{size(round(found.load_bytes / window))}/s for a load in {span(window)}, {size(round(found.load_bytes))} in all"),
         ("storage", f"{size(found.kept_bytes)} for {question.kept} kept and one being written"),
         *_bounded(found),
@@ -263,7 +265,7 @@ def _facts(found: JobPlan) -> list[tuple[str, object]]:
 
 
 def _bounded(found: JobPlan) -> list[tuple[str, object]]:
-    """What the bounds cost that were asked for."""
+    """Return a row with the cost of the given bounds, if any."""
     question = found.question
     bounds = [f"at_least={span(question.at_least_s)}"] if question.at_least_s else []
     bounds += [f"at_most={span(question.at_most_s)}"] if question.at_most_s is not None else []
@@ -271,7 +273,7 @@ def _bounded(found: JobPlan) -> list[tuple[str, object]]:
 
 
 def to_dict(found: JobPlan, said: str) -> dict[str, Any]:
-    """For programs."""
+    """Return the plan's fields for ``--json``."""
     question, layout = found.question, found.question.layout
     return {
         "model": said, "gpus": layout.gpus, "nodes": layout.nodes, "parts": dict(question.size.parts), "bytes": question.size.bytes,
@@ -280,13 +282,13 @@ def to_dict(found: JobPlan, said: str) -> dict[str, Any]:
         "window_s": question.window_s, "kept": question.kept, "kept_bytes": found.kept_bytes, "month": found.month,
         "store_only": {"interval_s": found.store_only[0], "goodput": 1 - found.store_only[1]},
         "levels": [
-            {"name": nested.name, "interval_s": nested.interval_s, "multiple": nested.multiple, "durable_s": one.costs.durable_s,
-             "restart_s": one.costs.restart_s, "share": one.share}
-            for nested, one in zip(found.best.levels, found.levels)
+            {"name": nested.name, "interval_s": nested.interval_s, "multiple": nested.multiple, "durable_s": level.costs.durable_s,
+             "restart_s": level.costs.restart_s, "share": level.share}
+            for nested, level in zip(found.best.levels, found.levels)
         ],
         "bound": {
             "at_least_s": question.at_least_s, "at_most_s": question.at_most_s, "cost": found.bound_cost,
             "free_interval_s": found.free.levels[0].interval_s, "free_goodput": 1 - found.free.waste,
         },
-        "known": {name: {"value": one.value, "source": one.source} for name, one in found.known.items()},
+        "known": {name: {"value": known.value, "source": known.source} for name, known in found.known.items()},
     }  # fmt: skip

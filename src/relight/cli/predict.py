@@ -1,4 +1,4 @@
-"""``relight predict``: train, eval."""
+"""``relight predict``: train and evaluate the prediction of failures."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _AGE = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 @click.group("predict")
 def command() -> None:
-    """Failures seen coming: learn from histories of nodes, and tell what that is worth.
+    """Predict failures: train on histories of nodes, and evaluate the benefit.
 
-    Detectors are rules that are written down, drift from what is usual, a forest of what is unlike health, and a small network. What
-    each is worth is told by runs that none has seen: found failures, false alarms, and seconds saved, which can be fewer than those spent.
+    Detectors are fixed rules, drift from usual values, an isolation forest, and a small network. Each is evaluated on held-out runs: found
+    failures, false alarms, and seconds saved, which can be fewer than those spent.
 
     \b
     Examples:
@@ -40,12 +40,14 @@ def _number_option(name: str, least: float, default: float, help_text: str, most
 
 def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
     for option in (
-        click.option("--recordings", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR", help="Recordings, too."),
-        click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True, help="Of chance."),
-        _number_option("--precision", 0, 0.5, "The share of alarms that is to be true.", 1),
-        _number_option("--save-seconds", 0, 5.0, "What training waits for one save more."),
-        _number_option("--every-seconds", 1, 1800.0, "How often it saves anyway."),
-        _number_option("--failures-per-day", 0, 0.02, "Of one node, in earnest."),
+        click.option(
+            "--recordings", type=click.Path(exists=True, file_okay=False, path_type=Path), metavar="DIR", help="Also use recordings."
+        ),
+        click.option("--seed", type=click.IntRange(0, (1 << 32) - 1), default=0, show_default=True, help="Random seed."),
+        _number_option("--precision", 0, 0.5, "Required share of true alarms.", 1),
+        _number_option("--save-seconds", 0, 5.0, "Cost of one more save."),
+        _number_option("--every-seconds", 1, 1800.0, "Interval of regular saves."),
+        _number_option("--failures-per-day", 0, 0.02, "Real failure rate of one node."),
         json_option,
     ):
         function = option(function)
@@ -54,17 +56,17 @@ def _shared(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @command.command("train")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path))
-@click.option("--runs", type=click.IntRange(0, 20000), default=600, show_default=True, help="How many runs are made up.")
-@click.option("--detectors", metavar="NAMES", default="rules,drift,forest,lstm", show_default=True, help="Which, parted by commas.")
-@click.option("--epochs", type=click.IntRange(1, 1000), default=6, show_default=True, help="Of the network.")
-@click.option("--if-older", metavar="TIME", help="Only if the model is older, such as 24h: for a schedule.")
+@click.option("--runs", type=click.IntRange(0, 20000), default=600, show_default=True, help="Number of simulated runs.")
+@click.option("--detectors", metavar="NAMES", default="rules,drift,forest,lstm", show_default=True, help="Detectors, separated by commas.")
+@click.option("--epochs", type=click.IntRange(1, 1000), default=6, show_default=True, help="Training epochs of the network.")
+@click.option("--if-older", metavar="TIME", help="Train only if the model is older, such as 24h.")
 @_shared
 def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: str | None, recordings: Path | None, seed: int,
                 precision: float, as_json: bool, **costs: float) -> None:  # fmt: skip
-    """Learn from made-up runs and recordings, and write MODEL.
+    """Train on simulated runs and recordings, and write MODEL.
 
-    Three fifths of the runs are learned from, one sets each detector's threshold for the wanted precision, one is held out: the model
-    carries what its detectors were worth there. relight run reads a model again when its file has changed.
+    Three fifths of the runs train the detectors, one fifth sets each detector's threshold for the required precision, and one fifth is held
+    out: MODEL contains the results on these. relight run reloads a model when its file changes.
 
     \b
     Example:
@@ -74,29 +76,29 @@ def train_model(model: Path, runs: int, detectors: str, epochs: int, if_older: s
     from relight.prediction.model import age_s
 
     if if_older is not None and age_s(model) <= _seconds(if_older):
-        emit_json({"model": str(model), "trained": False}) if as_json else click.echo("nothing to do: the model is young enough")
+        emit_json({"model": str(model), "trained": False}) if as_json else click.echo("nothing to do: the model is recent enough")
         return
-    names = tuple(one.strip() for one in detectors.split(",") if one.strip())
+    names = tuple(name.strip() for name in detectors.split(",") if name.strip())
     plan = LearningPlan(runs, recordings, seed, precision, names, _costs(**costs), epochs)
     made, results = train(plan, lambda text: click.echo(text, err=True))
     made.write(model)
     if as_json:
-        emit_json({"model": str(model), "trained": True, "held_out": [one.to_dict() for one in results]})
+        emit_json({"model": str(model), "trained": True, "held_out": [result.to_dict() for result in results]})
     else:
         _print(results, plan.costs)
 
 
 @command.command("eval")
 @click.argument("model", type=click.Path(dir_okay=False, path_type=Path), required=False)
-@click.option("--runs", type=click.IntRange(0, 20000), default=200, show_default=True, help="How many runs are made up.")
-@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw it.")
+@click.option("--runs", type=click.IntRange(0, 20000), default=200, show_default=True, help="Number of simulated runs.")
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the results.")
 @_shared
 def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings: Path | None, seed: int, precision: float, as_json: bool,
                    **costs: float) -> None:  # fmt: skip
-    """Tell what each detector of MODEL is worth on runs that it has not seen; without MODEL, the rules.
+    """Evaluate each detector of MODEL on held-out runs; without MODEL, the rules.
 
-    An alarm is true if a failure follows within twenty minutes and there is time for a save before it. "together" is what relight run
-    would do: the rules, and those that held-out runs speak for.
+    An alarm is true if a failure follows within twenty minutes and leaves time for a save. "together" is what relight run would do: the
+    rules, and the detectors that pay off on held-out runs.
 
     \b
     Example:
@@ -107,42 +109,42 @@ def evaluate_model(model: Path | None, runs: int, plot: Path | None, recordings:
 
     if plot is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("--plot needs matplotlib", hint="pip install matplotlib, or leave --plot out")
-    read, reckoned = (without_model() if model is None else read_model(model)), _costs(**costs)
-    found = {}
+    read, costs_ = (without_model() if model is None else read_model(model)), _costs(**costs)
+    results_by_history = {}
     if runs:
-        found["simulated"] = evaluate(read, unseen(seed, runs, lambda text: click.echo(text, err=True)), precision, reckoned)
+        results_by_history["simulated"] = evaluate(read, unseen(seed, runs, lambda text: click.echo(text, err=True)), precision, costs_)
     if recordings is not None:
-        found["recorded"] = evaluate(read, unseen_recordings(recordings, read), precision, reckoned)
-    if not found:
-        raise ConfigError("there are no runs to look at", hint="--runs N, or --recordings DIR")
+        results_by_history["recorded"] = evaluate(read, unseen_recordings(recordings, read), precision, costs_)
+    if not results_by_history:
+        raise ConfigError("there are no runs to evaluate", hint="--runs N, or --recordings DIR")
     if as_json:
-        emit_json({history: [one.to_dict() for one in results] for history, results in found.items()})
+        emit_json({history: [result.to_dict() for result in results] for history, results in results_by_history.items()})
     else:
-        for history, results in found.items():
+        for history, results in results_by_history.items():
             click.echo(f"{history}: {results[0].days:.1f} node-days, {results[0].failures} failures")
-            _print(results, reckoned)
+            _print(results, costs_)
     if plot is not None:
         from relight.prediction.plot import draw
 
-        draw(next(iter(found.values())), plot)
+        draw(next(iter(results_by_history.values())), plot)
         click.echo(f"the picture is in {escape(plot)}", err=True)
 
 
 def _print(results: list[Result], costs: AlarmCosts) -> None:
     rows = [
-        [one.detector, _number(one.threshold, ".2f"), _number(one.precision, ".2f"), f"{one.found}/{one.failures}",
-         _number(one.lead_s, ".0f"), _number(one.false_per_day, ".2f"), _number(one.net_s_per_day, "+.0f"),
-         _number(one.net_s_per_day_in_life, "+.2f")]
-        for one in results
+        [result.detector, _number(result.threshold, ".2f"), _number(result.precision, ".2f"), f"{result.found}/{result.failures}",
+         _number(result.lead_s, ".0f"), _number(result.false_per_day, ".2f"), _number(result.net_s_per_day, "+.0f"),
+         _number(result.net_s_per_day_in_life, "+.2f")]
+        for result in results
     ]  # fmt: skip
     head = ["detector", "from", "precision", "found", "warning s", "false/day", "net s/day", "in earnest"]
     table(head, rows, right=head[1:])
-    causes = sorted({cause for one in results for cause in one.recall_by_cause})
+    causes = sorted({cause for result in results for cause in result.recall_by_cause})
     if causes:
         click.echo("")
-        rows = [[one.detector, *(_share(one.recall_by_cause.get(cause)) for cause in causes)] for one in results]
+        rows = [[result.detector, *(_share(result.recall_by_cause.get(cause)) for cause in causes)] for result in results]
         table(["found of", *causes], rows, right=causes)
-    click.echo(f"\nA save more costs {costs.save_s:g} s; half of {costs.every_s:g} s is lost at a failure that nobody saw coming.")
+    click.echo(f"\nA save more costs {costs.save_s:g} s; half of {costs.every_s:g} s is lost at an unpredicted failure.")
     click.echo(f"In earnest: seconds a day with {costs.failures_per_day:g} failures of a node a day.")
 
 

@@ -1,4 +1,4 @@
-"""``relight preset``: a relight.toml for a machine, chosen by numbers."""
+"""``relight preset``: print a relight.toml for a kind of machine."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from relight.errors import ConfigError
 @click.command("preset")
 @click.argument("name", required=False, type=click.Choice(list(SCENARIOS)), metavar="[NAME]")
 @click.option("--model", metavar="N", help="Another number of parameters, such as 13B.")
-@click.option("--gpus", type=click.IntRange(1, 10**7), metavar="N", help="Another number of them.")
+@click.option("--gpus", type=click.IntRange(1, 10**7), metavar="N", help="Another number of GPUs.")
 @click.option("--per-node", type=click.IntRange(1, 1024), metavar="N", help="GPUs of one machine.")
-@click.option("--copies", default="", metavar="URL", help="Of enterprise: where copies go, and the audit log next to them.")
-@click.option("--keys", default="", metavar="DIR", help="Of enterprise: the directory of the key files.")
-@click.option("--explain", is_flag=True, help="A table of settings with their reasons, in place of the file.")
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write it there, unless there is one.")
+@click.option("--copies", default="", metavar="URL", help="For enterprise: the store for copies and the audit log.")
+@click.option("--keys", default="", metavar="DIR", help="For enterprise: the directory of the key files.")
+@click.option("--explain", is_flag=True, help="List the settings with their reasons, instead of the file.")
+@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Write to this file, which must not exist.")
 @json_option
 def command(
     name: str | None, model: str | None, gpus: int | None, per_node: int | None, copies: str, keys: str, explain: bool, out: Path | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """A relight.toml for a kind of machine, chosen by what relight plan works out. Without NAME: which there are.
+    """Print a relight.toml for a kind of machine, computed by relight plan. Without NAME, list the presets.
 
-    Its table [checkpoint] is what a Checkpointer does where the script does not say; [supervise] is for relight run. Each line says
-    which number it comes from.
+    Its table [checkpoint] has the Checkpointer's defaults, which the script overrides; [supervise] is for relight run. Each line has the
+    number that it results from.
 
     \b
     Examples:
@@ -39,32 +39,32 @@ def command(
     """
     if name is None:
         if as_json:
-            emit_json([{"name": one, "for": scenario.said} for one, scenario in SCENARIOS.items()])
+            emit_json([{"name": preset_name, "for": scenario.said} for preset_name, scenario in SCENARIOS.items()])
         else:
-            table(["preset", "for"], [[one, scenario.said] for one, scenario in SCENARIOS.items()], wrap=("for",))
+            table(["preset", "for"], [[preset_name, scenario.said] for preset_name, scenario in SCENARIOS.items()], wrap=("for",))
         return 0
-    found = preset(name, model=model, gpus=gpus, per_node=per_node, copies=copies, keys=keys)
+    made = preset(name, model=model, gpus=gpus, per_node=per_node, copies=copies, keys=keys)
     if as_json:
         emit_json(
             {
                 "name": name,
-                "for": found.said,
-                "goodput": found.plan.goodput,
-                "settings": [asdict(one) for one in found.lines],
-                "toml": found.toml(),
+                "for": made.said,
+                "goodput": made.plan.goodput,
+                "settings": [asdict(line) for line in made.lines],
+                "toml": made.toml(),
             }
         )
     elif explain:
-        click.echo(f"{name}: {found.said}\n")
-        for one in found.lines:
-            click.echo(f"{one.table}.{one.key} = {one.value}\n    {one.why}")
+        click.echo(f"{name}: {made.said}\n")
+        for line in made.lines:
+            click.echo(f"{line.table}.{line.key} = {line.value}\n    {line.why}")
     elif out is None:
-        click.echo(found.toml(), nl=False)
+        click.echo(made.toml(), nl=False)
     if out is not None:
         try:
             with out.open("x", encoding="utf-8") as file:
-                file.write(found.toml())
+                file.write(made.toml())
         except FileExistsError:
-            raise ConfigError("there is one already", where=str(out), hint="remove it, or write to another file") from None
+            raise ConfigError("the file exists already", where=str(out), hint="remove it, or write to another file") from None
         click.echo(f"written to {escape(out)}", err=True)
     return 0

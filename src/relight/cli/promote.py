@@ -1,4 +1,4 @@
-"""``relight promote``: candidate, staging, production: with who and why."""
+"""``relight promote``: move a stage (candidate, staging, production) to a checkpoint."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from relight.versions.stages import STAGES, clear, promote, promotions, take_bac
 @click.command("promote")
 @click.argument("path", metavar="RUN[@WHICH]")
 @click.argument("stage", required=False, type=click.Choice(STAGES))
-@click.option("--why", default="", help="The reason; the log keeps it, with who and when.")
-@click.option("--back", is_flag=True, help="Have STAGE be what it was before.")
-@click.option("--clear", "emptied", is_flag=True, help="Empty STAGE; the checkpoint stays.")
-@click.option("--list", "listed", is_flag=True, help="What is in which stage, and what was.")
+@click.option("--why", default="", help="The reason; recorded in the log, with author and time.")
+@click.option("--back", is_flag=True, help="Move STAGE back to its previous checkpoint.")
+@click.option("--clear", "emptied", is_flag=True, help="Clear STAGE; the checkpoint stays.")
+@click.option("--list", "listed", is_flag=True, help="List every move of the stages.")
 @json_option
 def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, listed: bool, as_json: bool) -> None:
-    """Have a stage (candidate, staging, production) be this checkpoint; by default the next one behind where it is.
+    """Move a stage (candidate, staging, production) to this checkpoint; by default the stage after its present one.
 
     A stage is a tag: the checkpoint is kept, and RUN@production means it everywhere.
 
@@ -31,13 +31,13 @@ def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, l
       relight promote runs/demo staging --clear
       relight promote runs/demo --list
     """
-    found = open_run_at(path)
+    opened = open_run_at(path)
     if listed:
-        moves = promotions(found.view.records, stage)
+        moves = promotions(opened.view.records, stage)
         if as_json:
-            emit_json([{**move._asdict(), "now": found.history.tags.get(move.stage) == move.id is not None} for move in moves])
+            emit_json([{**move._asdict(), "now": opened.history.tags.get(move.stage) == move.id is not None} for move in moves])
         elif moves:
-            now = {name: found.history.tags.get(name) for name in STAGES}
+            now = {name: opened.history.tags.get(name) for name in STAGES}
             last = {move.stage: number for number, move in enumerate(moves)}
             here = ["now" if last[move.stage] == number and now[move.stage] == move.id else "" for number, move in enumerate(moves)]
             rows = [[move.stage, move.id or "(nothing)", is_now, age(move.time), move.by, move.why] for move, is_now in zip(moves, here)]
@@ -48,7 +48,7 @@ def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, l
     if emptied:
         if stage is None or back:
             raise ConfigError("--clear needs the stage, and not --back")
-        clear(found.run, stage, why=why)
+        clear(opened.run, stage, why=why)
         if as_json:
             emit_json({"stage": stage, "id": None, "step": None})
         else:
@@ -57,12 +57,12 @@ def command(path: str, stage: str | None, why: str, back: bool, emptied: bool, l
     if back:
         if stage is None:
             raise ConfigError("--back needs the stage")
-        result, checkpoint_id = stage, take_back(found.run, stage, why=why)
+        result, checkpoint_id = stage, take_back(opened.run, stage, why=why)
     else:
-        one = found.choose(None)
-        result, checkpoint_id = promote(found.run, one, stage, why=why), one.id
-    step = next(one.step for one in found.history.live if one.id == checkpoint_id)
+        checkpoint = opened.choose(None)
+        result, checkpoint_id = promote(opened.run, checkpoint, stage, why=why), checkpoint.id
+    step = next(live.step for live in opened.history.live if live.id == checkpoint_id)
     if as_json:
         emit_json({"stage": result, "id": checkpoint_id, "step": step})
     else:
-        click.echo(f"{result} → {checkpoint_id} (step {step}) of {escape(found.run.name)}")
+        click.echo(f"{result} → {checkpoint_id} (step {step}) of {escape(opened.run.name)}")

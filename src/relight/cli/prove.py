@@ -1,4 +1,4 @@
-"""``relight prove``: does a training script resume to the bit?"""
+"""``relight prove``: check whether a training script resumes bit-exactly."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ from relight.prove import ProveOptions, ProveReport, run
 @click.option("-n", "n", type=click.IntRange(min=1), default=5, show_default=True, help="Steps before the kill.")
 @click.option("-k", "k", type=click.IntRange(min=1), default=3, show_default=True, help="Steps after the resume.")
 @click.option("--keep", type=click.Path(file_okay=False), help="Keep traces, logs and the store here.")
-@click.option("--lossy", multiple=True, metavar="PATTERN=WAY", help="Store such tensors inexactly, and show what it does.")
-@click.option("--remember", metavar="RUN", default="", help="With which run: relight ready says how long ago it was.")
+@click.option("--lossy", multiple=True, metavar="PATTERN=WAY", help="Store matching tensors lossily, and show the effect.")
+@click.option("--remember", metavar="RUN", default="", help="Record the result with this run, for relight ready.")
 @json_option
 @click.argument("script")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 def command(
     n: int, k: int, keep: str | None, lossy: tuple[str, ...], remember: str, as_json: bool, script: str, args: tuple[str, ...]
 ) -> int:
-    """Does SCRIPT resume to the bit? What follows SCRIPT is its own.
+    """Check whether SCRIPT resumes bit-exactly. What follows SCRIPT are its own arguments.
 
-    Runs it N+K steps straight, and N, SIGKILL, resume, K; compares every tensor, value, random number, sample and batch, step
-    by step; names the first thing that differs. The script's own store is not touched. Exit code 1 if something differs.
+    Runs it for N+K steps without interruption, and for N steps, SIGKILL, resume, K steps. Compares every tensor, value, random
+    number, sample and batch, step by step, and names the first difference. The script's own store is not touched. Exit code 1
+    if something differs.
 
-    With --lossy the run that is killed stores tensors whose names fit PATTERN as bfloat16, float16 or int8, or with an error of at most
-    a number such as 1e-4 or a share such as 0.1%; how far off the metrics are behind the resume, step by step, is then the answer.
+    With --lossy the killed run stores tensors whose names match PATTERN as bfloat16, float16 or int8, or with an error of at most a number
+    such as 1e-4 or a share such as 0.1%. The result is then how far the metrics are off after the resume, step by step.
 
     \b
     Example:
@@ -48,24 +49,24 @@ def command(
     elif report.drift:
         table(
             ["step", "metric", "straight", "resumed", "off by"],
-            [[one.step, one.metric, f"{one.straight:.8g}", f"{one.resumed:.8g}", f"{one.relative:.2e}"] for one in report.drift],
+            [[row.step, row.metric, f"{row.straight:.8g}", f"{row.resumed:.8g}", f"{row.relative:.2e}"] for row in report.drift],
             right=("step", "straight", "resumed", "off by"),
         )
-        click.echo(f"{report.steps_compared} steps behind the resume; at most {max(one.relative for one in report.drift):.2e} off")
+        click.echo(f"{report.steps_compared} steps after the resume; at most {max(row.relative for row in report.drift):.2e} off")
     elif report.ok:
         compared = f"{report.things_compared} things compared"
         click.echo(f"exact: {report.steps_compared} steps after the resume equal the straight run's, {compared}")
     elif report.difference:
-        found = report.difference
-        click.echo(f"NOT exact: {escape(found.what)} differs {found.when}")
-        click.echo(f"  {found.cause}")
-        if found.also:
-            click.echo(f"  also differ: {escape(', '.join(found.also[:8]))}{' …' if len(found.also) > 8 else ''}")
+        difference = report.difference
+        click.echo(f"NOT exact: {escape(difference.what)} differs {difference.when}")
+        click.echo(f"  {difference.cause}")
+        if difference.also:
+            click.echo(f"  also differ: {escape(', '.join(difference.also[:8]))}{' …' if len(difference.also) > 8 else ''}")
     return 0 if report.ok else 1
 
 
 def _remember(mine: Run, report: ProveReport, script: str) -> None:
-    """What was shown is shown, whether or not it can be written down."""
+    """Record the result with the run. If that fails, warn only: the result is printed anyway."""
     say = f"{report.steps_compared} steps of {script} after a resume equal the straight run's"
     if report.difference is not None:
         say = f"{script} does not resume exactly: {report.difference.what} differs {report.difference.when}"
@@ -74,4 +75,4 @@ def _remember(mine: Run, report: ProveReport, script: str) -> None:
     try:
         remember_proof(mine.store, mine.name, Proof(PROVED, report.ok and not report.drift, say))
     except RelightError as error:
-        warn(f"it could not be remembered with the run: {error.what}")
+        warn(f"the result could not be recorded with the run: {error.what}")

@@ -1,4 +1,4 @@
-"""``relight prune``: remove what no rule keeps, saying why."""
+"""``relight prune``: remove checkpoints that no rule keeps, with the reasons."""
 
 from __future__ import annotations
 
@@ -19,22 +19,24 @@ POSITIVE = click.IntRange(min=1)
 @click.argument("path")
 @click.option("--keep-last", type=POSITIVE, metavar="N", help="Keep the newest N.")
 @click.option("--keep-best", type=POSITIVE, metavar="N", help="Keep the N best by --metric.")
-@click.option("--metric", metavar="NAME", help="What --keep-best goes by. Default: the run's own metric, else the only one there is.")
-@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether less or more of it is better. Default: as its name shows.")
-@click.option("--keep-every", type=POSITIVE, metavar="N", help="Keep those that end N, 2N, 3N … steps.")
-@click.option("--keep-within", metavar="TIME", help="Keep those within so long of the newest: 36h, 7d.")
+@click.option("--metric", metavar="NAME", help="Metric of --keep-best. Default: the run's own metric, else its only one.")
+@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether a lower or higher value is better. Default: from its name.")
+@click.option("--keep-every", type=POSITIVE, metavar="N", help="Keep checkpoints of steps N, 2N, 3N ….")
+@click.option("--keep-within", metavar="TIME", help="Keep checkpoints at most TIME older than the newest: 36h, 7d.")
 @click.option("--keep-hourly", type=POSITIVE, metavar="N", help="Keep the newest of each of the last N hours that have one.")
-@click.option("--keep-daily", type=POSITIVE, metavar="N", help="The same, of days.")
-@click.option("--keep-weekly", type=POSITIVE, metavar="N", help="The same, of weeks.")
-@click.option("--keep-monthly", type=POSITIVE, metavar="N", help="The same, of months.")
+@click.option("--keep-daily", type=POSITIVE, metavar="N", help="Likewise for days.")
+@click.option("--keep-weekly", type=POSITIVE, metavar="N", help="Likewise for weeks.")
+@click.option("--keep-monthly", type=POSITIVE, metavar="N", help="Likewise for months.")
 @click.option("--keep-budget", metavar="SIZE", help="Keep the newest that together fit into SIZE: 500GB.")
-@click.option("--keep-lag-steps", type=POSITIVE, metavar="STEPS", help="Keep one that is so many steps behind the newest.")
-@click.option("--undo-window", metavar="TIME", help="Let what goes be recalled for so long (relight undelete): its bytes stay meanwhile.")
+@click.option("--keep-lag-steps", type=POSITIVE, metavar="STEPS", help="Keep one at least STEPS steps older than the newest.")
+@click.option("--undo-window", metavar="TIME", help="Keep the bytes of retired checkpoints for TIME: relight undelete.")
 @click.option(
-    "--prune-abandoned", is_flag=True, help="Also remove checkpoints that are no ancestors of the newest good one; else all of them stay."
+    "--prune-abandoned",
+    is_flag=True,
+    help="Also remove checkpoints that are not ancestors of the newest good one; otherwise all of them stay.",
 )
 @click.option("--sweep", is_flag=True, help="Also delete what superseded attempts left unfinished.")
-@click.option("--dry-run", is_flag=True, help="Only say what would go, and why.")
+@click.option("--dry-run", is_flag=True, help="Only list what would go, and why.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
 def command(
@@ -58,9 +60,9 @@ def command(
     yes: bool,
     as_json: bool,
 ) -> None:
-    """Remove the checkpoints that no rule keeps, saying for each why it stays or goes.
+    """Remove the checkpoints that no rule keeps, and show for each why it stays or goes.
 
-    Tagged ones, those on hold, the newest, and the newest that verifies always stay. Asks before it removes anything, unless told --yes.
+    Tagged checkpoints, those on hold, the newest, and the newest that verifies always stay. Asks before it removes anything, unless --yes.
 
     \b
     Examples:
@@ -74,20 +76,20 @@ def command(
     )  # fmt: skip
     if rules.is_everything and not sweep:
         raise ConfigError("no rule was given, so everything stays", hint="--keep-last N, --keep-daily N, --keep-budget SIZE …, or --sweep")
-    found = open_run_at(path)
-    if found.which:
+    opened = open_run_at(path)
+    if opened.which:
         raise ConfigError("this names one checkpoint, but rules are about all of a run", where=path)
-    store = found.run.store
-    newest_bytes = found.history.live[-1].body.stored_bytes if found.history.live else 0
+    store = opened.run.store
+    newest_bytes = opened.history.live[-1].body.stored_bytes if opened.history.live else 0
     with progress("verifying what stays", newest_bytes) as meter:
-        plan = plan_prune(store, found.run.name, rules, progress=meter)
-    swept = plan_sweep(store, found.run.name) if sweep else SweepPlan(found.run.name, [], [])
+        plan = plan_prune(store, opened.run.name, rules, progress=meter)
+    swept = plan_sweep(store, opened.run.name) if sweep else SweepPlan(opened.run.name, [], [])
     if not as_json:
         _print(plan, swept)
     doing = bool(plan.going or plan.due or swept.directories or swept.temporaries) and not dry_run
     if doing and not yes:
         if as_json or not sys.stdin.isatty():
-            raise ConfigError("this removes checkpoints, and there is nobody to ask", hint="say --yes, or --dry-run to see what would go")
+            raise ConfigError("this removes checkpoints, and cannot ask here", hint="give --yes, or --dry-run to see what would go")
         doing = click.confirm("Remove them?", err=True)
     report = execute(plan, store) if doing else None
     swept_report = execute_sweep(swept, store) if doing else None
@@ -126,7 +128,7 @@ def _print(plan: PrunePlan, swept: SweepPlan) -> None:
     if rows:
         table(["id", "step", "fate", "because"], rows, right=("step",), wrap=("because",))
     leftovers: list[list[object]] = [[name, Styled("goes", "red"), reason] for name, reason in swept.directories]
-    leftovers += [[name, Styled("goes", "red"), "a file that was to become a record, and never can"] for name in swept.temporaries]
+    leftovers += [[name, Styled("goes", "red"), "an unfinished file of a record whose name is taken"] for name in swept.temporaries]
     leftovers += [[name, Styled("stays", "green"), reason] for name, reason in swept.held]
     if leftovers:
         table(["leftover", "fate", "because"], leftovers, wrap=("leftover", "because"))

@@ -1,4 +1,4 @@
-"""``relight pull``: bring a run all that another store has and it lacks."""
+"""``relight pull``: copy missing checkpoints from another store to a run."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from relight.cli.push import exchange
 @click.command("pull")
 @click.argument("remote")
 @click.argument("run")
-@click.option("--force", is_flag=True, help="Also into a run with another history, and move tags that are on others there.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
+@click.option("--force", is_flag=True, help="Also into a run with another history; also move tags there.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be copied.")
 @json_option
 def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) -> int:
-    """Bring RUN, or a store, all that REMOTE has and it lacks: checkpoints, and the tags on them.
+    """Copy missing checkpoints, with their tags, from REMOTE to RUN, a run or a store.
 
-    Every byte is verified on the way. Said again after an interruption, it goes on where it was. A run with another
-    history is refused without --force. Exit code 1 if something was damaged, or a tag stays where it is.
+    Every byte is verified on the way. After an interruption, repeat the command to continue. A run with another history is
+    refused without --force. Exit code 1 if a checkpoint was damaged, or a tag was not moved.
 
     \b
     Examples:

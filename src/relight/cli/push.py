@@ -1,4 +1,4 @@
-"""``relight push``, and what ``relight pull`` has in common with it."""
+"""``relight push``: copy missing checkpoints to another store; and the code that ``relight pull`` shares."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from relight.transfer.pushing import PushPlan, PushReport, execute_push, plan_pu
 @click.command("push")
 @click.argument("run")
 @click.argument("remote")
-@click.option("--force", is_flag=True, help="Also into a run with another history, and move tags that are on others there.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be copied.")
+@click.option("--force", is_flag=True, help="Also into a run with another history; also move tags there.")
+@click.option("--dry-run", is_flag=True, help="Only list what would be copied.")
 @json_option
 def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) -> int:
-    """Bring REMOTE, a store or a run in one, all that RUN has and it lacks: checkpoints, and the tags on them.
+    """Copy a run's missing checkpoints, with their tags, to REMOTE, a store or a run in one.
 
-    Every byte is verified on the way. Said again after an interruption, it goes on where it was. A run with another
-    history is refused without --force. Exit code 1 if something was damaged, or a tag stays where it is.
+    Every byte is verified on the way. After an interruption, repeat the command to continue. A run with another history is
+    refused without --force. Exit code 1 if a checkpoint was damaged, or a tag was not moved.
 
     \b
     Examples:
@@ -35,23 +35,25 @@ def command(run: str, remote: str, force: bool, dry_run: bool, as_json: bool) ->
 
 
 def exchange(source: str, destination: str, done: str, force: bool, dry_run: bool, as_json: bool) -> int:
-    """Plan, say or do it; the exit code. ``done`` is the word for what was done."""
-    found = open_run_at(source)
-    if found.which is not None:
+    """Plan a push, print or execute the plan, and return the exit code. ``done``: "pushed" or "pulled"."""
+    opened = open_run_at(source)
+    if opened.which is not None:
         raise ConfigError("a run is pushed or pulled as a whole", where=source, hint="relight cp copies single checkpoints")
-    place = locate_destination(destination, found.run.name)
+    place = locate_destination(destination, opened.run.name)
     assert place.run is not None
-    plan = plan_push(found.run, place.store, place.run, force=force)
+    plan = plan_push(opened.run, place.store, place.run, force=force)
     to = f"{place.store.url.rstrip('/')}/{place.run}"
     warn_of_change(plan.copy)
     if dry_run:
         if as_json:
-            rows = [{"id": one.id, "step": one.step, "bytes": one.body.alone_bytes} for one in plan.copy.checkpoints]
-            facts = {"there": len(plan.copy.there), "tags": [one._asdict() for one in plan.tags], "changes": changes_of(plan.copy)}
+            rows = [
+                {"id": checkpoint.id, "step": checkpoint.step, "bytes": checkpoint.body.alone_bytes} for checkpoint in plan.copy.checkpoints
+            ]
+            facts = {"there": len(plan.copy.there), "tags": [move._asdict() for move in plan.tags], "changes": changes_of(plan.copy)}
             emit_json({"dry_run": True, "to": to, "copy": rows, **facts})
         else:
-            for one in plan.copy.checkpoints:
-                click.echo(f"{one.id}  step {one.step:<9}  {size(one.body.alone_bytes):>9}")
+            for checkpoint in plan.copy.checkpoints:
+                click.echo(f"{checkpoint.id}  step {checkpoint.step:<9}  {size(checkpoint.body.alone_bytes):>9}")
             tags = f", {plural(len(plan.tags) - len(plan.refused), 'tag')}" if plan.tags else ""
             click.echo(
                 f"{plural(len(plan.copy.checkpoints), 'checkpoint')}, {size(plan.copy.bytes)}{tags}, would be {done} to {escape(to)}"
@@ -72,8 +74,8 @@ def _facts(report: PushReport) -> dict[str, Any]:
         "copied": [{"id": old, "id_there": new} for old, new in report.copy.copied],
         "there": len(report.copy.there),
         "damaged": damaged,
-        "tags": [{"name": name, "id_there": held} for name, held in report.tagged],
-        "refused": [one._asdict() for one in report.refused],
+        "tags": [{"name": name, "id_there": id_there} for name, id_there in report.tagged],
+        "refused": [move._asdict() for move in report.refused],
     }
 
 
@@ -83,13 +85,13 @@ def _print_result(plan: PushPlan, report: PushReport, done: str, to: str) -> Non
             click.echo(f"{old} is {new} there: its own id was taken")
     for old, error in report.copy.damaged:
         click.echo(f"{paint('DAMAGED', 'red')}  {old} was not copied: {escape(error.where)}: {escape(error.what)}")
-    for one in report.refused:
-        warn(f"tag {escape(one.name)} is on {one.there} there, and stays: --force moves it")
+    for move in report.refused:
+        warn(f"tag {escape(move.name)} is on {move.there} there, and stays: --force moves it")
     if not report.copy.copied and not report.tagged and not report.copy.damaged:
         click.echo("everything is there already")
         return
     copied = {old for old, _ in report.copy.copied}
-    count = sum(one.body.alone_bytes for one in plan.copy.checkpoints if one.id in copied)
+    count = sum(checkpoint.body.alone_bytes for checkpoint in plan.copy.checkpoints if checkpoint.id in copied)
     tags = f", {plural(len(report.tagged), 'tag')}" if report.tagged else ""
-    there = f"; {len(report.copy.there)} were there already" if report.copy.there else ""
-    click.echo(f"{done} {plural(len(report.copy.copied), 'checkpoint')}, {size(count)}{tags}, to {escape(to)}{there}")
+    present = f"; {len(report.copy.there)} were there already" if report.copy.there else ""
+    click.echo(f"{done} {plural(len(report.copy.copied), 'checkpoint')}, {size(count)}{tags}, to {escape(to)}{present}")

@@ -1,4 +1,4 @@
-"""``relight ready``: how ready is all of it for a run that matters? measured and graded."""
+"""``relight ready``: grade how ready store and run are for an important job."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _COLOURS = {"A": "green", "B": "green", "C": "yellow", "D": "yellow", "F": "red"
 @click.command("ready")
 @click.argument("path", default="runs")
 @click.option("--measure", is_flag=True, help="Read the newest checkpoint as a restore does: up to 4 GiB, or a minute.")
-@click.option("--all", "everything", is_flag=True, help="Also the lines in which nothing is to be done.")
+@click.option("--all", "everything", is_flag=True, help="Also show lines without anything to do.")
 @json_option
 def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
-    """Say how ready the store or run at PATH is for a run that matters: reliability, security, performance, scalability, operations.
+    """Grade how ready the store or run at PATH is for an important job: reliability, security, performance, scalability, operations.
 
-    Each line is measured, weighed and graded from A to F, with what was seen and a command that would raise it. What could not be measured
-    here is "–", and earns nothing. Exit code 1 for a grade below C.
+    Each line is measured, weighted and graded from A to F, with the evidence and a command that would raise the grade. What could not be
+    measured here is "–", and earns nothing. Exit code 1 for a grade below C.
 
     \b
     Examples:
@@ -41,60 +41,62 @@ def command(path: str, measure: bool, everything: bool, as_json: bool) -> int:
     with progress("reading the newest checkpoint", _bytes_to_read(path) if measure else 0) as meter, status() as say:
         facts = collect(path, measure=measure, drills=_drills, say=say, progress=meter)
     facts = replace(facts, config=replace(facts.config, roles=_roles()))
-    found = grade(facts, judge(facts))
+    readiness = grade(facts, judge(facts))
     if as_json:
-        emit_json({"path": path, **found.to_dict()})
+        emit_json({"path": path, **readiness.to_dict()})
     else:
-        _show(path, found, everything)
-    return 0 if found.grade() in ("A", "B", "C") else 1
+        _show(path, readiness, everything)
+    return 0 if readiness.grade() in ("A", "B", "C") else 1
 
 
 def _drills(store: ByteStore, run: str) -> Sequence[Drilled]:
-    """What is remembered of a run's drills."""
+    """Return the recorded drills of a run."""
     from relight.drill.made_of import why_not
     from relight.drill.record import drills_of
 
     return [
         Drilled(
-            seconds_since_epoch(one.at), one.ok, one.summary(),
-            one.made_of.script[0] if one.made_of is not None and one.made_of.script else "", why_not(one.made_of),
+            seconds_since_epoch(drill.at), drill.ok, drill.summary(),
+            drill.made_of.script[0] if drill.made_of is not None and drill.made_of.script else "", why_not(drill.made_of),
         )
-        for one in drills_of(store, run) if not one.copies
+        for drill in drills_of(store, run) if not drill.copies
     ]  # fmt: skip
 
 
 def _roles() -> dict[str, int] | None:
-    """Valid tokens of this user's dashboard by role; None if it has none. The file is not made, nor changed."""
+    """Return the number of valid tokens of this user's dashboard, by role; None without any. The file is neither created nor changed."""
     import sqlite3
     import time
 
     from relight.serve.state import default_path
 
     try:
-        with contextlib.closing(sqlite3.connect(f"file:{default_path()}?mode=ro", uri=True, timeout=1.0)) as found:
+        with contextlib.closing(sqlite3.connect(f"file:{default_path()}?mode=ro", uri=True, timeout=1.0)) as database:
             asked = "SELECT role, count(*) FROM tokens WHERE revoked IS NULL AND (ends IS NULL OR ends > ?) GROUP BY role"
-            return {str(role)[:20]: int(count) for role, count in found.execute(asked, (time.time(),))} or None
+            return {str(role)[:20]: int(count) for role, count in database.execute(asked, (time.time(),))} or None
     except sqlite3.Error:
         return None
 
 
 def _bytes_to_read(path: str) -> int:
-    """How long the bar is; none if that cannot be told, which the looking itself will say."""
+    """Return the bytes for the progress bar; 0 if unknown. ``collect`` reports the reason later."""
     from relight.cli.common import open_run_at
 
-    return BoundedProbe().at("size", lambda: sum(one.body.stored_bytes for one in open_run_at(path, warnings=False).history.live[-1:]), 0)
+    return BoundedProbe().at(
+        "size", lambda: sum(checkpoint.body.stored_bytes for checkpoint in open_run_at(path, warnings=False).history.live[-1:]), 0
+    )
 
 
 def _show(path: str, found: Readiness, everything: bool) -> None:
     for part in PARTS:
-        lines = [one for one in found.lines if one.part == part]
-        shown = [one for one in lines if everything or one.score != 1.0]
+        lines = [line for line in found.lines if line.part == part]
+        shown = [line for line in lines if everything or line.score != 1.0]
         click.echo(f"{_painted(found.grade(part))}  {paint(part, 'bold')}")
-        for one in shown:
-            head = f"   {_painted(one.grade)}  {one.name} ({one.weight}): "
-            click.echo(fill(escape(one.evidence)[:300], 84, initial_indent=head, subsequent_indent=" " * 6, break_long_words=False))
-            if one.command:
-                click.echo(f"      → {escape(one.command)}")
+        for line in shown:
+            head = f"   {_painted(line.grade)}  {line.name} ({line.weight}): "
+            click.echo(fill(escape(line.evidence)[:300], 84, initial_indent=head, subsequent_indent=" " * 6, break_long_words=False))
+            if line.command:
+                click.echo(f"      → {escape(line.command)}")
         if len(lines) > len(shown):
             click.echo(f"      {plural(len(lines) - len(shown), 'line')} with nothing to do")
         click.echo()

@@ -15,7 +15,7 @@ from relight.reclaim import RebuildPlan, execute_rebuild, plan_rebuild
 
 @click.command("recover")
 @click.argument("path")
-@click.option("--verify", is_flag=True, help="Read every byte of what is to be listed again, not only its sizes.")
+@click.option("--verify", is_flag=True, help="Read every byte of the checkpoints to list again, not only sizes.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be appended.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @json_option
@@ -55,8 +55,8 @@ def command(path: str, verify: bool, dry_run: bool, yes: bool, as_json: bool) ->
 
 
 def _show(plan: RebuildPlan) -> None:
-    rows: list[list[object]] = [[one.name, one.step, "listed again", ""] for one in plan.commits]
-    rows += [[one.name, one.step, "left alone", one.why] for one in plan.left]
+    rows: list[list[object]] = [[directory.name, directory.step, "listed again", ""] for directory in plan.commits]
+    rows += [[directory.name, directory.step, "left alone", directory.why] for directory in plan.left]
     if rows:
         table(["directory", "step", "fate", "because"], rows, right=("step",), wrap=("because",))
     if not plan.is_needed:

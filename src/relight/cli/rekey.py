@@ -1,4 +1,4 @@
-"""``relight rekey``: encrypt anew what a leaked key could open, or what is not encrypted."""
+"""``relight rekey``: encrypt again what a leaked key could open, or what is not encrypted."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from relight.transfer.keys import rekey
 
 @click.command("rekey")
 @click.argument("path")
-@click.option("--leaked", default="", metavar="KEY", help="An id or a label, also of one that was revoked: what it could open.")
-@click.option("--all", "everything", is_flag=True, help="Everything is encrypted anew.")
-@click.option("--keep", "kept", multiple=True, metavar="SPEC", help="A key that is to open it from then on. Those at hand, if none.")
-@click.option("--plain", is_flag=True, help="Encrypt also what lies in the clear in an encrypted store: to end what was interrupted.")
-@click.option("--dry-run", is_flag=True, help="Only say how much it would be.")
+@click.option("--leaked", default="", metavar="KEY", help="Id or label of the leaked key, which may be revoked already.")
+@click.option("--all", "everything", is_flag=True, help="Encrypt everything again.")
+@click.option("--keep", "kept", multiple=True, metavar="SPEC", help="A key that must open the store afterwards; by default those given.")
+@click.option("--plain", is_flag=True, help="Also encrypt plain files in an encrypted store, after an interruption.")
+@click.option("--dry-run", is_flag=True, help="Only show how much would be encrypted.")
 @key_option
 @json_option
 def command(
     path: str, leaked: str, everything: bool, kept: tuple[str, ...], plain: bool, dry_run: bool, specs: tuple[str, ...], as_json: bool
 ) -> int:
-    """Encrypt a store anew, where it lies: after a leak what the leaked key could open; without --leaked or --all what is not encrypted.
+    """Encrypt a store again, in place: after a leak what the leaked key could open; without --leaked or --all what is not encrypted.
 
-    Each file is replaced as a whole: what is interrupted is gone on with by the same command. Stop what saves to the store first; a
-    process that goes on with the old key is noticed, and the command then says so and exits with 1.
+    Each file is replaced atomically: after an interruption, repeat the command to continue. Stop jobs that save to the store first. If a
+    process still writes with the old key, the command reports that and exits with 1.
 
     \b
     Examples:
@@ -50,12 +50,12 @@ def command(
                    "plain": report.plain, "damaged": report.damaged})  # fmt: skip
     else:
         verb = "would be encrypted" if dry_run else "encrypted"
-        click.echo(f"{plural(report.files, 'file')}, {size(report.bytes)}, {verb} anew" if report.files else "nothing to do")
+        click.echo(f"{plural(report.files, 'file')}, {size(report.bytes)}, {verb} again" if report.files else "nothing to do")
         if report.left:
-            click.echo(f"{plural(report.left, 'file')} came meanwhile, of a process that has the old key: stop it, and do this again")
+            click.echo(f"{plural(report.left, 'file')} written meanwhile by a process with the old key: stop it, and repeat the command")
         if report.plain:
-            click.echo(f"{plural(report.plain, 'file')} in the clear, which nothing takes: somebody put them there, or a rekey")
-            click.echo("was interrupted, which --plain goes on with")
+            click.echo(f"{plural(report.plain, 'file')} not encrypted, and ignored: another program put them there, or a rekey")
+            click.echo("was interrupted; then --plain continues it")
         if report.damaged:
-            click.echo(f"{plural(report.damaged, 'file')} damaged: relight verify says which")
+            click.echo(f"{plural(report.damaged, 'file')} damaged: relight verify lists them")
     return 1 if report.left or report.plain or report.damaged else 0

@@ -1,4 +1,4 @@
-"""``relight repack``: have checkpoints that need others' bytes stand by themselves."""
+"""``relight repack``: make checkpoints that need others' bytes self-contained."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from relight.transfer.repack import execute_repack, plan_repack
 @click.command("repack")
 @click.argument("path")
 @click.argument("which", nargs=-1)
-@click.option("--dry-run", is_flag=True, help="Only say which, and how much it would be.")
+@click.option("--dry-run", is_flag=True, help="Only show which, and how many bytes.")
 @json_option
 def command(path: str, which: tuple[str, ...], dry_run: bool, as_json: bool) -> None:
-    """Have checkpoints that need others' bytes stand by themselves: WHICH of a run (ids, steps, tags, latest), or all of them.
+    """Make checkpoints that need others' bytes self-contained: WHICH of a run (ids, steps, tags, latest), or all of them.
 
-    Whatever compact= stored as references and differences is written out, verified, beside it; the others may then go by the rules.
+    What compact= stored as references and differences is written in full, verified, next to it. Retention may then remove the others.
 
     \b
     Examples:
       relight repack runs/demo latest
       relight repack runs/demo --dry-run
     """
-    found = open_run_at(path)
-    names = which or ((found.which,) if found.which else ())
-    plan = plan_repack(found.run, {found.choose(name).id for name in names} if names else None)
+    opened = open_run_at(path)
+    names = which or ((opened.which,) if opened.which else ())
+    plan = plan_repack(opened.run, {opened.choose(name).id for name in names} if names else None)
     if dry_run:
         if as_json:
-            emit_json({"repacked": [one.id for one in plan.chosen], "bytes": plan.bytes, "freed": [], "dry_run": True})
+            emit_json({"repacked": [checkpoint.id for checkpoint in plan.chosen], "bytes": plan.bytes, "freed": [], "dry_run": True})
         else:
             click.echo(f"{plural(len(plan.chosen), 'checkpoint')} would be written out, {size(plan.bytes)}" if plan.chosen else _NOTHING)
         return

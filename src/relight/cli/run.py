@@ -19,17 +19,17 @@ _SETTINGS = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 @click.command("run", cls=LaunchCommand, context_settings=_SETTINGS)
 @click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), help="Instead of ./relight.toml.")
 @click.option("--incidents", type=click.Path(file_okay=False, path_type=Path), default="relight-incidents", show_default=True,
-              help="Where incidents go while the run's store is not known.")  # fmt: skip
+              help="Directory for incidents while the run's store is unknown.")  # fmt: skip
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, metavar="[TORCHRUN'S FLAGS] SCRIPT [ARGS]…")
 def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) -> int:
     """Run a training job as torchrun does, and keep it alive.
 
-    Takes torchrun's flags, all of them. Instead of restarting a number of times it looks at what happened: a process that ended, ranks
-    that no longer move, and does what docs/recovery.md says: goes on at once, later, from further back, or stops, as an error of the
-    script would only repeat. Every time it says why, and writes an incident (relight incidents).
+    Takes all of torchrun's flags. Instead of restarting a fixed number of times it diagnoses each failure, such as a process that ended or
+    ranks that hang, and follows docs/recovery.md: it restarts at once, later, or from an older checkpoint, or stops if the script's error
+    would only repeat. Each time it prints the reason, and writes an incident (relight incidents).
 
-    Exit codes: 0 finished, 1 stopped, 75 ended as asked with the last step stored, 76 ended as asked without, 77 this machine is not to be
-    used again.
+    Exit codes: 0 finished, 1 stopped, 75 ended on request with the last step stored, 76 ended on request without it, 77 this machine must
+    not be used again.
 
     \b
     Examples:
@@ -41,22 +41,22 @@ def command(settings: Path | None, incidents: Path, arguments: tuple[str, ...]) 
     from relight.supervise.launch import SAVED, UNSAVED, launch, parse
     from relight.supervise.settings import read_settings
 
-    told = read_settings(settings)
+    supervision = read_settings(settings)
     if settings is not None:
-        os.environ[PLACE] = str(settings.resolve())  # the script's own table is in it, too
+        os.environ[PLACE] = str(settings.resolve())  # the file may also have the script's own table
         take_environment()
     options = parse(list(arguments))
     logging.getLogger("relight").propagate = False
     logging.getLogger("relight").addHandler(logging.NullHandler())
     undo = subscribe(_print_event)
     try:
-        ended = launch(options, told, incidents)
+        ended = launch(options, supervision, incidents)
     finally:
         undo()
     click.echo(f"relight: {escape(ended.say)}", err=True)
     if ended.code == 1:
         click.echo(f"relight: relight incidents {escape(ended.where)} shows what happened", err=True)
-    if ended.code in (SAVED, UNSAVED):  # Python takes seconds to end behind torch, and the machine may be gone by then
+    if ended.code in (SAVED, UNSAVED):  # Python takes seconds to exit after torch, and the machine may be gone by then
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(ended.code)

@@ -1,4 +1,4 @@
-"""``relight save``: have a job that is training save now, wherever it runs."""
+"""``relight save``: request a save from a training job on any machine."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _WIDE = 84
 
 @click.command("save")
 @click.argument("path", metavar="RUN")
-@click.option("--why", default="", metavar="TEXT", help="What it is for: the checkpoint's reason says so, behind who asked.")
+@click.option("--why", default="", metavar="TEXT", help="Purpose: part of the checkpoint's reason, after your name.")
 @click.option("--timeout", type=click.FloatRange(min=1), default=300.0, show_default=True, metavar="S", help="How long to wait for it.")
 @json_option
 def command(path: str, why: str, timeout: float, as_json: bool) -> int:
-    """Have a job that is training save now, wherever it runs, and wait until that is a checkpoint.
+    """Request a save from a training job on any machine, and wait until the checkpoint exists.
 
-    The request is a record of the run's log. relight run, which watches over the job, looks there every 3 s and has all ranks save at
-    the end of their step, as on SIGUSR1. Exit code 1 if nobody hears it within 20 s, the job cannot be asked, or the time is over;
-    a request that is a minute old is not obeyed any more.
+    The request is a record of the run's log. relight run, which supervises the job, polls the log every 3 s and has all ranks save at
+    the end of their step, as on SIGUSR1. Exit code 1 if no relight run acknowledges it within 20 s, the job cannot save, or the
+    timeout is over. A request older than a minute is ignored.
 
     \b
     Examples:
@@ -36,22 +36,22 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
     from relight.catalog.save_requests import Answer, ask_for_save, describe_outcome, wait_for_answer
     from relight.versions.stages import who
 
-    found = open_run_at(path)
+    opened = open_run_at(path)
     began = time.monotonic()
     with _waiting() as say:
-        seq = ask_for_save(found.run, who(), why)
-        say(f"asked, in record {seq}; relight run looks every 3 s")
+        seq = ask_for_save(opened.run, who(), why)
+        say(f"requested in record {seq}; relight run polls every 3 s")
 
         def tell(answer: Answer) -> None:
             if not answer.over:
-                say(f"heard on {escape(answer.heard)}; waiting for the save")
+                say(f"acknowledged on {escape(answer.heard)}; waiting for the save")
 
-        answer = wait_for_answer(found.run, seq, timeout, tell)
+        answer = wait_for_answer(opened.run, seq, timeout, tell)
     waited, saved = time.monotonic() - began, answer.saved
     if as_json:
-        told = {"id": saved.id, "step": saved.step, "reason": saved.body.reason} if saved is not None else {}
+        saved_facts = {"id": saved.id, "step": saved.step, "reason": saved.body.reason} if saved is not None else {}
         ok = {"ok": saved is not None, "asked": seq, "heard": answer.heard, "refused": answer.refused, "seconds": round(waited, 3)}
-        emit_json({**ok, "id": None, "step": None, "reason": None, **told})
+        emit_json({**ok, "id": None, "step": None, "reason": None, **saved_facts})
     else:
         click.echo(fill(escape(describe_outcome(answer, waited)), _WIDE))
     return 0 if saved is not None else 1
@@ -59,11 +59,11 @@ def command(path: str, why: str, timeout: float, as_json: bool) -> int:
 
 @contextmanager
 def _waiting() -> Iterator[Callable[[str], object]]:
-    """What is being waited for: on a terminal one line that goes away, else a line each, on standard error."""
+    """Print the state on standard error: on a terminal one line that disappears, otherwise a line for each state."""
     if not sys.stderr.isatty():
         yield lambda text: click.echo(text, err=True)
         return
     from rich.console import Console
 
-    with Console(stderr=True, highlight=False).status("asking") as status:
+    with Console(stderr=True, highlight=False).status("requesting") as status:
         yield status.update

@@ -1,4 +1,4 @@
-"""``relight serve``: a dashboard and an API for the runs of stores."""
+"""``relight serve``: serve a dashboard and an API for the runs of stores."""
 
 from __future__ import annotations
 
@@ -19,35 +19,37 @@ from relight.errors import ConfigError
 SWITCH_S = 0.0005
 """Seconds after which a busy thread yields to the event loop: a tenth of Python's default, which adds up at each of the loop's calls."""
 COLLECT = (20_000, 20, 200)
-"""Thresholds of the garbage collector: a full collection halts the event loop while it walks all rows that are kept, so it is rare."""
+"""Thresholds of the garbage collector: a full collection stops the event loop while it walks all kept rows, so it must be rare."""
 _NEEDED = ("fastapi", "uvicorn", "jinja2", "sse_starlette")
 
 
 @click.command("serve")
 @click.argument("stores", metavar="STORE…", nargs=-1, required=True)
-@click.option("--listen", default="127.0.0.1:8484", show_default=True, metavar="HOST:PORT", help="Where to be reached.")
-@click.option(
-    "--host", "hosts", multiple=True, metavar="NAME", help="A name by which browsers reach it, besides localhost; more than once."
-)
-@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate, and what it stands on.")
+@click.option("--listen", default="127.0.0.1:8484", show_default=True, metavar="HOST:PORT", help="Address to listen on.")
+@click.option("--host", "hosts", multiple=True, metavar="NAME", help="A host name that browsers use, in addition to localhost. Repeatable.")
+@click.option("--tls-cert", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="The certificate with its chain.")
 @click.option("--tls-key", type=click.Path(exists=True, dir_okay=False), metavar="FILE", help="Its key.")
-@click.option("--plain", is_flag=True, help="Be reached by others without TLS: a proxy in front has it.")
-@click.option("--public", default="", metavar="https://NAME", help="The address that people use, if a TLS proxy forwards to this server.")
-@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="Where tokens are kept.")
-@click.option("--audit", default="", metavar="STORE", help="Where it is written down who did what.")
+@click.option("--plain", is_flag=True, help="Listen for other machines without TLS: a proxy terminates TLS.")
+@click.option("--public", default="", metavar="https://NAME", help="The public address, if a TLS proxy forwards to this server.")
+@click.option("--state", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="File of the tokens.")
+@click.option("--audit", default="", metavar="STORE", help="Store of the audit log.")
 @click.option(
     "--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="With [alerts], in place of ./relight.toml."
 )
-@click.option("--anonymous-read", is_flag=True, help="Let everybody look; nobody without a token acts.")
-@click.option("--proxy-header", default="", metavar="NAME", help="The header in which a proxy says who has logged in.")
+@click.option("--anonymous-read", is_flag=True, help="Allow reading without a token; actions still need one.")
+@click.option("--proxy-header", default="", metavar="NAME", help="The header in which a proxy sends the user's name.")
 @click.option(
     "--proxy-from",
     multiple=True,
     metavar="CIDR",
-    help="The proxy's address or network: its X-Forwarded-For and --proxy-header are believed, those of others are not.",
+    help="The proxy's address or network: only its X-Forwarded-For and --proxy-header are trusted.",
 )
 @click.option(
-    "--proxy-role", type=click.Choice(["viewer", "operator", "admin"]), default="viewer", show_default=True, help="The role of those."
+    "--proxy-role",
+    type=click.Choice(["viewer", "operator", "admin"]),
+    default="viewer",
+    show_default=True,
+    help="The role of users whom the proxy names.",
 )
 def command(
     stores: tuple[str, ...],
@@ -65,9 +67,9 @@ def command(
     proxy_from: tuple[str, ...],
     proxy_role: str,
 ) -> int:
-    """Show the runs of one or more stores in a browser, and as an API, until it is interrupted.
+    """Serve the runs of one or more stores as web pages and an API, until interrupted.
 
-    Everything that is shown is read from the stores. By default only this machine reaches it, and only with a token: relight token new.
+    All data are read from the stores. By default it is reachable only from this machine, and only with a token: relight token new.
 
     \b
     Examples:
@@ -85,7 +87,7 @@ def command(
     if not (tls_cert or plain or _is_here(host)):
         raise ConfigError(
             f"{host} is not this machine alone, and there is no TLS",
-            hint="--tls-cert and --tls-key; or --plain, if a proxy in front has it",
+            hint="--tls-cert and --tls-key; or --plain, if a proxy terminates TLS",
         )
     if proxy_header and not proxy_from:
         raise ConfigError("a proxy's word needs both: --proxy-header and --proxy-from")
@@ -106,10 +108,10 @@ def command(
     )
     app = create_app(ServerSettings(stores, state, audit, rules, alerts=settings))
     if not (app.state.store.tokens() or anonymous_read or proxy_header):
-        click.echo("nobody has a token yet, so nobody can look: relight token new me --role admin", err=True)
+        click.echo("there is no token yet, so no user has access: relight token new me --role admin", err=True)
     shown = f"[{host}]" if ":" in host else host
     reached = rules.public or f"{'https' if tls_cert else 'http'}://{shown}:{port}"
-    shown_at = f"{reached}/  ({', '.join(escape(one) for one in stores)}; end it with Ctrl-C)"
+    shown_at = f"{reached}/  ({', '.join(escape(store) for store in stores)}; end it with Ctrl-C)"
     _serve(app, host, port, tls_cert, tls_key, proxy_from, lambda: click.echo(shown_at, err=True))
     return 0
 

@@ -1,4 +1,4 @@
-"""``relight show``: one checkpoint: facts, tensors, statistics."""
+"""``relight show``: show one checkpoint: facts, tensors, statistics."""
 
 from __future__ import annotations
 
@@ -27,30 +27,30 @@ from relight.transfer.copying import COPIED_FROM
 
 STATS = ("min", "max", "mean", "norm", "nan", "inf")
 ODD = ("nan", "inf")
-"""Columns only if there is one."""
+"""Statistics whose columns are shown only if a value is not zero."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One tensor, whole: ``pieces`` are ``(rank, what its part says)``."""
+    """One tensor with all its ``pieces``: ``(rank, entry in that rank's part)``."""
 
     pieces: Pieces
     stats: dict[str, Any] | None = None
 
     @property
     def tensor(self) -> Tensor:
-        """What all pieces agree on."""
+        """The first piece, for what all pieces have in common."""
         return self.pieces[0][1]
 
     @property
     def bytes(self) -> int:
-        """Of all pieces."""
+        """Bytes of all pieces."""
         return sum(piece.length for _, piece in self.pieces)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
-        one = self.tensor
-        facts: dict[str, Any] = {"name": one.name, "dtype": one.dtype, "shape": list(one.shape), "role": one.role}
+        """Return the fields for ``--json``."""
+        tensor = self.tensor
+        facts: dict[str, Any] = {"name": tensor.name, "dtype": tensor.dtype, "shape": list(tensor.shape), "role": tensor.role}
         facts["bytes"] = self.bytes
         boxes = [(rank, piece.box) for rank, piece in self.pieces]
         facts["pieces"] = [{"rank": rank, "box": box and [list(box.start), list(box.size)]} for rank, box in boxes]
@@ -62,10 +62,10 @@ class Row:
 @click.argument("which", required=False)
 @click.option("--only", multiple=True, metavar="PATTERN", help="Only what matches, such as 'model/*'; may be given several times.")
 @click.option("--stats", "with_stats", is_flag=True, help="Read and verify the tensors: min, max, mean, norm, NaN, infinite.")
-@click.option("--codecs", is_flag=True, help="How chunks are stored: coded, as differences, with earlier checkpoints; and why.")
-@click.option("--values", is_flag=True, help="The plain values too: step counts, random states, settings.")
-@click.option("--metric", metavar="NAME", help="What 'best' goes by: the same as best:NAME. Default: the run's own metric.")
-@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether less or more of it is better: the same as best:NAME:MODE.")
+@click.option("--codecs", is_flag=True, help="Show how chunks are stored: coded, as differences, with earlier checkpoints.")
+@click.option("--values", is_flag=True, help="Also show plain values: step counts, random states, settings.")
+@click.option("--metric", metavar="NAME", help="Metric of 'best', as in best:NAME. Default: the run's own metric.")
+@click.option("--mode", type=click.Choice(["min", "max"]), help="Whether a lower or higher value is better, as in best:NAME:MODE.")
 @json_option
 def command(
     path: str,
@@ -85,13 +85,13 @@ def command(
       relight show runs/demo
       relight show runs/demo 500 --only 'optimizer/*' --stats
     """
-    found = open_run_at(path)
+    run_opened = open_run_at(path)
     if metric is not None or mode is not None:
-        if (which or found.which) != BEST:
+        if (which or run_opened.which) != BEST:
             raise ConfigError("--metric and --mode go with 'best'", hint=f"relight show {path} best --metric NAME")
         which = selector(metric, mode)
-    one = found.choose(which)
-    opened = found.run.open(one)
+    checkpoint = run_opened.choose(which)
+    opened = run_opened.run.open(checkpoint)
     rows = _rows(opened, only)
     plain = [(name, value) for name, value in _values(opened) if _matches(name, only)] if values else []
     if only and not rows and not plain:
@@ -99,10 +99,10 @@ def command(
         raise CheckpointNotFound(f"no {among} matches {' or '.join(only)}", where=opened.prefix, hint="without --only all are listed")
     if with_stats:
         _read(opened, rows)
-    root, known = opened.root, checked(found.history).get(one.id)
+    root, known = opened.root, checked(run_opened.history).get(checkpoint.id)
     if as_json:
         facts = {
-            **entry(found.history, one, known),
+            **entry(run_opened.history, checkpoint, known),
             "world": root.world,
             "components": root.components,
             "environment": root.environment,
@@ -113,19 +113,19 @@ def command(
         facts |= {"codecs": [row.to_dict() for row in stored_as(opened)]} if codecs else {}
         emit_json({**facts, "values": dict(plain)} if values else facts)
         return
-    click.echo(paint(f"checkpoint {root.id}: step {root.step} of {escape(found.run.name)}", "bold"))
+    click.echo(paint(f"checkpoint {root.id}: step {root.step} of {escape(run_opened.run.name)}", "bold"))
     facts_shown = [
         ("saved", f"{age(root.created)}, {root.created}, by attempt {root.epoch}"),
         ("because", root.reason),
         ("metrics", metrics_text(root.metrics)),
-        ("tags", " ".join(found.history.tags_of(root.id))),
+        ("tags", " ".join(run_opened.history.tags_of(root.id))),
         ("parents", " ".join(root.parents)),
         ("needs", " ".join(root.requires)),
         ("size", _sizes(root)),
         ("made with", _software(root.environment)),
         ("made on", _machine(root.environment, root.world)),
         ("exact", "no: " + "; ".join(root.exact) if root.exact else "to the bit, under the same software and settings"),
-        ("suspect", str(root.user.get(SUSPECT, "")) if one.body.suspect else ""),
+        ("suspect", str(root.user.get(SUSPECT, "")) if checkpoint.body.suspect else ""),
         ("damaged", f"{known.damage} (found by {known.by}, {age(known.at)})" if known is not None and known.damage else ""),
         ("verified", f"{age(known.at)}, by {known.by}: every byte as committed" if known is not None and not known.damage else ""),
         ("stored so", str(root.user[COMPACT].get("reason", "")) if isinstance(root.user.get(COMPACT), dict) and _is_own(opened) else ""),
@@ -144,42 +144,42 @@ def command(
 
 
 def _rows(opened: Opened, only: Sequence[str]) -> list[Row]:
-    """The tensors by name, in the order of the first rank that has them."""
+    """Return the tensors with matching names, in the order of the first rank that has them."""
     return [Row(pieces) for pieces in pieces_named(opened, lambda name: _matches(name, only)).values()]
 
 
 def _read(opened: Opened, rows: Sequence[Row]) -> None:
-    """Every chunk that holds any of it, once, checked; numbers are kept, bytes are not."""
+    """Read each chunk with bytes of the rows once, verified, and keep only the statistics."""
     with progress("reading", sum(row.bytes for row in rows)) as meter:
         for row, numbers in zip(rows, numbers_of(opened, [row.pieces for row in rows], meter), strict=True):
             row.stats = numbers
 
 
 def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) -> None:
-    """A heading with totals for each component, its tensors below."""
+    """Print a heading with totals for each component, and its tensors below."""
     groups: dict[str, list[Row]] = {name: [] for name in components}
     for row in rows:
         groups.setdefault(row.tensor.name.split("/", 1)[0], []).append(row)
     shown = [name for name in STATS if name not in ODD or any((row.stats or {}).get(name) for row in rows)] if with_stats else []
     columns = ["tensor", "shape", *shown] if with_stats else ["tensor", "shape", "dtype", "size"]
     cells: list[list[object]] = []
-    for name, held in groups.items():
-        if not held:
+    for name, members in groups.items():
+        if not members:
             continue
         kind = f" ({components[name]})" if components.get(name, name) != name else ""
-        count = sum(_elements(row.tensor) for row in held)
-        total = size(sum(row.bytes for row in held))
+        count = sum(_elements(row.tensor) for row in members)
+        total = size(sum(row.bytes for row in members))
         heading = [f"{name}{kind}", *([""] * (len(shown) + 1) if with_stats else [f"{count:,} in all", "", total])]
-        alone = held[0].tensor.name == name  # a component that is one tensor needs no heading over it
+        alone = members[0].tensor.name == name  # a component that is one tensor needs no heading
         if not alone:
             cells.append([Styled(text, "bold") for text in heading])
-        for row in held:
-            one = row.tensor
-            label: object = Styled(heading[0], "bold") if alone else f"  {one.name.split('/', 1)[1]}"
+        for row in members:
+            tensor = row.tensor
+            label: object = Styled(heading[0], "bold") if alone else f"  {tensor.name.split('/', 1)[1]}"
             pieces = f" in {len(row.pieces)} pieces" if len(row.pieces) > 1 else ""
-            shape = "×".join(map(str, one.shape)) or "scalar"
+            shape = "×".join(map(str, tensor.shape)) or "scalar"
             numbers = [_short((row.stats or {}).get(key)) for key in shown]
-            cells.append([label, shape + pieces, *(numbers if with_stats else [one.dtype, size(row.bytes)])])
+            cells.append([label, shape + pieces, *(numbers if with_stats else [tensor.dtype, size(row.bytes)])])
     if cells:
         table(columns, cells, right=("size", *STATS), wrap=("tensor", "shape"))
     held_bytes = sum(row.bytes for row in rows)
@@ -189,19 +189,19 @@ def _table(rows: Sequence[Row], components: dict[str, str], with_stats: bool) ->
 
 
 def _is_own(opened: Opened) -> bool:
-    """Whether it is as it was saved: what a copy says of how chunks are stored is of where it came from."""
+    """Return whether this is not a copy: a copy's recorded reason for its codecs is about the original."""
     return COPIED_FROM not in opened.root.user
 
 
 def _sizes(root: Root) -> str:
-    """What the tensors take, and what is stored of them: with this checkpoint, and with those that it shares chunks with."""
+    """Return the bytes of the tensors, and the bytes stored with this checkpoint and with those that it shares chunks with."""
     if root.new_bytes == root.stored_bytes:
         return f"{size(root.logical_bytes)} of tensors, {size(root.stored_bytes)} stored"
     return f"{size(root.logical_bytes)} of tensors, {size(root.new_bytes)} stored here; a restore reads {size(root.stored_bytes)}"
 
 
 def _codecs(rows: Sequence[StoredAs]) -> None:
-    """A line for each kind of chunk."""
+    """Print a line for each kind of chunk."""
     cells = [
         [row.dtype, row.role, row.chunks, size(row.bytes), size(row.new_bytes), f"{row.new_bytes / max(row.bytes, 1):.0%}",
          size(row.stored_bytes), row.coded, row.differences, row.elsewhere, row.derived]
@@ -216,13 +216,13 @@ def _elements(tensor: Tensor) -> int:
 
 
 def _short(value: float | None) -> str:
-    """Three digits: JSON has them all."""
+    """Return a number with three digits; ``--json`` has all of them."""
     return "" if value is None else f"{value:.3g}" if isinstance(value, float) or abs(value) >= 10**6 else str(value)
 
 
 def _values(opened: Opened) -> list[tuple[str, Any]]:
-    """What is not in tensors, by path. A list of plain things is one value."""
-    found: list[tuple[str, Any]] = []
+    """Return plain values by path. A list of plain values is one value."""
+    values: list[tuple[str, Any]] = []
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, dict) and node:
@@ -233,16 +233,16 @@ def _values(opened: Opened) -> list[tuple[str, Any]]:
                 walk(value, join_path(path, index, sequence=True))
         elif isinstance(node, Leaf):
             if not node.tensors:
-                found.append((path, node.meta))
+                values.append((path, node.meta))
         else:
-            found.append((path, node))
+            values.append((path, node))
 
     for part in opened.parts:
         prefix = f"rank {part.rank}: " if len(opened.parts) > 1 else ""
-        before = len(found)
+        before = len(values)
         walk(decode_tree(part.tree, len(part.tensors), opened.prefix), "")
-        found[before:] = [(prefix + path, value) for path, value in found[before:]]
-    return found
+        values[before:] = [(prefix + path, value) for path, value in values[before:]]
+    return values
 
 
 def _matches(name: str, only: Sequence[str]) -> bool:
@@ -264,4 +264,4 @@ def _machine(environment: dict[str, Any], world: int) -> str:
     if environment.get("threads"):
         named.append(plural(int(environment["threads"]), "thread") if isinstance(environment["threads"], int) else "")
     ranks = f"{plural(world, 'rank')}" if world > 1 else ""
-    return ", ".join(one for one in (*named, ranks) if one)
+    return ", ".join(part for part in (*named, ranks) if part)

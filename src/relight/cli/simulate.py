@@ -1,4 +1,4 @@
-"""``relight simulate``: months of a fleet in seconds: what policies make of its failures."""
+"""``relight simulate``: simulate months of a fleet in seconds, with several policies."""
 
 from __future__ import annotations
 
@@ -27,27 +27,28 @@ _SEEDS_MAX, _COLUMNS_MAX, _NAME_MAX = 10_000, 4, 11
 
 @click.command("simulate")
 @click.argument("scenario", metavar="[FILE|NAME]", required=False)
-@click.option("--gpus", type=click.IntRange(1, 1_000_000), help="How many; else as the scenario says.")
-@click.option("--days", type=click.FloatRange(0, 3650, min_open=True), help="How long.")
-@click.option("--policy", "policies", multiple=True, metavar="POLICY", help="What to try, side by side: adaptive, 30m, 500steps,last=3 …")
-@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Of the scenario: save.stall_s=2, spares=0 …")
+@click.option("--gpus", type=click.IntRange(1, 1_000_000), help="Number of GPUs; by default the scenario's.")
+@click.option("--days", type=click.FloatRange(0, 3650, min_open=True), help="Days to simulate.")
+@click.option(
+    "--policy", "policies", multiple=True, metavar="POLICY", help="A policy to compare: adaptive, 30m, 500steps,last=3 … Repeatable."
+)
+@click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="Change the scenario: save.stall_s=2, spares=0 …")
 @click.option("--sweep", metavar="KEY=V1,V2…", help="Try several values of one key.")
-@click.option("--seeds", type=click.IntRange(1, _SEEDS_MAX), default=5, show_default=True, help="How often, with other dice.")
+@click.option("--seeds", type=click.IntRange(1, _SEEDS_MAX), default=5, show_default=True, help="Number of random seeds.")
 @click.option("--jobs", type=click.IntRange(1, 512), metavar="N", help="Processes at once; by default one for each core.")
-@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="Who runs them.")
-@click.option("--replay", metavar="RUN", help="The failures of this run, in place of chance.")
+@click.option("--engine", type=click.Choice(["local", "ray"]), default="local", show_default=True, help="What runs the simulations.")
+@click.option("--replay", metavar="RUN", help="Use this run's recorded failures instead of random ones.")
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw where the time went, and storage.")
-@click.option("--list", "listed", is_flag=True, help="The scenarios that there are.")
+@click.option("--list", "listed", is_flag=True, help="List the shipped scenarios.")
 @json_option
 def command(
     scenario: str | None, gpus: int | None, days: float | None, policies: tuple[str, ...], settings: tuple[str, ...], sweep: str | None,
     seeds: int, jobs: int | None, engine: str, replay: str | None, plot: Path | None, listed: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Months of a fleet in seconds: what policies would make of its failures.
+    """Simulate months of a fleet in seconds, and compare policies on its failures.
 
-    The policies are the real ones: the code that schedules, keeps, protects and recovers in a run decides here, too. What fails, and when,
-    is the same for all policies of a seed. A scenario is TOML, or the name of one that is shipped (--list); without one it is
-    llama3-54-days.
+    The policies are the real ones: the code that schedules, keeps, protects and recovers in a run also decides here. All policies of a seed
+    see the same failures at the same times. A scenario is a TOML file, or the name of a shipped one (--list); by default llama3-54-days.
 
     \b
     A policy is when to save, and then keys:
@@ -76,26 +77,32 @@ def command(
     if plot is not None:
         from relight.simulator.plot import draw
 
-        draw([(_title(case), found) for case, found in zip(cases, summaries, strict=True)], cases[0].scenario.days, plot)
+        draw(
+            [(_title(case), summaries_of_case) for case, summaries_of_case in zip(cases, summaries, strict=True)],
+            cases[0].scenario.days,
+            plot,
+        )
         click.echo(f"the picture is in {escape(plot)}", err=True)
     if as_json:
-        emit_json([_to_dict(case, found) for case, found in zip(cases, summaries, strict=True)])
+        emit_json([_to_dict(case, summaries_of_case) for case, summaries_of_case in zip(cases, summaries, strict=True)])
     else:
-        for number, (case, found) in enumerate(zip(cases, summaries, strict=True)):
+        for number, (case, summaries_of_case) in enumerate(zip(cases, summaries, strict=True)):
             if number:
                 click.echo()
-            _show(case, found, seeds)
+            _show(case, summaries_of_case, seeds)
     return 0
 
 
 def _list(as_json: bool) -> int:
     from relight.simulator.read import read_scenario, shipped
 
-    found = [read_scenario(name) for name in shipped()]
+    scenarios = [read_scenario(name) for name in shipped()]
     if as_json:
-        emit_json([{"name": one.name, "gpus": one.gpus, "days": one.days, "about": one.about} for one in found])
+        emit_json(
+            [{"name": scenario.name, "gpus": scenario.gpus, "days": scenario.days, "about": scenario.about} for scenario in scenarios]
+        )
     else:
-        rows = [[one.name, f"{one.gpus:,}", f"{one.days:g}", one.about] for one in found]
+        rows = [[scenario.name, f"{scenario.gpus:,}", f"{scenario.days:g}", scenario.about] for scenario in scenarios]
         table(["name", "gpus", "days", "what it is"], rows, right=("gpus", "days"), wrap=("what it is",))
     return 0
 
@@ -106,21 +113,21 @@ def _cases(
     from relight.simulator.read import read_scenario, setting_of, value_of
     from relight.simulator.sweep import Case
 
-    told = dict(setting_of(one) for one in settings) | {key: value for key, value in flags.items() if value is not None}
+    changes = dict(setting_of(assignment) for assignment in settings) | {key: value for key, value in flags.items() if value is not None}
     tried: list[dict[str, Any]] = [{}]
     if sweep is not None:
         key, _ = setting_of(sweep)
         tried = [{key: value_of(value)} for value in sweep.partition("=")[2].split(",")]
-    recorded = _recorded(replay, told, named) if replay is not None else None
+    recorded = _recorded(replay, changes, named) if replay is not None else None
     cases = []
-    for one in tried:
+    for values in tried:
         if recorded is not None:
             from relight.simulator.replay import replayed
 
-            made, calendar = replayed(recorded, told | one)
+            made, calendar = replayed(recorded, changes | values)
         else:
-            made, calendar = read_scenario(named or "llama3-54-days", told | one), None
-        about = ", ".join(f"{key}={value}" for key, value in one.items())
+            made, calendar = read_scenario(named or "llama3-54-days", changes | values), None
+        about = ", ".join(f"{key}={value}" for key, value in values.items())
         cases.append(Case(made, _policies(made, policies), about, calendar))
     return cases
 
@@ -141,15 +148,15 @@ def _policies(scenario: Scenario, texts: Sequence[str]) -> tuple[Policy, ...]:
     from relight.simulator.policies import USUAL, policy_of
 
     if texts:
-        found = [policy_of(text) for text in texts]
+        chosen = [policy_of(text) for text in texts]
     elif scenario.policy:
-        found = [policy_of(text, name) for name, text in scenario.policy.items()]
+        chosen = [policy_of(text, name) for name, text in scenario.policy.items()]
     else:
-        found = [policy_of(text, name) for name, text in USUAL.items()]
-    names = [one.name for one in found]
+        chosen = [policy_of(text, name) for name, text in USUAL.items()]
+    names = [policy.name for policy in chosen]
     if len(set(names)) < len(names):
         raise ConfigError(f"the policy {next(name for name in names if names.count(name) > 1)!r} twice")
-    return tuple(found)
+    return tuple(chosen)
 
 
 def _simulate(cases: list[Case], seeds: int, jobs: int, engine: str) -> list[list[Summary]]:
@@ -159,14 +166,14 @@ def _simulate(cases: list[Case], seeds: int, jobs: int, engine: str) -> list[lis
     with _counting(sum(len(case.policies) for case in cases) * seeds) as done:
         outcomes = sweep(cases, range(seeds), jobs=jobs, engine=engine, done=done)
     return [
-        [summary_of(found, policy.text, of_case[0]) for policy, found in zip(case.policies, of_case, strict=True)]
+        [summary_of(outcome, policy.text, of_case[0]) for policy, outcome in zip(case.policies, of_case, strict=True)]
         for case, of_case in zip(cases, outcomes, strict=True)
     ]
 
 
 @contextmanager
 def _counting(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar of simulations that have ended, on a terminal only."""
+    """Show a bar of finished simulations, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return
@@ -174,7 +181,7 @@ def _counting(total: int) -> Iterator[Callable[[int], None]]:
         yield bar.update
 
 
-# -- what is said -------------------------------------------------------------------------------------------------------------------
+# -- output -------------------------------------------------------------------------------------------------------------------------
 
 
 def _title(case: Case) -> str:
@@ -185,7 +192,7 @@ def _title(case: Case) -> str:
 def _to_dict(case: Case, found: list[Summary]) -> dict[str, Any]:
     import msgspec
 
-    return {"scenario": msgspec.to_builtins(case.scenario), "sweep": case.about, "policies": [one.to_dict() for one in found]}
+    return {"scenario": msgspec.to_builtins(case.scenario), "sweep": case.about, "policies": [summary.to_dict() for summary in found]}
 
 
 def _percent(share: float) -> str:
@@ -193,20 +200,20 @@ def _percent(share: float) -> str:
 
 
 def _show(case: Case, found: list[Summary], seeds: int) -> None:
-    failures = sum(one.failures for one in found) / len(found)
+    failures = sum(summary.failures for summary in found) / len(found)
     click.echo(f"{escape(_title(case))}; {plural(seeds, 'seed')}, about {failures:,.0f} failures")
     click.echo(f"{escape(case.scenario.about)}\n" if case.scenario.about else "")
-    best = max(one.goodput.median for one in found)
-    rows = [_row(one, one.goodput.median == best and len(found) > 1, case.scenario.days) for one in found]
+    best = max(summary.goodput.median for summary in found)
+    rows = [_row(summary, summary.goodput.median == best and len(found) > 1, case.scenario.days) for summary in found]
     columns = ["policy", "goodput", "5 to 95 %", "redone", "saving", "down", "every", "saves/d", "stored"]
     table([*columns], rows, right=columns[1:])
     click.echo()
     _by_cause(found)
-    bounded = [one for one in found if one.bound]
+    bounded = [summary for summary in found if summary.bound]
     if bounded:
         click.echo()
-    for one in bounded:
-        click.echo(f"{escape(_short(one.policy))}: {escape(one.bound)}")
+    for summary in bounded:
+        click.echo(f"{escape(_short(summary.policy))}: {escape(summary.bound)}")
     if len(found) > 1:
         click.echo()
         _against_first(found)
@@ -226,7 +233,7 @@ def _row(one: Summary, best: bool, days: float) -> list[object]:
 
 
 def _bytes(count: float) -> str:
-    """Three figures and a unit: whole fleets' bytes."""
+    """Return bytes with three digits and a unit up to PB."""
     for unit, by in (("PB", 1e15), ("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
         if count >= 0.9995 * by:
             return f"{count / by:.3g} {unit}"
@@ -234,21 +241,22 @@ def _bytes(count: float) -> str:
 
 
 def _by_cause(found: Sequence[Summary]) -> None:
-    """What each way to fail has cost, all together: the first policies side by side."""
+    """Print the time lost to each cause, for the first policies side by side."""
     shown = found[:_COLUMNS_MAX]
-    causes = list(dict.fromkeys(cause for one in shown for cause in one.by_cause))
-    causes.sort(key=lambda cause: -max(one.by_cause.get(cause, 0.0) for one in shown))
-    heads = [_short(one.policy) for one in shown]
-    rows = [[_short(cause, 24), *(_percent(one.by_cause.get(cause, 0.0)) for one in shown)] for cause in causes]
+    causes = list(dict.fromkeys(cause for summary in shown for cause in summary.by_cause))
+    causes.sort(key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for summary in shown))
+    heads = [_short(summary.policy) for summary in shown]
+    rows = [[_short(cause, 24), *(_percent(summary.by_cause.get(cause, 0.0)) for summary in shown)] for cause in causes]
     table(["time lost to", *heads], rows, right=heads)
 
 
 def _against_first(found: Sequence[Summary]) -> None:
-    for one in found[1:]:
-        if one.better is None:
+    for summary in found[1:]:
+        if summary.better is None:
             continue
-        said = f"{100 * one.better.median:+.2f} points of goodput (5 to 95 %: {100 * one.better.p5:+.2f} to {100 * one.better.p95:+.2f})"
-        click.echo(f"{escape(_short(one.policy))} against {escape(_short(found[0].policy))}: {said}")
+        better = summary.better
+        gain = f"{100 * better.median:+.2f} points of goodput (5 to 95 %: {100 * better.p5:+.2f} to {100 * better.p95:+.2f})"
+        click.echo(f"{escape(_short(summary.policy))} against {escape(_short(found[0].policy))}: {gain}")
 
 
 def _short(name: str, most: int = _NAME_MAX) -> str:

@@ -13,7 +13,7 @@ from relight.errors import ConfigError
 @click.argument("path")
 @click.argument("name", required=False)
 @click.argument("which", required=False)
-@click.option("--delete", is_flag=True, help="Take the tag away; the checkpoint stays.")
+@click.option("--delete", is_flag=True, help="Remove the tag; the checkpoint stays.")
 @json_option
 def command(path: str, name: str | None, which: str | None, delete: bool, as_json: bool) -> None:
     """Name a checkpoint (by default the newest), or list the tags. A tagged checkpoint is never pruned.
@@ -26,12 +26,12 @@ def command(path: str, name: str | None, which: str | None, delete: bool, as_jso
       relight tag runs/demo good --delete
       relight tag runs/demo
     """
-    found = open_run_at(path)
+    opened = open_run_at(path)
     if name is None:
         if delete:
             raise ConfigError("--delete needs the tag's name")
-        pairs = sorted((tag, found.history.find(target)) for tag, target in found.history.tags.items())
-        rows = [{"tag": tag, "id": one.id, "step": one.step} for tag, one in pairs if one]
+        pairs = sorted((tag, opened.history.find(target)) for tag, target in opened.history.tags.items())
+        rows = [{"tag": tag, "id": checkpoint.id, "step": checkpoint.step} for tag, checkpoint in pairs if checkpoint]
         if as_json:
             emit_json(rows)
         elif rows:
@@ -41,18 +41,18 @@ def command(path: str, name: str | None, which: str | None, delete: bool, as_jso
         return
     if delete:
         if which is not None:
-            raise ConfigError("--delete takes the tag's name alone: it names one checkpoint anyway")
-        found.run.tag(name, None)
+            raise ConfigError("--delete needs only the tag's name, which means one checkpoint")
+        opened.run.tag(name, None)
         result: dict[str, object] = {"tag": name, "id": None, "step": None}
-        said = f"{escape(name)} removed"
+        message = f"{escape(name)} removed"
     else:
-        one = found.choose(which)
-        before = found.history.find(found.history.tags.get(name, ""))
-        found.run.tag(name, one.id)
-        result = {"tag": name, "id": one.id, "step": one.step}
-        moved = f", moved from {before.id} (step {before.step})" if before and before.id != one.id else ""
-        said = f"{escape(name)} → {one.id} (step {one.step}){moved}"
+        checkpoint = opened.choose(which)
+        before = opened.history.find(opened.history.tags.get(name, ""))
+        opened.run.tag(name, checkpoint.id)
+        result = {"tag": name, "id": checkpoint.id, "step": checkpoint.step}
+        moved = f", moved from {before.id} (step {before.step})" if before and before.id != checkpoint.id else ""
+        message = f"{escape(name)} → {checkpoint.id} (step {checkpoint.step}){moved}"
     if as_json:
         emit_json(result)
     else:
-        click.echo(said)
+        click.echo(message)

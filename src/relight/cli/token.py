@@ -1,4 +1,4 @@
-"""``relight token``: who may look at relight serve, and who may act."""
+"""``relight token``: manage access tokens of relight serve."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def _state(path: Path | None) -> TokenFile:
 
 @click.group("token")
 def command() -> None:
-    """Tokens of relight serve: who may look, who may act.
+    """Manage access tokens of relight serve.
 
-    A viewer sees; an operator tags, branches, pins and verifies, too; an admin also promotes, prunes and revokes. A token is shown once,
-    when it is made, and kept only as a hash. Revoked, it opens nothing from the next request on.
+    A viewer reads; an operator also tags, branches, pins and verifies; an admin also promotes, prunes and revokes. A token is shown once,
+    when it is made, and stored only as a hash. A revoked token is refused from the next request on.
 
     \b
     Examples:
@@ -51,13 +51,13 @@ def command() -> None:
 
 @command.command("new")
 @click.argument("name")
-@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What it lets one do.")
-@click.option("--scope", default="", metavar="STORE[/RUN]", help="Only of that store or run, as relight serve calls it.")
-@click.option("--expires", metavar="TIME", help="When it ends by itself: 12h, 30d; by default never.")
+@click.option("--role", type=click.Choice(ROLES), default="viewer", show_default=True, help="What the token allows.")
+@click.option("--scope", default="", metavar="STORE[/RUN]", help="Only for this store or run, by its name in relight serve.")
+@click.option("--expires", metavar="TIME", help="Lifetime: 12h, 30d; by default unlimited.")
 @state_option
 @json_option
 def new(name: str, role: str, scope: str, expires: str | None, path: Path | None, as_json: bool) -> None:
-    """Make a token for NAME, and show it, this once."""
+    """Make a token for NAME, and show it this one time."""
     lasts_s = seconds_of(expires, "--expires") if expires is not None else None
     facts = ActionFacts(given={"name": name, "role": role, "scope": scope, "expires": expires or ""})
     with recorded("token new", f"{name} {role} {scope}".strip(), facts) as says:
@@ -78,13 +78,21 @@ def listed(path: Path | None, as_json: bool) -> None:
     """List tokens, without their secrets."""
     rows = _state(path).tokens()
     if as_json:
-        emit_json([msgspec.to_builtins(one) for one in rows])
+        emit_json([msgspec.to_builtins(token) for token in rows])
     elif not rows:
         click.echo("no token yet: relight token new NAME --role viewer")
     else:
         cells = [
-            [one.id, one.name, one.role, one.scope or "everything", _day(one.made_at), _day(one.ends_at) or "never", _state_cell(one.state)]
-            for one in rows
+            [
+                token.id,
+                token.name,
+                token.role,
+                token.scope or "everything",
+                _day(token.made_at),
+                _day(token.ends_at) or "never",
+                _state_cell(token.state),
+            ]
+            for token in rows
         ]
         table(["id", "name", "role", "scope", "made", "ends", ""], cells, wrap=("name",))
 
@@ -94,16 +102,16 @@ def listed(path: Path | None, as_json: bool) -> None:
 @state_option
 @json_option
 def revoke(token_id: str, path: Path | None, as_json: bool) -> None:
-    """Have a token open nothing any more, nor the sessions that were begun with it."""
+    """Revoke a token, and the sessions that were begun with it."""
     token_id = token_id.removeprefix("rl_").partition(".")[0]  # a whole token may have been pasted: its secret goes nowhere
     state = _state(path)
-    before = next((one.state for one in state.tokens() if one.id == token_id), "")
+    before = next((token.state for token in state.tokens() if token.id == token_id), "")
     with recorded("token revoke", token_id, ActionFacts(before=before, after="revoked", given={"id": token_id})):
-        found = state.revoke(token_id)
+        revoked = state.revoke(token_id)
     if as_json:
-        emit_json({"id": found.id, "name": found.name, "state": "revoked"})
+        emit_json({"id": revoked.id, "name": revoked.name, "state": "revoked"})
     else:
-        click.echo(f"{found.id} ({escape(found.name)}, {found.role}) opens nothing any more")
+        click.echo(f"{revoked.id} ({escape(revoked.name)}, {revoked.role}) opens nothing any more")
 
 
 def _day(moment: float | str | None) -> str:

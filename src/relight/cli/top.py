@@ -1,4 +1,4 @@
-"""``relight top``: runs as they are now, live in the terminal."""
+"""``relight top``: watch runs live in the terminal."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ ALERTS_SHOWN = 8
 
 @click.command("top")
 @click.argument("paths", metavar="RUN…", nargs=-1, required=True)
-@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, metavar="S", help="Seconds between two looks; 2 by default.")
-@click.option("--once", is_flag=True, help="Look once, print, and end; into a pipe that is so anyway.")
+@click.option("--every", type=click.FloatRange(0.2, 3600), default=2.0, metavar="S", help="Seconds between two updates; 2 by default.")
+@click.option("--once", is_flag=True, help="Print once, and end: the default in a pipe.")
 @click.option("--settings", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", help="In place of ./relight.toml, for alerts.")
 @json_option
 def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | None, as_json: bool) -> int:
-    """Runs as they are now, live: newest checkpoint, saves, tiers, goodput, failures, risk, alerts. RUN may be a store: all its runs.
+    """Watch runs live: newest checkpoint, saves, tiers, goodput, failures, risk, alerts. RUN may be a store: all its runs.
 
-    good: how long ago the newest good checkpoint was made. blocked, durable: what saves kept training waiting, and took until they were
-    durable, in the median of those that processes of this machine told of. failed: failures of the job within an hour.
+    good: age of the newest good checkpoint. blocked, durable: how long saves blocked training, and took until they were durable; medians of
+    the saves that this machine's processes recorded. failed: failures of the job within an hour.
 
     \b
     Examples:
@@ -48,7 +48,9 @@ def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | N
     if as_json:
         now = time.time()
         seen = watcher.poll(now)
-        emit_json({"time": now, "runs": [as_value(one) for one in seen], "alerts": [as_dict(one) for one in _alerts(alerting, seen, now)]})
+        emit_json(
+            {"time": now, "runs": [as_value(item) for item in seen], "alerts": [as_dict(item) for item in _alerts(alerting, seen, now)]}
+        )
         return 0
     if once or not sys.stdout.isatty():
         now = time.time()
@@ -59,27 +61,30 @@ def command(paths: tuple[str, ...], every: float, once: bool, settings: Path | N
 
 
 def as_value(seen: RunSeen) -> dict[str, Any]:
-    """A run for ``--json``: all but the samples, which ``relight metrics --json`` has."""
-    told = seen._asdict()
+    """Return a run's fields for ``--json``, without the samples, which ``relight metrics --json`` has."""
+    facts = seen._asdict()
     for name in ("samples", "account", "incidents"):
-        del told[name]
-    incidents = [{"id": one.id, "at": one.at, "kind": one.kind, "why": one.why, "action": one.action} for one in seen.incidents[-20:]]
-    saving = {**seen.saving._asdict(), "last": [one._asdict() for one in seen.saving.last[-20:]]}
+        del facts[name]
+    incidents = [
+        {"id": incident.id, "at": incident.at, "kind": incident.kind, "why": incident.why, "action": incident.action}
+        for incident in seen.incidents[-20:]
+    ]
+    saving = {**seen.saving._asdict(), "last": [save._asdict() for save in seen.saving.last[-20:]]}
     tiers = [{**tier._asdict(), "full": tier.full} for tier in seen.tiers]
-    return {**told, "bad": dict(seen.bad), "saving": saving, "tiers": tiers, "incidents": incidents}
+    return {**facts, "bad": dict(seen.bad), "saving": saving, "tiers": tiers, "incidents": incidents}
 
 
 def _alerts(alerting: Alerting, seen: Sequence[RunSeen], now: float) -> list[Alert]:
     rules = [rule._replace(for_s=0.0) for rule in alerting.rules]
-    return [one._replace(reason=clean(one.reason)) for one in judge(rules, seen, now, {}).state.values() if one.state == FIRING]
+    return [alert._replace(reason=clean(alert.reason)) for alert in judge(rules, seen, now, {}).state.values() if alert.state == FIRING]
 
 
 def _print(watcher: Watcher, seen: Sequence[RunSeen], alerting: Alerting, now: float) -> None:
     rows, columns = _rows(seen), list(COLUMNS)
-    for at in reversed(range(len(columns))):  # what says nothing of any run is left out: 80 characters are few
-        if at > 2 and all(_text(row[at]) in ("–", "0") for row in rows):
-            del columns[at]
-            rows = [[cell for number, cell in enumerate(row) if number != at] for row in rows]
+    for index in reversed(range(len(columns))):  # columns without a value are dropped, as lines have 80 characters
+        if index > 2 and all(_text(row[index]) in ("–", "0") for row in rows):
+            del columns[index]
+            rows = [[cell for number, cell in enumerate(row) if number != index] for row in rows]
     if rows:
         table(columns, rows, right=[name for name in RIGHT if name in columns], wrap=("run", "tiers"))
     else:
@@ -89,15 +94,15 @@ def _print(watcher: Watcher, seen: Sequence[RunSeen], alerting: Alerting, now: f
 
 
 def _rows(seen: Sequence[RunSeen]) -> list[list[object]]:
-    return [_row(one) for one in seen]
+    return [_row(run) for run in seen]
 
 
 def _row(one: RunSeen) -> list[object]:
     if not one.run:
         return [Styled(escape(one.store), "red"), *["–"] * (len(COLUMNS) - 1)]
     name = Styled(one.run, "red" if one.error else "" if one.active else "dim")
-    behind = [f"{tier.name} +{tier.lag}" for tier in one.tiers[1:] if tier.lag]
-    tiers = " ".join(behind) or ("all" if len(one.tiers) > 1 else "–")
+    lagging = [f"{tier.name} +{tier.lag}" for tier in one.tiers[1:] if tier.lag]
+    tiers = " ".join(lagging) or ("all" if len(one.tiers) > 1 else "–")
     saving = one.saving
     return [
         name,
@@ -106,7 +111,7 @@ def _row(one: RunSeen) -> list[object]:
         "–" if saving.blocked_s is None else spell(saving.blocked_s),
         Styled("failed", "red") if saving.failed_in_a_row else "–" if saving.durable_s is None else spell(saving.durable_s),
         size(one.stored_bytes) if one.step is not None else "–",
-        Styled(tiers, "yellow") if behind else tiers,
+        Styled(tiers, "yellow") if lagging else tiers,
         "–" if one.goodput is None else f"{100 * one.goodput:.1f} %",
         Styled(one.recent_failures, "red") if one.recent_failures else "0",
         Styled(f"{one.risk:.2f}", "yellow") if one.risk else "–",
@@ -118,19 +123,19 @@ def _text(cell: object) -> str:
 
 
 def _lines(watcher: Watcher, seen: Sequence[RunSeen], alerts: Sequence[Alert]) -> list[tuple[str, str]]:
-    """Below the table: what fires, what cannot be read, why there are no events."""
-    found = [("", "")]
-    for one in alerts[:ALERTS_SHOWN]:
-        style = "red" if one.severity == "critical" else "yellow"
-        found.append((f"{one.severity}: {escape(one.run or one.store)}: {escape(one.reason)}", style))
+    """Return the lines below the table: alerts, the number of runs, why there are no events."""
+    lines = [("", "")]
+    for alert in alerts[:ALERTS_SHOWN]:
+        style = "red" if alert.severity == "critical" else "yellow"
+        lines.append((f"{alert.severity}: {escape(alert.run or alert.store)}: {escape(alert.reason)}", style))
     if len(alerts) > ALERTS_SHOWN:
-        found.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight alerts check", "yellow"))
-    runs = [one for one in seen if one.run]
-    active = sum(one.active and not one.error for one in runs)
-    found.append((f"{plural(len(runs), 'run')}, {active} going on; {plural(len(alerts), 'alert')}", ""))
+        lines.append((f"… and {len(alerts) - ALERTS_SHOWN} alerts more: relight alerts check", "yellow"))
+    runs = [run for run in seen if run.run]
+    active = sum(run.active and not run.error for run in runs)
+    lines.append((f"{plural(len(runs), 'run')}, {active} going on; {plural(len(alerts), 'alert')}", ""))
     if watcher.why_no_events:
-        found.append((escape(watcher.why_no_events), ""))
-    return found
+        lines.append((escape(watcher.why_no_events), ""))
+    return lines
 
 
 def _live(watcher: Watcher, alerting: Alerting, every: float) -> None:

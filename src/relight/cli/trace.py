@@ -1,4 +1,4 @@
-"""``relight trace``: where the time of a save went: lanes, slowest rank, critical path."""
+"""``relight trace``: show where the time of a save went: lanes, slowest rank, critical path."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ RANKS_SHOWN = 16
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), metavar="PNG", help="Draw the lanes and the critical path.")
 @json_option
 def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> int:
-    """Where the time of a save went: each rank's way to the commit, the slowest rank, the critical path.
+    """Show where the time of a save went: each rank's stages up to the commit, the slowest rank, the critical path.
 
-    From the events that processes of this machine keep, of the latest save or the one that WHICH names: a step, an id, a tag, best. A save
-    that failed is there, too. Of the critical path, each moment counts for the earliest part of the slowest rank's way that was not
-    over yet.
+    Reads the events of this machine's processes, for the latest save or the one that WHICH names: a step, an id, a tag, best. Failed saves
+    are included. On the critical path, each moment belongs to the earliest unfinished stage of the slowest rank.
 
     \b
     Examples:
@@ -45,12 +44,12 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
     opened = open_run_at(base, warnings=False)
     store, run = opened.run.store.url, opened.run.name
     files = EventFiles()
-    heard: list[Heard] = []
-    while new := [one for one in files.new() if one.name in ("save.span", "drain.done")]:
-        heard += new
-    saves = saves_in(heard, store, run)
+    events: list[Heard] = []
+    while new := [event for event in files.new() if event.name in ("save.span", "drain.done")]:
+        events += new
+    saves = saves_in(events, store, run)
     if not saves:
-        why = files.why or f"the processes of this machine have told nothing of a save of {run}"
+        why = files.why or f"the processes of this machine have recorded no save of {run}"
         raise CheckpointNotFound("there is no trace", where=path, hint=why)
     id_ = _chosen(saves, which)
     if id_ is None:
@@ -78,12 +77,12 @@ def command(path: str, otlp: str | None, plot: Path | None, as_json: bool) -> in
 
 
 def _parted(path: str) -> tuple[str, str]:
-    """The run, and which save: one that failed is no checkpoint, so that it cannot be looked up as one."""
+    """Split a path into the run and the save. A failed save is not a checkpoint, so the catalog cannot find it."""
     try:
         place = locate(path)
     except RelightError:
-        base, found, which = path.rpartition("@")
-        if not found:
+        base, separator, which = path.rpartition("@")
+        if not separator:
             raise
         return base, which or "latest"
     if place.which is None:
@@ -97,13 +96,13 @@ def _chosen(saves: dict[str, list[Heard]], which: str) -> str | None:
     if which in saves:
         return which
     step = int(which) if which.isdecimal() and len(which) <= DIGITS_MAX else None
-    steps = [id_ for id_, told in saves.items() if step is not None and any(one.fields.get("step") == step for one in told)]
+    steps = [id_ for id_, events in saves.items() if step is not None and any(event.fields.get("step") == step for event in events)]
     starts = [id_ for id_ in saves if id_.startswith(which)] if len(which) >= 3 else []
     return steps[-1] if steps else starts[0] if len(starts) == 1 else None
 
 
 def _listed(saves: dict[str, list[Heard]]) -> str:
-    steps = [f"{id_} (step {told[0].fields.get('step')})" for id_, told in saves.items()]
+    steps = [f"{id_} (step {events[0].fields.get('step')})" for id_, events in saves.items()]
     return ", ".join(steps[-3:]) + (f" and {len(steps) - 3} before" if len(steps) > 3 else "")
 
 
@@ -112,8 +111,8 @@ def _show(trace: SaveTrace) -> None:
     head = [("save", f"{trace.id}, step {trace.step}"), ("ended", "committed" if trace.committed else "not committed")]
     head.append(("took", f"{spell(trace.durable_s)} from the step to {'the commit' if trace.committed else 'its end'}"))
     if trace.slowest is not None and len(ranks) > 1:
-        behind = max(trace.slack.values())
-        head.append(("slowest", f"rank {trace.slowest}, {spell(behind)} behind the first"))
+        lag = max(trace.slack.values())
+        head.append(("slowest", f"rank {trace.slowest}, {spell(lag)} behind the first"))
     if len(trace.hosts) > 1:
         head.append(("machines", f"{len(trace.hosts)}, aligned at the commit"))
     facts_list(head)
@@ -121,8 +120,8 @@ def _show(trace: SaveTrace) -> None:
     _lanes(trace)
     click.echo("\ncritical path:")
     whole = trace.durable_s or 1.0
-    told = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
-    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in told]
+    legs = [leg for leg in trace.path if leg.seconds >= GAP_S] or trace.path
+    rows = [[leg.part, leg.rank, spell(leg.seconds), f"{100 * leg.seconds / whole:.0f} %"] for leg in legs]
     table(["part", "rank", "time", "share"], rows, right=("rank", "time", "share"))
 
 

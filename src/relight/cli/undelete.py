@@ -1,4 +1,4 @@
-"""``relight undelete``: bring back what was retired, as long as its bytes are there."""
+"""``relight undelete``: bring back retired checkpoints whose bytes still exist."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ ALL = "all"
 @click.command("undelete")
 @click.argument("path")
 @click.argument("which", nargs=-1)
-@click.option("--why", default="", help="The reason: it stands in the log.")
+@click.option("--why", default="", help="The reason; recorded in the log.")
 @click.option("--give-up", is_flag=True, help="Instead of bringing them back, delete their bytes now.")
 @json_option
 def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json: bool) -> None:
-    """Bring back checkpoints that retention has retired; without WHICH, list those that can be.
+    """Bring back retired checkpoints; without WHICH, list those that can be brought back.
 
-    They can as long as their bytes are there: for the time that the rules gave
+    Their bytes exist for the time that the rules gave
     (keep(undo_window="12h"), prune --undo-window 12h). WHICH is an id, a step, or "all".
-    Tags do not come back with them. What is brought back is under the rules again: tag
-    it or hold it to keep it.
+    Tags do not come back. The retention rules apply again to these checkpoints: tag
+    or hold them to keep them.
 
     \b
     Examples:
@@ -34,20 +34,20 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
       relight undelete runs/demo 1999 --why "retired by mistake"
       relight undelete runs/demo all --give-up
     """
-    found = open_run_at(path)
-    store, run = found.run.store, found.run.name
+    opened = open_run_at(path)
+    store, run = opened.run.store, opened.run.name
     if not which:
         if give_up or why:
             raise ConfigError("which checkpoint?", where=path, hint="an id, a step, or all")
-        _list(found, as_json)
+        _list(opened, as_json)
         return
-    chosen = _chosen(found, which)
-    ids = [one.id for one in chosen]
+    chosen = _chosen(opened, which)
+    ids = [checkpoint.id for checkpoint in chosen]
     if give_up:
         deleted, left = sweep_recallable(store, run, ids)
         gone = {*deleted, *left}
-        needed = [one.id for one in chosen if one.body.dir not in gone]
-        ids = [one for one in ids if one not in needed]
+        needed = [checkpoint.id for checkpoint in chosen if checkpoint.body.dir not in gone]
+        ids = [checkpoint_id for checkpoint_id in ids if checkpoint_id not in needed]
         for kept in needed:
             warn(f"{kept} stays: others need its bytes, or have claimed it meanwhile")
         if as_json:
@@ -60,19 +60,21 @@ def command(path: str, which: tuple[str, ...], why: str, give_up: bool, as_json:
     recall(store, run, ids, why)
     if as_json:
         emit_json({"recalled": ids, "why": why})
-    for one in chosen if not as_json else ():
-        click.echo(f"{one.id} (step {one.step}) is back: the rules decide about it from now on")
+    for checkpoint in chosen if not as_json else ():
+        click.echo(f"{checkpoint.id} (step {checkpoint.step}) is back: the rules decide about it from now on")
 
 
 def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
-    there = [found.history.retired[one] for one in found.history.recallable]
+    recallable = [found.history.retired[checkpoint_id] for checkpoint_id in found.history.recallable]
     if which == (ALL,):
-        if not there:
+        if not recallable:
             raise CheckpointNotFound("nothing can be recalled", where=found.run.name)
-        return there
+        return recallable
     chosen = []
     for text in which:
-        fit = [one for one in there if one.id == text] or [one for one in there if str(one.step) == text]
+        fit = [checkpoint for checkpoint in recallable if checkpoint.id == text] or [
+            checkpoint for checkpoint in recallable if str(checkpoint.step) == text
+        ]
         if not fit:
             raise CheckpointNotFound(f"{text[:40]!r} is nothing that can be recalled", hint="relight undelete RUN lists what can be")
         chosen.append(fit[-1])
@@ -83,17 +85,17 @@ def _list(found: OpenedRun, as_json: bool) -> None:
     due = due_of(found.view, found.history)
     rows = []
     for checkpoint_id, retired in found.history.recallable.items():
-        one = found.history.retired[checkpoint_id]
+        checkpoint = found.history.retired[checkpoint_id]
         assert isinstance(retired.body, RetireBody)
         rows.append(
             {
-                "id": one.id,
-                "step": one.step,
+                "id": checkpoint.id,
+                "step": checkpoint.step,
                 "retired": retired.time,
                 "reason": retired.body.reason,
                 "undo_s": retired.body.undo_s,
-                "due": one.id in due,
-                "stored_bytes": one.body.stored_bytes,
+                "due": checkpoint.id in due,
+                "stored_bytes": checkpoint.body.stored_bytes,
             }
         )
     if as_json:

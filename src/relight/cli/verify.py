@@ -1,4 +1,4 @@
-"""``relight verify``: is every byte what was committed?"""
+"""``relight verify``: check every byte against what was committed."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from relight.observe import emit
 @click.command("verify")
 @click.argument("path")
 @click.argument("which", nargs=-1)
-@click.option("--quick", is_flag=True, help="Records, roots, parts and file sizes only: not the tensors' bytes.")
+@click.option("--quick", is_flag=True, help="Check only records, roots, parts and file sizes.")
 @json_option
 def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> int:
     """Check every byte of a run, of a whole store, or of some checkpoints, against what was committed.
 
-    WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'; without one, all are checked. Exit code 1 if anything is wrong: damage
-    is named by file, chunk and tensor. What was read is remembered with the run, where it may be written: relight ready says how long ago.
+    WHICH is an id, a step, a tag, 'latest', 'best' or 'best:METRIC'; without one, all are checked. Exit code 1 for damage, which is listed
+    by file, chunk and tensor. The result is recorded with the run, if it can be written, for relight ready.
 
     \b
     Examples:
@@ -44,7 +44,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
         for name in list_runs(place.store):
             try:
                 runs.append(read_run(place, name, warnings=False))
-            except WrongKey:  # it says nothing of what is there
+            except WrongKey:  # a wrong key is no result about the bytes
                 raise
             except RelightError as error:
                 log_findings.append(VerifyFinding(error.kind, error.where or name, "", error.what))
@@ -54,32 +54,34 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
             log_findings.append(VerifyFinding(error.kind, "relight.json", "", error.what))
     else:
         runs.append(open_run_at(path, warnings=False))
-    wanted = [(found, one) for found in runs for one in _chosen(found, which)]
-    for found in runs:
-        of_log = verify_log(found.run.store, found.view, whole=not quick and not which)
+    wanted = [(opened, checkpoint) for opened in runs for checkpoint in _chosen(opened, which)]
+    for opened in runs:
+        of_log = verify_log(opened.run.store, opened.view, whole=not quick and not which)
         log_findings += [finding for finding in of_log if finding not in log_findings]
-    width = max((len(_label(found, one, runs)) for found, one in wanted), default=0)
+    width = max((len(_label(opened, checkpoint, runs)) for opened, checkpoint in wanted), default=0)
     results: list[tuple[OpenedRun, Checkpoint, list[VerifyFinding]]] = []
-    with progress("verifying", 0 if quick else sum(one.body.stored_bytes for _, one in wanted)) as meter:
-        for found, one in wanted:
-            findings = verify_checkpoint(found.run.store, found.view, one, data=not quick, progress=meter)
-            results.append((found, one, findings))
-            _emit_findings(found, one, [finding for finding in findings if not finding.is_silence], quick or bool(findings))
+    with progress("verifying", 0 if quick else sum(checkpoint.body.stored_bytes for _, checkpoint in wanted)) as meter:
+        for opened, checkpoint in wanted:
+            findings = verify_checkpoint(opened.run.store, opened.view, checkpoint, data=not quick, progress=meter)
+            results.append((opened, checkpoint, findings))
+            _emit_findings(opened, checkpoint, [finding for finding in findings if not finding.is_silence], quick or bool(findings))
             if not as_json:
-                _print_findings(meter.print, _label(found, one, runs).ljust(width), one, findings)
+                _print_findings(meter.print, _label(opened, checkpoint, runs).ljust(width), checkpoint, findings)
     ok = not log_findings and not any(findings for _, _, findings in results)
     if not quick:
-        for found in runs:
-            _remember(found, [(one, findings) for of, one, findings in results if of is found])
+        for opened in runs:
+            _remember(opened, [(checkpoint, findings) for run, checkpoint, findings in results if run is opened])
     if as_json:
-        emit_json({"ok": ok, "checkpoints": [_to_dict(*result) for result in results], "log": [one.to_dict() for one in log_findings]})
+        emit_json(
+            {"ok": ok, "checkpoints": [_to_dict(*result) for result in results], "log": [finding.to_dict() for finding in log_findings]}
+        )
         return 0 if ok else 1
     for finding in log_findings:
         click.echo(f"{paint('DAMAGED', 'red')}  {escape(finding.file)}: {escape(finding.detail)}")
     damaged = sum(bool(findings) for _, _, findings in results)
     if ok:
         checked = "as far as metadata and sizes tell (--quick)" if quick else "to the byte"
-        total = size(sum(one.body.stored_bytes for _, one in wanted))
+        total = size(sum(checkpoint.body.stored_bytes for _, checkpoint in wanted))
         click.echo(f"{plural(len(results), 'checkpoint')}, {total}: as committed, {checked}")
     else:
         wrong = [f"{damaged} of {plural(len(results), 'checkpoint')} damaged"] if damaged else []
@@ -89,7 +91,7 @@ def command(path: str, which: tuple[str, ...], quick: bool, as_json: bool) -> in
 
 
 def _emit_findings(found: OpenedRun, one: Checkpoint, findings: list[VerifyFinding], partly: bool) -> None:
-    """Whoever watches the run hears of it."""
+    """Emit the result of a checkpoint, so that monitors of the run receive it."""
     keep_events(found.run.store.url, found.run.name)
     if findings:
         first, more = findings[0], f", and {len(findings) - 1} more" if len(findings) > 1 else ""
@@ -100,10 +102,10 @@ def _emit_findings(found: OpenedRun, one: Checkpoint, findings: list[VerifyFindi
 
 
 def _remember(found: OpenedRun, results: list[tuple[Checkpoint, list[VerifyFinding]]]) -> None:
-    """With the run, where it may be written: what did not answer was neither read nor found damaged. What was shown is shown either way."""
-    read = [(one, findings) for one, findings in results if not any(finding.is_silence for finding in findings)]
-    record_checked(found.run.store, found.run.name, {one.id: _first(bad) for one, bad in read}, "relight verify")
-    rows = tuple(Verified(one.id, one.step, _first(bad)) for one, bad in read)
+    """Record the results with the run, if it can be written. A checkpoint that could not be read is skipped: it may be undamaged."""
+    read = [(checkpoint, findings) for checkpoint, findings in results if not any(finding.is_silence for finding in findings)]
+    record_checked(found.run.store, found.run.name, {checkpoint.id: _first(bad) for checkpoint, bad in read}, "relight verify")
+    rows = tuple(Verified(checkpoint.id, checkpoint.step, _first(bad)) for checkpoint, bad in read)
     if rows:
         wrong = sum(bool(row.damage) for row in rows)
         say = f"{plural(len(rows), 'checkpoint')} read to the byte, {wrong or 'none'} damaged"
@@ -117,8 +119,8 @@ def _first(findings: list[VerifyFinding]) -> str:
 
 def _chosen(found: OpenedRun, which: tuple[str, ...]) -> list[Checkpoint]:
     wanted = which or ((found.which,) if found.which else ())
-    chosen = [found.choose(one) for one in wanted] if wanted else found.history.live
-    return list({one.id: one for one in chosen}.values())
+    chosen = [found.choose(selector) for selector in wanted] if wanted else found.history.live
+    return list({checkpoint.id: checkpoint for checkpoint in chosen}.values())
 
 
 def _label(found: OpenedRun, one: Checkpoint, runs: list[OpenedRun]) -> str:
@@ -129,9 +131,9 @@ def _print_findings(say: Callable[[str], None], label: str, one: Checkpoint, fin
     state = paint("DAMAGED", "red") if findings else paint("ok", "green")
     say(f"{label}  {size(one.body.stored_bytes):>9}  {state}")
     for finding in findings:
-        held = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""
+        affected = f"; it holds {escape(finding.tensor)}" if finding.tensor else ""
         say(f"    {escape(finding.file)}")
-        say(hanging(f"{escape(finding.detail)}{held}", 6))
+        say(hanging(f"{escape(finding.detail)}{affected}", 6))
 
 
 def _to_dict(found: OpenedRun, one: Checkpoint, findings: list[VerifyFinding]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""``relight version``: of Relight and of what it works with."""
+"""``relight version``: print the versions of Relight and of its main dependencies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NEIGHBOURS = ("torch", "numpy", "blake3", "msgspec")
 @click.command("version")
 @json_option
 def command(as_json: bool) -> None:
-    """Say which Relight this is, which format it writes, and what it works with. For bug reports.
+    """Print the versions of Relight, of its format and of its main dependencies, for bug reports.
 
     \b
     Example:
@@ -35,7 +35,7 @@ def command(as_json: bool) -> None:
 
 
 def _installed(name: str) -> str | None:
-    """The version, without importing it."""
+    """Return a package's version without importing it; None if it is not installed."""
     try:
         return installed(name)
     except PackageNotFoundError:

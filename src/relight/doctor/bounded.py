@@ -1,4 +1,4 @@
-"""Looking with a deadline: what hangs, or fails, is noted as unseen, and the rest is looked at."""
+"""Run probes with a deadline: a probe that hangs or fails is recorded as unseen, and the others continue."""
 
 from __future__ import annotations
 
@@ -10,24 +10,27 @@ from relight.errors import RelightError
 
 T = TypeVar("T")
 QUICK = "left out by --quick"
-"""The reason in ``unseen`` of a look that ``--quick`` skips."""
+"""Reason in ``unseen`` of a probe that ``--quick`` skips."""
 SECONDS = 10.0
-"""For one look: a network file system that hangs keeps nobody longer."""
+"""Seconds for one probe, so that a hanging network file system does not block longer."""
 
 
 class BoundedProbe:
-    """Answers by name, or why there is none."""
+    """Runs probes, and records by name why a probe has no result."""
 
     def __init__(self, seconds: float = SECONDS) -> None:
         self._seconds = seconds
         self.unseen: dict[str, str] = {}
 
     def leave_out(self, *names: str) -> None:
-        """Record that ``--quick`` skips these looks, so that no check of them counts as made."""
+        """Record that ``--quick`` skips these probes, so that no check of them counts as made."""
         self.unseen |= dict.fromkeys(names, QUICK)
 
     def at(self, name: str, look: Callable[[], T], otherwise: T, seconds: float | None = None) -> T:
-        """What ``look`` gives; ``otherwise``, and a word in ``unseen``, if it fails or takes too long: its thread is left behind."""
+        """Return the result of ``look``. If it fails or takes too long, record that in ``unseen`` and return ``otherwise``.
+
+        A hanging probe's thread is abandoned.
+        """
         answers: list[T] = []
         errors: list[RelightError | OSError | ValueError] = []
 

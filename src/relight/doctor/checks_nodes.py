@@ -18,27 +18,27 @@ _AGAIN = "relight doctor --nodes"
 
 def _names(nodes: list[NodeFacts]) -> str:
     more = f" and {len(nodes) - _SHOWN} more" if len(nodes) > _SHOWN else ""
-    return ", ".join(f"node {one.rank}" + (f" ({one.host})" if one.host else "") for one in nodes[:_SHOWN]) + more
+    return ", ".join(f"node {node.rank}" + (f" ({node.host})" if node.host else "") for node in nodes[:_SHOWN]) + more
 
 
 def _there(facts: DoctorFacts) -> list[NodeFacts]:
-    return [one for one in facts.nodes if one.there]
+    return [node for node in facts.nodes if node.there]
 
 
 def _parted(nodes: list[NodeFacts], value: Callable[[NodeFacts], str]) -> tuple[str, str]:
     """Who differs from most, and what they have; both empty if nobody does."""
     kinds: dict[str, list[NodeFacts]] = {}
-    for one in nodes:
-        kinds.setdefault(value(one), []).append(one)
+    for node in nodes:
+        kinds.setdefault(value(node), []).append(node)
     if len(kinds) < 2:
         return "", ""
     order = sorted(kinds.items(), key=lambda kind: (-len(kind[1]), kind[1][0].rank))
-    others = [one for _, group in order[1:] for one in group]
+    others = [node for _, group in order[1:] for node in group]
     return _names(others), "; ".join(f"{what or 'none'} on {_names(group)}" for what, group in order[:_SHOWN])
 
 
 def _differing(nodes: list[NodeFacts], table: Callable[[NodeFacts], Mapping[str, str]]) -> Iterator[tuple[str, str, str]]:
-    for name in sorted({name for one in nodes for name in table(one)}):
+    for name in sorted({name for node in nodes for name in table(node)}):
         where, seen = _parted(nodes, lambda one, name=name: table(one).get(name, ""))  # type: ignore[misc]
         if where:
             yield name, where, seen
@@ -46,7 +46,7 @@ def _differing(nodes: list[NodeFacts], table: Callable[[NodeFacts], Mapping[str,
 
 @check("node-missing", "error", "nodes", "a node did not come to be compared within the time there was")
 def _missing(facts: DoctorFacts) -> Iterator[CheckHit]:
-    gone = [one for one in facts.nodes if not one.there]
+    gone = [node for node in facts.nodes if not node.there]
     if gone:
         yield CheckHit(
             f"{len(gone)} of {len(facts.nodes)} nodes did not come", _names(gone), f"nothing was heard of {_names(gone)}",
@@ -78,7 +78,7 @@ def _settings(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("node-store", "error", "nodes", "what one node writes into the store, another does not see there")
 def _store(facts: DoctorFacts) -> Iterator[CheckHit]:
-    blind = [one for one in _there(facts) if one.sees is False]
+    blind = [node for node in _there(facts) if node.sees is False]
     if blind:
         yield CheckHit(
             "nodes do not have the same store at this path", _names(blind), "a file that node 0 has written is not there",
@@ -102,7 +102,7 @@ def _mounts(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 @check("node-clocks", "warning", "nodes", "clocks of nodes are more than 10 seconds apart")
 def _clocks(facts: DoctorFacts) -> Iterator[CheckHit]:
-    known = [one for one in _there(facts) if one.ahead_s is not None]
+    known = [node for node in _there(facts) if node.ahead_s is not None]
     ahead = sorted(known, key=lambda one: one.ahead_s or 0.0)
     if len(ahead) > 1 and (apart_s := (ahead[-1].ahead_s or 0.0) - (ahead[0].ahead_s or 0.0)) > APART_S:
         where, seen = _names([ahead[0], ahead[-1]]), f"{_names([ahead[-1]])} is {span(apart_s)} ahead of {_names([ahead[0]])}"
@@ -117,11 +117,11 @@ def _machines(facts: DoctorFacts) -> Iterator[CheckHit]:
     nodes = _there(facts)
     limits = [(name, where, seen) for name, where, seen in _differing(nodes, lambda one: {k: str(v) for k, v in one.limits.items()})]
     where, seen = _parted(nodes, lambda one: str(one.accelerators))
-    found = [("accelerators", where, seen)] if where else []
-    memory = sorted((one for one in nodes if one.memory_bytes), key=lambda one: one.memory_bytes or 0)
+    findings = [("accelerators", where, seen)] if where else []
+    memory = sorted((node for node in nodes if node.memory_bytes), key=lambda node: node.memory_bytes or 0)
     if len(memory) > 1 and (memory[0].memory_bytes or 0) < _ALIKE * (memory[-1].memory_bytes or 0):
         least, most = memory[0], memory[-1]
         seen = f"{gb(least.memory_bytes or 0)} on {_names([least])}, {gb(most.memory_bytes or 0)} on {_names([most])}"
-        found.append(("available memory", _names([least]), seen))
-    for what, where, seen in [*found, *((f"limit of {name}", where, seen) for name, where, seen in limits)]:
+        findings.append(("available memory", _names([least]), seen))
+    for what, where, seen in [*findings, *((f"limit of {name}", where, seen) for name, where, seen in limits)]:
         yield CheckHit(f"nodes differ: {what}", where, seen, "the weakest sets what the job can do", "see whether that is meant", "")

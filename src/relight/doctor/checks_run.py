@@ -55,7 +55,7 @@ def _log_damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("checkpoint-damaged", "error", "run", "metadata or sizes of a checkpoint are not what was committed", "A checkpoint is passed over")
 def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
-        bad = [one for one in run.checkpoints if one.damage]
+        bad = [checkpoint for checkpoint in run.checkpoints if checkpoint.damage]
         if bad:
             assert bad[-1].damage
             newest = bad[-1] is run.newest
@@ -73,8 +73,8 @@ def _damaged(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("none-left", "error", "run", "all of a run's checkpoints are damaged")
 def _none_left(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
-        looked = [one for one in run.checkpoints if one.damage is not None]
-        if looked and len(looked) == len(run.checkpoints) and all(one.damage for one in looked):
+        looked = [checkpoint for checkpoint in run.checkpoints if checkpoint.damage is not None]
+        if looked and len(looked) == len(run.checkpoints) and all(checkpoint.damage for checkpoint in looked):
             yield CheckHit(
                 "no checkpoint of this run can be restored",
                 run.path,
@@ -128,7 +128,7 @@ def _no_progress(facts: DoctorFacts) -> Iterator[CheckHit]:
                 break
             barren += 1
         if barren >= _BARREN and not _is_live(facts, run):
-            hosts = sorted({one.host for one in run.attempts[-barren:]})
+            hosts = sorted({attempt.host for attempt in run.attempts[-barren:]})
             yield CheckHit(
                 "the job is started again and again without progress",
                 run.path,
@@ -185,7 +185,7 @@ def _loss(facts: DoctorFacts) -> Iterator[CheckHit]:
         if run.newest is not None:
             odd = sorted(name for name, value in run.newest.metrics.items() if not math.isfinite(value))
             if odd:
-                good = [one for one in run.checkpoints if all(math.isfinite(value) for value in one.metrics.values())]
+                good = [checkpoint for checkpoint in run.checkpoints if all(math.isfinite(value) for value in checkpoint.metrics.values())]
                 yield CheckHit(
                     f"{odd[0]} is no number",
                     f"{run.path}@{run.newest.id}",
@@ -366,4 +366,4 @@ def _chain(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 def _is_live(facts: DoctorFacts, run: RunFacts) -> bool:
     """Whether a process on this machine is training it."""
-    return any(one.run == run.name and one.url.rstrip("/") == facts.store.url.rstrip("/") for one in facts.machine.live)
+    return any(live.run == run.name and live.url.rstrip("/") == facts.store.url.rstrip("/") for live in facts.machine.live)

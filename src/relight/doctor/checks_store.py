@@ -24,9 +24,9 @@ def growth_bps(facts: DoctorFacts) -> float | None:
     """Bytes a second by which the store's runs grow where nothing is ever retired; None if that cannot be told."""
     total = 0.0
     for run in facts.runs:
-        times = [one.time_s for one in run.checkpoints if one.time_s is not None]
+        times = [checkpoint.time_s for checkpoint in run.checkpoints if checkpoint.time_s is not None]
         if len(times) >= 4 and not run.retired and times[-1] - times[0] > 60:
-            total += sum(one.new_bytes for one in run.checkpoints[1:]) / (times[-1] - times[0])
+            total += sum(checkpoint.new_bytes for checkpoint in run.checkpoints[1:]) / (times[-1] - times[0])
     return total or None
 
 
@@ -61,7 +61,7 @@ def _absent(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("wrong-key", "error", "store", "the store is encrypted and no key at hand opens it, or it is not and a key was given", "wrong_key")
 def _wrong_key(facts: DoctorFacts) -> Iterator[CheckHit]:
     errors = [facts.store.error, facts.store.record, *(run.error for run in facts.runs)]
-    error = next((one for one in errors if one is not None and one.kind == "wrong_key"), None)
+    error = next((problem for problem in errors if problem is not None and problem.kind == "wrong_key"), None)
     if error is not None:
         yield CheckHit(
             "the keys at hand do not fit this store",
@@ -205,7 +205,7 @@ def _space_soon(facts: DoctorFacts) -> Iterator[CheckHit]:
 @check("retention", "warning", "store", "nothing was ever retired, and what is there takes more than half of the disk")
 def _retention(facts: DoctorFacts) -> Iterator[CheckHit]:
     for run in facts.runs:
-        taken = sum(one.new_bytes for one in run.checkpoints)
+        taken = sum(checkpoint.new_bytes for checkpoint in run.checkpoints)
         size = facts.store.size_bytes
         if len(run.checkpoints) >= 5 and not run.retired and size and taken > size / 2:
             yield CheckHit(
@@ -481,4 +481,6 @@ def _bench(facts: DoctorFacts) -> Iterator[CheckHit]:
 
 
 def _run_or_store(facts: DoctorFacts) -> str:
-    return max(facts.runs, key=lambda run: sum(one.new_bytes for one in run.checkpoints)).path if facts.runs else facts.store.url
+    return (
+        max(facts.runs, key=lambda run: sum(checkpoint.new_bytes for checkpoint in run.checkpoints)).path if facts.runs else facts.store.url
+    )

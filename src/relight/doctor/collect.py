@@ -1,4 +1,4 @@
-"""Looking at everything: a path as people type it, in; facts, out."""
+"""Collect all facts for a path that a user typed."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from relight.store import ByteStore, open_bytes
 from relight.store.urls import absolute
 
 RUNS_MAX = 32
-"""So many runs of a store are looked into: name one to have that looked at."""
+"""Largest number of a store's runs that are read. To check another run, name it."""
 PLACE_S = 30.0
-"""So long a store may take to say what it is: longer than a command's patience with an object store."""
+"""Seconds that a store may take to answer: longer than a command's patience with an object store."""
 MEASURE_BYTES, MEASURE_S = 4 << 30, 60.0
 Say = Callable[[str], None]
 _Led = tuple[Location | RelightError | Trouble, str]
-"""Where a path leads, or why that cannot be told; and what there is instead."""
+"""What a path names, or the error; and what exists there instead."""
 Remembered = Callable[[ByteStore, str], Sequence[Drilled]]
 
 
@@ -52,13 +52,13 @@ def collect(
     machine = collect_machine(url, quick=quick)
     say("place")
     silent: _Led = (Trouble("store", "no answer", url), "")
-    found, absent = looking.at("place", lambda: _place(path), silent)
-    if isinstance(found, ConfigError) and not config.bad and all(one.installed for one in machine.packages):
-        raise found  # it is the path that is wrong
-    if not isinstance(found, Location):
-        error = Trouble.from_error(found, url) if isinstance(found, RelightError) else found._replace(what=looking.unseen["place"])
+    location, absent = looking.at("place", lambda: _place(path), silent)
+    if isinstance(location, ConfigError) and not config.bad and all(package.installed for package in machine.packages):
+        raise location  # the path is wrong
+    if not isinstance(location, Location):
+        error = Trouble.from_error(location, url) if isinstance(location, RelightError) else location._replace(what=looking.unseen["place"])
         return DoctorFacts(machine=machine, config=config, store=StoreFacts(url=url, there=False, error=error, unseen=looking.unseen))
-    place = found
+    place = location
     say("store")
     store = replace(collect_store(place.store, quick=quick), absent=absent)
     names = ([place.run] if place.run is not None else list(store.runs)) if (store.there or store.runs) and _opens(store) else []
@@ -75,7 +75,7 @@ def collect(
 
 
 def _place(path: str) -> _Led:
-    """Where it leads; to a store that is to be, if there is nothing, and what there is instead; or why that cannot be told."""
+    """Return what the path names: an existing or future store or run, with what exists there instead; or the error."""
     try:
         return locate(path), ""
     except CheckpointNotFound as error:
@@ -85,12 +85,12 @@ def _place(path: str) -> _Led:
 
 
 def _opens(store: StoreFacts) -> bool:
-    """Whether runs can be read: not without the key."""
+    """Return whether runs can be read: the key is known, or none is needed."""
     return store.record is None or store.record.kind != "wrong_key"
 
 
 def _without_which(path: str, place: Location) -> str:
-    """A run's path, where a checkpoint of it was named."""
+    """Return the run's path if the given path names a checkpoint of it."""
     if place.which is not None and path.endswith(f"@{place.which}"):
         return path[: -len(place.which) - 1]
     return path.rstrip("/") if place.which is None else f"{place.store.url}/{place.run}"
@@ -100,15 +100,15 @@ def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | N
     if run.error is not None:
         return run
     unseen = dict(run.unseen)
-    found: Sequence[Drilled] = ()
+    location: Sequence[Drilled] = ()
     if drills is not None:
         try:
-            found = drills(store, run.name)
+            location = drills(store, run.name)
         except RelightError as error:
             unseen["drills"] = error.what
     proofs: tuple[Proven, ...] = ()
     try:
-        proofs = tuple(_proven(one) for one in proofs_of(store, run.name))
+        proofs = tuple(_proven(proof) for proof in proofs_of(store, run.name))
     except RelightError as error:
         unseen["proofs"] = error.what
     measured = None
@@ -117,7 +117,7 @@ def _more(store: ByteStore, run: RunFacts, measure: bool, drills: Remembered | N
             measured = measure_restore(store, run.name, bytes_max=MEASURE_BYTES, seconds_max=MEASURE_S, progress=progress)
         except RelightError as error:
             unseen["restore"] = error.what
-    return replace(run, drills=tuple(found), proofs=proofs, measured=measured, unseen=unseen)
+    return replace(run, drills=tuple(location), proofs=proofs, measured=measured, unseen=unseen)
 
 
 def _proven(one: Proof) -> Proven:

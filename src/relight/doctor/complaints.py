@@ -25,8 +25,8 @@ class Complaint(NamedTuple):
 
 def with_names(line: str) -> str:
     """A line with the name of each error number in it (``ENOSPC``), so that the message's language does not matter."""
-    numbers = [int(next(filter(None, found.groups()), "0")) for found in _NUMBER.finditer(line)]
-    names = [errno.errorcode[one] for one in numbers if one in errno.errorcode]
+    numbers = [int(next(filter(None, match.groups()), "0")) for match in _NUMBER.finditer(line)]
+    names = [errno.errorcode[number] for number in numbers if number in errno.errorcode]
     return f"{line} {' '.join(dict.fromkeys(names))}" if names else line
 
 

@@ -19,7 +19,7 @@ FIELDS: Mapping[str, tuple[str, ...]] = {
     "names": ("names",), "newest checkpoint": ("environment", "exact"), "overcommit": ("commit_bytes",), "packages": ("packages",),
     "place": ("error", "record", "probe", "is_directory", "absent"), "proofs": ("proofs",), "rate": ("write_bps",),
     "relight.json": ("record",), "restore": ("measured",), "room": ("size_bytes", "free_inodes"), "runs": ("runs",),
-    "settings": tuple(one.name for one in fields(ConfigFacts)), "shared memory": ("shm_bytes", "shm_free_bytes"),
+    "settings": tuple(field_of.name for field_of in fields(ConfigFacts)), "shared memory": ("shm_bytes", "shm_free_bytes"),
     "time of an answer": ("answer_s",), "writing": ("probe",),
 }  # fmt: skip
 """The fields that each look of ``facts_…`` fills, so that they are unknown if it failed. A look ``tier NAME`` fills ``tiers``."""
@@ -119,14 +119,14 @@ def coverage(facts: DoctorFacts) -> Coverage:
     """Return which checks were made of ``facts``, in which part, and which were not, and why."""
     made, idle = list[str](), list[str]()
     in_part, left_out = dict[str, str](), dict[str, str]()
-    for one in all_checks().values():
-        outcome, why = _outcome(one, facts)
+    for check in all_checks().values():
+        outcome, why = _outcome(check, facts)
         if outcome == "made":
-            made.append(one.name)
+            made.append(check.name)
         elif outcome == "idle":
-            idle.append(one.name)
+            idle.append(check.name)
         else:
-            (in_part if outcome == "part" else left_out)[one.name] = why
+            (in_part if outcome == "part" else left_out)[check.name] = why
     return Coverage(tuple(made), in_part, left_out, tuple(idle))
 
 
@@ -137,12 +137,12 @@ def by_reason(checks: Mapping[str, str]) -> list[tuple[str, list[str]]]:
 
 def _outcome(one: Check, facts: DoctorFacts) -> tuple[str, str]:
     watched = _WatchedFacts(facts)
-    found = list(one.looks(watched))  # type: ignore[arg-type] # it has all that a check reads
+    findings = list(one.looks(watched))  # type: ignore[arg-type] # it has all that a check reads
     if one.part == "nodes":
         gone = sum(not node.there for node in facts.nodes)
         return ("part", f"{gone} of {len(facts.nodes)} nodes did not come") if gone else ("made" if facts.nodes else "idle", "")
     part = _in_part(one, facts, watched)
-    if found:
+    if findings:
         return ("part", part) if part else ("made", "")
     unseen = next((reads.unseen for reads in watched.reads.values() if reads.unseen), "")
     if unseen:
@@ -169,7 +169,7 @@ def _in_part(one: Check, facts: DoctorFacts, watched: _WatchedFacts) -> str:
         return f"{silent} of {len(facts.runs)} runs could not be examined"
     if one.name in _OF_CHECKPOINTS:
         stored = [stored for run in facts.runs for stored in run.checkpoints]
-        seen = sum(one.damage is not None for one in stored)
+        seen = sum(checkpoint.damage is not None for checkpoint in stored)
         if seen < len(stored):
             return f"{seen} of {len(stored)} checkpoints examined, the newest of each run"
     return ""

@@ -349,7 +349,7 @@ def explain(text: str) -> Explained:
         kind=kind, kind_means=KINDS[kind], line=(line or clue or (lines[-1] if lines else "")).strip()[:500],
         section=symptom.section if symptom is not None else "", means=means, do=do,
         command=symptom.command if symptom is not None else _BY_KIND[kind][1],
-        clues=tuple(one.what for one in failure.clues[:5]),
+        clues=tuple(clue.what for clue in failure.clues[:5]),
     )  # fmt: skip
 
 
@@ -364,10 +364,10 @@ def _symptom(lines: list[str]) -> tuple[Symptom | Complaint | None, str]:
 
 
 def _complaint(complaints: Sequence[Complaint], lines: list[str]) -> tuple[Complaint | None, str]:
-    for one in complaints:
+    for complaint in complaints:
         for line in reversed(lines):
-            if one.words.search(with_names(line)):
-                return one, line
+            if complaint.words.search(with_names(line)):
+                return complaint, line
     return None, ""
 
 

@@ -1,4 +1,4 @@
-"""What was seen of a machine, a store, its runs and the settings. Values only; None, or an entry in ``unseen``: it could not be seen."""
+"""Facts about a machine, a store, its runs and the settings. Values only. None, or an entry in ``unseen``: the fact is unknown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relight.errors import RelightError
 
 
 class Trouble(NamedTuple):
-    """An error of ours, as a value."""
+    """A Relight error as a value."""
 
     kind: str
     what: str
@@ -20,20 +20,20 @@ class Trouble(NamedTuple):
 
     @classmethod
     def from_error(cls, error: RelightError | OSError, where: str = "") -> Trouble:
-        """What it says."""
+        """Text of the error."""
         if isinstance(error, RelightError):
             return cls(error.kind, error.what, error.where or where, error.hint)
         return cls("store", error.strerror or str(error), str(error.filename or where))
 
 
 class Package(NamedTuple):
-    """Something that Relight stands on: what it must be at least, and what is there; "" if it is not."""
+    """A package that Relight needs: its oldest supported version, and the installed version; "" if it is not installed."""
 
     name: str
     least: str
     installed: str
     wanted_by: str = ""
-    """What needs it, if not all do: a URL's scheme, a key's spec."""
+    """What needs an optional package: a URL's scheme or a key's spec."""
 
 
 class LiveProcess(NamedTuple):
@@ -46,27 +46,27 @@ class LiveProcess(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """This one."""
+    """This machine."""
 
     host: str = ""
     now: float = 0.0
-    """Seconds since the epoch, as its clock has it."""
+    """Time of its clock, in seconds since the epoch."""
     memory_bytes: int | None = None
-    """What could be had now, limits of control groups heeded."""
+    """Bytes of memory available now, within the limits of control groups."""
     commit_bytes: int | None = None
-    """What the kernel would still promise; None where it promises more than there is."""
+    """Bytes that the kernel would still commit; None if it overcommits."""
     shm_bytes: int | None = None
     shm_free_bytes: int | None = None
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Of this process, by name; what is without limit is left out."""
+    """Limits of this process, by name; unlimited ones are absent."""
     accelerators: int = 0
     fabric: bool = False
-    """Whether there is a network card that reads memory by itself."""
+    """Whether there is a network card with RDMA."""
     preload: str = ""
     kernel: tuple[tuple[str, str], ...] = ()
-    """Of the last hour: the kind of failure that a line of the kernel's log speaks of, and the line."""
+    """Failures in the kernel's log of the last hour: kind and line."""
     dead_supervisors: tuple[str, ...] = ()
-    """Directories of memory that ``relight run`` has left, whose process is gone."""
+    """Directories of shared memory that a dead ``relight run`` has left."""
     packages: tuple[Package, ...] = ()
     live: tuple[LiveProcess, ...] = ()
     names: tuple[tuple[str, str, str], ...] = ()
@@ -75,7 +75,7 @@ class Machine:
 
 
 class Mount(NamedTuple):
-    """Where a path lies: ``options`` of the mount and of the file system."""
+    """Mount of a path. ``options``: of the mount and of the file system."""
 
     type: str
     source: str
@@ -89,23 +89,23 @@ class Mount(NamedTuple):
 
     @property
     def is_bucket(self) -> bool:
-        """Whether it shows an object store as files."""
+        """Whether it is an object store mounted as a file system."""
         return self.type.startswith(
             ("fuse.s3fs", "fuse.gcsfuse", "fuse.rclone", "fuse.goofys", "fuse.blobfuse", "fuse.geesefs", "fuse.mount-s3")
         )
 
     @property
     def is_memory(self) -> bool:
-        """Whether what lies there is gone with the power."""
+        """Whether its content is lost when the machine is switched off."""
         return self.type in ("tmpfs", "ramfs", "devtmpfs", "hugetlbfs")
 
     def option(self, name: str) -> str | None:
-        """What stands behind ``name=``; None if nothing does."""
-        return next((one.partition("=")[2] for one in sorted(self.options) if one.startswith(f"{name}=")), None)
+        """Return the value of option ``name``; None if it is not set."""
+        return next((option.partition("=")[2] for option in sorted(self.options) if option.startswith(f"{name}=")), None)
 
 
 class StoreKey(NamedTuple):
-    """One that opens an encrypted store."""
+    """A key that opens an encrypted store."""
 
     label: str
     age_days: float
@@ -114,15 +114,15 @@ class StoreKey(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreFacts:
-    """The store."""
+    """Facts about the store."""
 
     url: str = ""
     kind: str = "disk"
     """``disk``, ``stripe``, ``object``, ``web``, ``memory``."""
     there: bool = True
-    """Whether there is something at that place."""
+    """Whether anything exists at the store's place."""
     absent: str = ""
-    """What there is instead, if no store or run is."""
+    """What exists at the path instead of a store or run."""
     error: Trouble | None = None
     """Why it cannot be listed or opened."""
     record: Trouble | None = None
@@ -132,25 +132,25 @@ class StoreFacts:
     free_bytes: int | None = None
     size_bytes: int | None = None
     free_inodes: int | None = None
-    """None also where the file system makes them as they are needed."""
+    """Free inodes; None also if the file system allocates them on demand."""
     mode: int | None = None
     probe: Trouble | None = None
-    """What went wrong when a small file was written, read back and deleted."""
+    """Error while writing, reading back and deleting a small file."""
     probed: bool = False
     exclusive: bool | None = None
-    """Whether of two creations of one name one fails."""
+    """Whether the second of two exclusive creations of one name fails."""
     direct: bool | None = None
     fsync_s: float | None = None
-    """The usual time of making 4 KiB durable."""
+    """Median time to make 4 KiB durable, in seconds."""
     write_bps: float | None = None
     answer_s: float | None = None
-    """The usual time of a small read."""
+    """Median time of a small read, in seconds."""
     skew_s: float | None = None
-    """How far the store's clock is ahead of this machine's."""
+    """Seconds by which the store's clock is ahead of this machine's."""
     encrypted: bool | None = None
     keys: tuple[StoreKey, ...] = ()
     leftovers: tuple[str, ...] = ()
-    """What a bench that was killed has left."""
+    """Directories that a killed bench has left."""
     runs: tuple[str, ...] = ()
     unseen: Mapping[str, str] = field(default_factory=dict)
 
@@ -170,11 +170,11 @@ class CheckpointFacts(NamedTuple):
     metrics: Mapping[str, float] = {}
     set_aside: bool = False
     whole_s: float | None = None
-    """When every byte of it was last read and found as committed, as its run's log has it."""
+    """Time when every byte was last read and found as committed, from the run's log."""
 
 
 class AttemptFacts(NamedTuple):
-    """One that took charge of a run, and how many checkpoints it committed."""
+    """An attempt of a run, and the number of checkpoints that it committed."""
 
     epoch: int
     time_s: float | None
@@ -183,7 +183,7 @@ class AttemptFacts(NamedTuple):
 
 
 class TierFacts(NamedTuple):
-    """A further tier: why it cannot be read, how many of the run's checkpoints it lacks, and for how long the oldest of these is there."""
+    """A further tier: its error, the number of the run's checkpoints that it lacks, and the age of the oldest of these."""
 
     name: str
     url: str
@@ -191,11 +191,11 @@ class TierFacts(NamedTuple):
     lacks: int = 0
     lacks_s: float = 0.0
     same_device: bool = False
-    """Whether it is on the disk of the store itself, so that one failure takes both."""
+    """Whether it is on the same disk as the store, so that one failure loses both."""
 
 
 class IncidentFacts(NamedTuple):
-    """What ``relight run`` wrote down."""
+    """An incident that ``relight run`` recorded."""
 
     time_s: float | None
     kind: str
@@ -204,7 +204,7 @@ class IncidentFacts(NamedTuple):
 
 
 class MeasuredRestore(NamedTuple):
-    """The newest checkpoint, read as a restore reads it. ``whole`` is False if only a part of it was."""
+    """Measurement of reading the newest checkpoint as a restore does. ``whole`` is False if only a part was read."""
 
     bytes: int
     seconds: float
@@ -213,19 +213,19 @@ class MeasuredRestore(NamedTuple):
 
 
 class Drilled(NamedTuple):
-    """A drill that is remembered with a run."""
+    """A drill that is recorded with a run."""
 
     time_s: float | None
     ok: bool
     summary: str
     script: str = ""
-    """What was drilled; empty for the drill's own job."""
+    """The drilled script; empty for the drill's own job."""
     why_not: tuple[str, str] = ("", "")
-    """``no`` if it no longer counts, ``unknown`` if that cannot be seen, and the reason."""
+    """``no`` if the drill no longer counts, ``unknown`` if that is unknown, else ""; and the reason."""
 
 
 class Proven(NamedTuple):
-    """A proof that is remembered with a run. ``verified``: ids and steps of checkpoints that were read to the byte, and what was wrong."""
+    """A proof that is recorded with a run. ``verified``: ids and steps of checkpoints whose every byte was read, and their damage."""
 
     kind: str
     time_s: float | None
@@ -240,26 +240,26 @@ class RunFacts:
 
     name: str = ""
     path: str = ""
-    """As a command takes it."""
+    """Path of the run, as a command accepts it."""
     error: Trouble | None = None
     records: int = 0
     faults: tuple[tuple[str, str], ...] = ()
     void: tuple[str, ...] = ()
-    """Records of superseded attempts that came behind the one that superseded them."""
+    """Records of superseded attempts after the FENCE that superseded them."""
     attempts: tuple[AttemptFacts, ...] = ()
     checkpoints: tuple[CheckpointFacts, ...] = ()
-    """Live ones, oldest first."""
+    """Live checkpoints, oldest first."""
     newest_record_s: float | None = None
     back_s: float = 0.0
     """By how much the time of a record was before that of the one behind it, at most."""
     retired: int = 0
     pinned: int = 0
-    """Live checkpoints with a tag or a hold."""
+    """Number of live checkpoints with a tag or a hold."""
     leftovers: tuple[tuple[str, str], ...] = ()
     held: tuple[tuple[str, str], ...] = ()
     temporaries: tuple[str, ...] = ()
     environment: Mapping[str, object] = field(default_factory=dict)
-    """What the newest was made with."""
+    """Environment of the newest checkpoint."""
     exact: tuple[str, ...] = ()
     """Why a resume from the newest is not bit-exact."""
     tiers: tuple[TierFacts, ...] = ()
@@ -274,19 +274,19 @@ class RunFacts:
 
     @property
     def newest(self) -> CheckpointFacts | None:
-        """The checkpoint that a resume takes, damage aside."""
+        """The checkpoint that a resume would take if nothing is damaged."""
         return self.checkpoints[-1] if self.checkpoints else None
 
     @property
     def interval_s(self) -> float | None:
-        """The usual time between two checkpoints; None if there are not four."""
-        times = [one.time_s for one in self.checkpoints if one.time_s is not None]
+        """Median seconds between two checkpoints; None for fewer than four."""
+        times = [checkpoint.time_s for checkpoint in self.checkpoints if checkpoint.time_s is not None]
         gaps = sorted(after - before for before, after in itertools.pairwise(times))
         return gaps[len(gaps) // 2] if len(gaps) >= 3 else None
 
 
 class KeyFile(NamedTuple):
-    """A file that a key's spec names."""
+    """A key file named by a key's spec."""
 
     path: str
     mode: int
@@ -295,16 +295,16 @@ class KeyFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigFacts:
-    """What is set, around the process."""
+    """Settings in effect for this process."""
 
     settings: frozenset[str] = frozenset()
     """Names of settings that have a value."""
     unknown: tuple[tuple[str, str], ...] = ()
-    """Names that are no settings, and the nearest that is one."""
+    """Unknown names of settings, each with the nearest known one."""
     bad: tuple[tuple[str, Trouble], ...] = ()
-    """Settings whose value is none."""
+    """Settings with an invalid value."""
     file: str = ""
-    """The ``relight.toml`` that counts here; "" if there is none."""
+    """The ``relight.toml`` in effect; "" without one."""
     file_error: Trouble | None = None
     key_files: tuple[KeyFile, ...] = ()
     endpoint: str = ""
@@ -312,9 +312,9 @@ class ConfigFacts:
     cache_mount: Mount | None = None
     single_writer: bool = False
     threads: str = ""
-    """What ``OMP_NUM_THREADS`` says."""
+    """Value of ``OMP_NUM_THREADS``."""
     grace: bool = False
-    """Whether it is known how long there is when the machine is wanted back."""
+    """Whether a grace period or a source of preemption notices is set."""
     assigned: frozenset[str] = frozenset()
     """Names of settings that variables or the file set: ``alerts.to``."""
     roles: Mapping[str, int] | None = None
@@ -323,20 +323,20 @@ class ConfigFacts:
 
 
 class NodeFacts(NamedTuple):
-    """A node among others."""
+    """Facts about one node of a job."""
 
     rank: int
     there: bool = True
     host: str = ""
     versions: Mapping[str, str] = {}
     settings: Mapping[str, str] = {}
-    """Of each setting a digest."""
+    """Digest of each setting's value."""
     mount: Mount | None = None
     """Of the store's place there."""
     sees: bool | None = None
-    """Whether it sees in the store what node 0 has written; None: nothing was."""
+    """Whether it sees the file that node 0 wrote to the store; None if node 0 wrote none."""
     ahead_s: float | None = None
-    """By how much its clock is ahead of node 0's, to some tens of milliseconds."""
+    """Seconds by which its clock is ahead of node 0's, to some tens of milliseconds."""
     memory_bytes: int | None = None
     accelerators: int = 0
     limits: Mapping[str, int] = {}
@@ -344,24 +344,24 @@ class NodeFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoctorFacts:
-    """All of it."""
+    """All facts."""
 
     machine: Machine = field(default_factory=Machine)
     store: StoreFacts = field(default_factory=StoreFacts)
     runs: tuple[RunFacts, ...] = ()
     config: ConfigFacts = field(default_factory=ConfigFacts)
     nodes: tuple[NodeFacts, ...] = ()
-    """All that were to be compared, this one too; none if only this one was looked at."""
+    """All nodes to compare, including this one; empty if only this node was checked."""
 
     @property
     def newest_bytes(self) -> int:
-        """What the largest of the runs' newest checkpoints takes; 0 if there is none."""
+        """Bytes of the largest of the runs' newest checkpoints; 0 without any."""
         return max((run.newest.bytes for run in self.runs if run.newest is not None), default=0)
 
     @property
     def unseen(self) -> dict[str, str]:
-        """What could not be looked at, and why."""
-        found = {**self.config.unseen, **self.machine.unseen, **self.store.unseen}
+        """Probes that failed or were skipped, with the reason."""
+        unseen = {**self.config.unseen, **self.machine.unseen, **self.store.unseen}
         for run in self.runs:
-            found |= {f"{run.name}: {what}": why for what, why in run.unseen.items()}
-        return found
+            unseen |= {f"{run.name}: {what}": why for what, why in run.unseen.items()}
+        return unseen

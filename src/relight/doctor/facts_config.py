@@ -1,4 +1,4 @@
-"""Looking at what is set: the environment, ``relight.toml``, files that hold keys."""
+"""Collect facts about settings: the environment, ``relight.toml``, key files."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from relight.store.probe import single_writer_promised
 from relight.supervise.settings import read_settings
 
 SETTINGS = (*VARIABLES, *TOLD)
-"""Variables that are settings."""
+"""Environment variables that are settings."""
 _OURS = "RELIGHT_"
 _OF_TESTS = f"{_OURS}TEST_"
 
 
 def collect_config(url: str) -> ConfigFacts:
-    """What counts for a process that starts here, and uses the store at ``url``."""
+    """Collect the settings in effect for a process that starts here and uses the store at ``url``."""
     given = {name: value for name, value in os.environ.items() if name.startswith(_OURS) and value}
     unknown = [name for name in sorted(given) if name not in SETTINGS and not name.startswith(_OF_TESTS)]
     file = Path(FILE)
-    there = file.is_file()
-    error = _tried(lambda: (read_settings(None), checked("checkpoint", defaults_of))) if there else None
+    exists = file.is_file()
+    error = _tried(lambda: (read_settings(None), checked("checkpoint", defaults_of))) if exists else None
     cache = os.environ.get("RELIGHT_CACHE", "")
     return ConfigFacts(
         settings=frozenset(given),
         unknown=tuple((name, next(iter(get_close_matches(name, SETTINGS, 1, 0.75)), "")) for name in unknown),
         bad=tuple(_bad(given)),
-        file=str(file.absolute()) if there else "",
+        file=str(file.absolute()) if exists else "",
         file_error=error,
         key_files=tuple(_key_files(url)),
         endpoint=next(
@@ -50,22 +50,22 @@ def collect_config(url: str) -> ConfigFacts:
         single_writer=os.environ.get("RELIGHT_SINGLE_WRITER", "").lower() in ("1", "true", "yes"),
         assigned=frozenset(_assigned()),
         threads=os.environ.get("OMP_NUM_THREADS", ""),
-        grace=bool(os.environ.get("RELIGHT_GRACE_S")) or (there and error is None and _knows_the_end()),
+        grace=bool(os.environ.get("RELIGHT_GRACE_S")) or (exists and error is None and _knows_the_end()),
     )
 
 
 def _knows_the_end() -> bool:
-    """Whether ``relight.toml`` says how a machine is wanted back."""
-    told = read_settings(None)
-    return bool(told.start.grace_s or told.announced.notices)
+    """Return whether ``relight.toml`` sets a grace period or a source of preemption notices."""
+    settings = read_settings(None)
+    return bool(settings.start.grace_s or settings.announced.notices)
 
 
 def _assigned() -> set[str]:
-    """Names of settings that are set; those of variables alone if the file cannot be read."""
+    """Return the names of the settings that are set. If the file cannot be read, only those of variables."""
     try:
         return {name for name, mark in marks().items() if mark}
     except ConfigError:
-        return {name for name, one in NAMES.items() if os.environ.get(one.variable)}
+        return {name for name, setting in NAMES.items() if os.environ.get(setting.variable)}
 
 
 def _tried(call: Callable[[], object]) -> Trouble | None:
@@ -102,7 +102,7 @@ def _seconds(name: str, text: str) -> float:
 
 
 def _key_files(url: str) -> Iterator[KeyFile]:
-    """Files that specs name, of keys at hand and of who signs."""
+    """Return the key files that the specs of encryption and signing keys name."""
     top = None if "://" in url or url.startswith("stripe:") else os.path.realpath(os.path.expanduser(url))
     specs = [*os.environ.get("RELIGHT_KEY", "").split(), *os.environ.get("RELIGHT_SIGN", "").split()]
     for spec in specs:
@@ -112,7 +112,7 @@ def _key_files(url: str) -> Iterator[KeyFile]:
         real = os.path.realpath(os.path.expanduser(path))
         try:
             mode = os.stat(real).st_mode & 0o7777
-        except OSError:  # what is no key is said of the setting
+        except OSError:  # an invalid key is reported with its setting
             continue
         yield KeyFile(path, mode, top is not None and (real == top or real.startswith(top.rstrip("/") + "/")))
 

@@ -1,4 +1,4 @@
-"""Looking at this machine: some small reads of what the kernel, the environment and installed packages say."""
+"""Collect facts about this machine from the kernel, the environment and installed packages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _PAGES_MAX = 4096
 
 
 def collect_machine(url: str, *, quick: bool = False) -> Machine:
-    """This machine, as a process that used the store at ``url`` would find it. Cost: some ms; names that do not resolve, longer."""
+    """Collect facts about this machine for a process that uses the store at ``url``. Cost: some ms; longer for unresolvable names."""
     looking = BoundedProbe()
     seen = looking.at
     if quick:
@@ -77,8 +77,8 @@ def memory_places() -> list[Path]:
 
 
 def dead_supervisors() -> tuple[str, ...]:
-    """Directories of memory that a ``relight run`` has left whose process is gone."""
-    return tuple(str(one) for top in memory_places() for one in left_in(top))
+    """Return the directories of shared memory that a dead ``relight run`` has left."""
+    return tuple(str(path) for top in memory_places() for path in left_in(top))
 
 
 def _commit_left() -> int | None:
@@ -91,7 +91,7 @@ def _commit_left() -> int | None:
 
 
 def _accelerators() -> int:
-    return sum(one.name[6:].isdecimal() for one in Path("/dev").glob("nvidia*")) + Path("/dev/kfd").exists()
+    return sum(device.name[6:].isdecimal() for device in Path("/dev").glob("nvidia*")) + Path("/dev/kfd").exists()
 
 
 def _kernel() -> tuple[tuple[str, str], ...]:
@@ -101,20 +101,20 @@ def _kernel() -> tuple[tuple[str, str], ...]:
 
 def _live() -> tuple[LiveProcess, ...]:
     """What the pages say of ranks that are under ``relight run`` here."""
-    found = []
+    live = []
     for folder in directories().values():
         for page in sorted(folder.glob("pulse-*"))[:_PAGES_MAX]:
             beat = read_beat(page)
             if beat is not None and beat.pid and beat.run and sample_process(beat.pid).state not in ("", "Z", "X"):
-                found.append(LiveProcess(beat.pid, beat.url, beat.run))
-    return tuple(found)
+                live.append(LiveProcess(beat.pid, beat.url, beat.run))
+    return tuple(live)
 
 
 # -- packages ------------------------------------------------------------------------------------------------------------------------
 
 
 def _packages(url: str) -> tuple[Package, ...]:
-    """All that Relight cannot do without, what this store and its keys need, and of what is optional that which is there."""
+    """Return the required packages, those that this store and its keys need, and the installed optional ones."""
     wanted = {_SCHEMES[scheme]: f"{scheme}://" for scheme in [url.partition("://")[0]] if scheme in _SCHEMES and "://" in url}
     for spec in os.environ.get("RELIGHT_KEY", "").split():
         wanted.setdefault("cryptography", "RELIGHT_KEY")
@@ -184,7 +184,7 @@ def _unresolved(host: str) -> str:
 
 
 def _not_ours(host: str) -> str:
-    """Why an address cannot be listened at here; "" if it can."""
+    """Return why this machine cannot listen at an address; "" if it can."""
     for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
         with socket.socket(family, kind, protocol) as one:
             try:

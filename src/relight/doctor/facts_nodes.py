@@ -1,4 +1,4 @@
-"""Looking at other nodes: each tells what it has seen of itself, and hears what the others have. The exchange itself is the caller's."""
+"""Compare nodes: each sends its facts, and receives those of the others. The caller provides the exchange."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from relight.store import ByteStore, open_bytes
 from relight.version import VERSION
 
 STEP_S = 10.0
-"""For each exchange behind the first."""
+"""Seconds for each exchange after the first."""
 _OWN = frozenset(f"RELIGHT_{name}" for name in ("NODE", "RACK", "PEERS_HOST", "PULSE", "STACKS", "EVENTS"))
-"""Settings that each node has its own of."""
+"""Settings that may differ between nodes."""
 _FILE_BYTES_MAX = 1 << 20
 
 
@@ -35,14 +35,14 @@ class Exchange(Protocol):
     """See ``supervise.meeting.Meeting``."""
 
     def send(self, what: str, data: bytes) -> None:
-        """Have the others hear it."""
+        """Send to the other nodes."""
 
     def receive(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
-        """What those have told who came in time."""
+        """Return what the nodes that answered in time have sent."""
 
 
 class NodeReport(msgspec.Struct, frozen=True):
-    """What a node says of itself."""
+    """Facts that a node sends about itself."""
 
     host: str
     versions: dict[str, str] = {}
@@ -74,8 +74,10 @@ def report_of(facts: DoctorFacts) -> NodeReport:
 def collect_nodes(
     facts: DoctorFacts, rank: int, count: int, exchange: Exchange, within_s: float, say: Callable[[str], None] = lambda what: None
 ) -> tuple[NodeFacts, ...]:
-    """All nodes, also those that did not come: bounded by ``within_s`` and some tens of seconds. Node 0 puts a small file into the store
-    for the others to see, and removes it."""
+    """Return the facts of all nodes, also of those that did not answer. Takes at most ``within_s`` and some tens of seconds.
+
+    Node 0 writes a small file to the store, to see whether the others find it, and removes it.
+    """
     say("waiting for the other nodes")
     everyone = range(count)
     exchange.send("facts", msgspec.msgpack.encode(report_of(facts)))
@@ -86,7 +88,7 @@ def collect_nodes(
     try:
         if rank == 0:
             exchange.send("go", mark.encode())
-        go = exchange.receive("go", [0], within_s + STEP_S if rank else STEP_S).get(0)  # node 0 may wait for somebody else still
+        go = exchange.receive("go", [0], within_s + STEP_S if rank else STEP_S).get(0)  # node 0 may still wait for other nodes
         if go is not None:
             now = time.time()
             exchange.send("clock", msgspec.msgpack.encode(Clock(now, _sees(store, go.decode(errors="replace")))))
@@ -115,7 +117,7 @@ def _node(rank: int, told: NodeReport | None, clock: Clock | None, first: Clock 
 
 
 def _all_of(heard: Mapping[int, bytes], kind: type[T]) -> dict[int, T]:
-    """What comes from elsewhere is looked at before it is believed: what makes no sense was not said."""
+    """Validate another node's message. Invalid fields are treated as not sent."""
     found = {}
     for rank, data in heard.items():
         with contextlib.suppress(msgspec.MsgspecError):

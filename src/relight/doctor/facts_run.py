@@ -1,4 +1,4 @@
-"""Looking at a run: its log, what its newest checkpoints are by metadata and sizes, its further tiers, what ``relight run`` wrote down."""
+"""Collect facts about a run: log, metadata and sizes of its newest checkpoints, further tiers, incidents."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ from relight.store.wrapper import guard_of
 from relight.supervise.incidents import Incident, once_each, recent_incidents
 
 _CHECKED_MAX = 8
-"""So many of the newest checkpoints are looked into."""
+"""Number of newest checkpoints whose metadata and sizes are checked."""
 _CHECK_S = 20.0
 _LONG_S = 30.0
 INCIDENTS_S = 7 * 86400.0
 """Age in seconds up to which incidents are read; the newest is read whatever its age."""
 _INCIDENTS_MAX = 200
-"""Incidents read of one run at most, the newest."""
+"""Largest number of a run's incidents that are read, the newest."""
 
 
 class _Enough(Exception):
-    """As much was read as was to be."""
+    """The bound of the measurement was reached."""
 
 
 def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) -> RunFacts:
@@ -62,25 +62,25 @@ def collect_run(store: ByteStore, name: str, path: str, *, quick: bool = False) 
         )  # fmt: skip
     sweep = seen("leftovers", lambda: plan_sweep(store, name), SweepPlan(name, [], []))
     times = [found for record in view.records if (found := seconds_since_epoch(record.time)) is not None]
-    held = holds_of(history)
+    holds = holds_of(history)
     none: list[Incident] = []
     since_s = time.time() - INCIDENTS_S
     incidents = seen("incidents", lambda: once_each(recent_incidents(store, name, since_s, _INCIDENTS_MAX)), none)
     return RunFacts(
         name=name, path=path, records=view.head + 1,
         faults=tuple((fault.file, fault.reason) for fault in view.faults),
-        void=tuple(f"record {record.seq}: {why}" for record, why in history.void if "was fenced by" in why),  # not a COMMIT said twice
+        void=tuple(f"record {record.seq}: {why}" for record, why in history.void if "was fenced by" in why),  # not a repeated COMMIT
         attempts=_attempts(history),
-        checkpoints=tuple(_stored(one, history, damage.get(one.id), known.get(one.id)) for one in history.live),
+        checkpoints=tuple(_stored(checkpoint, history, damage.get(checkpoint.id), known.get(checkpoint.id)) for checkpoint in history.live),
         newest_record_s=times[-1] if times else None,
         back_s=max((before - after for before, after in itertools.pairwise(times)), default=0.0),
         retired=len(history.retired),
-        pinned=sum(one.id in held or one.id in history.tags.values() for one in history.live),
+        pinned=sum(checkpoint.id in holds or checkpoint.id in history.tags.values() for checkpoint in history.live),
         leftovers=tuple(sweep.directories), held=tuple(sweep.held), temporaries=tuple(sweep.temporaries),
         environment=opened.root.environment if opened is not None else {},
         exact=tuple(opened.root.exact) if opened is not None else (),
         tiers=tuple(seen(f"tier {tier.name}", partial(_tier, store, history, tier), _silent(tier)) for tier in tiers_of(history)),
-        incidents=tuple(IncidentFacts(seconds_since_epoch(one.at), one.kind, one.action, one.why) for one in incidents),
+        incidents=tuple(IncidentFacts(seconds_since_epoch(row.at), row.kind, row.action, row.why) for row in incidents),
         supervised=bool(incidents) or seen("accounts", lambda: any(True for _ in store.list(f"{name}/{INCIDENTS}")), False),
         signed=guard_of(store).trust is not None,
         unseen=looking.unseen,
@@ -109,7 +109,7 @@ def measure_restore(
     except _Enough:
         whole = done >= live[-1].body.stored_bytes
         return MeasuredRestore(done, time.perf_counter() - began, whole)
-    return MeasuredRestore(done, time.perf_counter() - began, True, tuple(f"{one.file}: {one.detail}" for one in findings))
+    return MeasuredRestore(done, time.perf_counter() - began, True, tuple(f"{finding.file}: {finding.detail}" for finding in findings))
 
 
 def _reason(store: ByteStore, name: str, looking: BoundedProbe) -> Trouble:
@@ -124,16 +124,16 @@ def _reason(store: ByteStore, name: str, looking: BoundedProbe) -> Trouble:
 
 
 def _damage(store: ByteStore, view: LogView, history: History, looking: BoundedProbe, at_most: int) -> dict[str, tuple[str, ...]]:
-    """What is wrong with the newest checkpoints, as far as metadata and sizes tell. Goes on to older ones while there is no good one."""
+    """Check metadata and sizes of the newest checkpoints. Continue with older ones until a good one is found."""
     found: dict[str, tuple[str, ...]] = {}
     ends = time.monotonic() + _CHECK_S
-    for one in reversed(history.live):
+    for checkpoint in reversed(history.live):
         good = any(not damage for damage in found.values())
         if (len(found) >= at_most and good) or time.monotonic() > ends:
             break
-        findings = looking.at(f"checkpoint {one.id}", partial(verify_checkpoint, store, view, one, data=False), None)
+        findings = looking.at(f"checkpoint {checkpoint.id}", partial(verify_checkpoint, store, view, checkpoint, data=False), None)
         if findings is not None and not any(finding.is_silence for finding in findings):
-            found[one.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
+            found[checkpoint.id] = tuple(f"{finding.file}: {finding.detail}" for finding in findings)
     return found
 
 
@@ -149,8 +149,8 @@ def _stored(one: Checkpoint, history: History, damage: tuple[str, ...] | None, k
 
 
 def _attempts(history: History) -> tuple[AttemptFacts, ...]:
-    """Each with what it committed, whether or not that is live still."""
-    commits = Counter(one.epoch for one in [*history.live, *history.retired.values()])
+    """Return the attempts, each with the number of its commits, also of retired checkpoints."""
+    commits = Counter(checkpoint.epoch for checkpoint in [*history.live, *history.retired.values()])
     return tuple(
         AttemptFacts(fence.epoch, seconds_since_epoch(fence.time), fence.writer.partition(":")[0], commits[fence.epoch])
         for fence in history.fences
@@ -169,20 +169,22 @@ def _tier(store: ByteStore, history: History, tier: Tier) -> TierFacts:
     copied = drained_to(history).get(tier.name, set())
     pace, had = pace_of(history, tier.name, copied), retired_among(history, copied)
     lacks = set(owed(tier.keep, candidates_of(history), newest_seq(history, copied), pace, had)) - copied
-    since = [found for one in history.live if one.id in lacks and (found := seconds_since_epoch(one.time)) is not None]
+    since = [
+        time_s for checkpoint in history.live if checkpoint.id in lacks and (time_s := seconds_since_epoch(checkpoint.time)) is not None
+    ]
     lacks_s = max(0.0, time.time() - min(since)) if since else 0.0
     return TierFacts(tier.name, tier.url, None, len(lacks), lacks_s, _on_one_device(store.url, tier.url))
 
 
 def _on_one_device(*urls: str) -> bool:
-    """Whether these places are directories of one disk. False for what is not a directory."""
-    found = set()
+    """Return whether these places are directories on one disk. False if one is not a directory."""
+    devices = set()
     for url in urls:
         path = url.removeprefix("file://")
         while path and "://" not in path and not os.path.exists(path) and os.path.dirname(path) != path:
             path = os.path.dirname(path)
         try:
-            found.add(os.stat(path).st_dev)
+            devices.add(os.stat(path).st_dev)
         except (OSError, ValueError):
             return False
-    return len(found) == 1
+    return len(devices) == 1

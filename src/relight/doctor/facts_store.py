@@ -1,4 +1,4 @@
-"""Looking at a store: its mount, its room, and whether it does what it should, tried with a file that is removed again."""
+"""Collect facts about a store: mount, free space, and a test of its operations with a file that is removed again."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from relight.store.wrapper import unwrap
 from relight.transfer.keys import age_days, status
 
 TRIED = "relight-doctor"
-"""The name under which a store without a run is tried."""
+"""Name of the test directory in a store without a run."""
 _FSYNCS = 7
 _ASKS = 3
 _RATE_BYTES = 32 << 20
@@ -43,7 +43,7 @@ _OCTAL = re.compile(r"\\([0-7]{3})")
 
 
 class _Tries(NamedTuple):
-    """What came of trying a directory of a disk."""
+    """Result of testing a directory on a disk."""
 
     fsync_s: float
     direct: bool
@@ -53,7 +53,7 @@ class _Tries(NamedTuple):
 
 
 def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
-    """The store. ``quick`` leaves out how fast it is. Cost: some small files, and up to 32 MiB written and removed."""
+    """Collect facts about the store. ``quick`` skips its speed. Cost: some small files, and up to 32 MiB written and removed."""
     looking = BoundedProbe()
     if quick:
         looking.leave_out("rate")
@@ -63,35 +63,35 @@ def collect_store(store: ByteStore, *, quick: bool = False) -> StoreFacts:
         return StoreFacts(url=store.url, kind=kind, is_directory=False)
     silent: Trouble | None = Trouble("store", "no answer to a listing", store.url)
     error = seen("listing", lambda: _trouble(lambda: next(iter(store.list("")), None)), silent)
-    there = error is None and (not root or os.path.isdir(root))
+    exists = error is None and (not root or os.path.isdir(root))
     nothing: tuple[str, ...] = ()
     runs = seen("runs", lambda: tuple(list_runs(store)), nothing) if error is None else nothing  # an anchor may know some
     room = seen("room", lambda: os.statvfs(_nearest(root)), None) if root else None
-    record = seen("relight.json", lambda: _trouble(lambda: read_store(store)), None) if there else None
+    record = seen("relight.json", lambda: _trouble(lambda: read_store(store)), None) if exists else None
     wrong_key = record is not None and record.kind == "wrong_key"
-    tried = there and not wrong_key and (kind in ("disk", "object", "memory") or (kind == "stripe" and bool(runs)))  # trying one makes one
+    tried = exists and not wrong_key and (kind in ("disk", "object", "memory") or (kind == "stripe" and bool(runs)))  # trying one makes one
     found = seen("writing", lambda: _trouble(lambda: _probe(store, runs)), None, 30.0) if tried else None
     measured: _Tries | None = None
     if tried and found is None and root:
         measured = seen("disk", lambda: _try_disk(root, quick), None, 30.0)
     exclusive = _exclusive(inner, looking) if tried and not root and found is None else None
     return StoreFacts(
-        url=store.url, kind=kind, there=there, error=error, record=record, runs=runs,
+        url=store.url, kind=kind, there=exists, error=error, record=record, runs=runs,
         mount=seen("mount", lambda: mount_of(root), None) if root else None,
         free_bytes=seen("free bytes", inner.free_bytes, None) if error is None else None,
         size_bytes=room.f_blocks * room.f_frsize if room is not None else None,
         free_inodes=room.f_favail if room is not None and room.f_files else None,
-        mode=seen("mode", lambda: stat.S_IMODE(os.stat(root).st_mode), None) if there and root else None,
+        mode=seen("mode", lambda: stat.S_IMODE(os.stat(root).st_mode), None) if exists and root else None,
         probe=found if tried else _unmade(root), probed=tried and "writing" not in looking.unseen,
         exclusive=measured.exclusive if measured is not None else exclusive,
         direct=measured.direct if measured is not None else None,
         fsync_s=measured.fsync_s if measured is not None else None,
         write_bps=measured.write_bps if measured is not None else None,
         skew_s=measured.skew_s if measured is not None else None,
-        answer_s=seen("time of an answer", lambda: _answer(inner), None, 30.0) if there else None,
-        encrypted=encrypts(store) if there and not wrong_key else None,
-        keys=seen("keys", lambda: _keys(store, inner), ()) if there and encrypts(store) else (),
-        leftovers=tuple(sorted(one.name for one in Path(root).glob(f"{PREFIX}*"))) if there and root else (),
+        answer_s=seen("time of an answer", lambda: _answer(inner), None, 30.0) if exists else None,
+        encrypted=encrypts(store) if exists and not wrong_key else None,
+        keys=seen("keys", lambda: _keys(store, inner), ()) if exists and encrypts(store) else (),
+        leftovers=tuple(sorted(entry.name for entry in Path(root).glob(f"{PREFIX}*"))) if exists and root else (),
         unseen=looking.unseen,
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def _nearest(path: str) -> str:
 
 
 def _unmade(root: str) -> Trouble | None:
-    """Why a store that is not there yet could not be made; None if it could, as far as permissions tell."""
+    """Return why a store that does not exist yet could not be created; None if permissions allow it."""
     if not root or os.path.isdir(root):
         return None
     above = _nearest(root)

@@ -1,4 +1,4 @@
-"""A finding, and the register of checks: each a pure function of the facts, with the sentence that the documentation has of it."""
+"""Findings, and the registry of checks: each check is a pure function of the facts, with its sentence for the documentation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from relight.doctor.facts import DoctorFacts
 
 SEVERITIES = ("error", "warning", "note")
-"""Saves or resumes fail · they will, or something is lost when the next thing happens · worth knowing."""
+"""error: saves or resumes fail. warning: they will fail, or the next failure loses data. note: worth knowing."""
 
 
 class CheckHit(NamedTuple):
@@ -26,7 +26,7 @@ class CheckHit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is wrong: what, where, what was seen, why it hurts, what to do."""
+    """One problem: what, where, evidence, consequence, remedy."""
 
     name: str
     severity: str
@@ -39,15 +39,15 @@ class Finding:
     command: str
     fix: str
     section: str
-    """The heading of docs/troubleshooting.md that is about it; "" if none is."""
+    """The heading of docs/troubleshooting.md about it; "" without one."""
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return asdict(self)
 
 
 class Check(NamedTuple):
-    """One thing that is looked for."""
+    """One registered check."""
 
     name: str
     severity: str
@@ -58,13 +58,13 @@ class Check(NamedTuple):
 
 
 CHECKS: dict[str, Check] = {}
-"""All of them, by name, in the order in which the documentation has them."""
+"""All checks by name, in the order of the documentation."""
 
 
 def check(
     name: str, severity: str, part: str, about: str, section: str = ""
 ) -> Callable[[Callable[[DoctorFacts], Iterator[CheckHit]]], Callable[[DoctorFacts], Iterator[CheckHit]]]:
-    """Put a check into the register. ``about``: what is the case when it finds something, for the documentation."""
+    """Register a check. ``about``: what a finding of it means, for the documentation."""
     assert severity in SEVERITIES and name not in CHECKS
 
     def put(looks: Callable[[DoctorFacts], Iterator[CheckHit]]) -> Callable[[DoctorFacts], Iterator[CheckHit]]:
@@ -75,20 +75,24 @@ def check(
 
 
 def judge(facts: DoctorFacts) -> list[Finding]:
-    """What is wrong, the worst first. Pure."""
-    found = [Finding(one.name, one.severity, one.part, *seen, one.section) for one in all_checks().values() for seen in one.looks(facts)]
-    return sorted(found, key=lambda one: SEVERITIES.index(one.severity))
+    """Return all findings, the most severe first. Pure."""
+    findings = [
+        Finding(check.name, check.severity, check.part, *seen, check.section)
+        for check in all_checks().values()
+        for seen in check.looks(facts)
+    ]
+    return sorted(findings, key=lambda one: SEVERITIES.index(one.severity))
 
 
 def all_checks() -> dict[str, Check]:
-    """The register, filled."""
+    """Return the registry, with all checks imported."""
     from relight.doctor import checks_config, checks_machine, checks_nodes, checks_run, checks_store  # noqa: F401 - they put themselves into it
 
     return CHECKS
 
 
 def gb(size: float) -> str:
-    """Bytes for people."""
+    """Return a number of bytes for people."""
     for unit in ("B", "kB", "MB", "GB"):
         if size < 999.95:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
@@ -97,12 +101,12 @@ def gb(size: float) -> str:
 
 
 def many(count: int, noun: str) -> str:
-    """``1 key``, ``2 keys``."""
+    """Return a count with its noun: ``1 key``, ``2 keys``."""
     return f"{count:,} {noun}" + ("" if count == 1 else "s")
 
 
 def span(seconds: float) -> str:
-    """A time for people."""
+    """Return a duration for people."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"

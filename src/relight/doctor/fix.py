@@ -1,4 +1,4 @@
-"""What ``--fix`` does: leftovers that nobody can need go. A plan, then its execution; never a checkpoint, never a setting."""
+"""Implement ``--fix``: plan, then remove leftovers that no process can need. Never removes a checkpoint or changes a setting."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ class FixPlan:
 
     @property
     def rows(self) -> list[tuple[str, str]]:
-        """What goes, and why."""
-        found = [(f"{plan.run}/{name}", why) for plan in self.sweeps for name, why in plan.directories]
-        found += [(key, "a file that was to become a record, and never can") for plan in self.sweeps for key in plan.temporaries]
-        return found + [(str(path), "its relight run is dead") for path in self.memory]
+        """Leftovers to remove, with the reasons."""
+        rows = [(f"{plan.run}/{name}", why) for plan in self.sweeps for name, why in plan.directories]
+        rows += [(key, "a file that was to become a record, and never can") for plan in self.sweeps for key in plan.temporaries]
+        return rows + [(str(path), "its relight run is dead") for path in self.memory]
 
     def to_dict(self) -> list[dict[str, Any]]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return [{"what": what, "because": why} for what, why in self.rows]
 
 
 @dataclass(frozen=True, slots=True)
 class FixReport:
-    """What is gone, and what could not be removed yet."""
+    """Leftovers that were removed, and those that could not be removed yet."""
 
     removed: tuple[str, ...]
     left: tuple[str, ...]
 
 
 def plan_fix(store: ByteStore | None, findings: Sequence[Finding], runs: Sequence[str]) -> FixPlan:
-    """What of ``findings`` can be put right without asking anybody what he meant. Looks again: what is listed is there now."""
-    fixes = {one.fix for one in findings}
+    """Plan the fixes for ``findings`` that need no decision of a user. Lists the leftovers again, so that all of them exist now."""
+    fixes = {finding.fix for finding in findings}
     sweeps = [plan_sweep(store, run) for run in runs] if store is not None and "leftovers" in fixes else []
-    memory = [one for top in memory_places() for one in left_in(top)] if "memory files" in fixes else []
-    return FixPlan(tuple(one for one in sweeps if one.directories or one.temporaries), tuple(memory))
+    memory = [leftover for top in memory_places() for leftover in left_in(top)] if "memory files" in fixes else []
+    return FixPlan(tuple(sweep for sweep in sweeps if sweep.directories or sweep.temporaries), tuple(memory))
 
 
 def execute_fix(plan: FixPlan, store: ByteStore | None, say: Callable[[str], None] = lambda what: None) -> FixReport:
-    """Do it. What the plan names can become no checkpoint any more: its attempt is superseded, or it is retired for good."""
+    """Execute the plan. Its leftovers can never become a checkpoint: their attempt is superseded, or they are retired for good."""
     removed: list[str] = []
     left: list[str] = []
     for sweep in plan.sweeps:
@@ -60,7 +60,7 @@ def execute_fix(plan: FixPlan, store: ByteStore | None, say: Callable[[str], Non
         report = execute_sweep(sweep, store)
         removed += [name if "/" in name else f"{sweep.run}/{name}" for name in report.deleted]
         left += [f"{sweep.run}/{name}" for name in report.left]
-    gone = {one for top in ({one.parent for one in plan.memory}) for one in sweep_memory(top)}
-    removed += [str(one) for one in sorted(gone)]
-    left += [str(one) for one in plan.memory if one not in gone and one.exists()]
+    gone = {path for top in ({path.parent for path in plan.memory}) for path in sweep_memory(top)}
+    removed += [str(path) for path in sorted(gone)]
+    left += [str(path) for path in plan.memory if path not in gone and path.exists()]
     return FixReport(tuple(removed), tuple(left))

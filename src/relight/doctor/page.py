@@ -16,7 +16,7 @@ def table_of_checks() -> str:
     """Markdown: a table a part."""
     blocks = []
     for part, title in PARTS.items():
-        rows = [f"| `{one.name}` | {one.severity} | {one.about} |" for one in all_checks().values() if one.part == part]
+        rows = [f"| `{check.name}` | {check.severity} | {check.about} |" for check in all_checks().values() if check.part == part]
         blocks.append("\n".join([f"### {title}", "", "| check | | found when |", "|---|---|---|", *rows]))
     return "\n\n".join(blocks)
 

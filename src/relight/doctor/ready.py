@@ -27,7 +27,7 @@ _DAY_S = 86400.0
 
 
 class ReadinessLine(NamedTuple):
-    """One line of the list."""
+    """One graded line."""
 
     part: str
     name: str
@@ -35,11 +35,11 @@ class ReadinessLine(NamedTuple):
     score: float | None
     evidence: str
     command: str
-    """What would raise it; "" where there is nothing to do."""
+    """A command that would raise the grade; "" if there is nothing to do."""
 
     @property
     def grade(self) -> str:
-        """A letter; "–" for what could not be measured."""
+        """A letter; "–" if the line could not be measured."""
         return "–" if self.score is None else grade_of(self.score)
 
 
@@ -49,26 +49,26 @@ class Readiness:
 
     lines: tuple[ReadinessLine, ...]
     run: str = ""
-    """Whose they are, where a store has several runs: the one that was saved to last; "" if there is none."""
+    """Path of the graded run: in a store with several runs, the one saved to last; "" without a run."""
 
     def score(self, part: str | None = None) -> float:
-        """What was earned of what there was to earn, of one part or of all; what could not be measured earns nothing."""
-        mine = [one for one in self.lines if part in (None, one.part)]
-        total = sum(one.weight for one in mine)
-        return sum(one.weight * (one.score or 0.0) for one in mine) / total if total else 0.0
+        """Return the weighted score, 0 to 1, of one part or of all. Lines that could not be measured score 0."""
+        mine = [line for line in self.lines if part in (None, line.part)]
+        total = sum(line.weight for line in mine)
+        return sum(line.weight * (line.score or 0.0) for line in mine) / total if total else 0.0
 
     def grade(self, part: str | None = None) -> str:
-        """The letter of it; "–" for a part of which nothing could be measured."""
-        mine = [one for one in self.lines if part in (None, one.part)]
-        return "–" if all(one.score is None for one in mine) else grade_of(self.score(part))
+        """Return the grade; "–" for a part without any measured line."""
+        mine = [line for line in self.lines if part in (None, line.part)]
+        return "–" if all(line.score is None for line in mine) else grade_of(self.score(part))
 
     @property
     def unmeasured(self) -> list[ReadinessLine]:
         """Lines that could not be measured here."""
-        return [one for one in self.lines if one.score is None]
+        return [line for line in self.lines if line.score is None]
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return {
             "run": self.run,
             "grade": self.grade(),
@@ -76,12 +76,12 @@ class Readiness:
             "lines": len(self.lines),
             "not_measurable": len(self.unmeasured),
             "parts": {part: {"grade": self.grade(part), "score": round(self.score(part), 4)} for part in PARTS},
-            "list": [{**one._asdict(), "grade": one.grade} for one in self.lines],
+            "list": [{**line._asdict(), "grade": line.grade} for line in self.lines],
         }
 
 
 def grade_of(score: float) -> str:
-    """A to F."""
+    """Return the grade, A to F, of a score."""
     return next((letter for least, letter in _GRADES if score >= least - 1e-9), "F")
 
 
@@ -120,7 +120,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
         assert run is not None
         score, told = (0.0, newest.damage[0]) if newest.damage else restorable(run, newest, facts.machine.now)
         yield named("the newest checkpoint can be restored", 10, score, told, f"relight ready {quote(path)} --measure")
-    good = sum(not one.damage for one in run.checkpoints) if run is not None else 0
+    good = sum(not checkpoint.damage for checkpoint in run.checkpoints) if run is not None else 0
     yield named(
         "there is another to fall back on",
         6,
@@ -157,7 +157,7 @@ def _reliability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
     if facts.store.kind == "disk":
         mount, took = facts.store.mount, facts.store.fsync_s
         lies = mount is not None and (mount.is_memory or (mount.source.startswith("/dev/") and took is not None and took < FSYNC_LEAST_S))
-        bad = lies or any(one.name in ("preload", "barriers", "fsync") for one in findings)
+        bad = lies or any(finding.name in ("preload", "barriers", "fsync") for finding in findings)
         yield named(
             "what is stored survives a power cut",
             8,
@@ -214,7 +214,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
             f"relight keys rotate {quote(url)} OLD NEW",
         )
     if facts.config.key_files:
-        open_to = [one for one in facts.config.key_files if one.mode & 0o077]
+        open_to = [file for file in facts.config.key_files if file.mode & 0o077]
         yield named(
             "keys are kept to oneself",
             6,
@@ -244,7 +244,7 @@ def _security(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding])
             "others cannot write there", 6, score, "it is not there yet" if mode is None else f"mode {mode:04o}", f"chmod go-w {quote(url)}"
         )
     if store.kind == "object":
-        clear = any(one.name == "endpoint-clear" for one in findings)
+        clear = any(finding.name == "endpoint-clear" for finding in findings)
         yield named(
             "nothing travels in the clear",
             6,
@@ -364,7 +364,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
             f"relight log {quote(path)}",
         )
     if facts.machine.accelerators or facts.machine.fabric:
-        limited = any(one.name == "memlock" for one in findings)
+        limited = any(finding.name == "memlock" for finding in findings)
         yield named(
             "memory may be locked",
             3,
@@ -376,7 +376,7 @@ def _scalability(facts: DoctorFacts, run: RunFacts | None, findings: list[Findin
 
 def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding]) -> Iterator[ReadinessLine]:
     named = _line("operations")
-    errors, warnings = (sum(one.severity == severity for one in findings) for severity in ("error", "warning"))
+    errors, warnings = (sum(finding.severity == severity for finding in findings) for severity in ("error", "warning"))
     target = run.path if run is not None else facts.store.url
     yield from more.operations(facts, named)  # type: ignore[misc]
     yield named(
@@ -387,7 +387,9 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
         f"relight doctor {quote(target)}",
     )
     packages = facts.machine.packages
-    old = [one for one in packages if not one.installed or (one.least and numbers(one.installed) < numbers(one.least))]
+    old = [
+        package for package in packages if not package.installed or (package.least and numbers(package.installed) < numbers(package.least))
+    ]
     yield named(
         "software is as tested",
         4,
@@ -425,7 +427,9 @@ def _operations(facts: DoctorFacts, run: RunFacts | None, findings: list[Finding
             "a record is from the future, or goes back" if skew else f"{run.records} records in order",
             "chronyc tracking",
         )
-        failed = [one for one in run.incidents if one.time_s is not None and facts.machine.now - one.time_s < 7 * _DAY_S]
+        failed = [
+            incident for incident in run.incidents if incident.time_s is not None and facts.machine.now - incident.time_s < 7 * _DAY_S
+        ]
         if run.supervised:
             yield named(
                 "a quiet week",
@@ -462,9 +466,9 @@ def _tiers(run: RunFacts | None) -> float | None:
         return 0.0
     return (
         1.0
-        if any(one.error is None and not one.lacks for one in run.tiers)
+        if any(tier.error is None and not tier.lacks for tier in run.tiers)
         else 0.5
-        if any(one.error is None for one in run.tiers)
+        if any(tier.error is None for tier in run.tiers)
         else 0.0
     )
 
@@ -475,5 +479,6 @@ def _tiers_text(run: RunFacts | None) -> str:
     if not run.tiers:
         return "the run has no further tier"
     return ", ".join(
-        f"{one.name}: {'does not answer' if one.error else f'lacks {one.lacks}' if one.lacks else 'has all it should'}" for one in run.tiers
+        f"{tier.name}: {'does not answer' if tier.error else f'lacks {tier.lacks}' if tier.lacks else 'has all it should'}"
+        for tier in run.tiers
     )

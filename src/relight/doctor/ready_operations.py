@@ -30,8 +30,8 @@ def drilled(facts: DoctorFacts, run: RunFacts | None, path: str) -> tuple[float 
     command = f"relight drill --remember {quote(path)} {quote(script) if script else 'SCRIPT'} --store '{{store}}'"
     if not run.drills:
         return 0.0, "no drill is remembered with it", command
-    judged = [(one, *_counts(one, script)) for one in run.drills]
-    counted = [(one, doubt) for one, why, doubt in judged if not why]
+    judged = [(drill, *_counts(drill, script)) for drill in run.drills]
+    counted = [(drill, doubt) for drill, why, doubt in judged if not why]
     if not counted:
         one, why, _ = judged[-1]
         return 0.0, f"{_of(one, facts.machine.now)} does not count: {why}", command
@@ -52,8 +52,8 @@ def script_of(run: RunFacts) -> str:
 def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Iterator[object]:
     """Lines about copies and versions."""
     path = run.path if run is not None else facts.store.url
-    far = [one for one in run.tiers if one.error is None] if run is not None else []
-    beside = [one for one in far if one.same_device]
+    far = [tier for tier in run.tiers if tier.error is None] if run is not None else []
+    beside = [tier for tier in far if tier.same_device]
     if far:
         yield named(
             "a copy survives the loss of this disk", 6, 0.0 if len(beside) == len(far) else 1.0,
@@ -61,7 +61,7 @@ def reliability(facts: DoctorFacts, run: RunFacts | None, named: Named) -> Itera
             f"relight push {quote(path)} REMOTE",
         )  # fmt: skip
     if run is not None and run.newest is not None:
-        good = sum(not one.damage and not one.suspect and not one.set_aside for one in run.checkpoints)
+        good = sum(not checkpoint.damage and not checkpoint.suspect and not checkpoint.set_aside for checkpoint in run.checkpoints)
         rules = [name.rpartition(".")[2] for name in _VERSIONS if name in facts.config.assigned]
         kept = run.pinned > 0 or bool(rules) or good >= _BACK_STEPS
         evidence = f"{many(good, 'good checkpoint')}, {run.pinned} tagged or held" + (f"; keep: {', '.join(rules)}" if rules else "")

@@ -38,7 +38,7 @@ def exactness(facts: DoctorFacts, run: RunFacts | None) -> tuple[float | None, s
     """Whether a resume of it was shown to be exact, and how long ago; the newest proof counts."""
     if run is None:
         return None, "there is no run yet"
-    last = next((one for one in reversed(run.proofs) if one.kind == "prove"), None)
+    last = next((proof for proof in reversed(run.proofs) if proof.kind == "prove"), None)
     if last is None:
         return 0.0, "no proof is remembered with it"
     score = _fresh(last, facts.machine.now, _PROVED_DAYS) if last.ok else 0.0

@@ -30,9 +30,9 @@ from relight.store.base import encrypts
 from relight.transfer import execute_copy, plan_copy
 
 BROUGHT = 2
-"""The newest, and one to go back to."""
+"""Number of copied checkpoints: the newest, and one to fall back to."""
 _ROOM = 2.0
-"""So many times what the copies take must be free: whoever else uses that disk is not to notice."""
+"""Factor of the copies' size that must be free on the disk, so that other users of the disk are not affected."""
 _PLACES = 16
 
 
@@ -44,7 +44,7 @@ class CopyLoads:
 
     @property
     def live(self) -> list[Checkpoint]:
-        """Oldest first, as the log says now."""
+        """Live checkpoints in the present log, oldest first."""
         return self.run.history().live
 
     def two(self) -> tuple[Checkpoint, Checkpoint]:
@@ -54,18 +54,18 @@ class CopyLoads:
         return self.live[-1], self.live[-2]
 
     def damage(self) -> dict[str, str]:
-        """What ``relight verify`` would say, by checkpoint; under the empty name, of the log."""
-        view, found = self.run.view(), {}
+        """Return the damage that ``relight verify`` finds, by checkpoint id; the key "" is the log."""
+        view, damage = self.run.view(), {}
         if wrong := verify_log(self.run.store, view):
-            found[""] = f"{wrong[0].file}: {wrong[0].detail}"
-        for one in self.live:
-            if findings := verify_checkpoint(self.run.store, view, one):
-                found[one.id] = f"{findings[0].file}: {findings[0].detail}"
-        return found
+            damage[""] = f"{wrong[0].file}: {wrong[0].detail}"
+        for checkpoint in self.live:
+            if findings := verify_checkpoint(self.run.store, view, checkpoint):
+                damage[checkpoint.id] = f"{findings[0].file}: {findings[0].detail}"
+        return damage
 
     def restored(self) -> tuple[set[str], float]:
         """Restore the newest good one as ``relight.load`` does, into memory: which were passed over, and how long it took."""
-        needs, has = max(one.body.logical_bytes for one in self.live), available_bytes()
+        needs, has = max(checkpoint.body.logical_bytes for checkpoint in self.live), available_bytes()
         if has is not None and needs > has // 2:
             raise CannotTry(f"it takes {needs / 1e9:.1f} GB of memory, of which this machine has {has / 1e9:.1f} left")
         try:
@@ -95,10 +95,10 @@ class CopyLoads:
         folder = root / one.lies_in(self.run.name)
         files = [path for path in (folder if folder.is_dir() else root).rglob("*") if path.is_file()]
         files.sort(key=lambda path: -path.stat().st_size)
-        found = next((path for path in files[:_PLACES] if much(path)), None)
-        if found is None:
+        path_ = next((path for path in files[:_PLACES] if much(path)), None)
+        if path_ is None:
             raise CannotTry("none of its files matters for its bytes")
-        return found
+        return path_
 
 
 class CopyRehearsal(NamedTuple):
@@ -119,7 +119,7 @@ def copied(source: Run, top: Path) -> Iterator[CopyLoads]:
     if encrypts(source.store) and not encrypts(store):
         hint = "have relight.toml, or RELIGHT_KEY, say with which key, as for the run"
         raise ConfigError("the run is encrypted, and copies of it would not be", where=source.store.url, hint=hint)
-    needs, free = sum(one.body.alone_bytes for one in newest), shutil.disk_usage(top).free
+    needs, free = sum(checkpoint.body.alone_bytes for checkpoint in newest), shutil.disk_usage(top).free
     if needs * _ROOM > free:
         hint = f"{_ROOM:g} times the copies must be free; TMPDIR names another place"
         raise NoSpace(f"the copies take {needs / 1e9:.1f} GB, and {free / 1e9:.1f} are free", where=str(top), hint=hint)
@@ -130,14 +130,14 @@ def copied(source: Run, top: Path) -> Iterator[CopyLoads]:
 
 
 def verified(copy: CopyLoads) -> RehearsalResult:
-    """Every byte, and the log."""
+    """Verify every byte, and the log."""
     if bad := copy.damage():
         raise Wrong(f"the copies are damaged: {next(iter(bad.values()))}")
     return RehearsalResult(f"{len(copy.live)} checkpoints are as committed, to the byte")
 
 
 def restored(copy: CopyLoads) -> RehearsalResult:
-    """The newest, whole, into memory."""
+    """Restore the newest checkpoint into memory."""
     passed, took = copy.restored()
     if passed:
         raise Wrong(f"{', '.join(sorted(passed))} cannot be restored")
@@ -148,27 +148,27 @@ def restored(copy: CopyLoads) -> RehearsalResult:
 def damaged(copy: CopyLoads) -> RehearsalResult:
     """One byte is another: verify must name it, and a restore must pass it over."""
     newest, before = copy.two()
-    at = -1
+    offset = -1
 
     def matters(path: Path) -> bool:
-        nonlocal at
-        for part in range(_PLACES // 2, _PLACES):  # hardly a header, or padding
-            at = path.stat().st_size * part // _PLACES
-            _flip(path, at)
+        nonlocal offset
+        for part in range(_PLACES // 2, _PLACES):  # unlikely to be a header or padding
+            offset = path.stat().st_size * part // _PLACES
+            _flip(path, offset)
             if copy.hurts(newest):
                 return True
-            _flip(path, at)
+            _flip(path, offset)
         return False
 
     path = copy.file_of(newest, matters)
     try:
         return _goes_back(copy, newest, before, f"a byte of {path.name} was changed")
     finally:
-        _flip(path, at)
+        _flip(path, offset)
 
 
 def lost(copy: CopyLoads) -> RehearsalResult:
-    """One of its files is gone."""
+    """Remove one of its files."""
     newest, before = copy.two()
     aside = Path(copy.run.store.url).with_name("aside")
 
@@ -198,7 +198,7 @@ def torn(copy: CopyLoads) -> RehearsalResult:
         again = CopyLoads(Run(own_store(copy.run.store.url), copy.run.name))  # as a process that starts now
         if not again.run.view().faults:
             raise Wrong("half a record was taken for a whole one")
-        if [one.id for one in again.live] != [before.id]:
+        if [checkpoint.id for checkpoint in again.live] != [before.id]:
             raise Wrong(f"the log has {len(again.live)} checkpoints left, where it should have the one before")
         _, took = again.restored()
     finally:
@@ -213,7 +213,7 @@ def pruned(copy: CopyLoads) -> RehearsalResult:
     """All but the newest go, as retention would have it; that one must be whole behind it. The last: it does not come back."""
     newest, _ = copy.two()
     done = execute(plan_prune(copy.run.store, copy.run.name, keep(last=1)), copy.run.store)
-    if [one.id for one in copy.live] != [newest.id]:
+    if [checkpoint.id for checkpoint in copy.live] != [newest.id]:
         raise Wrong(f"{len(copy.live)} are left, where one should be")
     if bad := copy.damage():
         raise Wrong(f"what is left is damaged: {next(iter(bad.values()))}")
@@ -221,8 +221,8 @@ def pruned(copy: CopyLoads) -> RehearsalResult:
 
 
 REHEARSALS = {
-    one.name: one
-    for one in (
+    rehearsal.name: rehearsal
+    for rehearsal in (
         CopyRehearsal("verify", "the copies were read to the byte", verified),
         CopyRehearsal("restore", "the newest was restored", restored),
         CopyRehearsal("damage", "a byte of the newest was changed", damaged),
@@ -231,15 +231,15 @@ REHEARSALS = {
         CopyRehearsal("prune", "all but the newest went", pruned),
     )
 }
-"""By name, in the order in which they are done."""
+"""Rehearsals by name, in their order."""
 
 
 def chosen_of(names: list[str]) -> list[CopyRehearsal]:
-    """Those; all if none is named."""
+    """Return the named rehearsals; all if none is named."""
     unknown = [name for name in names if name not in REHEARSALS]
     if unknown:
         raise ConfigError(f"there is no rehearsal {unknown[0]!r} of copies", hint=f"there are {', '.join(REHEARSALS)}")
-    return [one for one in REHEARSALS.values() if not names or one.name in names]
+    return [rehearsal for rehearsal in REHEARSALS.values() if not names or rehearsal.name in names]
 
 
 def _goes_back(copy: CopyLoads, newest: Checkpoint, before: Checkpoint, means: str) -> RehearsalResult:

@@ -1,4 +1,4 @@
-"""The rehearsals, one behind the other, in stores of the drill's own."""
+"""Run the rehearsals, one after the other, in the drill's own stores."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ from relight.transfer import execute_copy, plan_copy
 
 R = TypeVar("R", Rehearsal, CopyRehearsal)
 BROUGHT = 2
-"""Checkpoints that are copied: the newest, and one to go back to."""
+"""Number of copied checkpoints: the newest, and one to fall back to."""
 COPIED = "the newest checkpoints were copied, every byte verified"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOptions:
-    """What is drilled, and how. Times in seconds."""
+    """Options of a drill. Times in seconds."""
 
     target: DrillTarget = field(default_factory=DrillTarget)
     only: Sequence[str] = ()
     """Names of rehearsals; empty: all."""
     max_lost_steps: int | None = None
     max_seconds: float | None = None
-    """Until training goes on."""
+    """Largest number of seconds until training resumes."""
     timeout_s: float | None = None
     """For one rehearsal; None: it follows what the job takes on this machine (``Pace``)."""
     deadline_s: float = 3600.0
@@ -60,7 +60,7 @@ class DrillOptions:
 
 
 def run(options: DrillOptions) -> DrillReport:
-    """Do them. Whatever happens, nothing that was started is left, and nothing that was made but what is to be kept."""
+    """Run the rehearsals. In every case, all started processes end, and only what ``keep`` requests is left."""
     if options.live is not None:
         return _run_live(options, options.live)
     if options.copies is not None:
@@ -74,10 +74,12 @@ def run(options: DrillOptions) -> DrillReport:
             if outcomes[0].verdict == FAILED:
                 chosen = []
         references = References(options.target, top, pace)
-        for one in chosen:
-            outcomes.append(_in_time(options, one, began, pace, lambda one, limit: _rehearse(options.target, one, top, limit, references)))
+        for rehearsal in chosen:
+            outcomes.append(
+                _in_time(options, rehearsal, began, pace, lambda one, limit: _rehearse(options.target, one, top, limit, references))
+            )
             if options.keep is None and options.target.built_in:
-                shutil.rmtree(top / one.name, ignore_errors=True)
+                shutil.rmtree(top / rehearsal.name, ignore_errors=True)
     return _report(options, options.target.name, began, outcomes, made)
 
 
@@ -86,7 +88,7 @@ def _run_live(options: DrillOptions, run: Run) -> DrillReport:
     with contextlib.closing(LiveJob(run)) as live:
         made = live.made_of()
         pace = live.pace(options.timeout_s)
-        outcomes = [_in_time(options, one, began, pace, live.do) for one in chosen]
+        outcomes = [_in_time(options, rehearsal, began, pace, live.do) for rehearsal in chosen]
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes, made)
 
 
@@ -105,8 +107,8 @@ def _run_copies(options: DrillOptions, run: Run) -> DrillReport:
             )
 
         outcomes.append(_tried(options, "copy", COPIED, bring_them))
-        for one in chosen if made else ():
-            outcomes.append(_in_time(options, one, began, Pace(options.timeout_s), lambda one, _: one.do(made[0])))
+        for rehearsal in chosen if made else ():
+            outcomes.append(_in_time(options, rehearsal, began, Pace(options.timeout_s), lambda one, _: one.do(made[0])))
     return _report(options, f"{run.store.url.rstrip('/')}/{run.name}", began, outcomes)
 
 
@@ -123,7 +125,7 @@ def _in_time(options: DrillOptions, one: R, began: float, pace: Pace, do: Callab
 
 
 def _tried(options: DrillOptions, name: str, what: str, do: Callable[[], RehearsalResult]) -> RehearsalOutcome:
-    """What came of it."""
+    """Return the outcome of a rehearsal."""
     options.say(name, None)
     began, shown = time.monotonic(), RehearsalResult("")
     try:
@@ -162,11 +164,11 @@ def bring(source: Run, store: Path) -> RehearsalResult:
 
 
 def chosen_of(names: Sequence[str]) -> list[Rehearsal]:
-    """Those, in the order in which they are done; all if none is named."""
+    """Return the named rehearsals, in their order; all if none is named."""
     unknown = [name for name in names if name not in REHEARSALS]
     if unknown:
         raise ConfigError(f"there is no rehearsal {unknown[0]!r}", hint=f"there are {', '.join(REHEARSALS)}")
-    return [one for one in REHEARSALS.values() if not names or one.name in names]
+    return [rehearsal for rehearsal in REHEARSALS.values() if not names or rehearsal.name in names]
 
 
 def _rehearse(target: DrillTarget, one: Rehearsal, top: Path, limit: Limit, references: References) -> RehearsalResult:
@@ -175,12 +177,12 @@ def _rehearse(target: DrillTarget, one: Rehearsal, top: Path, limit: Limit, refe
     try:
         return one.do(RehearsalStage(target, folder, store, limit, references), one)
     finally:
-        for incidents in store.glob(f"*/{DIRECTORY}"):  # they are not to be held against the next
+        for incidents in store.glob(f"*/{DIRECTORY}"):  # these incidents must not count for the next rehearsal
             incidents.rename(folder / f"incidents of {incidents.parent.name}")
 
 
 def over_limits(shown: RehearsalResult, options: DrillOptions) -> str:
-    """Why what it has shown is not good enough; empty if it is."""
+    """Return why a result exceeds the given limits; empty if it does not."""
     if options.max_lost_steps is not None and (shown.steps_lost or 0) > options.max_lost_steps:
         return f"{shown.steps_lost} steps were lost, of which {options.max_lost_steps} may be: {shown.why}"
     if options.max_seconds is not None and (shown.back_s or 0.0) > options.max_seconds:

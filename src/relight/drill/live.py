@@ -1,4 +1,4 @@
-"""Rehearsals on a job that runs in earnest: only what it must survive, and only if it was asked for by name."""
+"""Rehearsals on a real running job: only failures that it must survive, and only if they were named."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class LiveJob:
     def __init__(self, run: Run) -> None:
         self._run = run
         url = f"{run.store.url.rstrip('/')}/{run.name}"
-        found = running(url)
-        if not found:
+        jobs = running(url)
+        if not jobs:
             hint = "a drill of a running job is made on a machine that has ranks of it, by the user whose they are"
             raise CheckpointNotFound("no job of this run is under way here under relight run", where=url, hint=hint)
-        if len(found) > 1:
-            raise ConfigError(f"{len(found)} jobs are under way here that say that they are of this run", where=url)
-        self._supervisor = found[0].supervisor
+        if len(jobs) > 1:
+            raise ConfigError(f"{len(jobs)} jobs are under way here that say that they are of this run", where=url)
+        self._supervisor = jobs[0].supervisor
         self._pages = Pages(self._supervisor)
 
     def close(self) -> None:
-        """It is no longer looked at."""
+        """Stop monitoring the job."""
         self._pages.close()
 
     def made_of(self) -> MadeOf:
@@ -55,12 +55,16 @@ class LiveJob:
             folder = Path(os.readlink(f"/proc/{self._supervisor}/cwd"))
         newest = self._run.history().live[-1:]
         argv = self._run.open(newest[0]).root.environment.get("argv") if newest else None
-        return of_script([str(one) for one in argv] if isinstance(argv, list) else [], folder)
+        return of_script([str(argument) for argument in argv] if isinstance(argv, list) else [], folder)
 
     def pace(self, timeout_s: float | None) -> Pace:
         """Return what this job takes to come back: by its earlier restarts, else by how long its processes took until their first step."""
         pace = Pace(timeout_s)
-        known = [one.after.seconds.get("all", 0.0) for one in read_incidents(self._run.store, self._run.name) if one.after is not None]
+        known = [
+            incident.after.seconds.get("all", 0.0)
+            for incident in read_incidents(self._run.store, self._run.name)
+            if incident.after is not None
+        ]
         beats = self._pages.beats().values()
         first = [beat.first_at - began for beat in beats if beat.steps and (began := began_at(beat.pid)) is not None]
         pace.started(max(known or first, default=LOOK_S))
@@ -71,13 +75,13 @@ class LiveJob:
         rank, beat = sorted(self._wait_until_stable(limit).items())[-1]
         if rehearsal.name == "preempt":
             return self._end_it(limit)
-        before = {one.id for one in read_incidents(self._run.store, self._run.name)}
+        before = {incident.id for incident in read_incidents(self._run.store, self._run.name)}
         broken = time.monotonic()
         os.kill(beat.pid, signal.SIGKILL if rehearsal.name == "kill" else signal.SIGSTOP)
         try:
             incident = _wait(lambda: self._over_it(before), "step behind the failure", limit)
         finally:
-            if rehearsal.name == "hang" and is_below(beat.pid, self._supervisor):  # nobody took it for one that hangs
+            if rehearsal.name == "hang" and is_below(beat.pid, self._supervisor):  # it was not detected as hanging
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(beat.pid, signal.SIGCONT)
         shown = judged(rehearsal, incident, self._pages.beats(), rank, broken)
@@ -95,8 +99,8 @@ class LiveJob:
     def _over_it(self, before: set[str]) -> Incident | None:
         if not is_there(self._supervisor):
             raise Wrong("relight run has ended: relight incidents says why")
-        found = [one for one in read_incidents(self._run.store, self._run.name) if one.id not in before]
-        return next((one for one in found if one.after is not None and one.host == socket.gethostname()), None)
+        incidents = [incident for incident in read_incidents(self._run.store, self._run.name) if incident.id not in before]
+        return next((incident for incident in incidents if incident.after is not None and incident.host == socket.gethostname()), None)
 
     def _end_it(self, limit: Limit) -> RehearsalResult:
         broken = time.monotonic()
@@ -112,7 +116,7 @@ class LiveJob:
 
 
 def rehearsals_of(names: list[str]) -> list[Rehearsal]:
-    """Those; a kill if none is named."""
+    """Return the named rehearsals; a kill if none is named."""
     for name in names:
         if name not in MAY:
             raise ConfigError(f"{name!r} is not done to a running job", hint=f"{', '.join(MAY)} are; the others: without --live, on a copy")
@@ -121,9 +125,9 @@ def rehearsals_of(names: list[str]) -> list[Rehearsal]:
 
 def _wait(until: Callable[[], T | None], what: str, limit: Limit) -> T:
     while True:
-        found = until()
-        if found is not None:
-            return found
+        result = until()
+        if result is not None:
+            return result
         if time.monotonic() > limit.ends:
             if limit.cut_short:
                 raise CannotTry(f"the drill's time was over (--deadline) before there was a {what}")

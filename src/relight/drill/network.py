@@ -47,15 +47,15 @@ def network(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         code = job.wait(lambda: nodes.second_code, "end of the second node", over=True)
         if code:
             raise Wrong(f"the second node ended with {code}: {job.last_words()}")
-        found = job.incidents()
-        for one in found:
-            if one.kind not in _KINDS or one.action != "resume":
-                raise Wrong(f"a cut network was taken for {one.kind}, and {one.action} was done: {one.why}")
-        and_then = ended(stage, job, incidents=len(found))
+        incidents = job.incidents()
+        for incident in incidents:
+            if incident.kind not in _KINDS or incident.action != "resume":
+                raise Wrong(f"a cut network was taken for {incident.kind}, and {incident.action} was done: {incident.why}")
+        and_then = ended(stage, job, incidents=len(incidents))
         again = "; the second node had ended, and was started again" if nodes.starts > 1 else ""
-        said = f"{found[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
+        summary = f"{incidents[0].why.splitlines()[0]}{again}; both made steps {back - mended:.1f} s after it was mended"
         means = f"two network namespaces, the wire between them down for {mended - broken:.1f} s"
-        return RehearsalResult(f"{said}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
+        return RehearsalResult(f"{summary}{and_then}", round(noticed - broken, 3), None, round(back - broken, 3), max(0, lost), means)
 
 
 class TwoNodes:
@@ -73,7 +73,7 @@ class TwoNodes:
         self._pages.close()
 
     def start(self) -> None:
-        """Both, and the wire between them."""
+        """Start both nodes and the link between them."""
         job = self._job
         env = environment()
         holder = job.warden.start(["unshare", "--net", "sleep", "infinity"], env=env, cwd="/", log=job.folder / "holder")
@@ -82,22 +82,22 @@ class TwoNodes:
         self._enter = ["nsenter", f"--net=/proc/{holder}/ns/net"]
         job.warden.call(["ip", "link", "add", _WIRE, "type", "veth", "peer", "name", _WIRE, "netns", str(holder)])
         for prefix, address in (([], _HERE), (self._enter, _THERE)):
-            for told in (["addr", "add", f"{address}/24", "dev", _WIRE], ["link", "set", "lo", "up"], ["link", "set", _WIRE, "up"]):
-                job.warden.call([*prefix, "ip", *told])
+            for arguments in (["addr", "add", f"{address}/24", "dev", _WIRE], ["link", "set", "lo", "up"], ["link", "set", _WIRE, "up"]):
+                job.warden.call([*prefix, "ip", *arguments])
         job.start(*_flags(_HERE), env=_env(_HERE))
         self._start_second()
 
     def cut(self) -> None:
-        """Nothing gets through, and nobody is told."""
+        """Cut the link silently: packets are lost without an error."""
         self._job.warden.call(["ip", "link", "set", _WIRE, "down"])
 
     def mend(self) -> None:
-        """It does again."""
+        """Restore the link."""
         self._job.warden.call(["ip", "link", "set", _WIRE, "up"])
 
     @property
     def second_code(self) -> int | None:
-        """How the second ended; None: it runs."""
+        """Exit code of the second node; None while it runs."""
         return self._job.warden.ended(self._second)
 
     def ready(self) -> list[Heartbeat] | None:

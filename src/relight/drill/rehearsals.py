@@ -1,4 +1,4 @@
-"""What is tried: each breaks one thing of a job, and knows by what docs/recovery.md says whether what followed is right."""
+"""Rehearsals: each breaks one thing of a job, and checks that the job reacts as docs/recovery.md describes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from relight.supervise.incidents import Incident
 from relight.supervise.procfs import sample_process
 
 SETTLED_STEPS = 3
-"""A script's job has gone on when it has made so many steps."""
+"""Number of steps after which a script's job counts as resumed."""
 AHEAD_S, AHEAD_STARTS = 0.5, 0.05
 """Seconds, and share of the slowest start, by which an order comes before the step that it is for, so that all ranks read it in time."""
 
 
 class RehearsalResult(NamedTuple):
-    """What a rehearsal that went as it should has shown."""
+    """Result of a rehearsal that passed."""
 
     why: str
     noticed_s: float | None = None
@@ -65,7 +65,7 @@ class Rehearsal:
 
 
 def kill(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """SIGKILL to the last rank."""
+    """Send SIGKILL to the last rank."""
     with stage.job() as job:
         job.start()
         rank, beat = sorted(job.ready().items())[-1]
@@ -75,7 +75,7 @@ def kill(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
 
 
 def hang(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """SIGSTOP to it: it is there, and does nothing."""
+    """Send SIGSTOP to the last rank: it exists, and does nothing."""
     with stage.job() as job:
         job.start()
         rank, beat = sorted(job.ready().items())[-1]
@@ -85,12 +85,12 @@ def hang(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
 
 
 def lock(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """It waits in Python for what never comes."""
+    """Make the last rank wait forever in Python."""
     return _run_rehearsal(stage, rehearsal, "lock")
 
 
 def crash(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """It aborts, as native code does that has found its memory damaged."""
+    """Make the last rank abort, as native code does on memory corruption."""
     return _run_rehearsal(stage, rehearsal, "crash")
 
 
@@ -102,18 +102,21 @@ def _run_rehearsal(stage: RehearsalStage, rehearsal: Rehearsal, what: str) -> Re
 
 
 def poison(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """The loss of one step is no number, whenever that step is done."""
+    """Make the loss of one step NaN, also when the step is repeated."""
     with stage.job() as job:
         _, step = _arm(job, "poison")
         broken = job.wait(job.orders.done, "step whose loss is told: ckpt.step(step, loss=loss)")
         incident = job.over_it()
-        told = incident.settings
-        if incident.action == rehearsal.action and (told.get("RELIGHT_BEFORE"), told.get("RELIGHT_SKIP")) != (str(step), f"{step}-{step}"):
-            raise Wrong(f"it went back to before step {told.get('RELIGHT_BEFORE')}, and the loss was bad at step {step}")
+        settings = incident.settings
+        if incident.action == rehearsal.action and (settings.get("RELIGHT_BEFORE"), settings.get("RELIGHT_SKIP")) != (
+            str(step),
+            f"{step}-{step}",
+        ):
+            raise Wrong(f"it went back to before step {settings.get('RELIGHT_BEFORE')}, and the loss was bad at step {step}")
         try:
             return _gone_on(stage, job, rehearsal, None, broken, without=step)
         except Wrong:
-            if sum(one.kind == rehearsal.kind for one in job.incidents()) > 1:
+            if sum(incident.kind == rehearsal.kind for incident in job.incidents()) > 1:
                 what = f"it came again: the script does step {step}, whose samples are to be left out"
                 raise Wrong(f"{what}; does it ask ckpt.should_skip(step)?") from None
             raise
@@ -127,7 +130,7 @@ def _arm(job: DrillJob, what: str) -> tuple[int, int]:
     rank, beat = sorted(job.ready().items())[-1]
     usual = (beat.step_at - beat.first_at) / max(1, beat.steps - 1)
     ahead_s = max(AHEAD_S, AHEAD_STARTS * job.limit.pace.start_s)
-    step = max(one.step for one in job.beats().values()) + 2 + int(ahead_s / max(usual, 1e-3))
+    step = max(beat.step for beat in job.beats().values()) + 2 + int(ahead_s / max(usual, 1e-3))
     job.orders.give(DrillOrder(what, step, rank))
     return rank, step
 
@@ -135,7 +138,7 @@ def _arm(job: DrillJob, what: str) -> tuple[int, int]:
 def _gone_on(
     stage: RehearsalStage, job: DrillJob, rehearsal: Rehearsal, rank: int | None, broken: float, *, without: int = -1
 ) -> RehearsalResult:
-    """The failure was seen, taken for what it was, and gone on from; the end is as it would have been."""
+    """Check that the failure was detected, classified and recovered from, and that the end is that of an undisturbed run."""
     incident = job.over_it()
     beats = job.beats()
     shown = judged(rehearsal, incident, beats, rank, broken)
@@ -144,7 +147,7 @@ def _gone_on(
 
 
 def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Heartbeat], rank: int | None, broken: float) -> RehearsalResult:
-    """Whether an incident is what it should be. Pure, but for raising ``Wrong``."""
+    """Raise ``Wrong`` if an incident is not as expected. Pure."""
     after = incident.after
     assert after is not None
     if incident.kind != rehearsal.kind:
@@ -153,7 +156,7 @@ def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Heartbeat]
         raise Wrong(f"what was done is {incident.action}, and {rehearsal.action} should have been: {incident.reason}")
     if rank is not None and incident.rank not in (rank, None):
         raise Wrong(f"rank {incident.rank} was taken to have failed, and rank {rank} had: {incident.why}")
-    durable = min((one.get("durable", -1) for one in incident.workers), default=-1)
+    durable = min((worker.get("durable", -1) for worker in incident.workers), default=-1)
     if rehearsal.action == "resume" and after.restored < durable:
         raise Wrong(f"step {durable} was stored, and it went on from step {after.restored}")
     stepped = max(beat.first_at for beat in beats.values())
@@ -171,7 +174,7 @@ def judged(rehearsal: Rehearsal, incident: Incident, beats: dict[int, Heartbeat]
 
 
 def agent(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """SIGKILL to the process that writes saves."""
+    """Send SIGKILL to the agent."""
     with stage.job() as job:
         job.start()
         job.ready()
@@ -187,19 +190,19 @@ def agent(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
 
 
 def supervisor(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """SIGKILL to relight run; whatever starts jobs starts it again when its ranks have ended."""
+    """Send SIGKILL to relight run. The drill, in place of a scheduler, starts it again when its ranks have ended."""
     with stage.job() as job:
         job.start()
         beats = job.ready()
         broken = time.monotonic()
         job.send(job.supervisor, signal.SIGKILL)
-        job.wait(lambda: None if any(is_there(one.pid) for one in beats.values()) else True, "end of its ranks", over=True)
+        job.wait(lambda: None if any(is_there(beat.pid) for beat in beats.values()) else True, "end of its ranks", over=True)
         last = max(beat.step for beat in job.beats().values())
         return _started_again(stage, job, last, broken, f"its ranks saved and ended {time.monotonic() - broken:.1f} s later")
 
 
 def preempt(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """SIGTERM to relight run, as a scheduler sends it; then it is started again."""
+    """Send SIGTERM to relight run, as a scheduler does; then start it again."""
     with stage.job() as job:
         job.start()
         job.ready()
@@ -211,8 +214,8 @@ def preempt(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
             raise Wrong(f"it ended with {code}, and not with 75 or 76")
         if (code == 75) != (stored >= last):
             raise Wrong(f"it ended with {code}, and step {stored} is stored of {last} that was the last")
-        said = f"it ended {took:.1f} s later with {code}: step {last} was the last, {stored} is stored"
-        return _started_again(stage, job, last, broken, said)
+        summary = f"it ended {took:.1f} s later with {code}: step {last} was the last, {stored} is stored"
+        return _started_again(stage, job, last, broken, summary)
 
 
 def _started_again(stage: RehearsalStage, job: DrillJob, last: int, broken: float, said: str) -> RehearsalResult:
@@ -242,7 +245,7 @@ def steps_again(job: DrillJob) -> dict[int, Heartbeat]:
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process has not ended."""
+    """Return whether a process still runs."""
     return sample_process(pid).state not in ("", "Z")
 
 
@@ -263,12 +266,12 @@ def ended(stage: RehearsalStage, job: DrillJob, *, incidents: int, without: int 
         least = max(job.step(), without) + SETTLED_STEPS  # behind a step that is poisoned: it may be so again
         job.wait(lambda: True if job.step() >= least or job.code == 0 else None, f"step {least}")
         same = ""
-    found = job.incidents()
-    if len(found) != incidents:
-        more = [f"{one.kind} at step {one.step}" for one in found]
-        raise Wrong(f"{len(found)} failures were seen where there were {incidents}: {', '.join(more)}")
+    incidents_seen = job.incidents()
+    if len(incidents_seen) != incidents:
+        more = [f"{incident.kind} at step {incident.step}" for incident in incidents_seen]
+        raise Wrong(f"{len(incidents_seen)} failures were seen where there were {incidents}: {', '.join(more)}")
     job.warden.sweep()
-    wrong = {one: what for one, what in job.damage().items() if one not in may_be_damaged}
+    wrong = {checkpoint_id: what for checkpoint_id, what in job.damage().items() if checkpoint_id not in may_be_damaged}
     if wrong:
         raise Wrong(f"relight verify: {next(iter(wrong.values()))}")
     return same

@@ -1,4 +1,4 @@
-"""A job that a rehearsal breaks: started, watched, acted upon, looked at when it is over."""
+"""A job that a rehearsal breaks: start it, monitor it, act on it, check it when it is over."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ from relight.supervise.incidents import Incident, incidents_in, read_incidents
 T = TypeVar("T")
 LOOK_S = 0.02
 STEPS_BEFORE = 3
-"""A life has made so many steps before something is done to it."""
+"""Steps that an incarnation makes before the rehearsal acts on it."""
 
 
 class Wrong(Exception):
-    """A rehearsal did not go as it should, and why."""
+    """A rehearsal failed; the message has the reason."""
 
 
 class CannotTry(Exception):
-    """A rehearsal can't be done here, and why."""
+    """A rehearsal cannot be done here; the message has the reason."""
 
 
 def own_store(path: str | Path) -> ByteStore:
@@ -47,10 +47,10 @@ def own_store(path: str | Path) -> ByteStore:
 
 
 class DrillJob:
-    """One, in a directory of its own. What it starts ends with the ``with`` block."""
+    """A job in a directory of its own. Its processes end with the ``with`` block."""
 
     def __init__(self, target: DrillTarget, folder: Path, store: Path, limit: Limit, prefix: Sequence[str] = ()) -> None:
-        """``limit``: until when it may take; ``prefix``: what its processes are enclosed by."""
+        """``limit``: deadline of the rehearsal; ``prefix``: command that encloses its processes."""
         folder.mkdir(parents=True, exist_ok=True)
         self.target, self.folder, self.store, self.limit = target, folder, store, limit
         self._started_at = time.monotonic()
@@ -78,11 +78,11 @@ class DrillJob:
         """For the first time, or again; the built-in job leaves out the samples of step ``without``."""
         if self._pages is not None:
             self._pages.close()
-        told = {**environment(), **self.target.environment(self.store), **(env or {})}
+        variables = {**environment(), **self.target.environment(self.store), **(env or {})}
         cwd = str(self.folder) if self.target.built_in else os.getcwd()
         command = self.target.command(self.folder, self.store, *flags, without=without)
         self._started_at = time.monotonic()
-        self._process = self.warden.start(command, env=told, cwd=cwd, log=self._log)
+        self._process = self.warden.start(command, env=variables, cwd=cwd, log=self._log)
         self._pages = Pages(self._process)
 
     @property
@@ -92,25 +92,25 @@ class DrillJob:
 
     @property
     def code(self) -> int | None:
-        """How ``relight run`` ended; None: it runs."""
+        """Exit code of ``relight run``; None while it runs."""
         return self.warden.ended(self._process)
 
     def beats(self) -> dict[int, Heartbeat]:
-        """What its ranks said last."""
+        """Return the newest heartbeat of each rank."""
         return self._pages.beats() if self._pages is not None else {}
 
     def said(self) -> str:
-        """All that it has printed."""
+        """Return all output of the job."""
         with contextlib.suppress(OSError):
             return self._log.read_text(encoding="utf-8", errors="replace")
         return ""
 
     def agents(self) -> list[int]:
-        """The processes that write its saves."""
+        """Return the agents' process ids."""
         return [pid for pid in descendants(self.warden.pid) if "relight.agent.server" in arguments_of(pid)]
 
     def send(self, pid: int, number: int) -> None:
-        """A signal to a process of the job's; to no other, whatever a page says, and to none that has ended."""
+        """Send a signal to a living process of the job, and to no other process, whatever a heartbeat page contains."""
         if is_below(pid, self.warden.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
@@ -124,10 +124,10 @@ class DrillJob:
         """
         began = time.monotonic()
         while True:
-            code = self.code  # looked at first: what it did before it ended counts
-            found = until()
-            if found is not None:
-                return found
+            code = self.code  # read first: what the job did before it ended counts
+            result = until()
+            if result is not None:
+                return result
             if code is not None and not over:
                 raise Wrong(f"relight run ended with {code} before {what}: {self.last_words()}")
             ends = min(self.limit.ends, began + within_s)
@@ -169,11 +169,11 @@ class DrillJob:
                 self.send(beat.pid, signal.SIGUSR1)
 
     def durable(self) -> int:
-        """The newest step that all ranks know to be stored."""
+        """Return the newest step that all ranks know to be stored."""
         return min((beat.durable for beat in self.beats().values()), default=-1)
 
     def step(self) -> int:
-        """The last step that all ranks have ended."""
+        """Return the last step that all ranks have finished."""
         return min((beat.step for beat in self.beats().values()), default=-1)
 
     def saves_again(self, behind: int, what: str) -> float:
@@ -191,8 +191,8 @@ class DrillJob:
         """The first incident has been gone on from: it, with what it cost."""
 
         def look() -> Incident | None:
-            found = self.incidents()
-            return found[0] if found and found[0].after is not None else None
+            incidents = self.incidents()
+            return incidents[0] if incidents and incidents[0].after is not None else None
 
         return self.wait(look, "step behind the failure")
 
@@ -203,13 +203,13 @@ class DrillJob:
     # -- what there is ---------------------------------------------------------------------------------------------------------
 
     def incidents(self) -> list[Incident]:
-        """What relight run has written down, oldest first."""
-        beat = next((one for one in self.beats().values() if one.url), None)
-        found = incidents_in(self.folder / "incidents")
+        """Return the incidents that relight run recorded, oldest first."""
+        beat = next((beat for beat in self.beats().values() if beat.url), None)
+        incidents = incidents_in(self.folder / "incidents")
         if beat is not None:
             with contextlib.suppress(RelightError):
-                found += read_incidents(own_store(self.seen(beat.url)), beat.run)
-        return sorted(found, key=lambda one: one.id)
+                incidents += read_incidents(own_store(self.seen(beat.url)), beat.run)
+        return sorted(incidents, key=lambda incident: incident.id)
 
     def seen(self, path: str | Path) -> str:
         """A path of the job's, as it is from here."""
@@ -224,26 +224,26 @@ class DrillJob:
         return Run(store, names[0])
 
     def checkpoints(self) -> list[Checkpoint]:
-        """Those there are, oldest first."""
+        """Return the live checkpoints, oldest first."""
         return self.run().history().live
 
     def damage(self) -> dict[str, str]:
-        """What ``relight verify`` would say: what is wrong, by checkpoint; under the empty name, with the log."""
+        """Return the damage that ``relight verify`` finds, by checkpoint id; the key "" is the log."""
         run = self.run()
-        view, found = run.view(), {}
+        view, damage = run.view(), {}
         if wrong := verify_log(run.store, view):
-            found[""] = f"{wrong[0].file}: {wrong[0].detail}"
-        for one in run.history().live:
-            if findings := verify_checkpoint(run.store, view, one):
-                found[one.id] = f"{findings[0].file}: {findings[0].detail}"
-        return found
+            damage[""] = f"{wrong[0].file}: {wrong[0].detail}"
+        for checkpoint in run.history().live:
+            if findings := verify_checkpoint(run.store, view, checkpoint):
+                damage[checkpoint.id] = f"{findings[0].file}: {findings[0].detail}"
+        return damage
 
     def last_words(self) -> str:
-        """The last thing that relight run said of it."""
+        """Return the last line of relight run's output."""
         lines = [line for line in self.said().splitlines() if line.strip()]
         ours = [line.removeprefix("relight: ") for line in lines if line.startswith("relight: ") and "relight incidents" not in line]
         return (ours or lines or ["it said nothing"])[-1][:300]
 
     def _at(self) -> str:
-        told = [f"rank {rank} {beat.phase}, behind step {beat.step}" for rank, beat in self.beats().items()]
-        return ", ".join(told[:4]) or self.last_words()
+        states = [f"rank {rank} {beat.phase}, behind step {beat.step}" for rank, beat in self.beats().items()]
+        return ", ".join(states[:4]) or self.last_words()

@@ -1,4 +1,4 @@
-"""Rehearsals of what can happen to a store: it is full, it is away, what lies in it is damaged."""
+"""Rehearsals of store failures: the store is full, unavailable, or its bytes are damaged."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from relight.format.names import STORE_FILE
 from relight.log import Checkpoint
 
 FULL_S, AWAY_S = 4.0, 4.0
-"""How long a store is full, and how long it is away, at the least: some saves are due meanwhile."""
+"""Least seconds for which a store is full, and unavailable: some saves are due meanwhile."""
 _SMALL_BYTES = 64 << 20
 _FAILED = re.compile(r"the save at step (\d+) failed")
 OWN_MOUNTS = ("unshare", "--user", "--map-root-user", "--mount")
 
 
 def full(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """No room for saves, for some seconds."""
+    """Fill the store for some seconds."""
     with _without_room(stage) as (job, means, fill, empty):
         job.ready()
         step = job.step()
         fill()
         broken = time.monotonic()
-        said = _goes_on_without(job, step, FULL_S)
+        failures = _goes_on_without(job, step, FULL_S)
         empty()
         freed = time.monotonic()
         saved = job.saves_again(job.durable(), "save behind the time without room")
         and_then = ended(stage, job, incidents=0)
-        why = f"training went on{said}; {saved - freed:.1f} s after there was room again a save was stored{and_then}"
+        why = f"training went on{failures}; {saved - freed:.1f} s after there was room again a save was stored{and_then}"
         return RehearsalResult(why, steps_lost=0, means=f"{means}, for {freed - broken:.1f} s")
 
 
 def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """The store's directory is moved elsewhere, and back some seconds later."""
+    """Move the store's directory away, and back some seconds later."""
     with stage.job() as job:
         job.start()
         job.ready()
@@ -50,32 +50,32 @@ def away(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         stage.store.rename(elsewhere)
         broken = time.monotonic()
         try:
-            said = _goes_on_without(job, step, AWAY_S)
-            told = job.durable()
+            failures = _goes_on_without(job, step, AWAY_S)
+            stored_step = job.durable()
         finally:
             meanwhile = move_back(elsewhere, stage.store)
         back = time.monotonic()
-        if any(path.name == STORE_FILE for one in meanwhile for path in one.rglob("*")):
+        if any(path.name == STORE_FILE for folder in meanwhile for path in folder.rglob("*")):
             raise Wrong("while its store was away, another was begun in its place")
-        if told > job.checkpoints()[-1].step:
-            raise Wrong(f"while its store was away, step {told} was said to be stored, and is not")
+        if stored_step > job.checkpoints()[-1].step:
+            raise Wrong(f"while its store was away, step {stored_step} was said to be stored, and is not")
         saved = job.saves_again(job.durable(), "save behind the store's return")
         left = sum(map(_bytes_in, meanwhile))
         and_then = ended(stage, job, incidents=0)
-        why = f"training went on{said}; {saved - back:.1f} s after the store was back a save was stored{and_then}"
+        why = f"training went on{failures}; {saved - back:.1f} s after the store was back a save was stored{and_then}"
         if left:
             why += f"; saves that failed had left {left / 1e6:.1f} MB where it had been"
         return RehearsalResult(why, steps_lost=0, means=f"its directory was moved away for {back - broken:.1f} s")
 
 
 def move_back(elsewhere: Path, store: Path) -> list[Path]:
-    """Where it was, whatever is there now: that is moved aside, and given."""
+    """Move the store back. Move what was created in its place meanwhile aside, and return that."""
     aside: list[Path] = []
     while True:
         with contextlib.suppress(FileNotFoundError):
-            there = store.with_name(f"{store.name}.meanwhile-{len(aside)}")
-            store.rename(there)
-            aside.append(there)
+            replaced = store.with_name(f"{store.name}.meanwhile-{len(aside)}")
+            store.rename(replaced)
+            aside.append(replaced)
         try:
             elsewhere.rename(store)
         except OSError as error:
@@ -86,7 +86,7 @@ def move_back(elsewhere: Path, store: Path) -> list[Path]:
 
 
 def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
-    """All of the job is killed, with what it has in memory; one byte of its newest checkpoint is another; it is started again."""
+    """Kill the whole job, change one byte of its newest checkpoint, and start the job again."""
     with stage.job() as job:
         job.start()
         job.ready()
@@ -100,44 +100,44 @@ def damage(stage: RehearsalStage, rehearsal: Rehearsal) -> RehearsalResult:
         job.wait(two, "second checkpoint (if it keeps but one, there is none to go back to)")
         last, broken = job.step(), time.monotonic()
         job.warden.sweep()
-        found = job.checkpoints()
-        with spoiled(job, found[-1]) as where:
+        checkpoints = job.checkpoints()
+        with spoiled(job, checkpoints[-1]) as where:
             bad = job.damage()
-            whole = [one for one in found if one.id not in bad]
+            whole = [checkpoint for checkpoint in checkpoints if checkpoint.id not in bad]
             if not whole:
-                raise Wrong(f"all of its {len(found)} checkpoints need the bytes of the one that is damaged")
+                raise Wrong(f"all of its {len(checkpoints)} checkpoints need the bytes of the one that is damaged")
             before, again = len(job.said()), time.monotonic()
             job.start()
             beats = steps_again(job)
             restored, back = max(beat.restored for beat in beats.values()), max(beat.first_at for beat in beats.values())
             if restored != whole[-1].step:
                 raise Wrong(f"step {whole[-1].step} is the newest whole checkpoint, and it went on from step {restored}")
-            told = f"checkpoint {found[-1].id} (step {found[-1].step}) is passed over" in job.said()[before:]
-            if not told and stage.target.built_in:
-                raise Wrong(f"the checkpoint of step {found[-1].step} is damaged, and nothing was said of that")
+            reported = f"checkpoint {checkpoints[-1].id} (step {checkpoints[-1].step}) is passed over" in job.said()[before:]
+            if not reported and stage.target.built_in:
+                raise Wrong(f"the checkpoint of step {checkpoints[-1].step} is damaged, and nothing was said of that")
             and_then = ended(stage, job, incidents=0, may_be_damaged=tuple(bad))
-        passed = f"step {found[-1].step} was passed over, {'and that was said' if told else 'of which its output says nothing'}"
+        passed = f"step {checkpoints[-1].step} was passed over, {'and that was said' if reported else 'of which its output says nothing'}"
         why = f"{passed}; started again, it went on from step {restored}, {back - again:.1f} s later{and_then}"
         return RehearsalResult(why, back_s=round(back - broken, 3), steps_lost=last - restored, means=f"a byte of {where}")
 
 
 @contextlib.contextmanager
 def spoiled(job: DrillJob, checkpoint: Checkpoint) -> Iterator[str]:
-    """One byte of it is another, such that it matters: of which file. Afterwards it is what it was, if the file is still there."""
+    """Change one byte of a checkpoint such that it is damaged. Yield the file. Restore the byte afterwards, if the file still exists."""
     run = job.run()
     folder = Path(run.store.url, run.name, checkpoint.body.dir)
     packs = sorted(folder.glob("*.safetensors"), key=lambda path: -path.stat().st_size)
-    places = [(pack, pack.stat().st_size * part // 16) for pack in packs for part in range(8, 16)]  # hardly a header, or padding
-    for pack, at in places:
-        _flip(pack, at)
+    places = [(pack, pack.stat().st_size * part // 16) for pack in packs for part in range(8, 16)]  # unlikely to be a header or padding
+    for pack, offset in places:
+        _flip(pack, offset)
         if checkpoint.id in job.damage():
             try:
                 yield f"{checkpoint.body.dir}/{pack.name}"
             finally:
                 with contextlib.suppress(FileNotFoundError):
-                    _flip(pack, at)
+                    _flip(pack, offset)
             return
-        _flip(pack, at)
+        _flip(pack, offset)
     raise CannotTry(f"no byte of {folder} was found that matters")
 
 
@@ -166,7 +166,7 @@ def _goes_on_without(job: DrillJob, step: int, seconds: float) -> str:
 
 
 class NoRoom(NamedTuple):
-    """A job whose store can be filled."""
+    """Job with a store that can be filled."""
 
     job: DrillJob
     means: str
@@ -176,7 +176,7 @@ class NoRoom(NamedTuple):
 
 @contextlib.contextmanager
 def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
-    """On a small file system of its own, in memory, if one may be mounted; else by a limit on the size of the files that it writes."""
+    """Start the job on a small in-memory file system, if one can be mounted; else with a limit on the size of its files."""
     size = _SMALL_BYTES if stage.target.built_in else 3 * _bytes_in(stage.store) + 4 * _SMALL_BYTES
     disk = stage.folder / "disk"
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}"]
@@ -202,19 +202,19 @@ def _without_room(stage: RehearsalStage) -> Iterator[NoRoom]:
 
 
 def cannot(command: Sequence[str]) -> str:
-    """Why that can't be run here; empty if it can."""
+    """Return why a command cannot run here; empty if it can."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=30, check=False)
     except FileNotFoundError:
         return f"there is no {command[0]}"
     except subprocess.TimeoutExpired:
         return f"{command[0]} does not answer"
-    said = (done.stderr or done.stdout).strip().splitlines()
-    return (said[-1] if said else f"{command[0]} ended with {done.returncode}") if done.returncode else ""
+    lines = (done.stderr or done.stdout).strip().splitlines()
+    return (lines[-1] if lines else f"{command[0]} ended with {done.returncode}") if done.returncode else ""
 
 
 def _fill(ballast: Path) -> None:
-    """To the last page."""
+    """Fill the file system to the last page."""
     with ballast.open("ab", buffering=0) as file:
         for piece in (bytes(1 << 20), bytes(1 << 12)):
             with contextlib.suppress(OSError):
@@ -245,7 +245,7 @@ def _bytes_in(folder: Path) -> int:
 
 
 def _memory_available() -> int:
-    """Bytes that could be taken without anybody being pushed out."""
+    """Return the bytes of memory that can be used without swapping or evicting other processes."""
     for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) << 10

@@ -1,4 +1,4 @@
-"""What is drilled: a script under ``relight run``, and where it saves."""
+"""Target of a drill: a script under ``relight run``, and its store."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class DrillTarget:
 
     @property
     def name(self) -> str:
-        """For people."""
+        """Description for people."""
         return "the built-in job" if self.built_in else " ".join(self.script)[:200]
 
     def command(self, folder: Path, store: Path, *flags: str, without: int = -1) -> list[str]:
@@ -42,12 +42,12 @@ class DrillTarget:
         command = child_command("relight", "run", "--incidents", str(folder / "incidents"))
         if self.settings:
             command += ["--settings", self.settings]
-        script = [one.replace(STORE, str(store)) for one in self.script]
+        script = [argument.replace(STORE, str(store)) for argument in self.script]
         if self.built_in:
             script = ["-m", "relight.drill.job", str(store), str(STEPS), str(folder / "out"), str(without)]
         elif "-m" in self.flags or "--module" in self.flags:
             script = ["-m", *script]
-        own = [one for one in self.flags if one not in ("-m", "--module")]
+        own = [flag for flag in self.flags if flag not in ("-m", "--module")]
         if not self.told:
             return [*command, *own, *flags, *script]
         return [*command, *own, *flags, "-m", "relight.drill.script", str(folder / "orders"), str(store), *script]
@@ -60,10 +60,10 @@ class DrillTarget:
 def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> DrillTarget:
     """As they were typed: torchrun's flags, the script, its arguments. ``ConfigError`` if nothing says where the script is to save."""
     named = {}
-    for one in env:
-        name, equals, value = one.partition("=")
+    for assignment in env:
+        name, equals, value = assignment.partition("=")
         if not equals or not name:
-            raise ConfigError(f"--env takes NAME=VALUE, not {one!r}")
+            raise ConfigError(f"--env takes NAME=VALUE, not {assignment!r}")
         named[name] = value
     if not arguments:
         return DrillTarget(settings=settings, env=named)
@@ -71,13 +71,13 @@ def target_of(arguments: Sequence[str], settings: str, env: Sequence[str]) -> Dr
 
     options = parse(list(arguments))
     rest = list(options.training_script_args)
-    at = len(arguments) - len(rest) - 1
+    script_at = len(arguments) - len(rest) - 1
     script = [options.training_script, *rest]
-    if list(arguments[at:]) != script:
+    if list(arguments[script_at:]) != script:
         raise ConfigError("it cannot be seen where the script begins", hint="relight drill [TORCHRUN'S FLAGS] SCRIPT [ARGS]…")
-    if not any(STORE in one for one in [*rest, *named.values()]):
+    if not any(STORE in argument for argument in [*rest, *named.values()]):
         raise ConfigError(
             "nothing says where the script is to save in a drill",
             hint="write {store} where its store stands: relight drill train.py --store {store}, or --env STORE={store}",
         )
-    return DrillTarget(tuple(arguments[:at]), tuple(script), settings, named, told=not options.no_python)
+    return DrillTarget(tuple(arguments[:script_at]), tuple(script), settings, named, told=not options.no_python)

@@ -1,7 +1,7 @@
-"""A process that owns others: ``python -m relight.drill.warden``. What it starts, and all that that starts, ends when it does.
+"""Process that owns the drill's processes: ``python -m relight.drill.warden``. All its descendants end when it ends.
 
-It is told what to do by lines of JSON on its standard input, and answers each with one on its standard output. When its input ends, as it
-does when whoever told it has ended, in whatever way, it kills what is left. Orphans become its own children, so that none gets away.
+It reads commands as lines of JSON from standard input, and answers each with a line on standard output. When its input ends, because the
+process that controls it has ended in any way, it kills what is left. Orphans become its own children, so that none escapes.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ CALL_S = 300.0
 
 
 class Warden:
-    """The end of whoever tells it."""
+    """The controlling side of the warden."""
 
     def __init__(self, prefix: Sequence[str] = ()) -> None:
-        """``prefix``: what it is started by, such as ``unshare``."""
+        """``prefix``: a command that starts the warden, such as ``unshare``."""
         self._process = subprocess.Popen(
             [*prefix, *child_command("relight.drill.warden")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env=environment(), start_new_session=True,
@@ -48,26 +48,26 @@ class Warden:
         return self._process.pid
 
     def start(self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, log: Path) -> int:
-        """Have it start that, with its output appended to ``log``: the new process."""
+        """Start a command, with its output appended to ``log``. Return the new process id."""
         return int(self._ask(start=list(command), env=dict(env), cwd=cwd, log=str(log))["pid"])
 
     def ended(self, pid: int) -> int | None:
-        """The exit code of what it started, as ``Popen`` gives it; None while it runs."""
+        """Return the exit code of a started process, as ``Popen`` does; None while it runs."""
         code = self._ask(poll=pid)["code"]
         return None if code is None else int(code)
 
     def call(self, command: Sequence[str]) -> None:
-        """Have it run that to its end; ``RelightError`` with what it said if that was not 0."""
+        """Run a command to its end. Raise ``RelightError`` with its output if its exit code is not 0."""
         done = self._ask(call=list(command))
         if done["code"]:
             raise RelightError(f"{command[0]} ended with {done['code']}", details=str(done["said"]).splitlines()[-5:])
 
     def sweep(self) -> None:
-        """End all that it has started, and what is left of what that started."""
+        """End all started processes and their descendants."""
         self._ask(sweep=True)
 
     def close(self) -> None:
-        """Nothing is left of it."""
+        """End the warden and all its descendants."""
         assert self._process.stdin is not None and self._process.stdout is not None and self._process.stderr is not None
         with self._process.stdin, self._process.stdout, self._process.stderr:
             self._process.stdin.close()
@@ -82,12 +82,12 @@ class Warden:
         except OSError:
             answer = b""
         if not answer:
-            said = self._process.stderr.read().decode(errors="replace").strip().splitlines()[-5:]
-            raise RelightError("the process that owns the drill's processes has ended", details=said)
-        told: dict[str, Any] = json.loads(answer)
-        if "error" in told:
-            raise RelightError(told["error"])
-        return told
+            lines = self._process.stderr.read().decode(errors="replace").strip().splitlines()[-5:]
+            raise RelightError("the process that owns the drill's processes has ended", details=lines)
+        reply: dict[str, Any] = json.loads(answer)
+        if "error" in reply:
+            raise RelightError(reply["error"])
+        return reply
 
 
 TIERS = variable_of("checkpoint.tiers")
@@ -96,16 +96,16 @@ TIERS = variable_of("checkpoint.tiers")
 
 def environment() -> dict[str, str]:
     """Return the environment of the drill's processes: they write nothing elsewhere."""
-    told = child_environment()
-    told.pop("RELIGHT_ANCHOR", None)  # where it stands how far the real log goes
-    for name in [one for one in told if one.startswith(TIERS)]:
-        del told[name]
-    told[TIERS] = "{}"  # the settings' further tiers hold the real run
-    return told
+    variables = child_environment()
+    variables.pop("RELIGHT_ANCHOR", None)  # the anchor has the state of the real run's log
+    for name in [variable for variable in variables if variable.startswith(TIERS)]:
+        del variables[name]
+    variables[TIERS] = "{}"  # the settings' further tiers hold the real run
+    return variables
 
 
 class _Owner:
-    """The warden's own end."""
+    """The warden's own side."""
 
     def __init__(self) -> None:
         self._started: dict[int, subprocess.Popen[bytes]] = {}
@@ -133,7 +133,7 @@ class _Owner:
         return {}
 
     def reap(self) -> None:
-        """Take note of who has ended: what it started, and orphans."""
+        """Reap ended processes: started ones and orphans."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -145,10 +145,10 @@ class _Owner:
 
 
 def main() -> None:
-    """Do as told, until nobody is left to tell."""
+    """Execute commands until standard input ends."""
     ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # it ends behind whoever started it, when that has said what it wants ended
+        signal.signal(number, signal.SIG_IGN)  # it ends when its input does, after the controlling process
     owner, buffer = _Owner(), b""
     while True:
         if not select.select([0], [], [], _LOOK_S)[0]:

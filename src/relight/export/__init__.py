@@ -1,7 +1,7 @@
-"""Out of a store, in others' formats: a checkpoint's tensors as files that other tools read.
+"""Export a checkpoint's tensors as files that other tools read.
 
-Always holds: every byte was verified before it is written on; memory is bounded, whatever a checkpoint's size; a target has its name when
-all of it is durable, and nothing half written has it. May import: ``catalog``, ``commit`` and everything below them; numpy, never torch.
+Invariants: every byte is verified before it is written; memory is bounded, whatever a checkpoint's size; a target gets its name only when
+all of it is durable. May import: ``catalog``, ``commit`` and everything below them; numpy, never torch.
 """
 
 from relight.export.average import Mixture, ema_weights, mixture, save_average

@@ -1,6 +1,6 @@
-"""A zip file as ``torch.save`` makes it, laid out before its tensors are read: entries that are stored as they are. Pure.
+"""A zip file as ``torch.save`` makes it, laid out before its tensors are read, with uncompressed entries. Pure.
 
-Each storage begins at a multiple of 64, so that it can be mapped; its CRC32 is put into the two headers when it is known.
+Each storage begins at a multiple of 64, so that it can be mapped. Its CRC32 is written into two headers when it is known.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ _DATE = 0x21
 
 
 class ZipRecord(NamedTuple):
-    """An entry: its bytes, or how many there will be."""
+    """An entry: its bytes, or their number if they are not known yet."""
 
     name: str
     data: bytes | int
 
 
 class ReservedBytes(NamedTuple):
-    """Where bytes that are not known yet go, and where their CRC32 does."""
+    """Offset of bytes that are not known yet, and the two offsets of their CRC32."""
 
     offset: int
     sums: tuple[int, int]
 
 
 class ZipLayout(NamedTuple):
-    """Offsets count from the archive's first byte; ``rooms`` are those of entries without bytes, in order."""
+    """Offsets count from the archive's first byte; ``rooms`` belong to the entries without bytes, in order."""
 
     size: int
     fixed: tuple[tuple[int, bytes], ...]
@@ -41,46 +41,46 @@ class ZipLayout(NamedTuple):
 
 
 def torch_archive(name: str, value: bytes, storages: Sequence[int]) -> ZipLayout:
-    """What ``torch.load`` takes: ``value`` is a pickle, ``storages`` are the lengths of those that it knows as ``0``, ``1`` …"""
+    """Lay out an archive for ``torch.load``: ``value`` is a pickle, ``storages`` are the lengths of the storages ``0``, ``1`` …"""
     records = [ZipRecord("data.pkl", value), ZipRecord(".format_version", b"1"), ZipRecord(".storage_alignment", str(ALIGN).encode())]
     records += [ZipRecord("byteorder", b"little"), *(ZipRecord(f"data/{key}", length) for key, length in enumerate(storages))]
     records += [ZipRecord("version", b"3\n")]
-    return archive([ZipRecord(f"{name}/{one.name}", one.data) for one in records])
+    return archive([ZipRecord(f"{name}/{record.name}", record.data) for record in records])
 
 
 def archive(records: Sequence[ZipRecord]) -> ZipLayout:
-    """Lay the entries out, one after the other, and what a zip file has behind them."""
+    """Lay out the entries, one after the other, and the zip file's central directory after them."""
     fixed: list[tuple[int, bytes]] = []
     rooms: list[list[int]] = []
     central: list[tuple[bytes, int | None]] = []
-    at = 0
+    offset = 0
     for record in records:
         length = record.data if isinstance(record.data, int) else len(record.data)
         value = 0 if isinstance(record.data, int) else zlib.crc32(record.data)
-        head = _local(record.name.encode(), length, value, at)
-        fixed.append((at, head))
-        begin = at + len(head)
+        head = _local(record.name.encode(), length, value, offset)
+        fixed.append((offset, head))
+        begin = offset + len(head)
         number = None
         if isinstance(record.data, int):
             number = len(rooms)
-            rooms.append([begin, at + 14])
+            rooms.append([begin, offset + 14])
         else:
             fixed.append((begin, record.data))
-        central.append((_directory_entry(record.name.encode(), length, value, at), number))
-        at = begin + length
-    start = at
+        central.append((_directory_entry(record.name.encode(), length, value, offset), number))
+        offset = begin + length
+    start = offset
     for entry, number in central:
-        fixed.append((at, entry))
+        fixed.append((offset, entry))
         if number is not None:
-            rooms[number].append(at + 16)
-        at += len(entry)
-    end = _end(len(records), start, at - start)
-    fixed.append((at, end))
-    return ZipLayout(at + len(end), tuple(fixed), tuple(ReservedBytes(begin, (one, other)) for begin, one, other in rooms))
+            rooms[number].append(offset + 16)
+        offset += len(entry)
+    end = _end(len(records), start, offset - start)
+    fixed.append((offset, end))
+    return ZipLayout(offset + len(end), tuple(fixed), tuple(ReservedBytes(begin, (local, central_)) for begin, local, central_ in rooms))
 
 
 def _local(name: bytes, length: int, value: int, at: int) -> bytes:
-    """A local header, as long as it must be for what follows to be aligned."""
+    """Return a local header, padded so that the data after it are aligned."""
     large = length >= _FULL
     extra = struct.pack("<2H2Q", 1, 16, length, length) if large else b""
     begin = at + _LOCAL.size + len(name) + len(extra) + 4

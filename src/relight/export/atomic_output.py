@@ -1,7 +1,7 @@
-"""Where files are written before they are what was asked for: beside it, under another name; put in its place when all of them are durable.
+"""Write output atomically: to a directory next to the target, which takes the target's place when all files are durable.
 
-A crash leaves a directory ``.NAME.exporting-…`` that nobody holds a lock on: the next export to the same place takes it away. Nothing
-that is half written ever has the name that was asked for.
+A crash leaves a directory ``.NAME.exporting-…`` without a lock. The next export to the same target removes it. No incomplete file ever has
+the target's name.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from relight.store.disk import Disk
 from relight.store.durable import make_dirs, sync_dir, translate
 
 _WEIGHTS = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors\Z|model\.safetensors\.index\.json\Z")
-"""What a directory of weights consists of, as transformers looks for it."""
+"""Files of a directory of weights, by the names that transformers uses."""
 _BESIDE = ".exporting-"
 _TRIES = 10
 
 
 class Landing:
-    """``path`` is what is asked for: a file, or, with ``folder``, a directory. Use as a context: what is not ``put`` is gone behind it."""
+    """``path`` is the target: a file, or, with ``folder``, a directory. Context manager: files that were not ``put`` are removed."""
 
     def __init__(self, path: str, *, folder: bool, overwrite: bool) -> None:
         self.path, self._folder, self._overwrite = os.path.abspath(path), folder, overwrite
@@ -50,7 +50,7 @@ class Landing:
             os.close(self._lock)
 
     def _make(self) -> None:
-        """Make the directory and lock it. Another export may remove it in between, as one that nobody holds: then make another."""
+        """Make the directory and lock it. Another export may remove it before it is locked; then make another."""
         for _ in range(_TRIES):
             self.beside = os.path.join(self._parent, f".{self._name}{_BESIDE}{secrets.token_hex(8)}")
             os.mkdir(self.beside)
@@ -64,7 +64,7 @@ class Landing:
         raise OSError(errno.EAGAIN, "other exports remove its directory")
 
     def put(self, names: Sequence[str]) -> None:
-        """Have what was written take its place; of several files the last is the one by which a reader knows the others."""
+        """Move the files to the target. The last of several files is the index by which a reader finds the others."""
         sync_dir(self._disk, self.beside)
         try:
             if not self._folder:
@@ -78,8 +78,8 @@ class Landing:
         sync_dir(self._disk, self._parent)
 
     def _into(self, names: Sequence[str]) -> None:
-        """Among other files, in a directory that is there: what told of older weights goes first, what tells of the new ones comes last."""
-        old = sorted((one for one in os.listdir(self.path) if _is_ours(one)), key=lambda one: not one.endswith(".json"))
+        """Move the files into an existing directory. The index of old weights is removed first; the new index is moved last."""
+        old = sorted((name for name in os.listdir(self.path) if _is_ours(name)), key=lambda name: not name.endswith(".json"))
         for name in old:
             os.unlink(os.path.join(self.path, name))
         sync_dir(self._disk, self.path)
@@ -88,23 +88,23 @@ class Landing:
         sync_dir(self._disk, self.path)
 
     def _sweep(self) -> None:
-        """Take away what exports to the same place left that were killed."""
+        """Remove what killed exports to the same target left."""
         form = re.compile(re.escape(f".{self._name}{_BESIDE}") + "[0-9a-f]{16}")
         for name in os.listdir(self._parent):
             if form.fullmatch(name) is not None:
                 left = os.path.join(self._parent, name)
                 with contextlib.suppress(OSError):
-                    held = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                    descriptor = os.open(left, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                     try:
-                        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        if os.fstat(held).st_uid == os.geteuid():
+                        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                        if os.fstat(descriptor).st_uid == os.geteuid():
                             shutil.rmtree(left, ignore_errors=True)
                     finally:
-                        os.close(held)
+                        os.close(descriptor)
 
 
 def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
-    """``ConfigError`` if something is there that an export would replace, and that is not what is wanted; or that it never replaces."""
+    """Raise ``ConfigError`` if the target exists and ``overwrite`` is False, or if an export never replaces such a target."""
     path = os.path.abspath(path)
     if not os.path.lexists(path):
         return
@@ -112,7 +112,7 @@ def check_free(path: str, *, folder: bool, overwrite: bool) -> None:
         what = "this is a file, or a link to nothing" if folder else "this is a directory"
         raise ConfigError(what, where=path, hint="name another target")
     if folder:
-        taken = sorted(one for one in os.listdir(path) if _is_ours(one))
+        taken = sorted(name for name in os.listdir(path) if _is_ours(name))
         if not taken or overwrite:
             return
         raise ConfigError(f"{taken[0]} is there already", where=path, hint="--overwrite replaces it, or name another directory")

@@ -1,7 +1,7 @@
-"""Averages of several checkpoints: slab by slab, in double precision, rounded once.
+"""Average several checkpoints: slab by slab, in double precision, rounded once.
 
-A float is the weighted sum of what the checkpoints have; whatever else (whole numbers, booleans, 8-bit floats) must be the same in all of
-them, or is taken from the last, which is said.
+Floats are weighted sums. Other dtypes (integers, booleans, 8-bit floats) must be equal in all checkpoints. Otherwise the last checkpoint's
+values are taken, and the report lists these tensors.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from relight.log import Log, fold
 from relight.store import ByteStore
 
 AVERAGED = "relight.averaged"
-"""In a root's ``user``: of which checkpoints it is the average, with what weight each."""
+"""Key in a root's ``user``: the averaged checkpoints with their weights."""
 REASON = "average"
 Progress = Callable[[int], None]
 
 
 class WeightedPart(NamedTuple):
-    """One of several: the checkpoint, its tensors, and its weight; ``number_of`` says which of its tensors has which name."""
+    """One averaged checkpoint, its tensors and weight. ``number_of``: index of a tensor by name."""
 
     opened: Opened
     whole: MergedCheckpoint
@@ -44,26 +44,29 @@ class WeightedPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """Several checkpoints, oldest first; weights add up to 1. ``from_last`` fills while it is read: tensors that cannot be averaged, and
-    are not the same in all."""
+    """Several checkpoints, oldest first, with weights that add up to 1.
+
+    ``from_last`` is filled while reading: names of tensors that cannot be averaged and are not equal in all checkpoints.
+    """
 
     parts: tuple[WeightedPart, ...]
     from_last: set[str] = field(default_factory=set)
 
     @property
     def last(self) -> WeightedPart:
-        """Whose names, tree and shapes count."""
+        """The last checkpoint, which determines names, tree and shapes."""
         return self.parts[-1]
 
     def to_record(self) -> list[dict[str, Any]]:
-        """Of which checkpoints, for a root and for programs."""
+        """Return the checkpoints and weights, for a root and for ``--json``."""
         return [
-            {"id": one.opened.root.id, "run": one.opened.root.run, "step": one.opened.root.step, "weight": one.weight} for one in self.parts
+            {"id": part.opened.root.id, "run": part.opened.root.run, "step": part.opened.root.step, "weight": part.weight}
+            for part in self.parts
         ]
 
 
 def ema_weights(count: int, decay: float) -> list[float]:
-    """Of an exponential moving average over ``count`` checkpoints, oldest first.
+    """Return the weights of an exponential moving average over ``count`` checkpoints, oldest first.
 
     >>> ema_weights(3, 0.5)
     [0.14285714285714285, 0.2857142857142857, 0.5714285714285714]
@@ -74,68 +77,72 @@ def ema_weights(count: int, decay: float) -> list[float]:
 
 
 def mixture(checkpoints: Sequence[Opened], weights: Sequence[float]) -> Mixture:
-    """Several checkpoints as one. ``ConfigError`` for weights that are none."""
+    """Combine several checkpoints. Raise ``ConfigError`` for invalid weights."""
     if len(checkpoints) < 2:
         raise ConfigError(f"an average of {len(checkpoints)}", hint="--average last:5, or several by id, step or tag, with commas")
     parts = []
     for opened, weight in zip(checkpoints, _shares(weights), strict=True):
         whole = whole_of(opened)
-        parts.append(WeightedPart(opened, whole, weight, {one.name: index for index, one in enumerate(whole.tensors)}))
+        parts.append(WeightedPart(opened, whole, weight, {tensor.name: index for index, tensor in enumerate(whole.tensors)}))
     return Mixture(tuple(parts))
 
 
 def _shares(weights: Sequence[float]) -> list[float]:
     total = math.fsum(weights)
     if not all(map(math.isfinite, weights)) or not math.isfinite(total) or total <= 0:
-        raise ConfigError("weights that add up to nothing, or are no numbers", hint="--average 1000=0.3,2000=0.7")
-    return [one / total for one in weights]
+        raise ConfigError("weights are not finite, or do not add up to a positive number", hint="--average 1000=0.3,2000=0.7")
+    return [weight / total for weight in weights]
 
 
 def check_alike(mixed: Mixture, entries: Sequence[ExportEntry]) -> None:
-    """``IncompatibleState`` if one of them lacks a tensor, or has it in another shape or dtype."""
+    """Raise ``IncompatibleState`` if a checkpoint lacks a tensor, or has it in another shape or dtype."""
     problems = []
-    for number in {one.tensor for one in entries}:
+    for number in {entry.tensor for entry in entries}:
         wanted = mixed.last.whole.tensors[number]
         for part in mixed.parts[:-1]:
             index = part.number_of.get(wanted.name)
-            held = None if index is None else part.whole.tensors[index]
-            if held is None or (held.shape, held.dtype) != (wanted.shape, wanted.dtype):
-                what = "lacks it" if held is None else f"has {held.dtype} of {list(held.shape)}, not {wanted.dtype} of {list(wanted.shape)}"
+            tensor = None if index is None else part.whole.tensors[index]
+            if tensor is None or (tensor.shape, tensor.dtype) != (wanted.shape, wanted.dtype):
+                what = (
+                    "lacks it"
+                    if tensor is None
+                    else f"has {tensor.dtype} of {list(tensor.shape)}, not {wanted.dtype} of {list(wanted.shape)}"
+                )
                 problems.append(f"{shown(wanted.name)}: step {part.opened.root.step} {what}")
     if problems:
         raise IncompatibleState("these checkpoints cannot be averaged", details=sorted(problems), hint="--only what they have in common")
 
 
 def readers_of(mixed: Mixture, batch_bytes: int = SLAB_BYTES) -> list[SlabReader]:
-    """One for each of them, for one thread."""
+    """Return a reader for each checkpoint, to be used by one thread."""
     return [SlabReader(part.opened, part.whole, batch_bytes=batch_bytes) for part in mixed.parts]
 
 
 def read_average(
     mixed: Mixture, readers: Sequence[SlabReader], slabs: Sequence[Slab], progress: Progress | None = None
 ) -> list[np.ndarray[Any, Any] | memoryview]:
-    """Of each slab of the last one's tensors: the average in double precision, or, of what is no float, its bytes."""
-    found: list[Any] = [None] * len(slabs)
+    """Return for each slab of the last checkpoint's tensors the average in double precision, or the bytes of other dtypes."""
+    results: list[Any] = [None] * len(slabs)
     before: list[memoryview | None] = [None] * len(slabs)
     for part, reader in zip(mixed.parts, readers, strict=True):
         tensors = mixed.last.whole.tensors
-        mine = [one._replace(tensor=part.number_of[tensors[one.tensor].name]) for one in slabs]
+        mine = [slab._replace(tensor=part.number_of[tensors[slab.tensor].name]) for slab in slabs]
         for index, data in enumerate(reader.read(mine, progress)):
             tensor = tensors[slabs[index].tensor]
             if tensor.dtype in FLOATS:
                 with np.errstate(all="ignore"):
                     term = widened(data, tensor.dtype).astype("<f8") * part.weight
-                    found[index] = term if found[index] is None else np.add(found[index], term, out=found[index])
+                    results[index] = term if results[index] is None else np.add(results[index], term, out=results[index])
             else:
-                held = before[index]
-                if held is not None and held != data:
+                earlier = before[index]
+                if earlier is not None and earlier != data:
                     mixed.from_last.add(tensor.name)
-                before[index] = found[index] = data
-    return found
+                before[index] = results[index] = data
+    return results
 
 
 class _Averaged:
-    """A source whose bytes are worked out when they are asked for."""
+    """Source whose bytes are computed when they are read."""
 
     def __init__(self, mixed: Mixture, number: int, progress: Progress | None) -> None:
         tensor = mixed.last.whole.tensors[number]
@@ -143,11 +150,11 @@ class _Averaged:
         self.length = tensor.length
 
     def view(self) -> memoryview | None:
-        """They lie nowhere."""
+        """Return None: the bytes are not in memory."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Read that run of all of them."""
+        """Read a range of all checkpoints, and average it."""
         size = DTYPES[self._dtype].itemsize
         slab = Slab(self._number, start // size, len(into) // size)
         (value,) = read_average(self._mixed, readers_of(self._mixed, len(into)), [slab], self._progress)
@@ -157,16 +164,19 @@ class _Averaged:
 def save_average(
     mixed: Mixture, component: str | None, entries: Sequence[ExportEntry], store: ByteStore, run: str, progress: Progress | None
 ) -> str:
-    """The average as a checkpoint of ``run``, which is made, or has averages alone: it must not be one that training saves to. Its id."""
+    """Save the average as a checkpoint of ``run``, a new run or one with averages only. Return its id.
+
+    Raise ``ConfigError`` if training saves to the run.
+    """
     _check_run(store, run)
     whole = mixed.last.whole
     tree = dict(whole.tree) if component is None else {component: whole.tree[component]}
-    kept = sorted({one.tensor for one in entries})
+    kept = sorted({entry.tensor for entry in entries})
     mapping = [kept.index(number) if number in set(kept) else -1 for number in range(len(whole.tensors))]
     items = [
-        Item(one.name, one.dtype, one.shape, one.role, _Averaged(mixed, number, progress))
+        Item(tensor.name, tensor.dtype, tensor.shape, tensor.role, _Averaged(mixed, number, progress))
         for number in kept
-        for one in [whole.tensors[number]]
+        for tensor in [whole.tensors[number]]
     ]
     root = mixed.last.opened.root
     report = Attempt.begin(store, run, reason=REASON).save(SaveRequest(

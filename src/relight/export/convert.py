@@ -1,4 +1,4 @@
-"""From one dtype to another, to the nearest value, ties to even; what does not fit is counted."""
+"""Convert between dtypes, rounding to nearest, ties to even, and count overflows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from relight.errors import ConfigError
 from relight.format import DTYPES
 
 SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64"}
-"""How people say it."""
+"""Short names of dtypes."""
 FLOATS = ("float64", "float32", "float16", "bfloat16")
-"""What is converted. All else stays as it is: whole numbers, booleans, and what was made smaller than this on purpose."""
+"""Dtypes that are converted. Others stay unchanged: integers, booleans, and smaller floats, which were chosen on purpose."""
 
 
 def dtype_meant(text: str) -> str:
-    """The dtype that ``text`` means; ``ConfigError`` if nothing can be converted to it."""
+    """Return the dtype that ``text`` names. Raise ``ConfigError`` if it is not one of ``FLOATS``."""
     name = SHORT.get(text, text)
     if name not in FLOATS:
         raise ConfigError(f"cannot convert to {text[:40]!r}", hint=f"one of {', '.join(SHORT)}")
@@ -24,19 +24,19 @@ def dtype_meant(text: str) -> str:
 
 
 def target_of(dtype: str, wanted: str | None) -> str:
-    """The dtype in which a tensor of ``dtype`` is written."""
+    """Return the dtype in which a tensor of ``dtype`` is written."""
     return wanted if wanted is not None and dtype in FLOATS else dtype
 
 
 def widened(data: memoryview, dtype: str) -> np.ndarray[Any, Any]:
-    """The values of a float's bytes, as numpy has them: bfloat16 as float32. A view of ``data`` where it can be."""
+    """Return floats as a numpy array; bfloat16 becomes float32. A view of ``data`` where possible."""
     if dtype == "bfloat16":
         return (np.frombuffer(data, "<u2").astype("<u4") << np.uint32(16)).view("<f4")
     return np.frombuffer(data, {"float64": "<f8", "float32": "<f4", "float16": "<f2"}[dtype])
 
 
 def narrowed(values: np.ndarray[Any, Any], dtype: str) -> tuple[memoryview, int]:
-    """Values as the bytes of ``dtype``, and how many that were finite are not any more."""
+    """Return values as bytes of ``dtype``, and the number of finite values that became infinite."""
     with np.errstate(all="ignore"):
         if dtype == "bfloat16":
             out = _to_bfloat16(values)
@@ -49,7 +49,7 @@ def narrowed(values: np.ndarray[Any, Any], dtype: str) -> tuple[memoryview, int]
 
 
 def converted(data: memoryview, dtype: str, target: str) -> tuple[memoryview, int]:
-    """Bytes of ``dtype`` as bytes of ``target``, and how many values overflowed."""
+    """Convert bytes of ``dtype`` to bytes of ``target``. Return them, and the number of overflows."""
     if dtype == target or not len(data):
         return data, 0
     assert DTYPES[dtype].itemsize
@@ -63,7 +63,7 @@ def _to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     bits = np.ascontiguousarray(single).view("<u4")
     up = (bits >> np.uint32(16)) & np.uint32(1)
     up += np.uint32(0x7FFF)
-    up += bits  # a NaN may run over here: see below
+    up += bits  # a NaN may overflow here; it is replaced below
     up >>= np.uint32(16)
     out = up.astype("<u2")
     nan = np.isnan(single)
@@ -73,7 +73,7 @@ def _to_bfloat16(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _to_odd(values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Float64 as float32 whose last bit says whether anything was cut off, so that rounding once more rounds as once would.
+    """Convert float64 to float32, rounded to odd: the last bit shows lost bits, so that a second rounding equals a single one.
 
     (S. Boldo, G. Melquiond, "Emulation of FMA and correctly rounded sums: proved algorithms using rounding to odd", 2008.)
     """

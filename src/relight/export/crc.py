@@ -1,4 +1,4 @@
-"""CRC32 of runs that were summed apart, as of one. Pure."""
+"""Combine the CRC32s of several runs of bytes. Pure."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ _POLYNOMIAL = 0xEDB88320
 
 
 def joined_crc(runs: Sequence[tuple[int, int, int]]) -> int:
-    """The CRC32 of bytes that runs ``(begin, length, CRC32)`` tile, in any order.
+    """Return the CRC32 of bytes that runs ``(begin, length, CRC32)``, in any order, cover without gaps.
 
-    (M. Adler, zlib's ``crc32_combine``: a run behind is a multiplication by a power of x, modulo the polynomial.)
+    (M. Adler, zlib's ``crc32_combine``: appending a run multiplies by a power of x, modulo the polynomial.)
     """
-    total = at = 0
+    total = position = 0
     for begin, length, value in sorted(runs):
-        assert begin == at, "runs that do not tile"
-        total = _times(_power(length), total) ^ value if at else value
-        at += length
+        assert begin == position, "runs that do not tile"
+        total = _times(_power(length), total) ^ value if position else value
+        position += length
     return total
 
 
 def _times(one: int, other: int) -> int:
-    """The product of two polynomials whose highest bit is the power 0."""
+    """Return the product of two polynomials. The highest bit is the coefficient of x⁰."""
     product, bit = 0, 1 << 31
     while bit:
         if one & bit:
@@ -32,7 +32,7 @@ def _times(one: int, other: int) -> int:
 
 
 def _power(length: int) -> int:
-    """x to the power of 8 × length."""
+    """Return x to the power of 8 × length."""
     power, square, left = 1 << 31, 1 << 23, length
     while left:
         if left & 1:

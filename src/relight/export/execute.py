@@ -1,4 +1,4 @@
-"""Doing an export: every chunk verified while it is read, in bounded memory, to files that have their names when all is durable."""
+"""Execute an export: verify every chunk while reading, in bounded memory, and name the files when all of them are durable."""
 
 from __future__ import annotations
 
@@ -27,13 +27,15 @@ from relight.layout import Sink
 
 Progress = Callable[[int], None]
 SLAB_ELEMENTS = 4 << 20
-"""In a slab, or in several of small tensors that are read together."""
+"""Elements of a slab, or of several slabs of small tensors that are read together."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportReport:
-    """What was written. ``overflowed``: how many finite values of which tensor are infinite in the dtype that was asked for.
-    ``from_last``: what could not be averaged, is not the same in all, and is the last one's."""
+    """Result of an export. ``overflowed``: by tensor, the number of finite values that are infinite in the target dtype.
+
+    ``from_last``: tensors that cannot be averaged and differ, so that the last checkpoint's values were taken.
+    """
 
     path: str
     files: list[str]
@@ -45,20 +47,21 @@ class ExportReport:
 
 
 def execute_export(plan: ExportPlan, progress: Progress | None = None) -> ExportReport:
-    """Read, check, convert, write, and put in place. ``CorruptCheckpoint`` if a byte is not what was committed: nothing is there then.
+    """Read, verify, convert, write, and move to the target.
 
-    Memory: what ``read_tensors`` takes, and ``BLOCKS_MAX`` blocks; of tensors that several ranks hold across,
-    or that are averaged, a slab. In the audit log, if ``RELIGHT_AUDIT`` names one, before anything is written.
+    Raise ``CorruptCheckpoint`` if a byte is not what was committed; the target then does not exist. Memory: as ``read_tensors``, and
+    ``BLOCKS_MAX`` blocks; a slab for tensors in non-contiguous pieces and for averages. If ``RELIGHT_AUDIT`` names an audit log, the export
+    is recorded there before anything is written.
     """
     with recorded("export", f"{plan.opened.store.url}/{plan.opened.prefix}", _facts(plan)):
         return _execute(plan, progress)
 
 
 def _facts(plan: ExportPlan) -> ActionFacts:
-    """Fields of the export's audit record."""
-    one = plan.opened.checkpoint
+    """Return the fields of the export's audit record."""
+    checkpoint = plan.opened.checkpoint
     names = ", ".join(entry.name for entry in plan.entries)
-    return ActionFacts(plan.opened.prefix.partition("/")[0], one.id, after=plan.path, given={"target": plan.path, "names": names})
+    return ActionFacts(plan.opened.prefix.partition("/")[0], checkpoint.id, after=plan.path, given={"target": plan.path, "names": names})
 
 
 def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
@@ -67,8 +70,8 @@ def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
         files: list[OutFile] = []
         blocks = ExportBuffers()
         with ExitStack() as failing:
-            for one in plan.files:
-                files.append(OutFile(os.path.join(landing.beside, one.name), one.size, blocks))
+            for output in plan.files:
+                files.append(OutFile(os.path.join(landing.beside, output.name), output.size, blocks))
                 failing.callback(files[-1].abort)
             tensors = _tensors(plan, files)
             _pour(plan, tensors, progress)
@@ -77,31 +80,40 @@ def _execute(plan: ExportPlan, progress: Progress | None) -> ExportReport:
             for file in files:
                 file.finish()
             failing.pop_all()
-        landing.put([one.name for one in plan.files])
+        landing.put([file.name for file in plan.files])
     from_last = sorted(plan.mixed.from_last) if plan.mixed is not None else []
-    over = {plan.entries[index].name: one.overflowed for index, one in tensors.items() if one.overflowed}
+    over = {plan.entries[index].name: tensor.overflowed for index, tensor in tensors.items() if tensor.overflowed}
     return ExportReport(
-        landing.path, [one.name for one in plan.files], len(plan.entries), plan.bytes_written, over, from_last, time.monotonic() - begun
+        landing.path,
+        [output.name for output in plan.files],
+        len(plan.entries),
+        plan.bytes_written,
+        over,
+        from_last,
+        time.monotonic() - begun,
     )
 
 
 def _tensors(plan: ExportPlan, files: list[OutFile]) -> dict[int, Outgoing]:
-    """What is written, by the number of its entry. What lies behind all tensors of a file is written at once."""
+    """Return the tensors to write, by entry number. Fixed bytes after all tensors of a file are written here."""
     targets: dict[int, list[TensorOffset]] = {}
-    for file, one in zip(files, plan.files, strict=True):
-        slots = sorted(one.slots, key=lambda slot: slot.offset)
+    for file, output_file in zip(files, plan.files, strict=True):
+        slots = sorted(output_file.slots, key=lambda slot: slot.offset)
         offsets = [slot.offset for slot in slots]
         heads: list[list[tuple[int, bytes]]] = [[] for _ in slots]
-        for offset, data in one.fixed:
-            behind = bisect_right(offsets, offset)
-            if behind < len(slots):
-                heads[behind].append((offset, data))
+        for offset, data in output_file.fixed:
+            following = bisect_right(offsets, offset)
+            if following < len(slots):
+                heads[following].append((offset, data))
             else:
                 file.write_at(offset, memoryview(data))
         for slot, head in zip(slots, heads, strict=True):
             targets.setdefault(slot.entry, []).append(TensorOffset(file, slot.offset, slot.sums, tuple(head)))
-    held = plan.whole.tensors
-    return {index: Outgoing(held[plan.entries[index].tensor].dtype, plan.entries[index].dtype, found) for index, found in targets.items()}
+    stored = plan.whole.tensors
+    return {
+        index: Outgoing(stored[plan.entries[index].tensor].dtype, plan.entries[index].dtype, offsets_of)
+        for index, offsets_of in targets.items()
+    }
 
 
 def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | None) -> None:
@@ -120,10 +132,10 @@ def _pour(plan: ExportPlan, tensors: dict[int, Outgoing], progress: Progress | N
             first = straight_run(piece.box, whole.tensors[number].shape)
             assert first is not None
             sinks[piece.part][piece.tensor] = Straight(tensors[by_tensor[number][0]], first, piece.box.elements)
-    for part, held in zip(plan.opened.parts, sinks, strict=True):
-        if held:
-            read_tensors(plan.opened, part, held, progress=progress)
-    undivided = {one.tensor for one in plan.entries if one.shape != whole.tensors[one.tensor].shape}
+    for part, part_sinks in zip(plan.opened.parts, sinks, strict=True):
+        if part_sinks:
+            read_tensors(plan.opened, part, part_sinks, progress=progress)
+    undivided = {entry.tensor for entry in plan.entries if entry.shape != whole.tensors[entry.tensor].shape}
     reader = SlabReader(plan.opened, whole)
     several = readers_of(plan.mixed) if plan.mixed is not None else []
     for batch in batches(_slabs(whole, others, undivided), [1] * len(whole.tensors), SLAB_ELEMENTS):
@@ -141,7 +153,7 @@ def _slabs(whole: MergedCheckpoint, numbers: Sequence[int], undivided: Collectio
 
 
 def _put(tensor: Outgoing, first: int, data: memoryview | np.ndarray[Any, Any], held: tuple[int, ...], shape: tuple[int, ...]) -> None:
-    """A slab; all of a tensor if it is to be repeated to another ``shape``."""
+    """Write a slab. If ``shape`` differs, the slab is the whole tensor and is broadcast to it."""
     values = data if isinstance(data, np.ndarray) else None
     if held != shape:
         size = (tensor.itemsize,) if values is None else ()

@@ -1,4 +1,4 @@
-"""A file that is to be written: how long it is, what lies where in it. Pure."""
+"""Layout of output files: their size, and the offsets of their contents. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INDEX = "model.safetensors.index.json"
 
 
 class EntryOffset(NamedTuple):
-    """Where in a file an entry's bytes begin. ``sums``: where their CRC32 is to stand, four bytes each."""
+    """Offset of an entry's bytes in a file. ``sums``: offsets of their CRC32, four bytes each."""
 
     entry: int
     offset: int
@@ -24,7 +24,7 @@ class EntryOffset(NamedTuple):
 
 
 class OutputFile(NamedTuple):
-    """``fixed`` are bytes that are known already, by their offsets."""
+    """``fixed``: bytes that are known already, with their offsets. ``slots``: offsets of the entries."""
 
     name: str
     size: int
@@ -33,10 +33,10 @@ class OutputFile(NamedTuple):
 
 
 def safetensors_files(entries: Sequence[ExportEntry], tied: str, shard_bytes: int | None, name: str = MODEL) -> list[OutputFile]:
-    """One file, or several of at most ``shard_bytes`` where a tensor is not larger, and the index of them, as transformers writes it."""
-    kept = [index for index, one in enumerate(entries) if tied == "each" or one.alias is None]
+    """Lay out one file, or shards of at most ``shard_bytes`` with their index, as transformers does. A larger tensor is a shard."""
+    kept = [index for index, entry in enumerate(entries) if tied == "each" or entry.alias is None]
     _check(entries, kept)
-    aliases: dict[str, str] = {} if tied == "each" else {one.name: one.alias for one in entries if one.alias is not None}
+    aliases: dict[str, str] = {} if tied == "each" else {entry.name: entry.alias for entry in entries if entry.alias is not None}
     shards = _shards(entries, kept, shard_bytes)
     if shard_bytes is None or len(shards) == 1:
         return [_one(entries, kept, name, aliases)]
@@ -50,45 +50,45 @@ def safetensors_files(entries: Sequence[ExportEntry], tied: str, shard_bytes: in
 
 def _check(entries: Sequence[ExportEntry], kept: Sequence[int]) -> None:
     for index in kept:
-        one = entries[index]
-        if DTYPES[one.dtype].safetensors is None:
+        entry = entries[index]
+        if DTYPES[entry.dtype].safetensors is None:
             raise IncompatibleState(
-                f"safetensors has no dtype {one.dtype}", where=one.name, hint="--to pt has; or leave it out: --only, or --dtype"
+                f"safetensors has no dtype {entry.dtype}", where=entry.name, hint="--to pt has; or leave it out: --only, or --dtype"
             )
-        if one.name == "__metadata__":
-            raise ConfigError("safetensors keeps the name __metadata__ for itself", hint="--rename it")
+        if entry.name == "__metadata__":
+            raise ConfigError("safetensors reserves the name __metadata__", hint="--rename it")
 
 
 def _shards(entries: Sequence[ExportEntry], kept: Sequence[int], shard_bytes: int | None) -> list[list[int]]:
-    """In the order of the tree, as many as fit."""
+    """Distribute entries over shards, in the order of the tree."""
     shards: list[list[int]] = [[]]
-    held = 0
+    filled = 0
     for index in kept:
         length = entries[index].length
-        if shard_bytes is not None and shards[-1] and held + length > shard_bytes:
+        if shard_bytes is not None and shards[-1] and filled + length > shard_bytes:
             shards.append([])
-            held = 0
+            filled = 0
         shards[-1].append(index)
-        held += length
+        filled += length
     return shards
 
 
 def _one(entries: Sequence[ExportEntry], held: Sequence[int], name: str, aliases: Mapping[str, str]) -> OutputFile:
-    """The widest elements first, so that each tensor lies at a multiple of its own."""
+    """Lay out one file, widest elements first, so that each tensor is aligned to its element size."""
     order = sorted(held, key=lambda index: -DTYPES[entries[index].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": {**aliases, "format": "pt"}}
-    offsets, at = [], 0
+    offsets, position = [], 0
     for index in order:
-        one = entries[index]
-        header[one.name] = {
-            "dtype": DTYPES[one.dtype].safetensors, "shape": list(one.shape), "data_offsets": [at, at + one.length]
+        entry = entries[index]
+        header[entry.name] = {
+            "dtype": DTYPES[entry.dtype].safetensors, "shape": list(entry.shape), "data_offsets": [position, position + entry.length]
         }  # fmt: skip
-        offsets.append(at)
-        at += one.length
+        offsets.append(position)
+        position += entry.length
     body = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     body = body.ljust(-(-(8 + len(body)) // 64) * 64 - 8)
     if len(body) > HEADER_BYTES_MAX:
         raise IncompatibleState(f"{len(held)} names of {len(body)} bytes: more than a safetensors file may have", hint="--shard 5GB")
     begin = 8 + len(body)
     slots = tuple(EntryOffset(index, begin + offset) for index, offset in zip(order, offsets, strict=True))
-    return OutputFile(name, begin + at, ((0, len(body).to_bytes(8, "little") + body),), slots)
+    return OutputFile(name, begin + position, ((0, len(body).to_bytes(8, "little") + body),), slots)

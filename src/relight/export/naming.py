@@ -1,4 +1,4 @@
-"""What tensors are called where they go: rules of renaming, and which are meant. Pure."""
+"""Names of exported tensors: renaming rules and patterns. Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from fnmatch import fnmatchcase
 from relight.errors import ConfigError
 
 PATTERN = "re:"
-"""A rule that begins so has a regular expression on its left; any other a beginning of names."""
+"""Prefix of a rule with a regular expression on its left side. Other rules have a prefix of names there."""
 
 
 def renamed(name: str, rules: Sequence[str]) -> str:
-    """``name`` after all rules, one after the other, each applied to what the one before gave.
+    """Apply all rules to ``name``, one after the other.
 
     >>> renamed("model.layers.0.weight", ["model.=", "re:layers\\\\.([0-9]+)=h.\\\\1"])
     'h.0.weight'
@@ -30,7 +30,7 @@ def renamed(name: str, rules: Sequence[str]) -> str:
 
 
 def check_rules(rules: Sequence[str]) -> None:
-    """``ConfigError`` for a rule that is none."""
+    """Raise ``ConfigError`` for an invalid rule."""
     for rule in rules:
         if "=" not in rule:
             raise ConfigError(f"{rule[:80]!r} renames nothing", hint="FROM=TO: beginnings of names; re:PATTERN=TO: a regular expression")
@@ -51,7 +51,7 @@ def _compiled(rule: str) -> re.Pattern[str]:
 
 
 def is_meant(names: Sequence[str], only: Sequence[str]) -> bool:
-    """Whether a pattern takes one of a tensor's ``names``: itself, or as something below it."""
+    """Return whether a pattern matches one of a tensor's ``names`` or a parent of it."""
     return not only or any(
         fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*") or fnmatchcase(name, f"{pattern}.*")
         for pattern in only

@@ -1,7 +1,7 @@
-"""A file that is written in any order, from any thread, past the page cache: in blocks, each of which goes to the disk when it is full.
+"""Write a file in any order, from any thread, with direct I/O: in blocks, each written to the disk when it is full.
 
-Runs come nearly in the order of the file, so few blocks are open at once. Where there are more of them than memory was set aside for, the
-oldest is given to the page cache as far as it is, and what it lacks follows it there: no page is ever written in both ways at once.
+Runs arrive nearly in the order of the file, so few blocks are open at once. If there is no memory for another block, the oldest one
+is written through the page cache, and so are its later bytes: no page is ever written in both ways at once.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from relight.store.durable import NewFile, is_memory, translate
 
 BLOCK_BYTES = 4 << 20
 BLOCKS_MAX = 16
-"""Of all files of an export together."""
+"""Largest number of open blocks of all files of an export together."""
 DIRECT_FROM_BYTES = 1 << 20
 
 
 class _Block:
-    """A piece of a file that is being filled: by ``users`` threads just now, with ``runs`` so far."""
+    """A block of a file that is being filled. ``users``: number of threads filling it now. ``runs``: ranges filled so far."""
 
     __slots__ = ("filled", "memory", "runs", "users")
 
@@ -32,7 +32,7 @@ class _Block:
 
 
 class ExportBuffers:
-    """The memory of all files of an export."""
+    """Block memory shared by all files of an export."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -40,10 +40,10 @@ class ExportBuffers:
         self._free: list[memoryview] = []
 
     def new(self, file: OutFile, number: int) -> tuple[_Block, tuple[OutFile, int, _Block] | None]:
-        """A block, with one user, and one that is to be spilled for it. The lock is held."""
+        """Return a new block with one user, and the block that the caller must spill for it, if any. The caller holds the lock."""
         oldest = None
         if len(self.open) >= BLOCKS_MAX:
-            key = next((key for key, one in self.open.items() if not one.users), None)
+            key = next((key for key, candidate in self.open.items() if not candidate.users), None)
             if key is not None:
                 oldest = (*key, self.open.pop(key))
                 key[0].spilled.add(key[1])
@@ -52,7 +52,7 @@ class ExportBuffers:
         return block, oldest
 
     def give_back(self, memory: memoryview) -> None:
-        """It is free again."""
+        """Return a block's memory."""
         with self.lock:
             self._free.append(memory)
 
@@ -65,7 +65,7 @@ class OutFile:
         self._new = NewFile(Disk(), path, size, direct=size >= DIRECT_FROM_BYTES and not is_memory(os.path.dirname(path)))
         self._plain = -1
         self.spilled: set[int] = set()
-        """Blocks that go through the page cache. Looked at and changed with the lock held."""
+        """Blocks that are written through the page cache. Guarded by the lock."""
 
     def write_at(self, offset: int, data: memoryview) -> None:
         """Write all of ``data``, each byte of the file once."""
@@ -105,7 +105,7 @@ class OutFile:
             blocks.give_back(block.memory)
 
     def spill(self, number: int, block: _Block) -> None:
-        """Give the page cache what there is of a block."""
+        """Write the filled ranges of a block through the page cache."""
         for within, length in block.runs:
             self._through_cache(number * BLOCK_BYTES + within, block.memory[within : within + length])
         self._blocks.give_back(block.memory)
@@ -122,7 +122,7 @@ class OutFile:
             raise translate(error, "writing", self._path) from error
 
     def patch(self, offset: int, data: bytes) -> None:
-        """Write ``data`` over what was written there. No thread is writing any more."""
+        """Overwrite bytes. No other thread may be writing."""
         self._flush()
         if self._new.align == 1:
             self._new.write_at(offset, memoryview(data))
@@ -139,9 +139,9 @@ class OutFile:
             self.spill(key[1], block)
 
     def finish(self) -> None:
-        """Durable, and closed. After an error: abort."""
+        """Make the file durable and close it. After an error, call ``abort``."""
         self._flush()
-        self._new.finish()  # what went through the page cache, too: it is the same file
+        self._new.finish()  # also makes the bytes in the page cache durable: it is the same file
         self._close()
 
     def abort(self) -> None:

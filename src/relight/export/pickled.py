@@ -1,6 +1,6 @@
-"""Values as the pickles that torch reads: written by opcodes that ``torch.load(weights_only=True)`` takes, and no other. Pure.
+"""Write pickles that torch reads, with only the opcodes that ``torch.load(weights_only=True)`` accepts. Pure.
 
-Nothing here reads a pickle, or runs one: a state's tree has plain values alone, and these are their bytes.
+Nothing here reads or runs a pickle: a state's tree has only plain values, and this module writes their bytes.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ LONG_BYTES_MAX = 255
 
 
 class PickledClass(NamedTuple):
-    """Something that has a name in a module."""
+    """A class or function, by module and name."""
 
     module: str
     name: str
 
 
 class PickledCall(NamedTuple):
-    """What ``function`` gives for ``arguments``."""
+    """The result of ``function(*arguments)``."""
 
     function: PickledClass
     arguments: tuple[Any, ...]
@@ -36,26 +36,26 @@ class PickledObject(NamedTuple):
 
 
 class PickledStorage(NamedTuple):
-    """What is found by its key when the pickle is read: a storage."""
+    """A storage, which the reader finds by its key."""
 
     key: tuple[Any, ...]
 
 
 class Items(NamedTuple):
-    """A dict, by its items: keys may be what cannot be one here."""
+    """A dict, by its items: keys may be objects that are not hashable in this process."""
 
     pairs: tuple[tuple[Any, Any], ...]
 
 
 def pickled(value: Any) -> bytes:
-    """``value`` as a pickle of protocol 2. ``IncompatibleState`` for what cannot be in one that torch takes."""
+    """Return ``value`` as a pickle of protocol 2. Raise ``IncompatibleState`` for values that torch would not read."""
     out = bytearray(b"\x80\x02")
     _put(value, out)
     return bytes(out + b".")
 
 
 def fits(value: Any) -> bool:
-    """Whether it can be pickled so."""
+    """Return whether ``pickled`` accepts a value."""
     try:
         pickled(value)
     except IncompatibleState:
@@ -118,15 +118,15 @@ def _list(value: list[Any], out: bytearray) -> None:
     out += b"]"
     if value:
         out += b"("
-        for one in value:
-            _put(one, out)
+        for item in value:
+            _put(item, out)
         out += b"e"
 
 
 def _tuple(value: tuple[Any, ...], out: bytearray) -> None:
     out += b"(" if value else b")"
-    for one in value:
-        _put(one, out)
+    for item in value:
+        _put(item, out)
     out += b"t" if value else b""
 
 
@@ -138,9 +138,9 @@ def _items(value: Items, out: bytearray) -> None:
     out += b"}"
     if value.pairs:
         out += b"("
-        for key, one in value.pairs:
+        for key, item in value.pairs:
             _put(key, out)
-            _put(one, out)
+            _put(item, out)
         out += b"u"
 
 

@@ -1,4 +1,4 @@
-"""An export, decided: which tensors of which checkpoint go where, in which files."""
+"""Plan an export: which tensors of which checkpoint are written, under which names, in which files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from relight.format.collector import collector_paused
 
 FORMATS = ("safetensors", "pt", "dcp")
 ENDINGS = {"safetensors": (".safetensors",), "pt": (".pt", ".pth", ".bin", ".ckpt"), "dcp": ()}
-"""What a target's name says of its format."""
+"""Formats by the suffix of the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExportPlan:
-    """What is to be written where. ``folder``: ``path`` is a directory that holds ``files``."""
+    """Files to write. ``folder``: ``path`` is a directory that will contain ``files``."""
 
     opened: Opened
     whole: MergedCheckpoint
@@ -33,30 +33,30 @@ class ExportPlan:
     chosen: SelectedTensors
     files: list[OutputFile]
     mixed: Mixture | None = None
-    """What it is an average of: ``opened`` is the last of them."""
+    """The averaged checkpoints; ``opened`` is the last of them."""
 
     @property
     def entries(self) -> list[ExportEntry]:
-        """Names, and what is written under them."""
+        """The exported tensors."""
         return self.chosen.entries
 
     @property
     def bytes(self) -> int:
-        """What is read, about."""
-        once = sum(self.whole.tensors[number].length for number in {one.tensor for one in self.entries})
+        """Approximate bytes to read."""
+        once = sum(self.whole.tensors[number].length for number in {entry.tensor for entry in self.entries})
         return once * (len(self.mixed.parts) if self.mixed is not None else 1)
 
     @property
     def bytes_written(self) -> int:
-        """How large the files will be, together."""
-        return sum(one.size for one in self.files)
+        """Total size of the files."""
+        return sum(file.size for file in self.files)
 
 
 def plan_export(opened: Opened | Mixture, path: str | os.PathLike[str], options: Options | None = None) -> ExportPlan:
-    """Decide, for a checkpoint or an average of several, without reading a tensor or writing anything.
+    """Plan the export of a checkpoint or an average. Reads no tensor and writes nothing.
 
-    ``ConfigError`` if the target is there already, names clash, or a format cannot have what is wanted; ``IncompatibleState`` if there is
-    no average of them.
+    Raise ``ConfigError`` if the target exists, names clash, or the format cannot hold the state; ``IncompatibleState`` if the checkpoints
+    cannot be averaged.
     """
     options = options or Options()
     target = os.fspath(path)
@@ -78,7 +78,7 @@ def plan_export(opened: Opened | Mixture, path: str | os.PathLike[str], options:
 
 
 def format_of(target: str) -> str:
-    """The format that a target's name tells."""
+    """Return the format for a target's suffix."""
     return next((name for name, endings in ENDINGS.items() if target.endswith(endings)), "safetensors")
 
 
@@ -92,9 +92,9 @@ def _files(whole: MergedCheckpoint, chosen: SelectedTensors, options: Options, n
 
 
 def _is_folder(target: str, options: Options) -> bool:
-    """A name that ends as a file's is one; anything else is a directory."""
+    """Return whether the target is a directory: its suffix is not that of a file."""
     if not target.rstrip("/"):
-        raise ConfigError("where to?", hint="name a file or a directory")
+        raise ConfigError("the target is empty", hint="name a file or a directory")
     if options.shard_bytes is not None and options.to != "safetensors":
         raise ConfigError(f"--shard is for safetensors, not for {options.to}")
     is_file = options.to == "pt" or target.endswith(ENDINGS[options.to])
@@ -104,7 +104,7 @@ def _is_folder(target: str, options: Options) -> bool:
 
 
 def facts(plan: ExportPlan) -> dict[str, Any]:
-    """The plan for programs."""
+    """Return the plan's fields for ``--json``."""
     root = plan.opened.root
     return {
         "id": root.id,
@@ -112,17 +112,17 @@ def facts(plan: ExportPlan) -> dict[str, Any]:
         "to": plan.options.to,
         "path": plan.path,
         "component": plan.chosen.component,
-        "files": [{"name": one.name, "bytes": one.size} for one in plan.files],
+        "files": [{"name": file.name, "bytes": file.size} for file in plan.files],
         "tensors": len(plan.entries),
         "bytes": plan.bytes_written,
-        "tied": {one.name: one.alias for one in plan.entries if one.alias is not None},
+        "tied": {entry.name: entry.alias for entry in plan.entries if entry.alias is not None},
         "average": plan.mixed.to_record() if plan.mixed is not None else [],
         "left_out": [{"what": what, "why": why} for what, why in left_out(plan)],
     }
 
 
 def left_out(plan: ExportPlan) -> list[tuple[str, str]]:
-    """What of the component does not go out, and why."""
-    behind = plan.chosen.values if plan.options.to == "safetensors" else []
-    values = [(".".join(map(str, keys)), "a value, no tensor") for keys, _ in behind]
+    """Return what of the component is not exported, with the reasons."""
+    omitted = plan.chosen.values if plan.options.to == "safetensors" else []
+    values = [(".".join(map(str, keys)), "a value, not a tensor") for keys, _ in omitted]
     return [*plan.chosen.left_out, *values]

@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint go out, under which names, and what stays behind: pure choices over its tree."""
+"""Select a checkpoint's tensors for export: their names, and what is left out. Pure."""
 
 from __future__ import annotations
 
@@ -15,15 +15,17 @@ from relight.format.strict import shown
 from relight.format.tree import join_path
 
 APART = frozenset({"rng", "dcp"})
-"""Components that are never what is meant unless they are asked for."""
+"""Components that are exported only if they are named."""
 ONE = ("tensor", "expanded", "numpy")
-"""Kinds of leaves that are one tensor where they go."""
+"""Kinds of leaves that are exported as one tensor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What is wanted. ``to`` is ``safetensors``, ``pt`` or ``dcp``; ``only`` are patterns, ``rename`` rules, ``dtype`` one of ``FLOATS``;
-    ``tied`` says whether a tensor that has several names is written under its ``first``, or under ``each`` of them."""
+    """``to``: ``safetensors``, ``pt`` or ``dcp``; ``only``: patterns; ``rename``: rules; ``dtype``: one of ``FLOATS``.
+
+    ``tied``: write a tensor with several names under its ``first`` name, or under ``each`` of them.
+    """
 
     to: str = "safetensors"
     shard_bytes: int | None = None
@@ -37,12 +39,14 @@ class Options:
 
 
 class At(int):
-    """A key that is a place in a list."""
+    """Key that is an index in a list."""
 
 
 class ExportEntry(NamedTuple):
-    """A name, and what is written under it: tensor number ``tensor``, in ``shape``, as ``dtype``. ``alias`` is the entry that has the very
-    same values, if there is an earlier one."""
+    """An exported tensor: its name, and tensor number ``tensor``, in ``shape``, as ``dtype``.
+
+    ``alias``: the name of an earlier entry with the very same values, if any.
+    """
 
     name: str
     tensor: int
@@ -57,7 +61,7 @@ class ExportEntry(NamedTuple):
 
 
 class TreeValue(NamedTuple):
-    """A leaf or a value in the tree: the keys that lead there, its path as tensors are named, and the value."""
+    """A leaf or plain value in the tree: its keys, its path in the style of tensor names, and the value."""
 
     keys: tuple[Any, ...]
     path: str
@@ -76,37 +80,39 @@ class SelectedTensors(NamedTuple):
 
 
 def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[str, str], options: Options) -> SelectedTensors:
-    """What of ``tree`` is exported. ``kinds``: what each component is, as a root says. ``ConfigError`` if names clash, or a component is
-    not there; ``CheckpointNotFound`` if nothing is left."""
+    """Select what of ``tree`` is exported. ``kinds``: kind of each component, from the root.
+
+    Raise ``ConfigError`` if names clash or a component does not exist, ``CheckpointNotFound`` if no tensor is left.
+    """
     check_rules(options.rename)
     component = _component(tree, kinds, options)
-    found = list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
+    values = list(_walk((), "", tree)) if component is None else list(_walk((), join_path("", component), tree[component]))
     chosen = SelectedTensors([], [], [], [], component)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     taken: dict[str, str] = {}
-    for one in found:
-        plain = ".".join(str(key) for key in one.keys)
-        if not is_meant((plain, one.path), options.only):
+    for candidate in values:
+        plain = ".".join(str(key) for key in candidate.keys)
+        if not is_meant((plain, candidate.path), options.only):
             continue
-        shape = shape_of(one.value, tensors)
+        shape = shape_of(candidate.value, tensors)
         if isinstance(shape, str):
-            chosen.left_out.append((one.path, shape))
+            chosen.left_out.append((candidate.path, shape))
         elif shape is None:
-            chosen.values.append((one.keys, one.value))
+            chosen.values.append((candidate.keys, candidate.value))
         else:
             name = renamed(plain, options.rename)
             if not name or name in taken:
                 raise ConfigError(
-                    f"two tensors would be called {shown(name)!r}" if name else f"{shown(one.path)} would have no name",
-                    where=f"{taken.get(name, '')} {one.path}".strip(),
+                    f"two tensors would be called {shown(name)!r}" if name else f"{shown(candidate.path)} would have no name",
+                    where=f"{taken.get(name, '')} {candidate.path}".strip(),
                     hint="change --rename, or leave one out: --only",
                 )
-            taken[name] = one.path
-            tensor = one.value.tensors[0]
+            taken[name] = candidate.path
+            tensor = candidate.value.tensors[0]
             alias = first.setdefault((tensor, shape), name)
             dtype = target_of(tensors[tensor].dtype, options.dtype)
             chosen.entries.append(ExportEntry(name, tensor, dtype, shape, alias if alias != name else None))
-            chosen.keys.append(one.keys)
+            chosen.keys.append(candidate.keys)
     if not chosen.entries:
         what = f"no tensor matches {', '.join(options.only)}" if options.only else "no tensor here"
         raise CheckpointNotFound(what, where=component or "", hint="relight show lists what there is")
@@ -114,10 +120,10 @@ def choose(tree: Mapping[Any, Any], tensors: Sequence[Tensor], kinds: Mapping[st
 
 
 def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Options) -> str | None:
-    """The component that is meant; None for all of them."""
+    """Return the component to export; None for all of them."""
     if options.everything:
         if options.component is not None:
-            raise ConfigError("of --component and --all just one can be meant")
+            raise ConfigError("--component and --all exclude each other")
         return None
     names = [key for key in tree if isinstance(key, str)]
     if options.component is not None:
@@ -127,16 +133,16 @@ def _component(tree: Mapping[Any, Any], kinds: Mapping[str, str], options: Optio
     if "model" in names:
         return "model"
     if tree and all(isinstance(value, Leaf) for key, value in tree.items() if key not in APART):
-        return None  # a state dict, saved as it is
+        return None  # a bare state dict
     modules = [key for key in names if kinds.get(key) == "module"]
     rest = modules or [key for key in names if key not in APART and isinstance(tree[key], (dict, Leaf))]
     if len(rest) == 1:
         return rest[0]
-    raise ConfigError("which component is to be exported?", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all")
+    raise ConfigError("the component to export is ambiguous", hint=f"--component one of {', '.join(map(shown, names[:12]))}, or --all")
 
 
 def _walk(keys: tuple[Any, ...], path: str, node: Any) -> Iterator[TreeValue]:
-    """All that is not a dict, list or tuple with something in it."""
+    """Yield all leaves, plain values and empty containers."""
     if type(node) is dict and node:
         for key, value in node.items():
             yield from _walk((*keys, key), join_path(path, key), value)
@@ -148,14 +154,14 @@ def _walk(keys: tuple[Any, ...], path: str, node: Any) -> Iterator[TreeValue]:
 
 
 def holds(node: Any) -> bool:
-    """Whether there is a tensor in it."""
+    """Return whether a node contains a leaf."""
     if type(node) is dict:
         return any(map(holds, node.values()))
     return any(map(holds, node)) if type(node) in (list, tuple) else isinstance(node, Leaf)
 
 
 def shape_of(value: Any, tensors: Sequence[Tensor]) -> tuple[int, ...] | str | None:
-    """The shape of a leaf that is one tensor; why it is none; or None for a plain value."""
+    """Return the shape of a leaf that is one tensor, the reason why a leaf is not one, or None for a plain value."""
     if not isinstance(value, Leaf) or not value.tensors:
         return None
     stored = tensors[value.tensors[0]]

@@ -1,4 +1,4 @@
-"""Files of torch's own: what ``torch.save`` makes, and what ``torch.distributed.checkpoint`` does. Pure, and without torch."""
+"""Lay out files in the formats of ``torch.save`` and ``torch.distributed.checkpoint``. Pure, and without torch."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ _STORAGES = {
     "float64": "Double", "float32": "Float", "float16": "Half", "bfloat16": "BFloat16", "int64": "Long", "int32": "Int", "int16": "Short",
     "int8": "Char", "uint8": "Byte", "bool": "Bool", "complex128": "ComplexDouble", "complex64": "ComplexFloat",
 }  # fmt: skip
-"""What torch calls a storage of them; other dtypes lie in one of bytes."""
+"""torch's storage classes by dtype. Other dtypes are stored in an untyped storage."""
 _HOME = "torch.distributed.checkpoint"
 _ORDERED = PickledCall(PickledClass("collections", "OrderedDict"), ())
 
 
 def strides_of(shape: Sequence[int]) -> tuple[int, ...]:
-    """Of a contiguous tensor, in elements."""
+    """Return the strides of a contiguous tensor, in elements."""
     return tuple(math.prod(max(extent, 1) for extent in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def tensor_value(entry: ExportEntry, key: int) -> PickledCall:
-    """A tensor that is all of storage ``key``, as torch rebuilds it."""
+    """Return the pickled form of a tensor that is all of storage ``key``."""
     name = _STORAGES.get(entry.dtype)
     kind = PickledClass("torch", f"{name}Storage") if name else PickledClass("torch.storage", "UntypedStorage")
     storage = PickledStorage(("storage", kind, str(key), "cpu", math.prod(entry.shape) if name else entry.length))
@@ -47,12 +47,11 @@ def tensor_value(entry: ExportEntry, key: int) -> PickledCall:
 
 
 def plain(value: Any) -> Any:
-    """A value of a tree as what torch reads: leaves that are no tensors become what they stand for. ``IncompatibleState`` if that is
-    nothing."""
+    """Convert a plain value or a non-tensor leaf to what torch reads. Raise ``IncompatibleState`` if torch has no such value."""
     if not isinstance(value, Leaf):
         if type(value) in (list, tuple):
             return type(value)(map(plain, value))
-        return {key: plain(one) for key, one in value.items()} if type(value) is dict else value
+        return {key: plain(item) for key, item in value.items()} if type(value) is dict else value
     if value.kind == "torch_dtype" and str(value.meta).replace("torch.", "") in DTYPES:
         return PickledClass("torch", str(value.meta).replace("torch.", ""))
     if value.kind == "torch_device":
@@ -65,8 +64,8 @@ def plain(value: Any) -> Any:
 
 
 def split_values(chosen: SelectedTensors) -> SelectedTensors:
-    """With what cannot be in such a file among what is left out."""
-    kept, behind = [], list(chosen.left_out)
+    """Move the values that torch files cannot hold to ``left_out``."""
+    kept, omitted = [], list(chosen.left_out)
     for keys, value in chosen.values:
         try:
             plain(value)
@@ -77,18 +76,18 @@ def split_values(chosen: SelectedTensors) -> SelectedTensors:
             kept.append((keys, plain(value)))
         else:
             what = value.kind.replace("_", " ") if isinstance(value, Leaf) else type(value).__name__
-            behind.append((".".join(map(str, keys)), f"a {what}, which torch does not read without running it"))
-    return chosen._replace(values=kept, left_out=behind)
+            omitted.append((".".join(map(str, keys)), f"a {what}, which torch does not read without running it"))
+    return chosen._replace(values=kept, left_out=omitted)
 
 
 def _owners(entries: Sequence[ExportEntry], tied: str) -> list[int]:
-    """For each entry that whose bytes it has: its own, or those of the earlier one that it is tied to."""
+    """Return for each entry the index of the entry with its bytes: itself, or the earlier one that it is tied to."""
     by_name = {entry.name: index for index, entry in enumerate(entries)}
     return [index if entry.alias is None or tied == "each" else by_name[entry.alias] for index, entry in enumerate(entries)]
 
 
 def pt_files(chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None, rules: Sequence[str], name: str) -> list[OutputFile]:
-    """One file: a dict of names, or ``tree`` as it is. Tied tensors share a storage, as they do when torch saves them."""
+    """Lay out one file: a dict of names, or ``tree`` unchanged. Tied tensors share a storage, as in ``torch.save``."""
     owners = _owners(chosen.entries, tied)
     storages = sorted(set(owners))
     number = {owner: key for key, owner in enumerate(storages)}
@@ -97,29 +96,29 @@ def pt_files(chosen: SelectedTensors, tied: str, tree: Mapping[Any, Any] | None,
     if tree is not None:
         value = _rendered(tree, (), dict(pairs))
     else:
-        named = [(entry.name, one) for entry, one in zip(chosen.entries, made, strict=True)]
-        value = dict([*named, *((renamed(".".join(map(str, keys)), rules), one) for keys, one in chosen.values)])
+        named = [(entry.name, tensor) for entry, tensor in zip(chosen.entries, made, strict=True)]
+        value = dict([*named, *((renamed(".".join(map(str, keys)), rules), exported) for keys, exported in chosen.values)])
     lengths = [chosen.entries[owner].length for owner in storages]
-    found = torch_archive(name.rpartition(".")[0] or "archive", pickled(value), lengths)
-    slots = tuple(EntryOffset(owner, room.offset, room.sums) for owner, room in zip(storages, found.rooms, strict=True))
-    return [OutputFile(name, found.size, found.fixed, slots)]
+    layout = torch_archive(name.rpartition(".")[0] or "archive", pickled(value), lengths)
+    slots = tuple(EntryOffset(owner, room.offset, room.sums) for owner, room in zip(storages, layout.rooms, strict=True))
+    return [OutputFile(name, layout.size, layout.fixed, slots)]
 
 
 class _NotExported:
-    """Stands for what does not go out."""
+    """Marker for values that are not exported."""
 
 
 def _rendered(node: Any, keys: tuple[Any, ...], made: Mapping[tuple[Any, ...], Any]) -> Any:
-    """The tree, with what was made in the place of leaves and values. What a list has no value for is None there."""
+    """Return the tree with leaves and values replaced by their pickled forms. List items that are not exported become None."""
     if keys in made:
         return made[keys]
     if type(node) is dict and node:
-        parts = {key: _rendered(one, (*keys, key), made) for key, one in node.items()}
-        kept = {key: one for key, one in parts.items() if one is not _NotExported}
+        parts = {key: _rendered(item, (*keys, key), made) for key, item in node.items()}
+        kept = {key: part for key, part in parts.items() if part is not _NotExported}
         return kept or _NotExported
     if type(node) in (list, tuple) and holds(node):
-        items = [_rendered(one, (*keys, At(place)), made) for place, one in enumerate(node)]
-        return type(node)(None if one is _NotExported else one for one in items)
+        items = [_rendered(item, (*keys, At(place)), made) for place, item in enumerate(node)]
+        return type(node)(None if item is _NotExported else item for item in items)
     return _NotExported
 
 
@@ -129,48 +128,51 @@ def dcp_files(chosen: SelectedTensors, tied: str, rules: Sequence[str]) -> list[
     fixed: list[tuple[int, bytes]] = []
     slots: list[EntryOffset] = []
     places: dict[int, tuple[int, int]] = {}
-    at = 0
+    offset = 0
     for index, entry in enumerate(entries):
         if owners[index] != index:
             continue
-        at += -at % 64
-        found = torch_archive("archive", pickled(tensor_value(entry, 0)), [entry.length])
-        fixed += [(at + offset, data) for offset, data in found.fixed]
-        (room,) = found.rooms
-        slots.append(EntryOffset(index, at + room.offset, (at + room.sums[0], at + room.sums[1])))
-        places[index] = (at, found.size)
-        at += found.size
+        offset += -offset % 64
+        layout = torch_archive("archive", pickled(tensor_value(entry, 0)), [entry.length])
+        fixed += [(offset + inner, data) for inner, data in layout.fixed]
+        (room,) = layout.rooms
+        slots.append(EntryOffset(index, offset + room.offset, (offset + room.sums[0], offset + room.sums[1])))
+        places[index] = (offset, layout.size)
+        offset += layout.size
     spans = [(entry.name, places[owners[index]], entry) for index, entry in enumerate(entries)]
     values: list[tuple[str, tuple[int, int], None]] = []
     paths = {entry.name: (entry.name,) if rules else _path(keys) for entry, keys in zip(entries, chosen.keys, strict=True)}
     for keys, value in chosen.values:
         name = renamed(".".join(map(str, keys)), rules)
-        at += -at % 64
-        found = torch_archive("archive", pickled(value), [])
-        fixed += [(at + offset, data) for offset, data in found.fixed]
-        values.append((name, (at, found.size), None))
+        offset += -offset % 64
+        layout = torch_archive("archive", pickled(value), [])
+        fixed += [(offset + inner, data) for inner, data in layout.fixed]
+        values.append((name, (offset, layout.size), None))
         paths[name] = (name,) if rules else _path(keys)
-        at += found.size
+        offset += layout.size
     data = pickled(_metadata([*spans, *values], paths))
     return [
-        OutputFile(SHARD, at, tuple(_padded(fixed, slots, entries, at)), tuple(slots)),
+        OutputFile(SHARD, offset, tuple(_padded(fixed, slots, entries, offset)), tuple(slots)),
         OutputFile(METADATA, len(data), ((0, data),), ()),
     ]
 
 
 def _path(keys: Sequence[Any]) -> tuple[str | int, ...]:
-    """As DCP has it: places in lists are numbers, keys of dicts texts."""
+    """Return keys in DCP's form: list indices are integers, dict keys are strings."""
     return tuple(int(key) if type(key) is At else str(key) for key in keys)
 
 
 def _padded(fixed: list[tuple[int, bytes]], slots: list[EntryOffset], entries: Sequence[ExportEntry], size: int) -> list[tuple[int, bytes]]:
-    """With zeros wherever nothing else lies: every byte of a file is written."""
-    taken = sorted([(at, at + len(data)) for at, data in fixed] + [(one.offset, one.offset + entries[one.entry].length) for one in slots])
+    """Fill the gaps with zeros, so that every byte of a file is written."""
+    taken = sorted(
+        [(begin_, begin_ + len(data)) for begin_, data in fixed]
+        + [(slot.offset, slot.offset + entries[slot.entry].length) for slot in slots]
+    )
     gaps, end = [], 0
-    for begin, behind in [*taken, (size, size)]:
+    for begin, stop in [*taken, (size, size)]:
         if begin > end:
             gaps.append((end, bytes(begin - end)))
-        end = max(end, behind)
+        end = max(end, stop)
     return fixed + gaps
 
 

@@ -1,7 +1,7 @@
-"""A whole directory of old checkpoints, over into a store: found, brought in by several processes, checked, and taken back if need be.
+"""Import a whole directory of old checkpoints into a store: find them, convert them in several processes, check them, or roll back.
 
-Always holds: what was brought is committed in the order of its steps, once, whoever is killed; what is taken back is exactly that. A
-journal in the store says what was done. May import: ``foreign``, ``export``, ``reclaim`` and everything below them; never torch.
+Invariants: checkpoints are committed once, in the order of their steps, whichever process is killed; a rollback removes exactly these. A
+journal in the store records what was done. May import: ``foreign``, ``export``, ``reclaim`` and everything below them; never torch.
 """
 
 from relight.migrate.execute import MigrateReport, execute_migration

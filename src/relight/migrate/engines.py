@@ -1,4 +1,4 @@
-"""Who works: processes of this machine, or Ray's."""
+"""Run migration tasks in local processes or on Ray."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ _PR_SET_PDEATHSIG = 1
 
 
 def outcomes(engine: str, jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
-    """What comes of the tasks, as it comes. They begin in order, and at most ``jobs`` are begun and not ended: a task may wait for those
-    before it, so all of these must be able to run."""
+    """Yield the tasks' results as they finish.
+
+    Tasks begin in order, at most ``jobs`` at the same time: a task may wait for earlier tasks, so all of these must have begun.
+    """
     if engine not in ENGINES:
         raise ConfigError(f"no engine {engine!r}", hint=f"one of {', '.join(ENGINES)}")
     if not tasks:
@@ -32,7 +34,7 @@ def outcomes(engine: str, jobs: int, tasks: Sequence[MigrationTask]) -> Iterator
 
 
 def die_with_parent(parent: int) -> None:
-    """Have the kernel kill this process when the one that started it is gone: nobody would hear of what it does. (prctl(2))"""
+    """Have the kernel kill this process when its parent ends, as no process would receive its result. (prctl(2))"""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -55,7 +57,7 @@ def _local(jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
                     yield running.pop(done), done.result()
         except BrokenProcessPool as error:
             raise StoreUnavailable(
-                "a process that was converting was killed", hint="out of memory? say it again, with fewer --jobs: it goes on where it was"
+                "a converting process was killed", hint="out of memory? repeat the command, with fewer --jobs: it continues"
             ) from error
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
@@ -83,8 +85,8 @@ def _ray(jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[Outcome]:
                 yield task, ray.get(done)
             except ray.exceptions.RayError as error:
                 raise StoreUnavailable(
-                    f"Ray lost the process that was at {task.source}: {str(error).splitlines()[0][:200]}",
-                    hint="say it again: it goes on where it was",
+                    f"Ray lost the process that converted {task.source}: {str(error).splitlines()[0][:200]}",
+                    hint="repeat the command: it continues",
                 ) from error
     finally:
         if mine:

@@ -1,4 +1,4 @@
-"""Doing a migration: take charge of the runs, bring what is missing, check some or all of it."""
+"""Execute a migration: take charge of the runs, import what is missing, check a sample or all of it."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class MigrateReport:
-    """What was done. ``failed``: ``(source, error, what, hint)``; ``wrong``: ``(source, id, what)`` of what was checked and is not
-    right."""
+    """Result of a migration. ``failed``: ``(source, error, what, hint)``; ``wrong``: ``(source, id, what)`` of failed checks."""
 
     brought: list[dict[str, Any]] = field(default_factory=list)
     there: int = 0
@@ -39,17 +38,17 @@ class MigrateReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was found is there, and right as far as it was checked."""
+        """Whether everything found was imported, and all checks passed."""
         return not (self.failed or self.unreadable or self.wrong)
 
 
 def execute_migration(
     plan: MigratePlan, *, engine: str = "local", jobs: int | None = None, progress: Progress | None = None
 ) -> MigrateReport:
-    """Bring, then check. Said again after whatever ended it, it goes on where it was.
+    """Import, then check. After an interruption, plan and execute again to continue.
 
-    First a session is begun, then each run is taken charge of: whoever is left of an earlier session cannot commit any more, so what it was
-    at may be swept, and nothing comes twice. ``LeaseHeld`` if another session begins meanwhile.
+    First a session is begun, then an attempt in each run. So processes of an earlier session cannot commit any more: their unfinished files
+    may be swept, and nothing is imported twice. Raise ``LeaseHeld`` if another session begins meanwhile.
     """
     started, store = time.monotonic(), open_bytes(plan.url)
     journal = MigrationJournal(store, plan.old)
@@ -63,15 +62,15 @@ def execute_migration(
         Attempt.begin(store, run, reason=REASON)
         execute_sweep(plan_sweep(store, run), store)
     jobs = jobs or max(1, len(os.sched_getaffinity(0)))
-    for task, said in _run(engine, jobs, list(_to_bring(plan, session))):
-        _take(report, task, said)
+    for task, result in _run(engine, jobs, list(_to_bring(plan, session))):
+        _take(report, task, result)
         if progress is not None:
             progress(task.bytes)
     tasks = list(_to_check(plan, journal, session))
-    for task, said in _run(engine, jobs, tasks):
+    for task, result in _run(engine, jobs, tasks):
         report.checked += 1
-        if not said["ok"]:
-            report.wrong.append((task.source, task.id, str(said["what"])))
+        if not result["ok"]:
+            report.wrong.append((task.source, task.id, str(result["what"])))
         if progress is not None:
             progress(task.bytes)
     report.seconds = round(time.monotonic() - started, 3)
@@ -79,11 +78,11 @@ def execute_migration(
 
 
 def _run(engine: str, jobs: int, tasks: Sequence[MigrationTask]) -> Iterator[tuple[MigrationTask, dict[str, Any]]]:
-    with closing(outcomes(engine, jobs, tasks)) as found:  # type: ignore[type-var]
-        for task, said in found:
-            if said.get("error") == LeaseHeld.kind:
-                raise LeaseHeld(str(said["what"]), where=str(said["where"]), hint=str(said["hint"]))
-            yield task, said
+    with closing(outcomes(engine, jobs, tasks)) as results:  # type: ignore[type-var]
+        for task, result in results:
+            if result.get("error") == LeaseHeld.kind:
+                raise LeaseHeld(str(result["what"]), where=str(result["where"]), hint=str(result["hint"]))
+            yield task, result
 
 
 def _take(report: MigrateReport, task: MigrationTask, said: dict[str, Any]) -> None:
@@ -96,28 +95,42 @@ def _take(report: MigrateReport, task: MigrationTask, said: dict[str, Any]) -> N
 
 def _to_bring(plan: MigratePlan, session: int) -> Iterator[MigrationTask]:
     last: dict[str, int] = {}
-    for number, one in enumerate(plan.todo):
-        facts = (plan.url, plan.old, session, number, one.name, one.path, one.run, one.step, one.bytes)
-        yield MigrationTask("bring", *facts, after=last.get(one.run), compress=plan.compress)
-        last[one.run] = number
+    for number, source in enumerate(plan.todo):
+        facts = (plan.url, plan.old, session, number, source.name, source.path, source.run, source.step, source.bytes)
+        yield MigrationTask("bring", *facts, after=last.get(source.run), compress=plan.compress)
+        last[source.run] = number
 
 
 def _to_check(plan: MigratePlan, journal: MigrationJournal, session: int) -> Iterator[MigrationTask]:
-    """Of all that was ever brought: those that fall to the lot, which is the same each time, and of each run the newest."""
+    """Yield check tasks for a sample of everything imported so far, and for the newest checkpoint of each run.
+
+    The sample depends only on the names, so it is the same each time.
+    """
     if not plan.check:
         return
     done = MigrationState(journal)
-    found = [one for one in [*plan.there, *plan.todo] if one.name in done.brought]
+    candidates = [source for source in [*plan.there, *plan.todo] if source.name in done.brought]
     newest: dict[str, MigrationSource] = {}
-    for one in found:
-        if one.run not in newest or one.step >= newest[one.run].step:
-            newest[one.run] = one
+    for source in candidates:
+        if source.run not in newest or source.step >= newest[source.run].step:
+            newest[source.run] = source
     number = len(plan.todo)
-    for one in found:
-        checkpoint_id = str(done.brought[one.name]["id"])
-        drawn = int(hexdigest(one.name.encode())[:8], 16) < plan.check * 2**32 or newest[one.run] is one
+    for source in candidates:
+        checkpoint_id = str(done.brought[source.name]["id"])
+        drawn = int(hexdigest(source.name.encode())[:8], 16) < plan.check * 2**32 or newest[source.run] is source
         if drawn and checkpoint_id not in done.checked:
             yield MigrationTask(
-                "check", plan.url, plan.old, session, number, one.name, one.path, one.run, one.step, one.bytes, None, checkpoint_id
+                "check",
+                plan.url,
+                plan.old,
+                session,
+                number,
+                source.name,
+                source.path,
+                source.run,
+                source.step,
+                source.bytes,
+                None,
+                checkpoint_id,
             )
             number += 1

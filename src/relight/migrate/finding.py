@@ -1,4 +1,4 @@
-"""All checkpoints below a directory, or a place in a bucket, whoever wrote them, and the runs they belong to."""
+"""Find all checkpoints below a directory or a prefix of a bucket, of any framework, and the runs they belong to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relight.migrate.journal import HOME
 from relight.migrate.looks import is_checkpoint_name
 
 NEVER = (".json", ".txt", ".md", ".yaml", ".yml", ".log", ".py", ".csv", ".jsonl", ".html", ".png", ".lock", ".toml", ".sh")
-"""Ends of names of files that are looked at only as a part of something."""
+"""Suffixes of files that are never a checkpoint by themselves."""
 LEVELS_MAX = 16
 _ODD = re.compile(r"[^A-Za-z0-9._-]+")
 _NUMBER = re.compile(r"[0-9]+")
@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"[0-9]+")
 
 @dataclass(frozen=True, slots=True)
 class MigrationSource:
-    """A checkpoint that was found: ``name`` is its path below the directory that was searched."""
+    """A checkpoint to import. ``name``: its path below the searched directory."""
 
     name: str
     path: str
@@ -39,7 +39,7 @@ class MigrationSource:
 
 @dataclass(frozen=True, slots=True)
 class Findings:
-    """Checkpoints, by run and step; what seems to be one and cannot be read, with why; what was excluded."""
+    """Result of a search: checkpoints, by run and step; unreadable ones with the reason; the number of excluded ones."""
 
     sources: list[MigrationSource]
     unreadable: list[tuple[str, str]]
@@ -47,63 +47,64 @@ class Findings:
 
 
 def find(old: str, run: str | None = None, skip: str = "", exclude: Sequence[str] = ()) -> Findings:
-    """Look at everything below ``old``, a directory or the URL of an object store. A folder that is a checkpoint is not looked into any
-    further. Links are not followed; neither ``skip`` nor another store of Relight is looked into.
+    """Search everything below ``old``, a directory or the URL of an object store.
 
-    A run is the folder that its checkpoints lie in, by its path; ``run`` names that of those that lie in ``old`` itself. A checkpoint that
-    does not say its step has the last number in its name. What is called as a checkpoint and cannot be read is ``unreadable``, unless its
-    path matches a pattern of ``exclude``.
+    A folder that is a checkpoint is not searched further. Links are not followed. ``skip`` and stores of Relight are not searched.
+
+    Each folder with checkpoints becomes a run, named by its path; ``run`` is the run of checkpoints directly in ``old``. A checkpoint that
+    does not record its step gets the last number in its name. What has a checkpoint's name and cannot be read is ``unreadable``, unless
+    its path matches a pattern of ``exclude``.
     """
     place: _Candidate = _Bucket(old) if is_bucket(old) else _Folder(old)
     root = place.path
-    found: list[tuple[str, DetectedCheckpoint]] = []
+    checkpoints: list[tuple[str, DetectedCheckpoint]] = []
     unreadable: list[tuple[str, str]] = []
     excluded = 0
     for name, what in _walk(place, "", skip):
-        if any(fnmatchcase(name, one) or fnmatchcase(os.path.basename(name), one) for one in exclude):
+        if any(fnmatchcase(name, pattern) or fnmatchcase(os.path.basename(name), pattern) for pattern in exclude):
             excluded += 1
         elif isinstance(what, DetectedCheckpoint):
-            found.append((name, what))
+            checkpoints.append((name, what))
         else:
             unreadable.append((name or ".", str(what.what)))
-    names = _runs({os.path.dirname(name) for name, _ in found}, run or os.path.basename(root))
+    names = _runs({os.path.dirname(name) for name, _ in checkpoints}, run or os.path.basename(root))
     sources = [
         MigrationSource(
             name or os.path.basename(root),
-            one.path,
+            checkpoint.path,
             names[os.path.dirname(name)],
-            _step(name or root, one),
-            one.format,
-            one.bytes,
-            one.tensors,
+            _step(name or root, checkpoint),
+            checkpoint.format,
+            checkpoint.bytes,
+            checkpoint.tensors,
         )
-        for name, one in found
+        for name, checkpoint in checkpoints
     ]
-    return Findings(sorted(sources, key=lambda one: (one.run, one.step, one.name)), sorted(unreadable), excluded)
+    return Findings(sorted(sources, key=lambda source: (source.run, source.step, source.name)), sorted(unreadable), excluded)
 
 
 class _Candidate(Protocol):
-    """A folder, or something in one, that may be a checkpoint."""
+    """A folder, or an entry of one, that may be a checkpoint."""
 
     path: str
 
     def is_folder(self) -> bool:
-        """Whether something may lie in it."""
+        """Return whether it is a folder."""
 
     def has(self, name: str) -> bool:
-        """Whether a file of that name lies in it."""
+        """Return whether it contains a file of that name."""
 
     def detect(self) -> DetectedCheckpoint:
-        """As ``importers.detect``."""
+        """Detect the checkpoint, as ``importers.detect``."""
 
     def inside(self) -> list[tuple[str, bool, _Candidate]]:
-        """What lies in it, by name: whether each is a folder, and that."""
+        """Return its entries, sorted by name: name, whether it is a folder, and the candidate."""
 
 
 class _Folder:
     def __init__(self, path: str) -> None:
         if not os.path.exists(path):
-            hint = f"buckets are read by {', '.join(f'{one}://' for one in SCHEMES)}" if "://" in path else ""
+            hint = f"buckets are read by {', '.join(f'{scheme}://' for scheme in SCHEMES)}" if "://" in path else ""
             raise CheckpointNotFound("there is nothing here", where=path, hint=hint)
         self.path = os.path.realpath(path)
 
@@ -119,20 +120,22 @@ class _Folder:
     def inside(self) -> list[tuple[str, bool, _Candidate]]:
         try:
             with os.scandir(self.path) as entries:
-                there = sorted((entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)) for entry in entries)
+                listed = sorted(
+                    (entry.name, entry.is_dir(follow_symlinks=False), entry.is_file(follow_symlinks=False)) for entry in entries
+                )
         except OSError as error:
             raise StoreUnavailable(f"cannot be listed: {error.strerror}", where=self.path) from error
-        found: list[tuple[str, bool, _Candidate]] = []
-        for name, is_dir, is_file in there:
+        candidates: list[tuple[str, bool, _Candidate]] = []
+        for name, is_dir, is_file in listed:
             if is_dir or is_file:
-                found.append((name, is_dir, _below(self.path, name)))
+                candidates.append((name, is_dir, _below(self.path, name)))
             elif not _leads_inside(self.path, name):
-                found.append((name, False, _NotAFile(os.path.join(self.path, name))))
-        return found
+                candidates.append((name, False, _NotAFile(os.path.join(self.path, name))))
+        return candidates
 
 
 class _NotAFile:
-    """A link that leads elsewhere, a pipe, a socket: never opened, and reported if it is called as a checkpoint."""
+    """A link to another place, a pipe or a socket: never opened, and reported if it has a checkpoint's name."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -152,20 +155,20 @@ class _NotAFile:
 
 
 def _leads_inside(folder: str, name: str) -> bool:
-    """Whether it is a link such as ``latest.pt`` to a neighbour, which is found under its own name."""
+    """Return whether this is a link into the same folder, such as ``latest.pt``: its target is found under its own name."""
     path = os.path.join(folder, name)
     return os.path.islink(path) and os.path.exists(path) and os.path.realpath(path).startswith(os.path.realpath(folder) + os.sep)
 
 
 def _below(path: str, name: str) -> _Folder:
-    """What was seen there just now."""
-    found = object.__new__(_Folder)
-    found.path = os.path.join(path, name)
-    return found
+    """Return the candidate of an entry that was just listed, without checking that it exists."""
+    folder = object.__new__(_Folder)
+    folder.path = os.path.join(path, name)
+    return folder
 
 
 class _Bucket:
-    """A place in a bucket, of which one listing says all."""
+    """A prefix of a bucket. One listing of the bucket serves all prefixes."""
 
     def __init__(self, url: str, listing: Listing | None = None, name: str = "", *, is_folder: bool = True) -> None:
         if listing is None:
@@ -202,7 +205,7 @@ def _walk(place: _Candidate, name: str, skip: str, level: int = 0) -> Iterator[t
     except IncompatibleState as error:
         unknown: RelightError = error
     except RelightError as error:
-        yield name, error  # it is of a known format, and broken
+        yield name, error  # of a known format, but broken
         if is_folder:
             yield from _inside(place, name, skip, level, files=False)  # its files are parts of it
         return
@@ -222,11 +225,11 @@ def _inside(
     except StoreUnavailable as error:
         yield name, error
         return
-    for one, is_folder, what in inside:
+    for entry, is_folder, what in inside:
         if not files and not is_folder:
             continue
-        if is_folder or (not one.startswith(".") and not one.endswith(NEVER)):
-            path = f"{name}/{one}" if name else one
+        if is_folder or (not entry.startswith(".") and not entry.endswith(NEVER)):
+            path = f"{name}/{entry}" if name else entry
             if level >= LEVELS_MAX:
                 yield path, IncompatibleState(f"more than {LEVELS_MAX} folders deep", where=what.path)
                 return
@@ -241,7 +244,7 @@ def _step(name: str, found: DetectedCheckpoint) -> int:
 
 
 def _runs(folders: set[str], top: str) -> dict[str, str]:
-    """A run's name for each folder, no two the same."""
+    """Return a unique run name for each folder."""
     names: dict[str, str] = {}
     taken: set[str] = {HOME}
     for folder in sorted(folders):

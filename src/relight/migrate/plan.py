@@ -1,4 +1,4 @@
-"""What a migration will do: what there is, what of that is there already, what is left."""
+"""Plan a migration: what was found, what is imported already, what is left to import."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ from relight.store import open_bytes
 from relight.store.urls import absolute
 
 REASON = "migrate"
-"""Why an attempt took charge of a run."""
+"""Reason of the attempts that a migration begins."""
 
 
 @dataclass(frozen=True, slots=True)
 class MigratePlan:
-    """``todo`` are to be brought, by run and step; ``there`` were; ``unreadable`` cannot be, with why. ``check`` is the part of
-    them that is read again and compared, ``compress`` whether what is stored is coded."""
+    """Sources to import (``todo``), by run and step, imported before (``there``), and ``unreadable``, with the reason.
+
+    ``check``: share of the checkpoints that is read again and compared. ``compress``: store coded chunks.
+    """
 
     old: str
     url: str
@@ -33,41 +35,41 @@ class MigratePlan:
 
     @property
     def bytes(self) -> int:
-        """To be brought."""
-        return sum(one.bytes for one in self.todo)
+        """Bytes to import."""
+        return sum(source.bytes for source in self.todo)
 
     @property
     def runs(self) -> list[str]:
-        """That something is to be brought to."""
-        return sorted({one.run for one in self.todo})
+        """Runs to import to."""
+        return sorted({source.run for source in self.todo})
 
 
 def plan_migration(
     old: str, url: str, *, run: str | None = None, check: float = 0.1, compress: bool = False, exclude: Sequence[str] = ()
 ) -> MigratePlan:  # fmt: skip
-    """Look at everything below ``old``, and at what the journal in ``url`` says. ``ConfigError`` if a run of that name is somebody else's.
+    """Search ``old``, and read the journal in ``url``.
 
-    ``run``: the name of that run whose checkpoints lie in ``old`` itself. ``exclude``: patterns of paths below ``old`` to leave alone.
-    ``CheckpointNotFound`` if there is nothing to bring, nothing brought before and nothing that looks like a checkpoint.
+    ``run``: name of the run for checkpoints directly in ``old``. ``exclude``: patterns of paths to skip. Raise ``ConfigError``
+    if a run of the same name was not made by this migration, ``CheckpointNotFound`` if no checkpoint was found.
     """
     if not 0 <= check <= 1:
         raise ConfigError(f"a part of {check:g}", hint="--check 10%, full or none")
     store = open_bytes(url)
     done = MigrationState(MigrationJournal(store, place_of(old)))
-    found = find(old, run, skip=place_of(url), exclude=exclude)
-    if not found.sources and not found.unreadable:
-        left = f"; {found.excluded} excluded" if found.excluded else ""
+    findings = find(old, run, skip=place_of(url), exclude=exclude)
+    if not findings.sources and not findings.unreadable:
+        left = f"; {findings.excluded} excluded" if findings.excluded else ""
         hint = "check the path; relight import takes one file"
         raise CheckpointNotFound(f"no checkpoint was found below this place{left}", where=old, hint=hint)
-    for name in sorted({one.run for one in found.sources} - done.runs):
+    for name in sorted({source.run for source in findings.sources} - done.runs):
         _check_free(url, name)
-    todo = [one for one in found.sources if one.name not in done.brought]
-    there = [one for one in found.sources if one.name in done.brought]
-    return MigratePlan(place_of(old), url, todo, there, found.unreadable, check, compress)
+    todo = [source for source in findings.sources if source.name not in done.brought]
+    present = [source for source in findings.sources if source.name in done.brought]
+    return MigratePlan(place_of(old), url, todo, present, findings.unreadable, check, compress)
 
 
 def place_of(old: str) -> str:
-    """How a journal knows it."""
+    """Return the absolute path or URL by which the journal identifies ``old``."""
     return absolute(old) if is_bucket(old) else os.path.realpath(old)
 
 

@@ -1,4 +1,4 @@
-"""Taking back what a migration brought: exactly that."""
+"""Roll back a migration: remove exactly the checkpoints that it imported."""
 
 from __future__ import annotations
 
@@ -21,29 +21,32 @@ from relight.store import ByteStore, open_bytes
 
 @dataclass(slots=True)
 class RollBackReport:
-    """Ids by run; ``kept`` are those that something needs now: ``(id, why)``."""
+    """Ids removed, by run. ``kept``: ``(id, why)`` of checkpoints that are tagged or needed now."""
 
     gone: dict[str, list[str]] = field(default_factory=dict)
     kept: list[tuple[str, str]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
-    """Directories that the store would not delete yet: ``relight prune --sweep`` tries again."""
+    """Directories that the store could not delete yet: ``relight prune --sweep`` tries again."""
 
 
 def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
-    """Retire and delete what was brought from ``old``, and nothing else. A tag, or a later checkpoint that needs it, keeps one; the logs of
-    the runs stay, and say so. Said again, it goes on where it was. ``CheckpointNotFound`` if nothing was brought."""
+    """Retire and delete the checkpoints imported from ``old``, and nothing else.
+
+    A checkpoint that is tagged, or that a later one needs, is kept. The runs' logs record the rollback. After an interruption, call
+    it again to continue. Raise ``CheckpointNotFound`` if nothing was imported.
+    """
     store = open_bytes(url)
     journal = MigrationJournal(store, place_of(old))
     done = MigrationState(journal)
     brought = _brought(store, journal, done)
     if not any(brought.values()):
-        raise CheckpointNotFound("nothing was brought here from there", where=f"{url}, from {old}")
+        raise CheckpointNotFound("nothing was imported from there", where=f"{url}, from {old}")
     session = 0 if dry_run else journal.begin({"old": place_of(old), "back": sum(map(len, brought.values()))})
     report = RollBackReport()
     for number, (run, mine) in enumerate(sorted(brought.items())):
         if not dry_run:
-            ours = all(one.id in mine for one in fold(Log(store, run).read()).live)
-            if ours:  # what a killed session left is nobody's then
+            ours = all(checkpoint.id in mine for checkpoint in fold(Log(store, run).read()).live)
+            if ours:  # then unfinished files belong to a killed session
                 Attempt.begin(store, run, reason=REASON)
                 execute_sweep(plan_sweep(store, run), store)
         log = Log(store, run)
@@ -53,15 +56,15 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
             view: LogView, mine: set[str] = mine, going: list[str] = going, report: RollBackReport = report
         ) -> tuple[Body, int] | None:
             history = fold(view)
-            needed = {donor for one in history.live if one.id not in mine for donor in one.requires}
+            needed = {donor for checkpoint in history.live if checkpoint.id not in mine for donor in checkpoint.requires}
             going.clear()
-            for one in history.live:
-                if one.id in mine:
-                    tags = history.tags_of(one.id)
-                    if tags or one.id in needed:
-                        report.kept.append((one.id, f"tagged {', '.join(tags)}" if tags else "a later checkpoint needs it"))
+            for checkpoint in history.live:
+                if checkpoint.id in mine:
+                    tags = history.tags_of(checkpoint.id)
+                    if tags or checkpoint.id in needed:
+                        report.kept.append((checkpoint.id, f"tagged {', '.join(tags)}" if tags else "a later checkpoint needs it"))
                     else:
-                        going.append(one.id)
+                        going.append(checkpoint.id)
             return (RetireBody(ids=list(going), reason="migration taken back"), history.epoch) if going and not dry_run else None
 
         if dry_run:
@@ -79,22 +82,22 @@ def roll_back(old: str, url: str, *, dry_run: bool = False) -> RollBackReport:
 
 
 def _brought(store: ByteStore, journal: MigrationJournal, done: MigrationState) -> dict[str, set[str]]:
-    """Ids by run: what the journal says, and what was committed by somebody who was killed before the journal had it."""
-    found: dict[str, set[str]] = {run: set() for run in done.runs}
-    for one in done.brought.values():
-        found.setdefault(str(one["run"]), set()).add(str(one["id"]))
-    for name, ids in found.items():
+    """Return imported ids by run: those in the journal, and those committed by a process that was killed before it wrote the journal."""
+    brought: dict[str, set[str]] = {run: set() for run in done.runs}
+    for record in done.brought.values():
+        brought.setdefault(str(record["run"]), set()).add(str(record["id"]))
+    for name, ids in brought.items():
         run = Run(store, name)
         with contextlib.suppress(CheckpointNotFound):
             for checkpoint in run.history().live:
                 if checkpoint.id not in ids and checkpoint.body.reason == "import" and _is_ours(run, checkpoint, journal):
                     ids.add(checkpoint.id)
-    return found
+    return brought
 
 
 def _is_ours(run: Run, checkpoint: Checkpoint, journal: MigrationJournal) -> bool:
     try:
-        said = run.open(checkpoint).root.user.get(MIGRATED)
+        mark = run.open(checkpoint).root.user.get(MIGRATED)
     except (CorruptCheckpoint, UnsafeContent):
         return False
-    return isinstance(said, dict) and said.get("journal") == journal.prefix
+    return isinstance(mark, dict) and mark.get("journal") == journal.prefix

@@ -1,4 +1,4 @@
-"""One task, in whatever process: bring a checkpoint, or read one again and compare it with what it was made of."""
+"""Do one task, in any process: import a checkpoint, or read one again and compare it with its source."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from relight.policy.compact import Compact
 from relight.store import open_bytes
 
 MIGRATED = "relight.migrated"
-"""Where a root's user metadata says by which migration it came, and what was its source's name."""
+"""Key in a root's user metadata: the migration's journal and the source's name."""
 TURN_S_MAX = 24 * 3600.0
-"""So long one waits for those of its run that come before it."""
+"""Seconds that a task waits for earlier tasks of its run."""
 _POLL_S = (0.01, 0.5)
 
 
 @dataclass(frozen=True, slots=True)
 class MigrationTask:
-    """``kind`` is ``bring`` or ``check``. ``after`` is the number of the task whose commit comes before this one's, None for none."""
+    """``kind`` is ``bring`` or ``check``. ``after`` is the number of the task that must commit before this one, or None."""
 
     kind: str
     url: str
@@ -47,41 +47,43 @@ class MigrationTask:
 
 
 def work(task: MigrationTask) -> dict[str, Any]:
-    """Do it, and put what came of it into the journal. Errors of ours are an answer."""
+    """Do a task, and write its result to the journal. Relight's errors and OS errors are results, too."""
     store = open_bytes(task.url)
     journal = MigrationJournal(store, task.old)
     started = time.monotonic()
-    said: dict[str, Any] = {"kind": task.kind, "source": task.source, "run": task.run, "step": task.step, "bytes": task.bytes}
+    result: dict[str, Any] = {"kind": task.kind, "source": task.source, "run": task.run, "step": task.step, "bytes": task.bytes}
     try:
-        said |= {"ok": True, **(_bring(task, journal) if task.kind == "bring" else _check(task))}
+        result |= {"ok": True, **(_bring(task, journal) if task.kind == "bring" else _check(task))}
     except (RelightError, OSError, MemoryError) as error:
-        said |= {"ok": False, **error_record(error)}
+        result |= {"ok": False, **error_record(error)}
         if isinstance(error, LeaseHeld):
-            return said  # another session's to say
-    said["seconds"] = round(time.monotonic() - started, 3)
-    journal.write(task.session, task.number, said)
-    return said
+            return result  # the other session reports the result
+    result["seconds"] = round(time.monotonic() - started, 3)
+    journal.write(task.session, task.number, result)
+    return result
 
 
 def error_record(error: BaseException) -> dict[str, Any]:
-    """An error for the journal."""
+    """Return an error's fields for the journal."""
     if isinstance(error, RelightError):
         return {"error": error.kind, "what": error.what[:2000], "where": error.where[:2000], "hint": error.hint[:2000]}
     return {"error": type(error).__name__, "what": str(error)[:2000], "where": "", "hint": ""}
 
 
 def _bring(task: MigrationTask, journal: MigrationJournal) -> dict[str, Any]:
-    found = detect(task.path)
+    source = detect(task.path)
     mark = {MIGRATED: {"journal": journal.prefix, "source": task.source}}
     smaller = IncrementalState(Compact(reuse=False, codecs="always")) if task.compress else None
     turn = partial(_turn, task, journal)
-    report = import_checkpoint(found, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
-    return {"id": report.id, "tensors": report.tensors, "format": found.format, "left_out": [list(one) for one in report.left_out[:100]]}
+    report = import_checkpoint(source, open_bytes(task.url), task.run, step=task.step, before_commit=turn, user=mark, smaller=smaller)
+    return {"id": report.id, "tensors": report.tensors, "format": source.format, "left_out": [list(item) for item in report.left_out[:100]]}
 
 
 def _turn(task: MigrationTask, journal: MigrationJournal) -> None:
-    """Wait until those before it are committed, or have failed. ``LeaseHeld`` if another session has begun: it is in charge of the run
-    then, and what this one still would commit, its log refuses."""
+    """Wait until the earlier task of the run has committed or failed.
+
+    Raise ``LeaseHeld`` if another session has begun: it is then in charge of the run, whose log would refuse this commit.
+    """
     end, pause = time.monotonic() + TURN_S_MAX, _POLL_S[0]
     while task.after is not None and journal.read(task.session, task.after) is None:
         if time.monotonic() > end:
@@ -93,14 +95,14 @@ def _turn(task: MigrationTask, journal: MigrationJournal) -> None:
 
 
 def _check(task: MigrationTask) -> dict[str, Any]:
-    """All bytes are what was committed, and what was committed is what the source has now."""
+    """Check that all bytes are what was committed, and that the source still has the same tensors."""
     store = open_bytes(task.url)
     run = Run(store, task.run)
-    one = run.history().find(task.id)
-    if one is None:
+    checkpoint = run.history().find(task.id)
+    if checkpoint is None:
         return {"ok": False, "id": task.id, "error": "not_found", "what": "it was retired since", "where": task.run, "hint": ""}
-    findings = verify_checkpoint(store, run.view(), one)
-    problems = [f"{found.file}: {found.detail}" for found in findings] or list(_differences(task, run.open(one)))
+    findings = verify_checkpoint(store, run.view(), checkpoint)
+    problems = [f"{finding.file}: {finding.detail}" for finding in findings] or list(_differences(task, run.open(checkpoint)))
     if problems:
         return {"ok": False, "id": task.id, "error": "corrupt", "what": "; ".join(problems[:3])[:2000], "where": task.run, "hint": ""}
     return {"id": task.id}
@@ -123,12 +125,12 @@ def _differences(task: MigrationTask, opened: Opened) -> Iterator[str]:
         size = tensor.length // max(1, math.prod(tensor.shape))
         for slab in slabs_of(tensor.shape, number, by_rows=not is_straight(whole, number), at_most=max(1, SLAB_BYTES // max(1, size))):
             (data,) = reader.read([slab])
-            held = memoryview(bytearray(len(data)))
+            original = memoryview(bytearray(len(data)))
             begin, view = slab.first * size, item.source.view()
             if view is not None:
-                held = view[begin : begin + len(data)]
+                original = view[begin : begin + len(data)]
             else:
-                item.source.fill(begin, held)
-            if held != data:
+                item.source.fill(begin, original)
+            if original != data:
                 yield f"{item.name}: other bytes than the source"
                 break

@@ -1,9 +1,9 @@
-"""What may go: plan, retire in the log, then delete. May import: ``commit``, ``catalog`` and everything below them.
+"""Retention and garbage collection: plan, retire in the log, then delete. May import: ``commit``, ``catalog`` and everything below them.
 
-Always holds: nothing is deleted that a live checkpoint needs, or one that may be recalled, whatever is damaged and whoever else is at work.
-A file is deleted only (a) under a checkpoint that a RETIRE record, read back from the log, has taken out of the history for good, or a
-SWEEP behind it, or (b) under an attempt that a FENCE has superseded, and that no record commits, in a log without a damaged record.
-Unknown files are never deleted.
+Invariant: no bytes are deleted that a live or recallable checkpoint needs, whatever is damaged and whichever processes run at once.
+A file is deleted only in one of two cases. (a) It belongs to a checkpoint that a RETIRE record, or a later SWEEP, has retired for good; the
+record was read back from the log. (b) It belongs to an attempt that a FENCE has superseded, no record commits it, and no record of the log
+is damaged. Unknown files are never deleted.
 """
 
 from relight.reclaim.prune import PrunePlan, PruneReport, execute, plan_prune, prune_a_share

@@ -1,4 +1,4 @@
-"""Retention: which checkpoints go, and the deleting of them."""
+"""Retention: decide which checkpoints go, retire them and delete their bytes."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from relight.store import ByteStore
 
 @dataclass(frozen=True, slots=True)
 class PrunePlan:
-    """What stays and what goes, each with its reason. Printing it is the dry run.
+    """Verdict on each checkpoint, with its reason. Printing the plan is the dry run.
 
-    ``relies_on`` are those that stay and are known to verify: when all of them have gone meanwhile, the plan is void. ``due`` are those
-    retired before whose time to be recalled is over: their bytes go.
+    ``relies_on``: checkpoints that stay and are known to be whole. If all of them are retired before the plan is executed, it is void.
+    ``due``: checkpoints that were retired earlier and can no longer be recalled; their bytes are deleted.
     """
 
     run: str
@@ -42,23 +42,25 @@ class PrunePlan:
     relies_on: tuple[str, ...] = ()
     due: tuple[str, ...] = ()
     damaged: tuple[str, ...] = ()
-    """Ids of those known not to verify."""
+    """Ids of the checkpoints known to be damaged."""
 
     @property
     def going(self) -> list[str]:
-        """Ids that are to be retired, oldest first."""
+        """Ids to retire, oldest first."""
         return [verdict.id for verdict in self.verdicts if not verdict.keep]
 
     @property
     def usual_share(self) -> int:
-        """How many go at once where nobody looks: half of what there is, or two."""
+        """Largest number of checkpoints to retire at once without a user's confirmation: half of them, or two if that is more."""
         return max(2, len(self.verdicts) // 2)
 
 
 @dataclass(frozen=True, slots=True)
 class PruneReport:
-    """What was done. ``deleted`` and ``left`` name directories; those left could not be deleted yet, and the next sweep tries again. What
-    was retired and may be recalled is in neither."""
+    """Result of a prune: ids retired, directories deleted, and directories that could not be deleted (``left``).
+
+    The next sweep tries ``left`` again. Retired checkpoints that are still recallable are in neither list of directories.
+    """
 
     retired: list[str]
     deleted: list[str]
@@ -74,10 +76,10 @@ def plan_prune(
     progress: Callable[[int], None] | None = None,
     log: Log | None = None,
 ) -> PrunePlan:
-    """Decide what goes. If something would, checkpoints that stay are read, newest first, until one of them verifies.
+    """Decide which checkpoints go. If any go, checkpoints that stay are read, newest first, until one of them verifies.
 
-    ``verified`` holds what is known already, by id, and is added to; pass the same one again to save the reading. ``log``: the run's, as
-    the caller has it, so that only records it has not seen are read.
+    ``verified``: known results by id. A dict is updated; pass the same dict again to save the reading. ``log``: the caller's log of the
+    run, so that only new records are read.
     """
     view = (log or Log(store, run)).read()
     history = fold(view)
@@ -88,42 +90,45 @@ def plan_prune(
         hopeful = decide_keep(rules, candidates_of(history, {**dict.fromkeys(_unknown(history, known), True), **known}, doubt))
         if all(verdict.keep for verdict in hopeful) or not all(verdict.keep for verdict in verdicts):
             break
-        doubtful = next((one for one in reversed(history.live) if one.id not in known), None)
+        doubtful = next((checkpoint for checkpoint in reversed(history.live) if checkpoint.id not in known), None)
         if doubtful is None:
             break
         known[doubtful.id] = _is_sound(store, view, doubtful, progress)
-    wrong = {one: False for one in damage(history) if one not in known}
-    if wrong:  # what is known to be damaged counts for no rule: others stay in its place, and nothing goes that would stay otherwise
+    wrong = {checkpoint_id: False for checkpoint_id in damage(history) if checkpoint_id not in known}
+    if wrong:  # a damaged checkpoint satisfies no rule: others stay in its place, and nothing goes that would stay otherwise
         careful = decide_keep(rules, candidates_of(history, {**known, **wrong}, doubt))
-        verdicts = [other if other.keep else one for one, other in zip(verdicts, careful, strict=True)]
+        verdicts = [
+            careful_verdict if careful_verdict.keep else verdict for verdict, careful_verdict in zip(verdicts, careful, strict=True)
+        ]
     going = {verdict.id for verdict in verdicts if not verdict.keep}
-    freed = sum(one.body.new_bytes for one in history.live if one.id in going)
-    sound = tuple(one.id for one in history.live if known.get(one.id) and one.id not in going)
-    damaged = tuple(one.id for one in history.live if known.get(one.id) is False)
+    freed = sum(checkpoint.body.new_bytes for checkpoint in history.live if checkpoint.id in going)
+    sound = tuple(checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) and checkpoint.id not in going)
+    damaged = tuple(checkpoint.id for checkpoint in history.live if known.get(checkpoint.id) is False)
     return PrunePlan(run, rules, verdicts, freed, sound, tuple(due_of(view, history)), damaged)
 
 
 def _is_sound(store: ByteStore, view: LogView, one: Checkpoint, progress: Callable[[int], None] | None) -> bool:
-    """Whether it verifies. ``StoreUnavailable`` if the store does not answer: that is no damage, and nothing is removed for it."""
+    """Return whether a checkpoint verifies. Raise ``StoreUnavailable`` if the store does not answer: that is not damage."""
     findings = verify_checkpoint(store, view, one, progress=progress)
-    silent = next((found for found in findings if found.is_silence), None)
+    silent = next((finding for finding in findings if finding.is_silence), None)
     if silent is not None:
-        raise StoreUnavailable(f"cannot tell whether checkpoint {one.id} is sound: {silent.detail}", where=silent.file)
+        raise StoreUnavailable(f"cannot verify checkpoint {one.id}: {silent.detail}", where=silent.file)
     return not findings
 
 
 def execute(
     plan: PrunePlan, store: ByteStore, *, epoch: int | None = None, log: Log | None = None, at_most: int | None = None
 ) -> PruneReport:
-    """Retire, then delete: at once, or once it is due, if the rules give time to recall it. ``epoch`` is the attempt that prunes, None for
-    a tool; a superseded attempt gets ``Fenced``. Without ``log``, ``CorruptCheckpoint`` if the newest records of the run's log were lost.
-    ``at_most`` so many go at once, the oldest first: rules that were meant otherwise do not
-    empty a run before somebody sees it.
+    """Retire checkpoints, then delete their bytes: at once, or when due if the rules give time to recall them.
 
-    Between plan and RETIRE others may have tagged, put on hold, committed or retired: what a tag or a hold keeps by then stays. So do the
-    newest, what the newest good one of that moment does not descend from, and everything if nothing is left of what the plan relies on
-    (two plans might else retire what the other relied on). What another needs goes with that one or not at all, also if they are more than
-    ``at_most``.
+    ``epoch``: the epoch of the attempt that prunes, None for a tool; a superseded attempt gets ``Fenced``. Without ``log``, raise
+    ``CorruptCheckpoint`` if the newest records of the run's log were lost. ``at_most``: largest number retired at once, oldest first, so
+    that mistaken rules do not empty a run before a user notices.
+
+    Other processes may have tagged, held, committed or retired checkpoints since the plan. So these stay: what a tag or a hold keeps by
+    then, the newest checkpoint, and ancestors that the newest good one does not have. Everything stays if all that the plan relies on is
+    gone: otherwise two plans could each retire what the other relied on. A donor goes together with its users or not at all, even if they
+    are more than ``at_most``.
     """
     going = plan.going
     if not going and not plan.due:
@@ -139,13 +144,17 @@ def execute(
         holds = holds_of(history)
         if epoch is not None and history.epoch > epoch:
             raise superseded(history, epoch, plan.run)
-        if plan.relies_on and not any(history.find(one) for one in plan.relies_on):
+        if plan.relies_on and not any(history.find(checkpoint_id) for checkpoint_id in plan.relies_on):
             return None
         holds |= dict.fromkeys(_kept_for_suspects(history, dict.fromkeys(plan.damaged, False)), "")
-        free = [one.id for one in history.live[:-1] if one.id in going and one.id not in holds and not history.tags_of(one.id)]
+        free = [
+            checkpoint.id
+            for checkpoint in history.live[:-1]
+            if checkpoint.id in going and checkpoint.id not in holds and not history.tags_of(checkpoint.id)
+        ]
         abandoned = set() if plan.rules.prune_abandoned else abandoned_in(history, dict.fromkeys(plan.damaged, False))
         together = not_needed(history, set(free) - unsure(view, history) - abandoned)
-        still = oldest_together(history, [one for one in free if one in together], at_most)
+        still = oldest_together(history, [checkpoint_id for checkpoint_id in free if checkpoint_id in together], at_most)
         retired[:] = still
         return (RetireBody(ids=still, reason="retention", undo_s=undo_s), history.epoch) if still else None
 
@@ -167,26 +176,34 @@ def prune_a_share(
     epoch: int,
     progress: Callable[[int], None] | None = None,
 ) -> PruneReport:
-    """What an attempt does behind each of its saves: plan, and remove the usual share. Raises as ``plan_prune`` and ``execute`` do, and
-    what ``progress`` raises, which is told of each chunk that is read."""
+    """Plan, and remove the usual share. An attempt calls it after each of its saves.
+
+    Raises as ``plan_prune`` and ``execute`` do, and what ``progress`` raises, which is called for each chunk that is read.
+    """
     plan = plan_prune(store, run, rules, verified=verified, progress=progress, log=log)
     return execute(plan, store, epoch=epoch, log=log, at_most=plan.usual_share)
 
 
 def candidates_of(history: History, known: Mapping[str, bool] | None = None, doubt: Collection[str] = ()) -> list[Candidate]:
-    """The live ones as rules see them. ``known``: which were found to verify, or not. Held is what a further tier lacks; and what a record
-    that cannot be read may keep: ``doubt``."""
-    found = [_candidate(history, one, (known or {}).get(one.id)) for one in history.live]
-    held = dict.fromkeys(doubt, "a later record of the log cannot be read, and may keep it")
-    held |= {one: f"on hold: {why}" for one, why in holds_of(history).items()}
+    """Return the live checkpoints as candidates for the rules. ``known``: by id, whether a checkpoint verified.
+
+    Held are those that a further tier lacks, and those that an unreadable record may keep (``doubt``).
+    """
+    candidates = [_candidate(history, checkpoint, (known or {}).get(checkpoint.id)) for checkpoint in history.live]
+    reasons = dict.fromkeys(doubt, "a later record of the log cannot be read, and may keep it")
+    reasons |= {checkpoint_id: f"on hold: {why}" for checkpoint_id, why in holds_of(history).items()}
     elsewhere: dict[str, str] = {}
     abandoned = abandoned_in(history, known)
-    held |= {one: "the newest one that is not suspect" for one in _kept_for_suspects(history, known or {}) if one not in held}
-    lines = [replace(one, abandoned=one.id in abandoned) for one in found]
+    reasons |= {
+        checkpoint_id: "the newest one that is not suspect"
+        for checkpoint_id in _kept_for_suspects(history, known or {})
+        if checkpoint_id not in reasons
+    }
+    lines = [replace(candidate, abandoned=candidate.id in abandoned) for candidate in candidates]
     tiers, drained = {tier.name: tier for tier in tiers_of(history)}, drained_to(history)
-    for name, one in copying_to(history).items():
+    for name, checkpoint_id in copying_to(history).items():
         if name in tiers:
-            held.setdefault(one, f"being copied to {name}")
+            reasons.setdefault(checkpoint_id, f"being copied to {name}")
     tiers = {name: replace(tier, keep=with_recorded(tier.keep, history.best_by)) for name, tier in tiers.items()}
     for group in groups_in(history):
         lacks, has = Counter[str](), Counter[str]()
@@ -194,21 +211,24 @@ def candidates_of(history: History, known: Mapping[str, bool] | None = None, dou
             copied = drained.get(name, set())
             had = retired_among(history, copied) if tiers[name].keep.every else []
             lacks.update(owed(tiers[name].keep, lines, newest_seq(history, copied), pace_of(history, name, copied), had))
-            has.update(safe_on(tiers[name], found, copied, had))
-        for one, count in lacks.items():
+            has.update(safe_on(tiers[name], candidates, copied, had))
+        for checkpoint_id, count in lacks.items():
             if len(group.members) - count < group.quorum:
                 here = f"not on {group.name} yet" if len(group.members) == 1 else f"not on {group.quorum} of {', '.join(group.members)} yet"
-                held.setdefault(one, here)
-        for one, count in has.items():
+                reasons.setdefault(checkpoint_id, here)
+        for checkpoint_id, count in has.items():
             if count >= group.quorum:
-                elsewhere.setdefault(one, group.name)
-    return [replace(one, held=held.get(one.id, ""), elsewhere=elsewhere.get(one.id, ""), passed=bool(tiers)) for one in lines]
+                elsewhere.setdefault(checkpoint_id, group.name)
+    return [
+        replace(candidate, held=reasons.get(candidate.id, ""), elsewhere=elsewhere.get(candidate.id, ""), passed=bool(tiers))
+        for candidate in lines
+    ]
 
 
 def abandoned_in(history: History, known: Mapping[str, bool] | None = None) -> set[str]:
-    """Return the ids of live checkpoints that are no ancestors of the newest good one, without those that a roll-back has set aside.
+    """Return the ids of live checkpoints that are not ancestors of the newest good one, without rolled back ones.
 
-    Suspect checkpoints that descend from the newest good one are of its line. ``known``: by id, whether a checkpoint was found to verify.
+    Suspect checkpoints that descend from the newest good one belong to its line. ``known``: by id, whether a checkpoint verified.
     """
     head = newest_good(history, known)
     if head is None:
@@ -238,4 +258,4 @@ def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Cand
 
 
 def _unknown(history: History, known: Mapping[str, bool]) -> list[str]:
-    return [one.id for one in history.live if one.id not in known]
+    return [checkpoint.id for checkpoint in history.live if checkpoint.id not in known]

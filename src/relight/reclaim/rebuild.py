@@ -1,4 +1,4 @@
-"""Rebuild a log that was lost, or its newest records, from the checkpoint directories: root and parts say all that a COMMIT says.
+"""Rebuild a lost log, or its newest records, from the checkpoint directories: root and parts contain all that a COMMIT contains.
 
 What is lost for good: tags, holds, notes, roll-backs, and which checkpoints retention had retired. Nothing is deleted.
 """
@@ -33,7 +33,7 @@ from relight.store.anchored import anchor_of
 
 @dataclass(frozen=True, slots=True)
 class UncommittedDirectory:
-    """A checkpoint directory that no record commits: its COMMIT if it is whole, else why it is left alone."""
+    """Checkpoint directory that no record commits: its COMMIT if it is whole, otherwise the reason to leave it alone."""
 
     name: str
     step: int
@@ -55,14 +55,14 @@ class RebuildPlan:
 
     @property
     def commits(self) -> list[UncommittedDirectory]:
-        """What is to be committed, in the order of its records."""
-        whole = [one for one in self.found if one.commit is not None]
-        return sorted(whole, key=lambda one: (one.epoch, one.created, one.step))
+        """Directories to commit, in the order of their records."""
+        whole = [directory for directory in self.found if directory.commit is not None]
+        return sorted(whole, key=lambda directory: (directory.epoch, directory.created, directory.step))
 
     @property
     def left(self) -> list[UncommittedDirectory]:
         """Directories that are left alone, each with the reason."""
-        return [one for one in self.found if one.commit is None]
+        return [directory for directory in self.found if directory.commit is None]
 
     @property
     def is_needed(self) -> bool:
@@ -70,11 +70,11 @@ class RebuildPlan:
         return self.missing or self.interrupted or bool(self.commits)
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return {
             "run": self.run, "missing": self.missing, "needed": self.is_needed,
-            "commits": [{"id": one.commit.id, "step": one.step, "dir": one.name} for one in self.commits if one.commit is not None],
-            "left": [{"dir": one.name, "step": one.step, "reason": one.why} for one in self.left],
+            "commits": [{"id": row.commit.id, "step": row.step, "dir": row.name} for row in self.commits if row.commit is not None],
+            "left": [{"dir": directory.name, "step": directory.step, "reason": directory.why} for directory in self.left],
         }  # fmt: skip
 
 
@@ -98,7 +98,7 @@ def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: 
     missing = not has_records(store, run)
     anchor = anchor_of(store)
     if missing and anchor is not None and anchor.read(run).pins:
-        Log(store, run, whole=True).read()  # which refuses it: a log that was seen there is gone
+        Log(store, run, whole=True).read()  # raises: the anchor has seen a log, and it is gone
     if missing and not names:
         raise CheckpointNotFound("there is neither a log nor a checkpoint directory", where=where, hint="relight ls STORE shows its runs")
     view = None if missing else Log(store, run, whole=True).read()
@@ -113,25 +113,27 @@ def plan_rebuild(store: ByteStore, run: str, *, verify: bool = False, progress: 
     known = {record.body.id for record in view.records if isinstance(record.body, CommitBody)} if view is not None else set()
     unknown = [name for name in names if (parsed := parse_dir(name)) is not None and parsed.id not in known]
     peeked = {name: peek_root(store, f"{run}/{name}") for name in unknown}
-    store_id, run_id = (view.store_id, view.run_id) if view is not None else _ids(store, [one for one in peeked.values() if one], where)
+    store_id, run_id = (view.store_id, view.run_id) if view is not None else _ids(store, [root for root in peeked.values() if root], where)
     ids = LogView(run, store_id, run_id, (), (), -1, "")
-    found = []
+    examined = []
     for name in unknown:
         directory = parse_dir(name)
         assert directory is not None
         if peeked[name] is None:
-            found.append(UncommittedDirectory(name, directory.step, directory.epoch, why="it has no root: its save was not finished"))
+            examined.append(UncommittedDirectory(name, directory.step, directory.epoch, why="it has no root: its save was not finished"))
         elif directory.epoch < history.epoch:
             why = f"attempt {history.epoch} has superseded its attempt {directory.epoch}: a COMMIT would be void"
-            found.append(UncommittedDirectory(name, directory.step, directory.epoch, why=why))
+            examined.append(UncommittedDirectory(name, directory.step, directory.epoch, why=why))
         else:
-            found.append(_examined(store, ids, name, directory, verify, progress))
-    return RebuildPlan(run, run_id, missing, view is not None and is_being_rebuilt(view), tuple(found))
+            examined.append(_examined(store, ids, name, directory, verify, progress))
+    return RebuildPlan(run, run_id, missing, view is not None and is_being_rebuilt(view), tuple(examined))
 
 
 def execute_rebuild(plan: RebuildPlan, store: ByteStore) -> RebuildReport:
-    """Append what the plan names, marked as rebuilt by NOTEs before and after. Interrupted, it is continued by planning again; until it is
-    done no attempt can begin. ``ConfigError`` if another process changes the log at the same time.
+    """Append the plan's records, marked as rebuilt by NOTEs before and after.
+
+    After an interruption, plan and execute again to continue; until then no attempt can begin. Raise ``ConfigError`` if another process
+    changes the log at the same time.
     """
     report = RebuildReport()
     if not plan.is_needed:
@@ -139,12 +141,12 @@ def execute_rebuild(plan: RebuildPlan, store: ByteStore) -> RebuildReport:
     log = Log(store, plan.run)
     view = log.begin_rebuilt(plan.run_id) if plan.missing else log.read()
     _append(log, lambda view: NoteBody(topic=REBUILDING, data={"checkpoints": len(plan.commits)}))
-    for one in plan.commits:
-        if one.epoch > fold(view).epoch:
-            _fence(log, one.epoch)
-        _append(log, partial(_checked, one), one.epoch)
-        assert one.commit is not None
-        report.committed.append(one.commit.id)
+    for directory in plan.commits:
+        if directory.epoch > fold(view).epoch:
+            _fence(log, directory.epoch)
+        _append(log, partial(_checked, directory), directory.epoch)
+        assert directory.commit is not None
+        report.committed.append(directory.commit.id)
         view = log.read()
     _append(log, lambda view: NoteBody(topic=REBUILT, data={"checkpoints": len(report.committed)}))
     report.records = log.read().head + 1
@@ -170,10 +172,10 @@ def _fence(log: Log, epoch: int) -> None:
 
 
 def _ids(store: ByteStore, roots: list[dict[str, Any]], where: str) -> tuple[str, str]:
-    """Return the store's and the run's id as most roots have them."""
+    """Return the ids of the store and run that most roots contain."""
     if not roots:
         raise CorruptCheckpoint("no checkpoint directory has a root: there is nothing to rebuild the log from", where=where)
-    (store_id, run_id), _ = Counter((one["store"], one["run"]) for one in roots).most_common(1)[0]
+    (store_id, run_id), _ = Counter((root["store"], root["run"]) for root in roots).most_common(1)[0]
     try:
         named = read_store(store).id
     except CheckpointNotFound:
@@ -196,7 +198,7 @@ def _examined(
         data = store.get(where, ROOT_BYTES_MAX)
         root: Root = decode_root(data, hexdigest(data), where)
         if (root.id, root.step, root.epoch) != (directory.id, directory.step, directory.epoch):
-            raise UnsafeContent("the root is not this directory's", where=where)
+            raise UnsafeContent("the root belongs to another directory", where=where)
         body = commit_body(root, name, hexdigest(data), len(data))
         checkpoint = Checkpoint(0, root.created, root.epoch, body)
         opened: Opened = open_checkpoint(store, ids.run, checkpoint, store_id=ids.store_id, run_id=ids.run_id)

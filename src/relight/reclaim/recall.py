@@ -1,7 +1,7 @@
-"""Between retired and gone: what may be recalled, until a SWEEP gives up its bytes.
+"""Recall retired checkpoints, until a SWEEP releases their bytes for deletion.
 
-The log decides: whichever of RECALL and SWEEP comes first holds, and nothing is deleted before its SWEEP was read back. Clocks only say
-when one is due: a wrong one makes the time in which something may be recalled shorter or longer, and costs nothing else.
+The log decides: the first of RECALL and SWEEP counts, and no bytes are deleted before their SWEEP was read back. Clocks only decide when a
+checkpoint is due. A wrong clock makes the time for a recall shorter or longer, and does no other harm.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relight.store import ByteStore
 
 
 def due_of(view: LogView, history: History) -> list[str]:
-    """What may be swept: its time is over, by the records' times, none of which counts for later than the record behind it."""
+    """Return the recallable ids whose time is over, by the records' times. No record counts as later than the record after it."""
     if not history.recallable:
         return []
     now, least = None, float("inf")
@@ -30,22 +30,22 @@ def due_of(view: LogView, history: History) -> list[str]:
         least = least if time_s is None else min(least, time_s)
         now = least if now is None else now
         times[record.seq] = least
-    found = []
+    due = []
     for checkpoint_id, retired in history.recallable.items():
         assert isinstance(retired.body, RetireBody)
         if now is not None and now - times[retired.seq] >= retired.body.undo_s:
-            found.append(checkpoint_id)
-    return found
+            due.append(checkpoint_id)
+    return due
 
 
 def sweep_recallable(
     store: ByteStore, run: str, ids: Collection[str], *, epoch: int | None = None, log: Log | None = None
 ) -> tuple[list[str], list[str]]:
-    """Give up ``ids``, but for those recalled or swept meanwhile, and for those whose bytes another needs that stays or may be recalled;
-    and delete their bytes: ``(deleted, left)``, as directories.
+    """Append a SWEEP of ``ids`` and delete their bytes. Return directories: ``(deleted, left)``.
 
-    ``epoch``: the attempt's that does it, None for a tool; a superseded attempt gets ``Fenced``. Without ``log``,
-    ``CorruptCheckpoint`` if the newest records of the run's log were lost.
+    Skips ids that were recalled or swept meanwhile, and donors of checkpoints that stay or are recallable. ``epoch``: the epoch of the
+    attempt that sweeps, None for a tool; a superseded attempt gets ``Fenced``. Without ``log``, raise ``CorruptCheckpoint`` if the newest
+    records of the run's log were lost.
     """
     if not ids:
         return [], []
@@ -58,8 +58,9 @@ def sweep_recallable(
         history = fold(view)
         if epoch is not None and history.epoch > epoch:
             raise superseded(history, epoch, run)
-        together = not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))
-        swept[:] = [one for one in history.recallable if one in together]
+        chosen = {checkpoint_id for checkpoint_id in history.recallable if checkpoint_id in ids}
+        together = not_needed(history, chosen - unsure(view, history))
+        swept[:] = [checkpoint_id for checkpoint_id in history.recallable if checkpoint_id in together]
         return (SweepBody(ids=list(swept)), history.epoch) if swept else None
 
     if log.append(decide) is None:
@@ -68,20 +69,21 @@ def sweep_recallable(
 
 
 def recall(store: ByteStore, run: str, ids: Sequence[str], why: str = "") -> None:
-    """Bring retired checkpoints back into the history, at the place they had, and with them those whose bytes they need; their tags do
-    not come back. Cost: one record.
+    """Bring retired checkpoints and their donors back into the history, at their former place. Their tags stay removed. Cost: one record.
 
-    ``CheckpointNotFound`` if one of them is not there to be recalled: then none is.
+    Raise ``CheckpointNotFound`` if one of them is not recallable; then none is recalled.
     """
 
     def decide(view: LogView) -> tuple[Body, int]:
         history = fold(view)
-        for one in ids:
-            if one in history.recallable:
+        for checkpoint_id in ids:
+            if checkpoint_id in history.recallable:
                 continue
-            if one in history.retired:
-                raise CheckpointNotFound(f"checkpoint {one} was retired, and its bytes were given up", where=run)
-            raise CheckpointNotFound(f"no retired checkpoint {one}", where=run, hint="relight undelete RUN lists what may be recalled")
+            if checkpoint_id in history.retired:
+                raise CheckpointNotFound(f"checkpoint {checkpoint_id} was retired, and its bytes were swept", where=run)
+            raise CheckpointNotFound(
+                f"no retired checkpoint {checkpoint_id}", where=run, hint="relight undelete RUN lists what may be recalled"
+            )
         return RecallBody(ids=with_donors(history, ids), reason=why), history.epoch
 
     log = Log(store, run)

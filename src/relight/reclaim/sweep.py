@@ -1,4 +1,4 @@
-"""Sweeping: deleting the bytes of what is retired, and what dead attempts left behind."""
+"""Sweep: delete the bytes of retired checkpoints, and the files that dead attempts left."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from relight.store.durable import temporary_of
 from relight.store.probe import PROBE_PREFIX
 
 FOLDERS_SWEPT = 2
-"""Newest folders of the log in which leftovers are searched: a sweep after each attempt has searched the others."""
+"""Number of newest log folders searched for leftovers: the sweep after each attempt has searched the older ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepPlan:
-    """Directories that may be deleted, each with the reason; ``held`` are those that may not be, although nothing names them.
+    """Directories to delete, each with the reason. ``held``: directories that no live checkpoint has and that must stay, with the reason.
 
-    ``temporaries`` are keys of files that were to become a record, or the store's own, and never can: that name is taken; and what trying
-    a server has left.
+    ``temporaries``: keys of temporary files of records and of the store's own files whose final name exists already, and leftovers of
+    probing a server.
     """
 
     run: str
@@ -33,21 +33,21 @@ class SweepPlan:
     held: list[tuple[str, str]]
     temporaries: list[str] = field(default_factory=list)
     homes: list[str] = field(default_factory=list)
-    """Runs that this one branched off, and of which it has given up all that it had."""
+    """Runs that this run branched off and from which it needs nothing any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What was deleted, and what could not be."""
+    """Directories and keys that were deleted, and directories that could not be deleted."""
 
     deleted: list[str]
     left: list[str]
 
 
 def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
-    """Find what nobody can need any more. The listing is taken *before* the log is read: what is committed in between is then seen."""
+    """Find what no process can need any more. Lists *before* it reads the log, so that a commit in between is known."""
     names = {entry.name for entry in store.list(run) if entry.is_dir}
-    names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # there may be nothing else
+    names |= {key.split("/")[1] for key, _ in store.uploads(run) if key.count("/") > 1}  # an upload may be all that exists of a directory
     probes = [entry.name for entry in store.list("") if entry.name.startswith(PROBE_PREFIX) and not entry.is_dir]
     temporaries = [*probes, *_temporaries(store, "")]
     unfinished: list[tuple[int, str]] = []
@@ -58,30 +58,32 @@ def plan_sweep(store: ByteStore, run: str) -> SweepPlan:
     view = Log(store, run).read()
     temporaries += [key for upto, key in unfinished if upto < view.head and key not in temporaries]
     history = fold(view)
-    retired = {one.body.dir: one.id for one in history.retired.values()}
-    live = {one.body.dir for one in history.live}
+    retired = {checkpoint.body.dir: checkpoint.id for checkpoint in history.retired.values()}
+    live = {checkpoint.body.dir for checkpoint in history.live}
     whole = live | {name for name, checkpoint_id in retired.items() if checkpoint_id in history.recallable}
-    for name in sorted(whole.intersection(names)):  # a rank that died while it made the root of a checkpoint that another completed
+    for name in sorted(
+        whole.intersection(names)
+    ):  # left by a rank that died while writing the root, when another rank completed the checkpoint
         temporaries += _temporaries(store, f"{run}/{name}")
     going: list[tuple[str, str]] = []
-    held: list[tuple[str, str]] = []
+    kept: list[tuple[str, str]] = []
     for name in sorted(names):
         parsed = parse_dir(name)
         if parsed is None or name in live:
             continue
         if name in retired and retired[name] in history.recallable:
-            held.append((name, "retired, and may be recalled still"))
+            kept.append((name, "retired, and still recallable"))
         elif name in retired:
             going.append((name, "retired"))
         elif view.damaged:
-            held.append((name, "a record of the log is damaged: it may have been the commit of this one"))
+            kept.append((name, "a record of the log is damaged: it may have been the commit of this one"))
         elif parsed.epoch < history.epoch:
             going.append((name, f"left by attempt {parsed.epoch}, which attempt {history.epoch} has superseded"))
         else:
-            held.append((name, "its attempt may still be writing it"))
-    there = {one.body.home for one in history.there}
-    homes = {one.body.home for one in history.retired.values()} - there - {""}
-    return SweepPlan(run, going, held, temporaries, sorted(homes))
+            kept.append((name, "its attempt may still be writing it"))
+    needed_homes = {checkpoint.body.home for checkpoint in history.there}
+    homes = {checkpoint.body.home for checkpoint in history.retired.values()} - needed_homes - {""}
+    return SweepPlan(run, going, kept, temporaries, sorted(homes))
 
 
 def _temporaries(store: ByteStore, prefix: str) -> list[str]:
@@ -90,13 +92,13 @@ def _temporaries(store: ByteStore, prefix: str) -> list[str]:
 
 
 def _unfinished_summaries(store: ByteStore, folder: str) -> list[tuple[int, str]]:
-    """Files that were to become a summary of the log, and its last record. If its writer still lives, it goes on without that summary."""
-    found = [(parse_summary_file(temporary_of(entry.name) or ""), entry.name) for entry in store.list(folder) if not entry.is_dir]
-    return sorted((upto, f"{folder}/{name}") for upto, name in found if upto is not None)
+    """Return temporary files of log summaries, each with the summary's last record. A living writer continues without its summary."""
+    summaries = [(parse_summary_file(temporary_of(entry.name) or ""), entry.name) for entry in store.list(folder) if not entry.is_dir]
+    return sorted((upto, f"{folder}/{name}") for upto, name in summaries if upto is not None)
 
 
 def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
-    """Delete what the plan names. What the store will not delete now is left for the next sweep."""
+    """Delete what the plan names. What the store fails to delete is left for the next sweep."""
     deleted: list[str] = []
     left: list[str] = []
     for name, _ in plan.directories:
@@ -114,23 +116,23 @@ def execute_sweep(plan: SweepPlan, store: ByteStore) -> SweepReport:
 
 
 def delete_checkpoints(store: ByteStore, run: str, history: History, ids: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Delete the directories of ``ids``, which ``history`` says are retired for good: ``(deleted, left)``."""
+    """Delete the directories of those ``ids`` that are retired for good in ``history``. Return ``(deleted, left)``."""
     deleted: list[str] = []
     left: list[str] = []
     homes: set[str] = set()
     for checkpoint_id in ids:
-        found = history.retired.get(checkpoint_id)
-        if found is not None and checkpoint_id not in history.recallable:
-            if found.body.home:  # it lies in the run that this one branched off
-                homes.add(found.body.home)
+        retired = history.retired.get(checkpoint_id)
+        if retired is not None and checkpoint_id not in history.recallable:
+            if retired.body.home:  # its files are in the run that this one branched off
+                homes.add(retired.body.home)
             else:
-                _delete(store, run, found.body.dir, deleted, left)
+                _delete(store, run, retired.body.dir, deleted, left)
     _let_go(store, run, homes)
     return deleted, left
 
 
 def _let_go(store: ByteStore, run: str, homes: Iterable[str]) -> None:
-    """What cannot be let go now keeps what it kept; the next sweep tries again."""
+    """Remove the tags in ``homes`` that this run no longer needs. After an error the tag stays, and the next sweep tries again."""
     for home in homes:
         with contextlib.suppress(RelightError):
             let_go(store, home, run)

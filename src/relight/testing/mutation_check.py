@@ -303,12 +303,12 @@ MUTATIONS: tuple[Mutation, ...] = (
         "        if False:\n",
         "rules",
     ),
-    Mutation("what was tagged meanwhile stays", PRUNE, " and not history.tags_of(one.id)", "", "rules"),
+    Mutation("what was tagged meanwhile stays", PRUNE, " and not history.tags_of(checkpoint.id)", "", "rules"),
     Mutation(
         "the newest stays, when the plan is carried out",
         PRUNE,
-        "for one in history.live[:-1] if one.id in going",
-        "for one in history.live if one.id in going",
+        "for checkpoint in history.live[:-1]",
+        "for checkpoint in history.live",
         "rules",
     ),
     Mutation(

@@ -175,7 +175,7 @@ PLANTED: dict[str, Bug] = {
         Edit(
             f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if history.recallable.pop(one, None) or one in history.retired}"
         ),
-        Edit(f"{RECALL}:recall", "if one in history.recallable:", "if True:"),
+        Edit(f"{RECALL}:recall", "if checkpoint_id in history.recallable:", "if True:"),
     ),
     "retention retires what another needs": Bug(
         Edit(
@@ -192,12 +192,12 @@ PLANTED: dict[str, Bug] = {
     "what another needs is given up": Bug(
         Edit(
             f"{RECALL}:sweep_recallable",
-            "not_needed(history, {one for one in history.recallable if one in ids} - unsure(view, history))",
+            "not_needed(history, chosen - unsure(view, history))",
             "set(ids)",
         ),
     ),
     "a checkpoint does not say whose chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
-    "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(one.id)", "")),
+    "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(checkpoint.id)", "")),
 }
 """By what is wrong."""
 

@@ -1,7 +1,7 @@
-"""Checkpoints from one store to another.
+"""Copy checkpoints from one store to another.
 
-Always holds: what arrives was verified byte by byte on the way, and is committed under the destination's own identity; nobody
-is fenced; what was interrupted leaves nothing that counts. May import: ``commit``, ``catalog`` and everything below them.
+Invariants: every copied byte is verified on the way; a copy is committed under the destination's own identity and fences no attempt; an
+interrupted copy leaves no checkpoint. May import: ``commit``, ``catalog`` and everything below them.
 """
 
 from relight.transfer.copying import CopyPlan, CopyReport, execute_copy, plan_copy

@@ -1,9 +1,9 @@
-"""Copying checkpoints: every byte verified on the way, committed at the other end under that run's own identity.
+"""Copy checkpoints: verify every byte on the way, and commit at the destination under that run's own identity.
 
-A copy is no attempt and fences nobody: its COMMIT is a tool's, with the highest epoch read from the destination's log. Packs
-are the same to the byte; part and root name the store, run and epoch they are in now, and the root says where it came from. What lay with
-another checkpoint, or was told as differences from it, lies here in full; what is coded by itself stays so. Of what shares with others
-where it comes from, chunks that the newest checkpoint here has are not copied again: its COMMIT requires those that have them.
+A copy is not an attempt and fences none: its COMMIT is a tool's, with the highest epoch in the destination's log. Packs are copied byte for
+byte. Part and root name the destination's store, run and epoch, and the root records its origin. Chunks that the source stores with another
+checkpoint, or as differences from one, are stored in full; chunks coded by themselves stay coded. If the source shares chunks with other
+checkpoints, chunks that the destination's newest checkpoint has are not copied again: the copy's COMMIT requires their donors.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from relight.store.base import Uncertain
 from relight.transfer.stored_there import packs_there, there_already
 
 COPIED_FROM = "relight.copied_from"
-"""Where a root's user metadata says which store, run and id it is a copy of."""
+"""Key in a root's user metadata: store, run and id of the original."""
 BUFFER_BYTES = 8 << 20
 FORCE_HINT = "copy to a run of its own, or pass --force: then the copy becomes its latest checkpoint"
 Progress = Callable[[int], None]
@@ -52,7 +52,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
-    """What is to be copied where, oldest first; ``there`` lists ``(id, id at the destination)`` of what it has already."""
+    """Checkpoints to copy, oldest first, and the destination. ``there``: ``(id, id at the destination)`` of those that it has."""
 
     source: Run
     destination: ByteStore
@@ -60,19 +60,19 @@ class CopyPlan:
     checkpoints: list[Checkpoint]
     there: list[tuple[str, str]]
     as_newest: bool = False
-    """Whether the destination may resume from what is copied, though its own history does not lead there."""
+    """Whether the destination may resume from the copies although its own history does not lead to them."""
     changes: Change | None = None
     """What the copy changes at the destination; None if its history simply continues."""
 
     @property
     def bytes(self) -> int:
-        """Bytes to be copied, about: of what is coded or lies elsewhere, those of its tensors."""
-        return sum(one.body.alone_bytes for one in self.checkpoints)
+        """Approximate bytes to copy. Coded chunks and chunks stored elsewhere count with their tensors' bytes."""
+        return sum(checkpoint.body.alone_bytes for checkpoint in self.checkpoints)
 
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What was copied, ``(id, id at the destination)``; what was there already; what was left out as damaged, ``(id, why)``."""
+    """Checkpoints copied, and present before, as ``(id, id at the destination)``; and those skipped as damaged, with the error."""
 
     copied: list[tuple[str, str]]
     there: list[tuple[str, str]]
@@ -82,11 +82,11 @@ class CopyReport:
 def plan_copy(
     source: Run, checkpoints: Sequence[Checkpoint], destination: ByteStore, run: str, *, as_newest: bool = False, again: bool = True
 ) -> CopyPlan:
-    """Leave out what a former copy brought already, so that an interrupted copy is gone on with by saying it again. ``again``: what the
-    destination had and has pruned is brought once more.
+    """Plan a copy without the checkpoints that the destination has, so that repeating an interrupted copy continues it.
 
-    A run resumes from what was committed last. ``ConfigError`` if the destination's newest checkpoint is not one that the source has or
-    had before the copied ones, unless that is what is wanted: ``as_newest``. Ids decide, not steps.
+    ``again``: also copy what the destination had and has pruned. A run resumes from its last commit. So raise ``ConfigError`` if the
+    destination's newest checkpoint is not one that the source has or had before the copied ones, unless ``as_newest``. Ids decide, not
+    steps.
     """
     target = Run(destination, run)
     try:
@@ -94,41 +94,41 @@ def plan_copy(
     except CheckpointNotFound:
         history = History()
     own = fold(source.require_whole_log())
-    missing, there = _split(checkpoints, source, target, history, again)
-    newest = max((one.seq for one in checkpoints if one.id in dict(there)), default=-1)
+    missing, present = _split(checkpoints, source, target, history, again)
+    newest = max((checkpoint.seq for checkpoint in checkpoints if checkpoint.id in dict(present)), default=-1)
     changes = change(own, missing[-1], history) if missing else None
-    in_doubt = any(one.seq < newest for one in missing) or (changes is not None and changes.relation != CONTINUES)
+    in_doubt = any(checkpoint.seq < newest for checkpoint in missing) or (changes is not None and changes.relation != CONTINUES)
     if in_doubt and (source.view().summary is not None or (history.live and target.view().summary is not None)):
-        # the logs' summaries may have left out what decides: every record is read before something is copied again, or refused
+        # the logs' summaries may lack the deciding records: read every record before copying again or refusing
         own, history = whole_history(source.store, source.name), whole_history(destination, run)
-        missing, there = _split(checkpoints, source, target, history, again)
+        missing, present = _split(checkpoints, source, target, history, again)
         changes = change(own, missing[-1], history) if missing else None
     if changes is not None and changes.relation == CONTINUES:
         changes = None
     if changes is not None and not as_newest:
         raise ConfigError(f"run {run!r} there {changes.why}", where=destination.url, hint=FORCE_HINT)
-    return CopyPlan(source, destination, run, missing, there, as_newest, changes)
+    return CopyPlan(source, destination, run, missing, present, as_newest, changes)
 
 
 def _split(
     checkpoints: Sequence[Checkpoint], source: Run, target: Run, history: History, again: bool
 ) -> tuple[list[Checkpoint], list[tuple[str, str]]]:
-    """Of ``checkpoints``, oldest first: those that the destination lacks, and the ids of those that it has, here and there."""
+    """Return, oldest first, the checkpoints that the destination lacks, and of the others ``(id, id at the destination)``."""
     missing: list[Checkpoint] = []
-    there: list[tuple[str, str]] = []
-    for one in sorted(checkpoints, key=lambda one: one.seq):
-        if not again and one.id in history.retired:
+    present: list[tuple[str, str]] = []
+    for checkpoint in sorted(checkpoints, key=lambda checkpoint: checkpoint.seq):
+        if not again and checkpoint.id in history.retired:
             continue
-        found = _copy_of(one, source, target, history)
-        if found is None:
-            missing.append(one)
+        copy_id = _copy_of(checkpoint, source, target, history)
+        if copy_id is None:
+            missing.append(checkpoint)
         else:
-            there.append((one.id, found))
-    return missing, there
+            present.append((checkpoint.id, copy_id))
+    return missing, present
 
 
 def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyReport:
-    """Copy, oldest first. Damaged ones are left out and told of; other errors stop it; what was committed stays."""
+    """Copy, oldest first. Damaged checkpoints are skipped and reported. Other errors stop the copy; committed copies stay."""
     report = CopyReport([], plan.there, [])
     if not plan.checkpoints:
         return report
@@ -146,14 +146,14 @@ def execute_copy(plan: CopyPlan, *, progress: Progress | None = None) -> CopyRep
 
 
 def _check_continues(plan: CopyPlan, source: History, now: History) -> None:
-    """``LeaseHeld`` if another process has committed there since the plan: the run would resume from the copy instead."""
-    found = change(source, plan.checkpoints[-1], now)
-    if found is not None and found.relation != CONTINUES:
-        raise LeaseHeld(f"run {plan.run!r} there changed meanwhile: it {found.why}", where=plan.destination.url, hint=FORCE_HINT)
+    """Raise ``LeaseHeld`` if another process has committed there since the plan: the run would resume from the copy instead."""
+    relation = change(source, plan.checkpoints[-1], now)
+    if relation is not None and relation.relation != CONTINUES:
+        raise LeaseHeld(f"run {plan.run!r} there changed meanwhile: it {relation.why}", where=plan.destination.url, hint=FORCE_HINT)
 
 
 def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str | None:
-    """The id that a copy of ``one`` has at the destination, if there is one: its own, or another that says it is."""
+    """Return the id of a copy of ``one`` at the destination: the same id, or another whose root records ``one`` as its origin."""
     same = history.find(one.id)
     if same and (same.step, same.body.logical_bytes) == (one.step, one.body.logical_bytes):
         return same.id
@@ -162,8 +162,10 @@ def _copy_of(one: Checkpoint, source: Run, target: Run, history: History) -> str
     for other in history.live:
         if other.step == one.step:
             with contextlib.suppress(CorruptCheckpoint, UnsafeContent):
-                said = target.open(other).root.user.get(COPIED_FROM)
-                if said == origin or (one.body.home and isinstance(said, dict) and {**said, "run": view.run_id} == origin):
+                copied_from = target.open(other).root.user.get(COPIED_FROM)
+                if copied_from == origin or (
+                    one.body.home and isinstance(copied_from, dict) and {**copied_from, "run": view.run_id} == origin
+                ):
                     return other.id
     return None
 
@@ -173,10 +175,10 @@ def _origin(view: LogView, checkpoint_id: str) -> dict[str, Any]:
 
 
 class Claimed(LeaseHeld):
-    """Somebody else of the same attempt is copying it there; ``prefix``: where."""
+    """Another process of the same attempt is copying the checkpoint there. ``prefix``: the copy's directory."""
 
     def __init__(self, prefix: str, where: str) -> None:
-        super().__init__("somebody else is copying it there", where=where)
+        super().__init__("another process is copying it there", where=where)
         self.prefix = prefix
 
 
@@ -184,12 +186,15 @@ def copy_one(
     opened: Opened, store: ByteStore, log: Log, progress: Progress | None, charge: int | None = None, *, gives_way: bool = False,
     sent: Progress | None = None, checks: Callable[[History], None] | None = None,
 ) -> str:  # fmt: skip
-    """Copy a checkpoint and commit it there; its id there. ``charge``: the epoch in which an attempt copies, which must be the
-    destination's still when it commits, else ``Fenced``; None: a tool copies, in whoever's epoch it is. ``gives_way``: ``Claimed`` if a
-    copy of it has been begun there in the same epoch, instead of a second one under a name of its own. ``progress`` is told bytes of the
-    checkpoint, ``sent`` bytes that were written. ``checks`` raises if it is not to be committed behind what there is by then.
+    """Copy a checkpoint and commit it at the destination. Return its id there.
 
-    The first part is written before all else, and by one alone: a directory is his who did, and only he writes or deletes in it."""
+    ``charge``: epoch of the copying attempt. If the destination has another epoch at the commit, raise ``Fenced``. None: a tool copies, in
+    the present epoch. ``gives_way``: raise ``Claimed`` if a copy was begun there in the same epoch, instead of making a second one under a
+    new id. ``progress``: called with bytes of the checkpoint; ``sent``: with bytes written. ``checks``: raises if the copy must not be
+    committed after the destination's present history.
+
+    The first part is created first and exclusively: the process that created it owns the directory, and only it writes or deletes there.
+    """
     view = log.read()
     history = fold(view)
     _in_charge(log.run, charge, history)
@@ -213,18 +218,18 @@ def copy_one(
             _in_charge(log.run, charge, fold(now))
             if checks is not None:
                 checks(fold(now))
-            if charge is not None and origin in {one.original_id for one in fold(now).live}:
-                raise LeaseHeld("somebody else has copied it there meanwhile", where=log.run)
+            if charge is not None and origin in {checkpoint.original_id for checkpoint in fold(now).live}:
+                raise LeaseHeld("another process has copied it there meanwhile", where=log.run)
             if not set(root.requires) <= fold(now).by_id.keys():
-                raise LeaseHeld("a checkpoint that has some of its chunks was retired meanwhile", where=log.run, hint="say it again")
+                raise LeaseHeld("a checkpoint that has some of its chunks was retired meanwhile", where=log.run, hint="repeat the command")
             if fold(now).epoch != directory.epoch:
-                raise LeaseHeld("an attempt took charge of the destination while this was copied", where=log.run, hint="say it again")
+                raise LeaseHeld("an attempt took charge of the destination while this was copied", where=log.run, hint="repeat the command")
             return body, directory.epoch
 
         committing = True
         log.append(decide)
     except BaseException as error:
-        # As in commit: an interrupt may come just behind the commit. Nothing of it may then be touched.
+        # As in commit: an interrupt may come just after the commit. Then nothing of the copy may be deleted.
         if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
             with contextlib.suppress(RelightError):
                 delete_directory(store, prefix)
@@ -238,7 +243,7 @@ def _in_charge(run: str, charge: int | None, history: History) -> None:
 
 
 class _Copying:
-    """A copy in its directory."""
+    """Writes a copy in its directory."""
 
     def __init__(
         self, opened: Opened, store: ByteStore, view: LogView, directory: CheckpointDir, known: Chunks, sent: Progress | None
@@ -247,30 +252,30 @@ class _Copying:
         self._opened, self._store, self._view, self._known, self._tell_sent = opened, store, view, known, sent
         stored = {pack.file for part in opened.parts for pack in part.packs if pack.stored is not None}
         repaired = stored and not stored.isdisjoint(entry.name for entry in opened.store.list(opened.prefix))
-        self._coded = bool(stored) and not repaired  # else what is coded may be damaged
+        self._coded = bool(stored) and not repaired  # a repaired pack's coded bytes may be damaged
         self._first = self._moved(opened.parts[0])
 
     def _moved(self, part: Part) -> Part:
-        at = self.directory
+        new = self.directory
         moved: Part = msgspec.structs.replace(
-            part, store=self._view.store_id, run=self._view.run_id, id=at.id, step=at.step, epoch=at.epoch,
+            part, store=self._view.store_id, run=self._view.run_id, id=new.id, step=new.step, epoch=new.epoch,
             packs=packs_there(part.packs, self._known, coded=self._coded),
         )  # fmt: skip
         return moved
 
     def claim(self) -> bool:
-        """Whether the directory is ours: nothing was in it, and its first part is of our writing."""
-        if any(True for _ in self._store.list(self.prefix)):  # an interrupted copy of the same one: no name is used twice
+        """Claim the directory by creating its first part. Return False if another copy has it."""
+        if any(True for _ in self._store.list(self.prefix)):  # an interrupted copy of the same checkpoint: no name is used twice
             return False
         try:
             return self._store.put_once(f"{self.prefix}/{self._opened.root.parts[0].file}", encode_part(self._first))
         except RelightError:
             with contextlib.suppress(RelightError):
-                self._store.delete_dir(self.prefix)  # but if it is empty, it stays
+                self._store.delete_dir(self.prefix)  # deletes it only if it is empty
             raise
 
     def write(self, history: History, progress: Progress | None) -> Root:
-        """Packs, the other parts, root, durable by content and by name."""
+        """Write packs, the other parts and the root. Their content and names are durable on return."""
         opened, store, view = self._opened, self._store, self._view
         refs = []
         size = new = 0
@@ -294,9 +299,12 @@ class _Copying:
             run=view.run_id,
             id=self.directory.id,
             epoch=self.directory.epoch,
-            parents=[one for one in opened.root.parents if one in history.committed_ids],
+            parents=[parent for parent in opened.root.parents if parent in history.committed_ids],
             parts=refs,
-            features=[*(one for one in opened.root.features if one not in STORING), *(one for one in STORING if one in stored)],
+            features=[
+                *(feature for feature in opened.root.features if feature not in STORING),
+                *(feature for feature in STORING if feature in stored),
+            ],
             requires=sorted(requires),
             stored_bytes=size,
             new_bytes=new,
@@ -307,7 +315,7 @@ class _Copying:
         return root
 
     def _copy_pack(self, pack: Pack, after: Pack, progress: Progress | None) -> None:
-        """Read, check, write what was checked."""
+        """Read, verify and write a pack."""
         if after.stored is None:
             with contextlib.closing(sound_chunks(self._opened, pack, progress)) as chunks:
                 write_pack_of(pack, self._store, f"{self.prefix}/{pack.file}", self._sent(chunks))
@@ -316,7 +324,7 @@ class _Copying:
             if after.stored.size:
                 write_pack_from(self._store.write(f"{self.prefix}/{stored_file(pack.file)}", after.stored.size), self._sent(chunks))
             else:
-                for _ in chunks:  # there are none, which is told
+                for _ in chunks:  # no chunk is written: iterating only reports the progress
                     pass
 
     def _sent(self, chunks: Iterator[memoryview]) -> Iterator[memoryview]:
@@ -327,13 +335,15 @@ class _Copying:
 
 
 def write_pack_of(pack: Pack, store: ByteStore, key: str, chunks: Iterator[memoryview]) -> None:
-    """Write chunks, back to back, under ``key``; nothing of it stays if they end before their time. Each is done with when the next is
-    asked for. Memory: a buffer of ``BUFFER_BYTES`` where the store wants its pieces aligned."""
+    """Write adjacent chunks under ``key``. If the iterator raises, nothing stays.
+
+    Each chunk must be valid only until the next is requested. Memory: a buffer of ``BUFFER_BYTES`` if the store needs aligned pieces.
+    """
     write_pack_from(store.write(key, pack.size), chunks)
 
 
 def write_pack_from(writer: Writer, chunks: Iterator[memoryview]) -> None:
-    """The same, with a writer that was made for it."""
+    """Write adjacent chunks with ``writer`` and finish it; abort it if the iterator raises."""
     try:
         for offset, length, data in poured(chunks) if writer.align > 1 else _placed(chunks):
             writer.write_at(offset, data[: -(-length // writer.align) * writer.align])
@@ -344,19 +354,20 @@ def write_pack_from(writer: Writer, chunks: Iterator[memoryview]) -> None:
 
 
 Piece = tuple[int, int, memoryview]
-"""Where it belongs, its length, and its bytes."""
+"""Offset, length and bytes."""
 
 
 def sound_chunks(opened: Opened, pack: Pack, progress: Progress | None = None) -> Generator[memoryview, None, None]:
-    """All chunks of a pack in order, each checked before it is given, and valid until the next is asked for; ``CorruptCheckpoint`` for one
-    that is not what was committed. Memory: what ``each_chunk`` takes."""
+    """Yield all chunks of a pack in order, verified. A chunk is valid until the next is requested.
+
+    Raise ``CorruptCheckpoint`` for a chunk that is not what was committed. Memory: as ``each_chunk``.
+    """
     with _reader(opened, pack) as reader:
         yield from _sound_chunks(opened, pack, reader, progress, lambda number: True)
 
 
 def _stored_chunks(opened: Opened, pack: Pack, after: PackChunks, progress: Progress | None) -> Generator[memoryview, None, None]:
-    """What is written of each chunk with a copy. What is coded is decoded, too, to see that it is what was committed; what is there
-    already is not read."""
+    """Yield the bytes that a copy stores of each chunk. Coded chunks are decoded to verify them. Chunks already there are not read."""
     own = [number for number, piece in enumerate(after.pieces) if piece.home == OWN]
     mine = set(own)
     with _reader(opened, pack) as reader:
@@ -395,27 +406,27 @@ def _sound_chunks(
 
 
 def _placed(chunks: Iterator[memoryview]) -> Iterator[Piece]:
-    """Chunks as they are."""
-    at = 0
+    """Yield the chunks with their offsets, unchanged."""
+    offset = 0
     for piece in chunks:
-        yield at, len(piece), piece
-        at += len(piece)
+        yield offset, len(piece), piece
+        offset += len(piece)
 
 
 def poured(chunks: Iterator[memoryview]) -> Iterator[Piece]:
-    """Chunks of any length, back to back, as pieces that any store takes: page-aligned, and readable up to the next page's end."""
+    """Join adjacent chunks of any length to pieces that every store accepts: page-aligned, and readable up to the next page's end."""
     buffer = page_buffer(BUFFER_BYTES)
-    given = held = 0
+    given = filled = 0
     for piece in chunks:
         while piece:
-            step = min(len(piece), BUFFER_BYTES - held)
-            buffer[held : held + step] = piece[:step]
-            held, piece = held + step, piece[step:]
-            if held == BUFFER_BYTES:
-                yield given, held, buffer
-                given, held = given + held, 0
-    if held:
-        yield given, held, buffer[: -(-held // PAGE) * PAGE]
+            step = min(len(piece), BUFFER_BYTES - filled)
+            buffer[filled : filled + step] = piece[:step]
+            filled, piece = filled + step, piece[step:]
+            if filled == BUFFER_BYTES:
+                yield given, filled, buffer
+                given, filled = given + filled, 0
+    if filled:
+        yield given, filled, buffer[: -(-filled // PAGE) * PAGE]
 
 
 def _commit_body(opened: Opened, root: Root, directory: str, root_hash: str, root_bytes: int) -> CommitBody:

@@ -1,7 +1,7 @@
-"""A store's keys: who may open it, by adding, exchanging and taking away slots; and encrypting anew what a leaked key could open.
+"""Manage a store's keys: add, rotate and revoke key slots, and encrypt again what a leaked key could open.
 
-Slots are added before any is taken away, and what was added is opened once before it is relied on: whoever is killed on the way leaves
-a store that opens with the old key, the new one, or both.
+Slots are added before any is removed, and a new slot is opened once before it is relied on. So a process that is killed halfway leaves a
+store that opens with the old key, the new key, or both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ COPY_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class KeyStatus:
-    """One slot, or one that was: ``opens`` says whether the keys at hand open it; ``revoked`` when it was taken away, else ""."""
+    """A present or revoked slot. ``opens``: whether the given keys open it. ``revoked``: time of its removal, else ""."""
 
     generation: int
     kek: str
@@ -42,13 +42,13 @@ class KeyStatus:
     revoked: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(slots=True)
 class Changed:
-    """What was done: labels and ids of slots added and taken away."""
+    """Labels and ids of the slots that were added and revoked."""
 
     added: list[str] = field(default_factory=list)
     revoked: list[str] = field(default_factory=list)
@@ -56,30 +56,32 @@ class Changed:
 
 @dataclass(slots=True)
 class Rekeyed:
-    """What was encrypted anew. ``left``: files that came meanwhile, of a process that goes on with the old ring key."""
+    """What was encrypted again. ``left``: files written meanwhile by a process that still uses the old ring key."""
 
     files: int = 0
     bytes: int = 0
     left: int = 0
     plain: int = 0
-    """Files that lie in the clear in a store that is encrypted: somebody put them there, and they are left alone."""
+    """Unencrypted files in an encrypted store. Another program put them there, and they are left alone."""
     damaged: int = 0
     generation: int = 0
 
 
 def status(inner: ByteStore, keychain: Keychain | None) -> list[KeyStatus]:
-    """All slots of a store, and those that were taken away, by generation. Cost: opening each with the keys at hand, if there are any."""
+    """Return all slots of a store and the revoked ones, by generation. Cost: tries the given keys on each slot."""
     store_id_of(inner)
     rows = [
-        KeyStatus(one.generation, one.kek, one.kind, one.label, one.created, keychain is not None and open_slot(one, keychain) is not None)
-        for one in slots_in(inner)
+        KeyStatus(
+            slot.generation, slot.kek, slot.kind, slot.label, slot.created, keychain is not None and open_slot(slot, keychain) is not None
+        )
+        for slot in slots_in(inner)
     ]
-    rows += [KeyStatus(one.generation, one.kek, "", one.label, one.created, False, one.revoked) for one in revoked_in(inner)]
+    rows += [KeyStatus(slot.generation, slot.kek, "", slot.label, slot.created, False, slot.revoked) for slot in revoked_in(inner)]
     return sorted(rows, key=lambda row: (row.generation, bool(row.revoked), row.created))
 
 
 def add(inner: ByteStore, keychain: Keychain, new: Provider, label: str = "") -> Changed:
-    """Have ``new`` open what the keys at hand open. ``WrongKey`` if there is a generation that they don't."""
+    """Add slots so that ``new`` opens the store. Raise ``WrongKey`` if the given keys do not open every generation."""
     changed = Changed()
     for (generation, _), slots in _rings(inner).items():
         key = _opened(slots, keychain, generation)
@@ -89,7 +91,7 @@ def add(inner: ByteStore, keychain: Keychain, new: Provider, label: str = "") ->
 
 
 def rotate(inner: ByteStore, keychain: Keychain, old: str, new: Provider, label: str = "") -> Changed:
-    """Have ``new`` open what ``old``, an id or a label, opens, and ``old`` open nothing. No data is written anew: see ``rekey``."""
+    """Replace the slots of ``old``, an id or a label, by slots of ``new``. No data is encrypted again: see ``rekey``."""
     mine = _slots_of(inner, old)
     changed = add(inner, keychain, new, label)
     for slot in mine:
@@ -101,7 +103,7 @@ def rotate(inner: ByteStore, keychain: Keychain, old: str, new: Provider, label:
 
 
 def revoke(inner: ByteStore, keychain: Keychain, old: str) -> Changed:
-    """Have ``old``, an id or a label, open nothing. ``ConfigError`` if the keys at hand would open less than now without it."""
+    """Remove the slots of ``old``, an id or a label. Raise ``ConfigError`` if the given keys would then no longer open a generation."""
     mine, changed = _slots_of(inner, old), Changed()
     for (generation, _), slots in _rings(inner).items():
         if any(slot in mine for slot in slots) and not any(open_slot(slot, keychain) for slot in slots if slot not in mine):
@@ -125,13 +127,15 @@ def rekey(
     plan_only: bool = False,
     encrypt_plain: bool = False,
 ) -> Rekeyed:
-    """Encrypt anew, under a new ring key, what ``leaked`` could open, an id or a label, also one that was revoked; or, if ``leaked`` is
-    "*", everything; then those old ring keys' slots go. In a store that is not encrypted: all of it. In one that is, what lies in the
-    clear was put there by somebody, and is taken for what the store holds only if ``encrypt_plain``: to end what was interrupted.
+    """Encrypt again, under a new ring key, every file that ``leaked`` could open, then remove the old ring keys' slots.
 
-    ``keychain`` opens what is there, ``keep`` (the same, if None) what will be: a slot for each of them. A file is replaced as a whole, so
-    whoever is killed leaves nothing but whole files, each under one key or the other; done again it goes on. Processes that have the
-    store open go on with the ring key they know: ``left`` counts what they wrote meanwhile. Cost: what is touched, read and written once.
+    ``leaked``: id or label of a key, also of a revoked one; "*" for every file. A store that is not encrypted is encrypted as a whole. In
+    an encrypted store, unencrypted files may come from another program. ``encrypt_plain`` takes them as the store's own, to continue an
+    interrupted first encryption.
+
+    ``keychain`` opens the present slots; each key of ``keep`` (None: of ``keychain``) gets a slot of the new ring key. A file is replaced
+    atomically, so an interruption leaves whole files, each under the old or the new key, and calling it again continues. Processes that
+    have the store open still use the old ring key: ``left`` counts what they wrote meanwhile. Cost: reads and writes each such file once.
     """
     report, plain = Rekeyed(), not _is_marked(inner)
     keep = keep or keychain
@@ -156,7 +160,7 @@ def rekey(
                 continue
             try:
                 _rewrite(store, key, size, progress)
-            except CorruptCheckpoint:  # nobody can write it anew: it goes on being damaged
+            except CorruptCheckpoint:  # a damaged file cannot be decrypted: it stays damaged
                 damaged.add(key)
                 continue
             report.left += again
@@ -170,7 +174,7 @@ def rekey(
 
 
 def _to_do(store: EncryptedStore, touched: set[bytes], report: Rekeyed) -> Iterator[tuple[str, int]]:
-    """Files, and their lengths, of what is to be written anew; counts what lies in the clear and is not."""
+    """Yield the files to encrypt again, with their lengths. Count unencrypted files that are left alone in ``report.plain``."""
     for key in _files(store, ""):
         try:
             ring = store.ring_of(key)
@@ -180,7 +184,7 @@ def _to_do(store: EncryptedStore, touched: set[bytes], report: Rekeyed) -> Itera
             if ring is not None and ring not in touched:
                 continue
             reader = store.open(key)
-        except (CheckpointNotFound, CorruptCheckpoint):  # swept meanwhile; or damaged, which nobody can write anew
+        except (CheckpointNotFound, CorruptCheckpoint):  # swept meanwhile, or damaged: it cannot be encrypted again
             continue
         size = reader.size
         reader.close()
@@ -194,7 +198,7 @@ def _files(store: EncryptedStore, prefix: str) -> Iterator[str]:
         if entry.is_dir:
             if key != KEYS_DIR:
                 yield from _files(store, key)
-        elif entry.name.startswith(REWRITTEN_PREFIX):  # of one that was killed; one that is at work will say that it is gone
+        elif entry.name.startswith(REWRITTEN_PREFIX):  # left by a killed rekey; a running one fails when its file is gone
             store.delete(key)
         elif not is_clear(key):
             yield key
@@ -206,10 +210,10 @@ def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int
         writer = store.rewrite(key, size)
         try:
             room = memoryview(bytearray(min(COPY_BYTES, size)))
-            for at in range(0, size, len(room)):
-                piece = room[: min(len(room), size - at)]
-                reader.read_into(at, piece)
-                writer.write_at(at, piece)
+            for offset in range(0, size, len(room)):
+                piece = room[: min(len(room), size - offset)]
+                reader.read_into(offset, piece)
+                writer.write_at(offset, piece)
                 progress(len(piece))
             writer.finish()
         except BaseException:
@@ -220,18 +224,20 @@ def _rewrite(store: EncryptedStore, key: str, size: int, progress: Callable[[int
 
 
 def _new_generation(inner: ByteStore, keychain: Keychain, keep: Keychain, touched: set[bytes]) -> int:
-    """One whose ring key nobody knew before, with a slot for each key that is kept; the newest, if it is one that was begun and not
-    touched. Its number."""
+    """Make a generation with a new ring key and a slot for each kept key. Return its number.
+
+    If the newest generation is not to be replaced, an earlier call began it, and it is completed instead.
+    """
     store_id = require_encrypted(inner)
     rings = _rings(inner)
     newest, ring = max(rings, default=(0, ""))
-    held = rings.get((newest, ring), [])
+    slots_kept = rings.get((newest, ring), [])
     if newest and bytes.fromhex(ring) not in touched:
-        key = _opened(held, keychain, newest)
+        key = _opened(slots_kept, keychain, newest)
     else:
-        newest, held, key = newest + 1, [], Secret(secrets.token_bytes(KEY_BYTES))
+        newest, slots_kept, key = newest + 1, [], Secret(secrets.token_bytes(KEY_BYTES))
     for provider in keep.providers:
-        if not any(_opens(slot, provider) for slot in held):
+        if not any(_opens(slot, provider) for slot in slots_kept):
             known = [slot.label for slots in rings.values() for slot in slots if provider.fits(slot.kind, slot.kek)]
             _put(inner, store_id, newest, key, provider, known[-1] if known else "")
     open_ring(inner, keep)
@@ -239,20 +245,25 @@ def _new_generation(inner: ByteStore, keychain: Keychain, keep: Keychain, touche
 
 
 def _touched(inner: ByteStore, leaked: str) -> set[bytes]:
-    """The ring keys that it could open."""
-    known = [(one.kek, one.label, one.ring) for one in slots_in(inner)] + [(one.kek, one.label, one.ring) for one in revoked_in(inner)]
-    found = {bytes.fromhex(ring) for kek, label, ring in known if leaked == "*" or _is(kek, label, leaked)}
-    if not found:
+    """Return the ids of the ring keys that ``leaked`` could open."""
+    known = [(slot.kek, slot.label, slot.ring) for slot in slots_in(inner)] + [
+        (slot.kek, slot.label, slot.ring) for slot in revoked_in(inner)
+    ]
+    rings = {bytes.fromhex(ring) for kek, label, ring in known if leaked == "*" or _is(kek, label, leaked)}
+    if not rings:
         raise CheckpointNotFound(f"no key {leaked!r} has, or had, a slot here", where=inner.url, hint="relight keys status STORE")
-    return found
+    return rings
 
 
 def _rings(inner: ByteStore) -> dict[tuple[int, str], list[KeySlot]]:
-    """Slots by generation and ring key. Two who begin a store at one moment, with keys of two names, may make two rings of a generation."""
-    found: dict[tuple[int, str], list[KeySlot]] = {}
+    """Return the slots by generation and ring key.
+
+    Two processes that create a store at the same time with different keys may make two rings of one generation.
+    """
+    rings: dict[tuple[int, str], list[KeySlot]] = {}
     for slot in slots_in(inner):
-        found.setdefault((slot.generation, slot.ring), []).append(slot)
-    return dict(sorted(found.items()))
+        rings.setdefault((slot.generation, slot.ring), []).append(slot)
+    return dict(sorted(rings.items()))
 
 
 def _slots_of(inner: ByteStore, name: str) -> list[KeySlot]:
@@ -281,15 +292,15 @@ def _opens(slot: KeySlot, provider: Provider) -> bool:
 
 
 def _put(inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str) -> str:
-    """A slot that was read back and opened."""
+    """Write a slot, read it back and open it. Return its name for people."""
     slot = put_slot(inner, store_id, generation, key, provider, label)
     inner.sync(KEYS_DIR)
-    there = [one for one in slots_in(inner) if one.file == slot.file]
-    if not there or there[0].ring != ring_id(key).hex() or not _opens(there[0], provider):
-        what = "a slot that was just made does not open, or another was made of that name"
-        hint = "nothing was taken away; of two rings of one generation relight rekey --all makes one"
+    reread = [entry for entry in slots_in(inner) if entry.file == slot.file]
+    if not reread or reread[0].ring != ring_id(key).hex() or not _opens(reread[0], provider):
+        what = "the new slot does not open, or another process made a slot of the same name"
+        hint = "no slot was removed; relight rekey --all makes one of two rings of a generation"
         raise WrongKey(what, where=f"{KEYS_DIR}/{slot.file}", hint=hint)
-    return _named(there[0])
+    return _named(reread[0])
 
 
 def _named(slot: KeySlot) -> str:
@@ -301,7 +312,7 @@ def _is_marked(inner: ByteStore) -> bool:
 
 
 def _mark(inner: ByteStore) -> None:
-    """Have the store say that it is encrypted: from now on nobody opens it without a key."""
+    """Mark the store as encrypted: from now on no process opens it without a key."""
     record = decode_store(inner.get(STORE_FILE, SEALED_BYTES_MAX))
     data = encode_store(msgspec.structs.replace(record, encrypted=True))
     writer = rewrites(inner).rewrite(STORE_FILE, len(data))
@@ -314,6 +325,6 @@ def _mark(inner: ByteStore) -> None:
 
 
 def age_days(created: str, now: datetime | None = None) -> float:
-    """How old a slot is."""
+    """Return a slot's age in days."""
     made = datetime.strptime(created, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC)
     return ((now or datetime.now(UTC)) - made).total_seconds() / 86400

@@ -1,7 +1,7 @@
-"""One run made to have all that another has: its checkpoints, and the tags on them. What ``relight push`` and ``relight pull`` do.
+"""Copy a run's missing checkpoints and their tags to another run, for ``relight push`` and ``relight pull``.
 
-The copying is ``copying``'s: verified, resumable, nobody is fenced. Tags follow the checkpoints they are on; a tag that the other side has
-on another checkpoint stays where it is, unless it is said that it is to be moved. Stages do not follow: ``relight promote`` moves them.
+``copying`` copies: verified, resumable, without fencing. Tags are copied with their checkpoints. A tag that the destination has on another
+checkpoint stays there, unless ``force``. Stages are not copied: ``relight promote`` moves them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from relight.transfer.copying import CopyPlan, CopyReport, Progress, execute_cop
 
 
 class TagMove(NamedTuple):
-    """Tag ``name``, which is on ``id`` here, and on ``there`` at the other side: None if there is none of that name."""
+    """Tag ``name``, which is on ``id`` here and on ``there`` at the destination; None if the destination lacks it."""
 
     name: str
     id: str
@@ -29,7 +29,7 @@ class TagMove(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PushPlan:
-    """``copy`` is what the other side lacks, ``tags`` those that it lacks or has elsewhere."""
+    """``copy``: checkpoints that the destination lacks. ``tags``: tags that it lacks or has on another checkpoint."""
 
     copy: CopyPlan
     tags: list[TagMove]
@@ -37,13 +37,13 @@ class PushPlan:
 
     @property
     def refused(self) -> list[TagMove]:
-        """Tags that stay where they are at the other side."""
-        return [] if self.force else [one for one in self.tags if one.there is not None]
+        """Tags that stay unchanged at the destination."""
+        return [] if self.force else [move for move in self.tags if move.there is not None]
 
 
 @dataclass(slots=True)
 class PushReport:
-    """What was copied, which tags were set: ``(name, id there)``, and which were not."""
+    """What was copied, the tags that were set, as ``(name, id there)``, and the tags that were not."""
 
     copy: CopyReport
     tagged: list[tuple[str, str]] = field(default_factory=list)
@@ -51,32 +51,35 @@ class PushReport:
 
 
 def plan_push(source: Run, destination: ByteStore, run: str, *, force: bool = False) -> PushPlan:
-    """Everything that is live in ``source``, and neither is nor was there. ``ConfigError`` if the other side has gone its own way, or holds
-    another run: it would resume from what is copied. ``force``: copy and move tags all the same."""
+    """Plan to copy every live checkpoint of ``source`` that the destination does not have and never had.
+
+    Raise ``ConfigError`` if the destination has diverged or holds another run: it would resume from the copies. ``force``: copy and move
+    tags all the same.
+    """
     history = source.history()
     copy = plan_copy(source, history.live, destination, run, as_newest=force, again=False)
-    there = _history(destination, run)
+    remote = _history(destination, run)
     known = dict(copy.there)
     tags = [
-        TagMove(name, held, there.tags.get(name))
-        for name, held in sorted(history.tags.items())
+        TagMove(name, checkpoint_id, remote.tags.get(name))
+        for name, checkpoint_id in sorted(history.tags.items())
         if not name.startswith(PREFIX)
         and name not in STAGES
-        and history.find(held) is not None
-        and (name not in there.tags or there.tags[name] != known.get(held))
+        and history.find(checkpoint_id) is not None
+        and (name not in remote.tags or remote.tags[name] != known.get(checkpoint_id))
     ]
     return PushPlan(copy, tags, force)
 
 
 def execute_push(plan: PushPlan, *, progress: Progress | None = None) -> PushReport:
-    """Copy, oldest first, then set the tags. Said again after an interruption, it goes on where it was."""
+    """Copy, oldest first, then set the tags. After an interruption, plan and execute again to continue."""
     report = PushReport(execute_copy(plan.copy, progress=progress), refused=plan.refused)
     ids: Mapping[str, str] = {**dict(plan.copy.there), **dict(report.copy.copied)}
     target = Run(plan.copy.destination, plan.copy.run)
-    for one in plan.tags:
-        if one not in report.refused and one.id in ids:
-            target.tag(one.name, ids[one.id])
-            report.tagged.append((one.name, ids[one.id]))
+    for move in plan.tags:
+        if move not in report.refused and move.id in ids:
+            target.tag(move.name, ids[move.id])
+            report.tagged.append((move.name, ids[move.id]))
     return report
 
 

@@ -1,8 +1,8 @@
-"""Checkpoints that need others' bytes, made to stand by themselves: chains end, and donors may go.
+"""Repack checkpoints that need other checkpoints' bytes, so that they are self-contained: delta chains end, and donors may be deleted.
 
-A pack whose chunks lie here and there is written as the file it would have been, beside what there is: whoever reads takes that file, as
-it takes one that a repair has made. Then a NOTE says that the checkpoint needs no donors. What it stored of its own stays, as others
-may need it; it goes when the checkpoint goes.
+A pack with chunks in several places is written as one plain file next to its stored chunks. Readers prefer that file, as after a repair.
+Then a NOTE records that the checkpoint needs no donors. Its own stored chunks stay, as other checkpoints may need them. They are deleted
+with the checkpoint.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from relight.transfer.copying import sound_chunks, write_pack_from
 
 @dataclass(frozen=True, slots=True)
 class RepackPlan:
-    """Those that are to stand by themselves, oldest first, and at most how many bytes that writes."""
+    """Checkpoints to repack, oldest first, and the largest number of bytes to write."""
 
     run: Run
     chosen: list[Checkpoint]
@@ -35,7 +35,7 @@ class RepackPlan:
 
 @dataclass(slots=True)
 class RepackReport:
-    """What was done. ``freed``: ids that nobody needs any more, as far as these did."""
+    """Result of a repack. ``freed``: ids of former donors that no live checkpoint needs any more."""
 
     repacked: list[str] = field(default_factory=list)
     bytes: int = 0
@@ -43,39 +43,45 @@ class RepackReport:
 
 
 def plan_repack(run: Run, ids: Collection[str] | None = None) -> RepackPlan:
-    """Of the live ones, or those of ``ids``: all that need others' bytes, but for such as lie in the run that this one branched off."""
-    chosen = [one for one in run.history().live if one.requires and not one.body.home and (ids is None or one.id in ids)]
-    return RepackPlan(run, chosen, sum(one.body.logical_bytes for one in chosen))
+    """Plan to repack the live checkpoints that need donors, or those in ``ids``. Skips checkpoints stored in the run's branch origin."""
+    chosen = [
+        checkpoint
+        for checkpoint in run.history().live
+        if checkpoint.requires and not checkpoint.body.home and (ids is None or checkpoint.id in ids)
+    ]
+    return RepackPlan(run, chosen, sum(checkpoint.body.logical_bytes for checkpoint in chosen))
 
 
 def execute_repack(plan: RepackPlan, progress: Callable[[int], None] | None = None) -> RepackReport:
-    """Write their packs, read them back, and tell the log; one after the other. Whoever is killed leaves whole files that the next one
-    goes on with. Cost: each is read, written and read once."""
-    report, before = RepackReport(), {donor for one in plan.chosen for donor in one.requires}
-    for one in plan.chosen:
-        opened = plan.run.open(one)
+    """Write each checkpoint's packs, read them back, and record it in the log; one checkpoint after the other.
+
+    An interruption leaves whole files, with which the next call continues. Cost: reads, writes and reads back each pack once.
+    """
+    report, before = RepackReport(), {donor for checkpoint in plan.chosen for donor in checkpoint.requires}
+    for checkpoint in plan.chosen:
+        opened = plan.run.open(checkpoint)
         for part in opened.parts:
             for pack in part.packs:
                 if pack.stored is not None:
                     report.bytes += _write(opened, pack, progress)
         opened.store.sync(opened.prefix)
-        _record_repacked(Log(plan.run.store, plan.run.name), one.id)
-        report.repacked.append(one.id)
+        _record_repacked(Log(plan.run.store, plan.run.name), checkpoint.id)
+        report.repacked.append(checkpoint.id)
     history = plan.run.history()
-    needed = {donor for one in history.live for donor in needs_of(history, one)}
+    needed = {donor for checkpoint in history.live for donor in needs_of(history, checkpoint)}
     report.freed = sorted(before - needed)
     return report
 
 
 def _write(opened: Opened, pack: Pack, progress: Callable[[int], None] | None) -> int:
-    """The pack as a file, unless there is one that is whole; how many bytes were written."""
+    """Write a pack as one file, unless a whole one exists. Return the bytes written."""
     key = f"{opened.prefix}/{pack.file}"
     if _is_whole(opened, pack, key):
         return 0
     with contextlib.closing(sound_chunks(opened, pack, progress)) as chunks:
         write_pack_from(rewrites(opened.store).rewrite(key, pack.size), chunks)
     if not _is_whole(opened, pack, key):
-        raise CheckpointNotFound("what was just written reads back otherwise", where=key, hint="check the disk; nothing else was changed")
+        raise CheckpointNotFound("the file just written reads back differently", where=key, hint="check the disk; nothing else was changed")
     return pack.size
 
 
@@ -87,13 +93,13 @@ def _is_whole(opened: Opened, pack: Pack, key: str) -> bool:
     try:
         if reader.size != pack.size:
             return False
-        at = 0
+        offset = 0
         for length, value in pack.chunks:
-            held = memoryview(bytearray(length))
-            reader.read_into(at, held)
-            if Digest(held).digest() != value:
+            chunk = memoryview(bytearray(length))
+            reader.read_into(offset, chunk)
+            if Digest(chunk).digest() != value:
                 return False
-            at += length
+            offset += length
         return True
     finally:
         reader.close()
@@ -102,10 +108,10 @@ def _is_whole(opened: Opened, pack: Pack, key: str) -> bool:
 def _record_repacked(log: Log, checkpoint_id: str) -> None:
     def decide(view: LogView) -> tuple[Body, int] | None:
         history = fold(view)
-        one = history.find(checkpoint_id)
-        if one is None:
+        checkpoint = history.find(checkpoint_id)
+        if checkpoint is None:
             raise CheckpointNotFound(f"checkpoint {checkpoint_id} was retired meanwhile", where=view.run)
-        return (NoteBody(topic=REPACKED, data={"id": checkpoint_id}), history.epoch) if one.requires else None
+        return (NoteBody(topic=REPACKED, data={"id": checkpoint_id}), history.epoch) if checkpoint.requires else None
 
     log.read()
     log.append(decide)

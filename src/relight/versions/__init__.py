@@ -1,5 +1,5 @@
-"""Versions: runs that branch, stages, notes, lineage, and what differs between two checkpoints.
+"""Version checkpoints: branches, stages, notes, lineage, and differences between two checkpoints.
 
-Always holds: everything that is said of a checkpoint is a record of a log, with its time and its history; nothing here has a state of
-its own. May import: ``catalog``, ``log``, ``store``, ``format``, ``layout``, ``observe``, ``errors``. Torch-free.
+Invariant: everything about a checkpoint is a record in a log, with its time and history; this room has no state of its own. May import:
+``catalog``, ``log``, ``store``, ``format``, ``layout``, ``observe``, ``errors``. Torch-free.
 """

@@ -1,4 +1,4 @@
-"""A branch: a run whose first checkpoint is another run's, without a byte of its own."""
+"""Branch a run: make a run that begins with another run's checkpoint, without copying its bytes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from relight.log import Checkpoint, Log, LogView, fold
 
 
 class Branch(NamedTuple):
-    """A run that branched off: its name, the run in which its first checkpoint lies, and that checkpoint."""
+    """A branch: its name, the run that stores its first checkpoint (``home``), and that checkpoint."""
 
     name: str
     home: str
     checkpoint: Checkpoint
     made: bool = True
-    """Whether it was made now; else it was there."""
+    """True if this call made the branch; False if it existed."""
 
 
 def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: str = "") -> Branch:
-    """Make the run ``name`` of the same store, which goes on from ``checkpoint`` of ``run``. Said again it changes nothing.
+    """Make the run ``name`` in the same store, which continues from ``checkpoint`` of ``run``. Idempotent.
 
-    The checkpoint stays where it is, and is not removed there as long as the branch has it. Cost: four records at most, whatever its size.
-    ``ConfigError`` if there is a run of that name that is something else.
+    The checkpoint stays where it is, and retention keeps it there as long as the branch has it. Cost: at most four records, whatever its
+    size. Raise ``ConfigError`` if another run of that name exists.
     """
     name = check_run_name(name)
     home = checkpoint.body.home or run.name
     if name in (run.name, home):
         raise ConfigError(f"a branch of {run.name!r} needs a name of its own")
     target = Log(run.store, name)
-    with contextlib.suppress(CheckpointNotFound):  # as usual: there is no such run yet
+    with contextlib.suppress(CheckpointNotFound):  # the usual case: there is no such run yet
         if _is_there(target.read(), checkpoint, home):
             return Branch(name, home, checkpoint, made=False)
     set_tag(Log(run.store, home), f"{PREFIX}{name}", checkpoint.id, by, why, kind=BRANCH)
@@ -54,27 +54,29 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
 
 
 def branches_of(run: Run) -> list[Branch]:
-    """The runs that hold a checkpoint of this one, by their names."""
-    return [Branch(name, run.name, one) for name, one in lent_by(run.history())]
+    """Return the branches that need a checkpoint of this run, sorted by name."""
+    return [Branch(name, run.name, checkpoint) for name, checkpoint in lent_by(run.history())]
 
 
 def drop(run: Run, name: str) -> Branch:
-    """Let go what ``run`` holds for a branch that is gone, or has nothing of it any more.
+    """Release the checkpoint that ``run`` keeps for a branch that is gone or no longer needs it.
 
-    ``ConfigError`` if the branch still has the checkpoint: it would be left without its bytes.
+    Raise ``ConfigError`` if the branch still has the checkpoint: it would lose its bytes.
     """
     name = check_run_name(name)
-    found = next((one for one in branches_of(run) if one.name == name), None)
-    if found is None:
+    dropped = next((candidate for candidate in branches_of(run) if candidate.name == name), None)
+    if dropped is None:
         raise CheckpointNotFound(f"{run.name} holds nothing for a branch {name!r}", where=run.name)
     if not let_go(run.store, run.name, name):
-        has = ", ".join(one.id for one in held_in(Run(run.store, name).history(), run.name))
-        raise ConfigError(f"the run {name} still has {has}, which lies in {run.name}", hint=f"relight prune {name}, or remove that run")
-    return found
+        has = ", ".join(checkpoint.id for checkpoint in held_in(Run(run.store, name).history(), run.name))
+        raise ConfigError(
+            f"the run {name} still has {has}, which is stored in {run.name}", hint=f"relight prune {name}, or remove that run"
+        )
+    return dropped
 
 
 def _is_there(view: LogView, checkpoint: Checkpoint, home: str) -> bool:
-    """Whether the run is this very branch already. ``ConfigError`` if it is another run."""
+    """Return whether the run is this very branch already. Raise ``ConfigError`` if it is another run."""
     history = fold(view)
     first = next((record.body for record in view.records if isinstance(record.body, CommitBody)), None)
     if first is None and not history.fences:

@@ -1,4 +1,4 @@
-"""What a checkpoint is, in a few words: a name that says where it stands, and what one would ask about it."""
+"""Describe a checkpoint: a name relative to the nearest tag, its origin, and its metadata."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _POSITIONS = ("loader", "sampler")
 
 
 def name_of(history: History, run: str, one: Checkpoint) -> str:
-    """``RUN@TAG`` if it has a tag; else ``RUN@TAG+N`` for the nearest tagged ancestor, N checkpoints before it; else ``RUN@STEP``."""
+    """Return ``RUN@TAG`` for a tagged checkpoint, ``RUN@TAG+N`` for a tagged ancestor N checkpoints before, else ``RUN@STEP``."""
     known = {**history.retired, **history.by_id}
-    at: Checkpoint | None = one
+    ancestor: Checkpoint | None = one
     steps, seen = 0, set[str]()
-    while at is not None and at.id not in seen:
-        seen.add(at.id)
-        tags = [tag for tag in history.tags_of(at.id) if not tag.startswith(PREFIX)]
+    while ancestor is not None and ancestor.id not in seen:
+        seen.add(ancestor.id)
+        tags = [tag for tag in history.tags_of(ancestor.id) if not tag.startswith(PREFIX)]
         if tags:
             return f"{run}@{tags[0]}" + (f"+{steps}" if steps else "")
-        at = known.get(at.body.parents[0]) if at.body.parents else None
+        ancestor = known.get(ancestor.body.parents[0]) if ancestor.body.parents else None
         steps += 1
     return f"{run}@{one.step}"
 
 
 def describe(run: Run, one: Checkpoint) -> dict[str, Any]:
-    """Everything that says where it comes from and what was made of it. Reads root and parts, no tensor."""
+    """Return a checkpoint's origin, metadata, branches, stages and notes. Reads root and parts, no tensor."""
     view = run.view()
     history = run.history()
     opened = run.open(one)
@@ -68,18 +68,18 @@ def describe(run: Run, one: Checkpoint) -> dict[str, Any]:
 
 
 def data_position(opened: Opened) -> dict[str, Any]:
-    """Where in the data it stands: the plain values of loaders and samplers, by their paths."""
+    """Return the checkpoint's position in the data: the plain values of loaders and samplers, by path."""
     tree = whole_of(opened).tree
     names = [name for name, kind in opened.root.components.items() if kind in _POSITIONS or any(word in name for word in _POSITIONS)]
-    found: dict[str, Any] = {}
+    positions: dict[str, Any] = {}
 
     def walk(node: Any, path: str) -> None:
         if isinstance(node, dict):
             for key, value in node.items():
                 walk(value, join_path(path, key))
-        elif isinstance(node, (str, int, float, bool)) and len(found) < 40 and len(str(node)) < 100:
-            found[path] = node
+        elif isinstance(node, (str, int, float, bool)) and len(positions) < 40 and len(str(node)) < 100:
+            positions[path] = node
 
     for name in names:
         walk(tree.get(name), name)
-    return found
+    return positions

@@ -1,7 +1,7 @@
-"""What differs between two checkpoints: structure, tensors, plain values, what they were made with. Reads no more than it must.
+"""Compare two checkpoints: structure, tensors, plain values, environment. Reads as little as possible.
 
-Tensors whose chunks have the same hashes are the same: nothing of them is read. All others are gone through on both sides, slab by slab,
-while the numbers of the slab before are worked out: memory is a few slabs, whatever the model.
+Tensors with equal chunk hashes are equal and are not read. All other tensors are read on both sides, slab by slab, while the previous slab
+is compared. So memory is a few slabs, whatever the model.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _NUMBERED = re.compile(r"(.*?[./]\d+)(?=[./]|$)")
 
 @dataclass(slots=True)
 class TensorChange:
-    """One tensor by its name. ``apart`` is None unless both sides have it in one shape, and it is not the same."""
+    """One tensor, by name. ``apart`` is None unless both sides have the tensor in the same shape with different values."""
 
     name: str
     state: str
@@ -39,13 +39,13 @@ class TensorChange:
     apart: Apart | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
-        sides = {side: one and {"dtype": one.dtype, "shape": list(one.shape)} for side, one in (("a", self.a), ("b", self.b))}
+        """Return the fields for ``--json``."""
+        sides = {side: tensor and {"dtype": tensor.dtype, "shape": list(tensor.shape)} for side, tensor in (("a", self.a), ("b", self.b))}
         return {"name": self.name, "state": self.state, **sides, **(self.apart.to_dict() if self.apart is not None else {})}
 
 
 class ValueChange(NamedTuple):
-    """One plain value by its path: what it is on each side, ``None`` with ``there`` False where there is none."""
+    """One plain value, by path, on each side. If a side lacks it, its value is None and ``in_a`` or ``in_b`` is False."""
 
     path: str
     a: Any
@@ -56,30 +56,30 @@ class ValueChange(NamedTuple):
 
 @dataclass(slots=True)
 class Difference:
-    """All of it. ``same`` tensors were not read; ``bytes_read`` of both sides."""
+    """Result of a comparison. ``bytes_read`` counts both sides."""
 
     tensors: list[TensorChange] = field(default_factory=list)
     values: list[ValueChange] = field(default_factory=list)
     facts: list[ValueChange] = field(default_factory=list)
-    """Of what the roots say: step, world, metrics, metadata, environment, code."""
+    """Differences between the roots: step, world, metrics, metadata, environment, code."""
     bytes_read: int = 0
 
     @property
     def is_none(self) -> bool:
-        """Whether tensors and values are the same."""
-        return all(one.state == SAME for one in self.tensors) and not self.values
+        """Whether all tensors and plain values are equal."""
+        return all(change.state == SAME for change in self.tensors) and not self.values
 
     def layers(self) -> dict[str, Apart]:
-        """The changes of weights by layer: what is below the same number in a name; without one, what is in front of the last part."""
-        found: dict[str, Apart] = {}
-        for one in self.tensors:
-            if one.state == CHANGED and one.apart is not None and one.a is not None and one.a.role in _WEIGHTS:
-                found.setdefault(layer_of(one.name), Apart()).add(one.apart)
-        return found
+        """Return the changes of weights, summed by layer (see ``layer_of``)."""
+        layers: dict[str, Apart] = {}
+        for change in self.tensors:
+            if change.state == CHANGED and change.apart is not None and change.a is not None and change.a.role in _WEIGHTS:
+                layers.setdefault(layer_of(change.name), Apart()).add(change.apart)
+        return layers
 
 
 def layer_of(name: str) -> str:
-    """Which layer a tensor is of: ``model/h.3.mlp.weight`` is of ``model/h.3``."""
+    """Return a tensor's layer: its name up to the first number, else up to its last part. ``model/h.3.mlp.weight`` → ``model/h.3``."""
     numbered = _NUMBERED.match(name)
     if numbered:
         return numbered.group(1)
@@ -95,57 +95,57 @@ def diff(
     progress: Progress | None = None,
     slab_bytes: int = SLAB_BYTES,
 ) -> Difference:
-    """Compare two checkpoints, of one store or of two. ``only``: patterns of names; ``tensors`` False: nothing of them is read.
+    """Compare two checkpoints of one store or of two. ``only``: patterns of names. ``tensors=False``: read no tensor.
 
-    ``CorruptCheckpoint`` if a byte that is read is not what was committed. ``progress``: bytes of both sides. Memory: four times
-    ``slab_bytes``, or two rows of a tensor that lies in pieces, and what reading takes.
+    Raise ``CorruptCheckpoint`` if a byte that is read is not what was committed. ``progress``: called with bytes of both sides. Memory:
+    four times ``slab_bytes``, or two rows of a tensor in pieces, and what reading takes.
     """
     left, right = whole_of(a), whole_of(b)
-    found = Difference(facts=list(_facts(a, b)))
-    found.values = [one for one in _values(left, right) if _wanted(one.path, only)]
-    numbers_a, numbers_b = ({one.name: number for number, one in enumerate(side.tensors)} for side in (left, right))
+    difference = Difference(facts=list(_facts(a, b)))
+    difference.values = [change for change in _values(left, right) if _wanted(change.path, only)]
+    numbers_a, numbers_b = ({tensor.name: number for number, tensor in enumerate(side.tensors)} for side in (left, right))
     todo: list[tuple[TensorChange, int, int]] = []
     for name in dict.fromkeys([*numbers_a, *numbers_b]):
         if not _wanted(name, only):
             continue
-        one = left.tensors[numbers_a[name]] if name in numbers_a else None
-        other = right.tensors[numbers_b[name]] if name in numbers_b else None
-        change = TensorChange(name, ONLY_B if one is None else ONLY_A if other is None else SHAPE, one, other)
-        if one is not None and other is not None and one.shape == other.shape:
-            same = one.dtype == other.dtype and _hashes(a, left, numbers_a[name]) == _hashes(b, right, numbers_b[name])
+        tensor_a = left.tensors[numbers_a[name]] if name in numbers_a else None
+        tensor_b = right.tensors[numbers_b[name]] if name in numbers_b else None
+        change = TensorChange(name, ONLY_B if tensor_a is None else ONLY_A if tensor_b is None else SHAPE, tensor_a, tensor_b)
+        if tensor_a is not None and tensor_b is not None and tensor_a.shape == tensor_b.shape:
+            same = tensor_a.dtype == tensor_b.dtype and _hashes(a, left, numbers_a[name]) == _hashes(b, right, numbers_b[name])
             change.state = SAME if same else CHANGED
             if not same:
                 todo.append((change, numbers_a[name], numbers_b[name]))
-        found.tensors.append(change)
+        difference.tensors.append(change)
     if tensors:
-        _go_through(a, left, b, right, todo, found, progress, slab_bytes)
-    return found
+        _go_through(a, left, b, right, todo, difference, progress, slab_bytes)
+    return difference
 
 
 def bytes_to_read(found: Difference) -> int:
-    """What comparing the tensors takes, of a difference that was made without."""
+    """Return the bytes that comparing the tensors will read, for a difference made with ``tensors=False``."""
     return sum(
-        math.prod(one.a.shape) * (DTYPES[one.a.dtype].itemsize + DTYPES[one.b.dtype].itemsize)
-        for one in found.tensors
-        if one.state == CHANGED and one.a is not None and one.b is not None
+        math.prod(change.a.shape) * (DTYPES[change.a.dtype].itemsize + DTYPES[change.b.dtype].itemsize)
+        for change in found.tensors
+        if change.state == CHANGED and change.a is not None and change.b is not None
     )
 
 
 def _hashes(opened: Opened, joined: MergedCheckpoint, number: int) -> object:
-    """What two tensors have in common only if they are the same: each piece's box, and the chunks it lies in, from where on."""
-    found = []
+    """Return a value that is equal only for equal tensors: each piece's box, and the hashes and offsets of its chunks."""
+    pieces = []
     for piece in joined.pieces[number]:
         part = opened.parts[piece.part]
         tensor = part.tensors[piece.tensor]
-        at, chunks = 0, []
+        offset, chunks = 0, []
         for length, value in part.packs[tensor.pack].chunks:
-            if at < tensor.offset + tensor.length and at + length > tensor.offset:
-                chunks.append((at - tensor.offset, length, value))
-            at += length
-            if at >= tensor.offset + tensor.length:
+            if offset < tensor.offset + tensor.length and offset + length > tensor.offset:
+                chunks.append((offset - tensor.offset, length, value))
+            offset += length
+            if offset >= tensor.offset + tensor.length:
                 break
-        found.append((piece.box, chunks))
-    return sorted(found)
+        pieces.append((piece.box, chunks))
+    return sorted(pieces)
 
 
 def _go_through(
@@ -158,7 +158,7 @@ def _go_through(
     progress: Progress | None,
     slab_bytes: int,
 ) -> None:
-    """Read both sides, slab by slab; the numbers are worked out by another thread."""
+    """Read both sides, slab by slab. Another thread compares the previous slabs."""
     sizes = [0] * len(left.tensors)
     changes: dict[int, tuple[TensorChange, int]] = {}
 
@@ -176,18 +176,18 @@ def _go_through(
         working: Future[None] | None = None
         for batch in batches(slabs(), sizes, slab_bytes):
             ahead = pool.submit(reads_a.read, batch)
-            theirs = reads_b.read([one._replace(tensor=changes[one.tensor][1]) for one in batch])
+            theirs = reads_b.read([slab._replace(tensor=changes[slab.tensor][1]) for slab in batch])
             mine = ahead.result()
             if working is not None:
                 working.result()
-            working = pool.submit(_count, [(changes[one.tensor][0], x, y) for one, x, y in zip(batch, mine, theirs, strict=True)])
+            working = pool.submit(_count, [(changes[slab.tensor][0], x, y) for slab, x, y in zip(batch, mine, theirs, strict=True)])
             read = sum(map(len, mine)) + sum(map(len, theirs))
             found.bytes_read += read
             if progress is not None:
                 progress(read)
         if working is not None:
             working.result()
-    for change, _, _ in todo:  # its neighbours in a chunk differed, or it lies elsewhere
+    for change, _, _ in todo:  # only its neighbours in a chunk differed, or its chunks begin elsewhere
         if change.apart is not None and not change.apart.changed and change.a is not None and change.b is not None:
             change.state = SAME if change.a.dtype == change.b.dtype else CHANGED
 
@@ -199,16 +199,16 @@ def _count(pairs: list[tuple[TensorChange, memoryview, memoryview]]) -> None:
 
 
 def _facts(a: Opened, b: Opened) -> Iterator[ValueChange]:
-    """What the roots say differently."""
-    one, other = a.root, b.root
+    """Yield the differences between the roots."""
+    root_a, root_b = a.root, b.root
     for name in ("step", "world", "reason"):
-        if getattr(one, name) != getattr(other, name):
-            yield ValueChange(name, getattr(one, name), getattr(other, name))
+        if getattr(root_a, name) != getattr(root_b, name):
+            yield ValueChange(name, getattr(root_a, name), getattr(root_b, name))
     pairs = (
-        ("metrics", one.metrics, other.metrics),
-        ("metadata", one.user, other.user),
-        ("environment", one.environment, other.environment),
-        ("components", one.components, other.components),
+        ("metrics", root_a.metrics, root_b.metrics),
+        ("metadata", root_a.user, root_b.user),
+        ("environment", root_a.environment, root_b.environment),
+        ("components", root_a.components, root_b.components),
     )
     for name, mine, theirs in pairs:
         yield from _apart({name: mine}, {name: theirs})
@@ -219,27 +219,27 @@ def _values(left: MergedCheckpoint, right: MergedCheckpoint) -> list[ValueChange
 
 
 def _all_of(joined: MergedCheckpoint) -> dict[Any, Any]:
-    """The tree that all ranks have in common, and what each has besides."""
+    """Return the tree that all ranks have in common, with each rank's own state under ``rank``."""
     own = [{key: value for key, value in mine.items() if key not in joined.tree} for mine in joined.own]
     return {**joined.tree, **({"rank": dict(enumerate(own))} if any(own) else {})}
 
 
 def _apart(mine: Any, theirs: Any) -> Iterator[ValueChange]:
-    one, other = dict(_flat(mine, "")), dict(_flat(theirs, ""))
-    for path in dict.fromkeys([*one, *other]):
-        if path not in one or path not in other or not _equal(one[path], other[path]):
-            yield ValueChange(path, one.get(path), other.get(path), path in one, path in other)
+    values_a, values_b = dict(_flat(mine, "")), dict(_flat(theirs, ""))
+    for path in dict.fromkeys([*values_a, *values_b]):
+        if path not in values_a or path not in values_b or not _equal(values_a[path], values_b[path]):
+            yield ValueChange(path, values_a.get(path), values_b.get(path), path in values_a, path in values_b)
 
 
 def _flat(node: Any, path: str) -> Iterator[tuple[str, Any]]:
-    """Plain values by their paths. Tensors are compared as such; of other leaves, what is kept with them."""
+    """Yield plain values by path. Tensors are compared elsewhere; of other leaves, their metadata."""
     if type(node) is Leaf:
         if node.meta:
             yield path, node.meta
     elif isinstance(node, Mapping):
         for key, value in node.items():
             yield from _flat(value, join_path(path, key))
-    elif isinstance(node, (list, tuple)) and any(isinstance(one, (Mapping, list, tuple, Leaf)) for one in node):
+    elif isinstance(node, (list, tuple)) and any(isinstance(item, (Mapping, list, tuple, Leaf)) for item in node):
         for number, value in enumerate(node):
             yield from _flat(value, join_path(path, number, sequence=True))
     else:

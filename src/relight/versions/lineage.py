@@ -1,4 +1,4 @@
-"""Where checkpoints come from: all runs of a store as one graph, as text and as data."""
+"""Lineage of checkpoints: all runs of a store as one graph, as text and as data."""
 
 from __future__ import annotations
 
@@ -15,43 +15,45 @@ from relight.store import ByteStore
 
 @dataclass(slots=True)
 class Node:
-    """A checkpoint that is there. Of one that several runs have, ``run`` is where it lies."""
+    """A live checkpoint. If several runs have it, ``run`` is the run that stores it."""
 
     checkpoint: Checkpoint
     run: str
     tags: list[str] = field(default_factory=list)
-    """``run:tag`` for tags of other runs that have it, too."""
+    """Its tags; ``run:tag`` for tags of other runs that have it."""
     begins: list[str] = field(default_factory=list)
     """Runs that branched off here."""
     set_aside: bool = False
     parents: list[tuple[str, bool]] = field(default_factory=list)
-    """The nearest ancestors that are there, and whether others were between, which are not."""
+    """The nearest live ancestors, and whether retired checkpoints are in between."""
 
     @property
     def id(self) -> str:
-        """The checkpoint's."""
+        """The checkpoint's id."""
         return self.checkpoint.id
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         body = self.checkpoint.body
         return {
             "id": self.id, "run": self.run, "step": body.step, "created": self.checkpoint.time, "reason": body.reason,
             "metrics": body.metrics, "tags": self.tags, "begins": self.begins, "set_aside": self.set_aside,
-            "parents": [{"id": one, "direct": not between} for one, between in self.parents],
+            "parents": [{"id": parent, "direct": not between} for parent, between in self.parents],
         }  # fmt: skip
 
 
 class GraphLine(NamedTuple):
-    """A line of the drawing: the graph, and the checkpoint that stands behind it, if any."""
+    """A line of the drawing: the graph, and the checkpoint on that line, if any."""
 
     graph: str
     node: Node | None = None
 
 
 def lineage(store: ByteStore, only: str | None = None) -> tuple[list[Node], list[tuple[str, RelightError]]]:
-    """All checkpoints of a store, newest first, children before their parents; of run ``only``, that run's and where those come from.
-    And the runs whose logs cannot be read, with the reason."""
+    """Return all checkpoints of a store, newest first, children before their parents, and the unreadable runs with their errors.
+
+    ``only``: only that run's checkpoints and their ancestors.
+    """
     histories: dict[str, History] = {}
     silent: list[tuple[str, RelightError]] = []
     for name in list_runs(store):
@@ -61,30 +63,30 @@ def lineage(store: ByteStore, only: str | None = None) -> tuple[list[Node], list
             silent.append((name, error))
     nodes: dict[str, Node] = {}
     for name, history in histories.items():
-        for one in history.live:
-            home = one.body.home or name
-            node = nodes.get(one.id)
-            if node is None or node.checkpoint.body.home:  # better as its own run has it
-                held = node.tags if node is not None else []
+        for checkpoint in history.live:
+            home = checkpoint.body.home or name
+            node = nodes.get(checkpoint.id)
+            if node is None or node.checkpoint.body.home:  # prefer the entry of the run that stores it
+                tags = node.tags if node is not None else []
                 begins = node.begins if node is not None else []
-                node = nodes[one.id] = Node(one, home, held, begins)
-            node.set_aside |= name == home and one.id in history.rolled_back_ids
-            own = [tag for tag in history.tags_of(one.id) if not tag.startswith(PREFIX)]
+                node = nodes[checkpoint.id] = Node(checkpoint, home, tags, begins)
+            node.set_aside |= name == home and checkpoint.id in history.rolled_back_ids
+            own = [tag for tag in history.tags_of(checkpoint.id) if not tag.startswith(PREFIX)]
             node.tags += own if name == home else [f"{name}:{tag}" for tag in own]
-            if one.body.home:
+            if checkpoint.body.home:
                 node.begins.append(name)
-    gone = {one.id: one for history in histories.values() for one in history.retired.values()}
+    gone = {checkpoint.id: checkpoint for history in histories.values() for checkpoint in history.retired.values()}
     for node in nodes.values():
         node.parents = _ancestors(node.checkpoint, nodes, gone)
     if only is not None:
-        nodes = _reachable(nodes, [one.id for one in histories[only].live] if only in histories else [])
+        nodes = _reachable(nodes, [checkpoint.id for checkpoint in histories[only].live] if only in histories else [])
     return _in_order(nodes), silent
 
 
 def draw(nodes: Sequence[Node]) -> list[GraphLine]:
-    """The graph, a column for each line of descent: ``*`` a checkpoint, ``:`` where others were between that are gone."""
+    """Draw the graph, a column for each line of descent: ``*`` is a checkpoint, ``:`` stands for retired checkpoints in between."""
     lines: list[GraphLine] = []
-    columns: list[tuple[str, bool]] = []  # what each column goes down to, and whether something is left out on the way
+    columns: list[tuple[str, bool]] = []  # the next checkpoint of each column, and whether checkpoints are left out before it
     for node in nodes:
         here = [number for number, (awaited, _) in enumerate(columns) if awaited == node.id]
         if not here:
@@ -93,17 +95,17 @@ def draw(nodes: Sequence[Node]) -> list[GraphLine]:
         for number in reversed(here[1:]):  # lines that meet here
             lines.append(GraphLine(_meeting(columns, here[0], number)))
             del columns[number]
-        at = here[0]
-        lines.append(GraphLine(" ".join("*" if number == at else _bar(column) for number, column in enumerate(columns)), node))
+        place = here[0]
+        lines.append(GraphLine(" ".join("*" if number == place else _bar(column) for number, column in enumerate(columns)), node))
         ahead = [parent for parent in node.parents if parent[0] != node.id]
         if not ahead:
-            del columns[at]
+            del columns[place]
             continue
-        columns[at] = ahead[0]
+        columns[place] = ahead[0]
         for parent in ahead[1:]:
-            columns.insert(at + 1, parent)
-            ahead_of, behind = [_bar(one) for one in columns[: at + 1]], [_bar(one) for one in columns[at + 2 :]]
-            lines.append(GraphLine(" ".join(ahead_of) + "\\" + "".join(f" {bar}" for bar in behind)))
+            columns.insert(place + 1, parent)
+            left, right = [_bar(column) for column in columns[: place + 1]], [_bar(column) for column in columns[place + 2 :]]
+            lines.append(GraphLine(" ".join(left) + "\\" + "".join(f" {bar}" for bar in right)))
     return lines
 
 
@@ -112,7 +114,7 @@ def _bar(column: tuple[str, bool]) -> str:
 
 
 def _meeting(columns: Sequence[tuple[str, bool]], to: int, number: int) -> str:
-    """Column ``number`` turns into column ``to``."""
+    """Draw the line on which column ``number`` joins column ``to``."""
     text = [character for column in columns for character in (_bar(column), " ")][:-1]
     text[2 * number] = " "
     text[2 * number - 1] = "/"
@@ -123,36 +125,36 @@ def _meeting(columns: Sequence[tuple[str, bool]], to: int, number: int) -> str:
 
 
 def _ancestors(one: Checkpoint, nodes: dict[str, Node], gone: dict[str, Checkpoint]) -> list[tuple[str, bool]]:
-    found: list[tuple[str, bool]] = []
+    ancestors: list[tuple[str, bool]] = []
     for parent in one.body.parents:
-        at, between, seen = parent, False, set[str]()
-        while at not in nodes and at in gone and at not in seen:
-            seen.add(at)
-            further = gone[at].body.parents
-            at, between = (further[0] if further else ""), True
-        if at in nodes and at not in [known for known, _ in found]:
-            found.append((at, between))
-    return found
+        ancestor, between, seen = parent, False, set[str]()
+        while ancestor not in nodes and ancestor in gone and ancestor not in seen:
+            seen.add(ancestor)
+            further = gone[ancestor].body.parents
+            ancestor, between = (further[0] if further else ""), True
+        if ancestor in nodes and ancestor not in [known for known, _ in ancestors]:
+            ancestors.append((ancestor, between))
+    return ancestors
 
 
 def _reachable(nodes: dict[str, Node], ids: Iterable[str]) -> dict[str, Node]:
-    wanted, todo = set[str](), [one for one in ids if one in nodes]
+    wanted, todo = set[str](), [node_id for node_id in ids if node_id in nodes]
     while todo:
-        one = todo.pop()
-        if one not in wanted:
-            wanted.add(one)
-            todo += [parent for parent, _ in nodes[one].parents]
-    return {one: node for one, node in nodes.items() if one in wanted}
+        node_id = todo.pop()
+        if node_id not in wanted:
+            wanted.add(node_id)
+            todo += [parent for parent, _ in nodes[node_id].parents]
+    return {node_id: node for node_id, node in nodes.items() if node_id in wanted}
 
 
 def _in_order(nodes: dict[str, Node]) -> list[Node]:
-    """Newest first, and no parent before a child, whatever the clocks said."""
+    """Sort newest first, with no parent before a child, even if clocks were wrong."""
     waiting = dict.fromkeys(nodes, 0)
     for node in nodes.values():
         for parent, _ in node.parents:
             waiting[parent] += parent in waiting
     order: list[Node] = []
-    ready = [node for one, node in nodes.items() if not waiting[one]]
+    ready = [node for node_id, node in nodes.items() if not waiting[node_id]]
     while ready:
         ready.sort(key=lambda node: (node.checkpoint.time, node.run, node.checkpoint.seq))
         node = ready.pop()

@@ -1,4 +1,4 @@
-"""What differs between two runs of numbers: counted in double precision, block by block, so that nothing large is held."""
+"""Compare two arrays of numbers in double precision, block by block, so that no large array is held."""
 
 from __future__ import annotations
 
@@ -11,37 +11,36 @@ from relight.catalog.stats import are_stored_as, values_of
 from relight.format import DTYPES
 
 _ROW = 8 << 10
-"""Elements of one product: too short for the linear algebra's own threads, which take more than they give."""
+"""Elements of one dot product: too few for BLAS to start threads, which would cost more than they save."""
 _BLOCK = 4 * _ROW
-"""Elements at a time: blocks of doubles that stay in a core's own cache, and calls that are long enough beside the threads' handing over to
-each other."""
+"""Elements of a block: its doubles fit into a core's own cache, and a call is long compared with a switch of threads."""
 _LENGTHS_APART = 16.0
-"""Up to which ratio of two blocks' squares their product is had from three sums instead of a fourth: it then is right to some 1e-15 of the
-product of their norms."""
+"""Largest ratio of two blocks' squares for which their product is computed from three sums instead of a fourth one. Its error is then
+about 1e-15 of the product of their norms."""
 
 
 @dataclass(slots=True)
 class Apart:
-    """How far two tensors of one shape are apart. Sums are over the elements that are finite in both."""
+    """Distance of two tensors of one shape. Sums are over the elements that are finite in both."""
 
     elements: int = 0
     changed: int = 0
     """Elements whose values differ; a NaN on both sides is no difference."""
     largest: float = 0.0
     total: float = 0.0
-    """Of the absolute differences."""
+    """Sum of the absolute differences."""
     square: float = 0.0
-    """Of the differences."""
+    """Sum of the squared differences."""
     square_a: float = 0.0
     square_b: float = 0.0
     product: float = 0.0
     odd_a: int = 0
-    """How many are not finite."""
+    """Number of elements that are not finite."""
     odd_b: int = 0
     finite: int = 0
 
     def add(self, other: Apart) -> None:
-        """Count in what another part of the tensor, or another tensor, has shown."""
+        """Add the distance of another part of the tensor, or of another tensor."""
         for name in ("elements", "changed", "total", "square", "square_a", "square_b", "product", "odd_a", "odd_b", "finite"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.largest = max(self.largest, other.largest)
@@ -53,17 +52,17 @@ class Apart:
 
     @property
     def relative(self) -> float | None:
-        """The norm of the difference beside that of the first; None beside nothing."""
+        """Norm of the difference divided by the norm of the first; None if the first is zero and they differ."""
         return math.sqrt(self.square / self.square_a) if self.square_a else (0.0 if not self.square else None)
 
     @property
     def cosine(self) -> float | None:
-        """Of the angle between the two; None if one of them is nothing."""
+        """Cosine of the angle between the two; None if one of them is zero."""
         below = math.sqrt(self.square_a) * math.sqrt(self.square_b)
         return max(-1.0, min(1.0, self.product / below)) if below else None
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the fields for ``--json``."""
         return {
             "elements": self.elements, "changed": self.changed, "max_abs": self.largest, "mean_abs": self.mean, "relative": self.relative,
             "cosine": self.cosine, "norm": math.sqrt(self.square), "norm_a": math.sqrt(self.square_a), "norm_b": math.sqrt(self.square_b),
@@ -72,37 +71,42 @@ class Apart:
 
 
 def compare(a: memoryview, dtype_a: str, b: memoryview, dtype_b: str) -> Apart:
-    """Two runs of as many elements. Of kinds without values of their own, whether the bytes are the same; between kinds of which one has
-    two parts a value, all are changed."""
+    """Compare two arrays of equally many elements.
+
+    For dtypes without numeric values, bytes are compared. If only one dtype is complex, all elements count as changed.
+    """
     import numpy as np
 
     left, right = _values(dtype_a, a, np), _values(dtype_b, b, np)
     if left is None or right is None:
-        one, other = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
-        if len(one) != len(other):
-            return Apart(elements=len(one), changed=len(one))
-        return Apart(elements=len(one), changed=int(np.count_nonzero(one != other)))
+        bytes_a, bytes_b = np.frombuffer(a, np.uint8), np.frombuffer(b, np.uint8)
+        if len(bytes_a) != len(bytes_b):
+            return Apart(elements=len(bytes_a), changed=len(bytes_a))
+        return Apart(elements=len(bytes_a), changed=int(np.count_nonzero(bytes_a != bytes_b)))
     (count, put_a), (count_b, put_b) = left, right
     if count != count_b:
         return Apart(elements=count, changed=count)
-    found = Apart(elements=count)
+    distance = Apart(elements=count)
     x, y, apart = (np.zeros(_BLOCK) for _ in range(3))
     with np.errstate(all="ignore"):
         for start in range(0, count, _BLOCK):
             size = min(_BLOCK, count - start)
-            x[size:] = y[size:] = 0.0  # counts for nothing
+            x[size:] = y[size:] = 0.0  # zeros do not change any sum
             put_a(start, x[:size])
             put_b(start, y[:size])
-            found.finite += size
-            _count(found, x, y, apart, np)
-    return found
+            distance.finite += size
+            _count(distance, x, y, apart, np)
+    return distance
 
 
 def _values(dtype: str, data: memoryview, np: Any) -> tuple[int, Callable[[int, Any], None]] | None:
-    """How many there are, and what puts those from one on into a room of doubles. None: they have no values."""
+    """Return the number of values, and a function that copies values from a start index into an array of doubles.
+
+    None for dtypes without numeric values.
+    """
     if are_stored_as(dtype):
-        held = values_of(dtype, data)
-        return held.size, lambda start, room: np.copyto(room, held[start : start + room.size])
+        elements = values_of(dtype, data)
+        return elements.size, lambda start, room: np.copyto(room, elements[start : start + room.size])
     size = DTYPES[dtype].itemsize
     if values_of(dtype, data[:0]) is None:
         return None
@@ -114,13 +118,13 @@ def _values(dtype: str, data: memoryview, np: Any) -> tuple[int, Callable[[int, 
 
 
 def _count(found: Apart, x: Any, y: Any, apart: Any, np: Any) -> None:
-    """Count a block in. Each number takes one pass through the core's cache; a sum is a product with ones, in half a sum's time."""
+    """Add a block. Each statistic takes one pass through the core's cache. A dot product with ones takes half the time of a sum."""
     np.subtract(y, x, out=apart)
     square = _product(apart, apart, np)
-    if not math.isfinite(square):  # something in it is no number, or too large for squares
+    if not math.isfinite(square):  # some element is NaN, infinite, or too large to square
         _finite_only(found, x, y, apart, np)
         square = _product(apart, apart, np)
-    np.abs(apart, out=apart)  # and no zero has a sign any more: all its bits are zero
+    np.abs(apart, out=apart)  # now no zero has a sign: all its bits are zero
     changed = int(np.count_nonzero(apart.view(np.int64)))
     square_a = _product(x, x, np)
     found.changed += changed
@@ -139,12 +143,12 @@ def _count(found: Apart, x: Any, y: Any, apart: Any, np: Any) -> None:
 
 
 def _product(x: Any, y: Any, np: Any) -> float:
-    """Of two vectors, row by row."""
+    """Return the dot product of two vectors, computed row by row."""
     return float(np.matmul(x.reshape(-1, 1, _ROW), y.reshape(-1, _ROW, 1)).sum())
 
 
 def _finite_only(found: Apart, x: Any, y: Any, apart: Any, np: Any) -> None:
-    """Count what is not finite in one of them, and put zeros there, which count for nothing."""
+    """Count the elements that are not finite in either array, and replace them by zeros, which do not change any sum."""
     fine_x, fine_y = np.isfinite(x), np.isfinite(y)
     found.odd_a += int(x.size - np.count_nonzero(fine_x))
     found.odd_b += int(y.size - np.count_nonzero(fine_y))
@@ -152,5 +156,5 @@ def _finite_only(found: Apart, x: Any, y: Any, apart: Any, np: Any) -> None:
     found.finite -= int(np.count_nonzero(odd))
     same = (x[odd] == y[odd]) | (np.isnan(x[odd]) & np.isnan(y[odd]))
     found.changed += int(np.count_nonzero(~same))
-    for one in (x, y, apart):
-        one[odd] = 0.0
+    for block in (x, y, apart):
+        block[odd] = 0.0

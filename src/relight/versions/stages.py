@@ -1,4 +1,4 @@
-"""Stages, which are tags that say who moved them and why; and notes, what people write about a checkpoint."""
+"""Stages (tags that record who moved them and why) and notes (what people write about a checkpoint)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOTE_TOPIC = "note"
 
 
 class Promotion(NamedTuple):
-    """What a stage was moved to: a checkpoint's id, None if it was emptied; by whom, why, and when."""
+    """One move of a stage: to a checkpoint's id, or None if it was cleared; author, reason and time."""
 
     stage: str
     id: str | None
@@ -27,7 +27,7 @@ class Promotion(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What somebody wrote about a checkpoint."""
+    """A note about a checkpoint."""
 
     id: str
     text: str
@@ -36,7 +36,7 @@ class Note(NamedTuple):
 
 
 def who() -> str:
-    """Who says so, as the system knows them; empty if it does not."""
+    """Return the name of the process's user; empty if the system does not know it."""
     try:
         return getpass.getuser()[:64]
     except (OSError, KeyError, ImportError):
@@ -44,9 +44,9 @@ def who() -> str:
 
 
 def promote(run: Run, checkpoint: Checkpoint, stage: str | None = None, *, why: str = "", by: str | None = None) -> str:
-    """Have ``stage`` be this checkpoint; by default the one behind the highest that it is in. Gives the stage. Cost: one record.
+    """Move ``stage`` to this checkpoint; by default the stage after its highest one. Return the stage. Cost: one record.
 
-    ``ConfigError`` for a stage that is none, and if it is in the last one already.
+    Raise ``ConfigError`` for an unknown stage, and if the checkpoint is in the last stage already.
     """
     if stage is None:
         stage = next_stage(run.history(), checkpoint.id)
@@ -56,25 +56,25 @@ def promote(run: Run, checkpoint: Checkpoint, stage: str | None = None, *, why: 
 
 def next_stage(history: History, checkpoint_id: str) -> str:
     """Return the stage after the highest that a checkpoint is in. ``ConfigError`` if that is the last one."""
-    held = stages_of(history, checkpoint_id)
-    if held and held[-1] == STAGES[-1]:
-        raise ConfigError(f"checkpoint {checkpoint_id} is in {STAGES[-1]}, and there is none behind it")
-    return STAGES[STAGES.index(held[-1]) + 1] if held else STAGES[0]
+    stages = stages_of(history, checkpoint_id)
+    if stages and stages[-1] == STAGES[-1]:
+        raise ConfigError(f"checkpoint {checkpoint_id} is in {STAGES[-1]}, and there is no later stage")
+    return STAGES[STAGES.index(stages[-1]) + 1] if stages else STAGES[0]
 
 
 def earlier_in(view: LogView, stage: str) -> str:
     """Return the checkpoint that was in a stage before and is still there. ``CheckpointNotFound`` if there is none."""
     history = fold(view)
-    moves = [one.id for one in promotions(view.records, _stage(stage)) if one.id is not None]
+    moves = [move.id for move in promotions(view.records, _stage(stage)) if move.id is not None]
     now = history.tags.get(stage)
-    before = next((one for one in reversed(moves) if one != now and history.find(one)), None)
+    before = next((checkpoint_id for checkpoint_id in reversed(moves) if checkpoint_id != now and history.find(checkpoint_id)), None)
     if before is None:
         raise CheckpointNotFound(f"nothing was in {stage} before that is still there", where=view.run)
     return before
 
 
 def take_back(run: Run, stage: str, *, why: str = "", by: str | None = None) -> str:
-    """Have ``stage`` be what it was before, of which there is still a checkpoint: its id. ``CheckpointNotFound`` if there is none."""
+    """Move ``stage`` back to its newest earlier checkpoint that is still live. Return its id. Raise ``CheckpointNotFound`` without one."""
     view = run.view()
     before = earlier_in(view, stage)
     _move(run, stage, before, by, why or "taken back")
@@ -82,24 +82,24 @@ def take_back(run: Run, stage: str, *, why: str = "", by: str | None = None) -> 
 
 
 def clear(run: Run, stage: str, *, why: str = "", by: str | None = None) -> None:
-    """Empty a stage; the checkpoint stays. ``CheckpointNotFound`` if nothing is in it. Cost: one record."""
+    """Clear a stage; the checkpoint stays. Raise ``CheckpointNotFound`` if the stage is empty. Cost: one record."""
     _move(run, stage, None, by, why)
 
 
 def promotions(records: Sequence[Any], stage: str | None = None) -> list[Promotion]:
-    """Every move of the stages, or of one, oldest first, as the log's records have them."""
+    """Return every move of all stages, or of one, from the log's records, oldest first."""
     names = STAGES if stage is None else (stage,)
     tags = [(record, record.body) for record in records if isinstance(record.body, TagBody)]
     return [Promotion(body.name, body.id, body.by, body.why, record.time) for record, body in tags if body.name in names]
 
 
 def stages_of(history: History, checkpoint_id: str) -> list[str]:
-    """The stages that a checkpoint is in."""
+    """Return the stages that a checkpoint is in."""
     return [name for name in STAGES if history.tags.get(name) == checkpoint_id]
 
 
 def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = None) -> None:
-    """Say something about a live checkpoint, for good: notes are not taken back. Cost: one record."""
+    """Write a note about a live checkpoint. Notes cannot be removed. Cost: one record."""
     if not text.strip() or len(text) > WORDS_MAX:
         raise ConfigError(f"a note has 1 to {WORDS_MAX} characters")
 
@@ -115,17 +115,17 @@ def write_note(run: Run, checkpoint: Checkpoint, text: str, *, by: str | None = 
 
 
 def notes_of(history: History, checkpoint_id: str | None = None) -> list[Note]:
-    """What was written about a checkpoint, or about all, oldest first."""
-    found = [
+    """Return the notes about a checkpoint, or all notes, oldest first."""
+    notes = [
         Note(str(record.body.data.get("id")), str(record.body.data.get("text", "")), str(record.body.data.get("by", "")), record.time)
         for record in history.notes
         if isinstance(record.body, NoteBody) and record.body.topic == NOTE_TOPIC
     ]
-    return [one for one in found if checkpoint_id in (None, one.id)]
+    return [note for note in notes if checkpoint_id in (None, note.id)]
 
 
 def _move(run: Run, stage: str, checkpoint_id: str | None, by: str | None, why: str) -> None:
-    """The one place that moves a stage."""
+    """Move a stage. All moves are made here."""
     set_tag(Log(run.store, run.name), _stage(stage), checkpoint_id, who() if by is None else by, why, kind=STAGE)
 
 
