@@ -174,7 +174,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "telling errors of the disk as ours",
         DURABLE,
-        '        except OSError as error:\n            raise translate(error, "looking at", path) from error\n',
+        '        except OSError as error:\n            raise translate(error, "checking", path) from error\n',
         "",
         "faults",
     ),
