@@ -237,11 +237,9 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Rec
         for checkpoint_id in body.ids:
             history.recallable.pop(checkpoint_id, None)
     elif isinstance(body, RecallBody):
-        back = {
-            checkpoint_id: history.retired.pop(checkpoint_id) for checkpoint_id in body.ids if history.recallable.pop(checkpoint_id, None)
-        }
-        for checkpoint_id in back:
-            history.retired_at.pop(checkpoint_id, None)
+        back = {recalled: history.retired.pop(recalled) for recalled in body.ids if history.recallable.pop(recalled, None)}
+        for recalled in back:
+            history.retired_at.pop(recalled, None)
         if back:
             history.by_id = dict(sorted({**history.by_id, **back}.items(), key=lambda item: item[1].seq))
     elif body.id is None:
