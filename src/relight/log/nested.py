@@ -1,4 +1,4 @@
-"""Refuse to create a run inside a run, or a store inside a store: the inner one would hide the outer one."""
+"""Refuse to create a store in a run's directory, or a run in a store's directory: the new one would hide what is there."""
 
 from __future__ import annotations
 
