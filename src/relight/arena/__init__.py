@@ -1,4 +1,4 @@
-"""Shared memory with owners: memfds, their mapping, the header that says what is in one. Torch-free."""
+"""Shared memory for snapshots: memfds, their mappings, and the header of a slot. Torch-free."""
 
 from relight.arena.memory import PAGE, SharedMapping, adopt, allocate, available_bytes, freeze, is_frozen, reading, room_for
 from relight.arena.slot import BODY_OFFSET, EMPTY, FILLING, SEALED, Slot, SlotLayout, lay_out

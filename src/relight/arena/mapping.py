@@ -1,9 +1,9 @@
-"""Mappings of shared memory that begin where a huge page may begin, which Python's own cannot be asked for.
+"""Mappings of shared memory aligned to huge pages, which Python's ``mmap`` cannot do.
 
-A memfd has ordinary pages unless the machine's settings say otherwise (``shmem_enabled``, mostly ``never``), of 4 KiB each. The device is
-handed them one by one, and whoever reads by descriptor is given one at a time: a direct write out of huge pages takes 0.85 of the time,
-reading them into live tensors two thirds. ``MADV_COLLAPSE`` (Linux 6.1) makes them whatever the settings, of what is mapped at a
-multiple of their size. Where it does not, pages stay as they were.
+A memfd has ordinary pages of 4 KiB unless the machine's setting ``shmem_enabled`` (mostly ``never``) allows huge ones. A device transfers
+ordinary pages one by one, and reads by descriptor copy one at a time. With huge pages, a direct write takes 0.85 of the time, and a read
+into live tensors two thirds. ``MADV_COLLAPSE`` (Linux 6.1) creates huge pages regardless of the setting, in mappings aligned to their
+size. Without it, pages stay ordinary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterator
 
 _COLLAPSE = 25
 _AT_ONCE = 64 << 20
-"""So much is made of huge pages by one call: it cannot be interrupted."""
+"""Bytes per ``madvise`` call, which cannot be interrupted."""
 _HUGE_MAX = 64 << 20
 _MAP_NORESERVE, _MAP_FIXED = 0x4000, 0x10
 _FAILED = ctypes.c_void_p(-1).value
@@ -33,35 +33,35 @@ _madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 class Mapping:
-    """``size`` bytes of a file, shared. ``view`` is all of it; the memory is unmapped with the last view of it that anybody holds."""
+    """A shared mapping of ``size`` bytes of a file. ``view``: all of it. The memory is unmapped when the last view is released."""
 
     def __init__(self, fd: int, size: int, *, writable: bool) -> None:
         self.size = size
         self.address = _aligned(fd, size, mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
-        held = (ctypes.c_ubyte * size).from_address(self.address)
-        unmap = weakref.finalize(held, _munmap, self.address, size)
-        unmap.atexit = False  # threads may be at it until the very end
-        view = memoryview(held).cast("B")
+        buffer = (ctypes.c_ubyte * size).from_address(self.address)
+        unmap = weakref.finalize(buffer, _munmap, self.address, size)
+        unmap.atexit = False  # threads may use the memory until the process ends
+        view = memoryview(buffer).cast("B")
         self.view = view if writable else view.toreadonly()
         self.source = view
-        """The same bytes for ctypes, which takes no read-only view. If it is not ``writable``, writing to it is a segmentation fault."""
+        """The same bytes for ctypes, which rejects read-only views. Without ``writable``, a write is a segmentation fault."""
 
     def advise(self, advice: int, start: int, length: int) -> None:
-        """madvise(2). ``OSError`` if the kernel does not take it."""
+        """Call madvise(2). Raise ``OSError`` if the kernel refuses."""
         if _madvise(self.address + start, length, advice):
             raise _error()
 
     def release(self) -> None:
-        """Hold it no longer. ``BufferError`` if somebody made views of the view, who then hold it."""
+        """Release the view. Raise ``BufferError`` if other views of it exist; these keep the memory mapped."""
         self.view.release()
         self.source.release()
 
 
 def make_huge(fd: int, size: int) -> None:
-    """Have an empty memfd's pages be huge ones, as many as fit and can be had. Call before ``fallocate``, which sees to the rest.
+    """Allocate huge pages for an empty memfd, as many as fit and are available. Call before ``fallocate``, which allocates the rest.
 
-    Raises what ``fallocate`` raises if there is no room. Cost: clearing the memory, once; on a virtual machine asking the host for it, page
-    by page, which takes several times as long: so two threads do it.
+    Raise the error of ``fallocate`` if there is no memory. Cost: clearing the memory once. A virtual machine requests each page from the
+    host, which takes several times as long, so two threads do it.
     """
     huge = huge_bytes()
     if not huge or size < huge:
@@ -82,9 +82,9 @@ def make_huge(fd: int, size: int) -> None:
             if not made:
                 stop.set()
 
-    make(iter([next(left)]))  # where it cannot be done at all one look says so
+    make(iter([next(left)]))  # the first call shows whether huge pages are possible at all
     helper = threading.Thread(target=make, args=(left,), name="relight-pages", daemon=True)
-    with contextlib.suppress(RuntimeError):  # no thread is to be had: one makes all of it
+    with contextlib.suppress(RuntimeError):  # no thread available: this one does all of it
         helper.start()
     try:
         make(left)
@@ -97,9 +97,9 @@ def make_huge(fd: int, size: int) -> None:
 
 
 def _collapse(mapping: Mapping, fd: int, begin: int, length: int, huge: int) -> bool:
-    """Make huge pages of some. False if they cannot be made: an older kernel, or memory too scattered to go on trying."""
-    for at in range(begin, begin + length, huge):  # one page of each: what is nowhere allocated is not made into anything
-        os.posix_fallocate(fd, at, mmap.PAGESIZE)
+    """Create huge pages in a range. Return False on failure: an older kernel, or memory too fragmented to try further."""
+    for offset in range(begin, begin + length, huge):  # allocate one page of each: MADV_COLLAPSE skips unallocated ranges
+        os.posix_fallocate(fd, offset, mmap.PAGESIZE)
     try:
         mapping.advise(_COLLAPSE, begin, length)
     except OSError:
@@ -109,17 +109,17 @@ def _collapse(mapping: Mapping, fd: int, begin: int, length: int, huge: int) -> 
 
 @functools.cache
 def huge_bytes() -> int:
-    """A huge page's; 0 if there are none."""
+    """Return the bytes of a huge page; 0 if there are none."""
     try:
         with open("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size", encoding="ascii") as file:
-            found = int(file.read())
+            size = int(file.read())
     except (OSError, ValueError):
         return 0
-    return found if mmap.PAGESIZE < found <= _HUGE_MAX else 0
+    return size if mmap.PAGESIZE < size <= _HUGE_MAX else 0
 
 
 def _aligned(fd: int, size: int, protection: int) -> int:
-    """The address of a mapping, at a multiple of a huge page's size if it has room for one."""
+    """Map the file and return the address, aligned to the huge page size if the mapping is large enough for one."""
     huge = huge_bytes()
     if not huge or size < huge:
         return _map(None, size, protection, mmap.MAP_SHARED, fd)
@@ -138,10 +138,10 @@ def _aligned(fd: int, size: int, protection: int) -> int:
 
 
 def _map(address: int | None, size: int, protection: int, flags: int, fd: int) -> int:
-    found = _mmap(address, size, protection, flags, fd, 0)
-    if found is None or found == _FAILED:
+    mapped = _mmap(address, size, protection, flags, fd, 0)
+    if mapped is None or mapped == _FAILED:
         raise _error()
-    return int(found)
+    return int(mapped)
 
 
 def _error() -> OSError:

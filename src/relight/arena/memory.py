@@ -1,7 +1,7 @@
-"""Memory that outlives the process that fills it: a memfd, allocated before it is touched, mapped by whoever holds the descriptor.
+"""Memory that outlives the process that fills it: a memfd, allocated in advance, mapped by every process with the descriptor.
 
-A memfd is not bound to the size of ``/dev/shm``, has no name that could be left behind, and is gone with its last holder. Its pages are
-allocated (``fallocate``) before anybody writes to it: where there is no room that is an error here, not SIGBUS in the middle of a copy.
+A memfd does not depend on the size of ``/dev/shm``, leaves no file, and is freed with its last descriptor and mapping. Its pages are
+allocated (``fallocate``) before the first write. So a lack of memory is an error here, not a SIGBUS during a copy.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _SEAL_FUTURE_WRITE = 0x10
 _CGROUP = "/sys/fs/cgroup"
 _HEADROOM = 256 << 20
 _NO_LIMIT = 1 << 60
-"""What version 1 says where there is none is a little less than 2**63."""
+"""Limits from this on mean no limit: version 1 reports slightly less than 2**63 then."""
 
 
 class SharedMapping:
-    """A mapped memfd. The descriptor is its own; ``close`` lets go of both, as does whoever forgets it."""
+    """A mapped memfd. It owns the descriptor. ``close``, or garbage collection, releases descriptor and mapping."""
 
     def __init__(self, fd: int, size: int, *, writable: bool) -> None:
         self.fd, self.size = fd, size
@@ -39,7 +39,7 @@ class SharedMapping:
         self.view, self.source = self._map.view, self._map.source
 
     def populate(self, start: int = 0, length: int | None = None) -> None:
-        """Enter the pages into this process's page table now rather than one fault at a time. A hint: kernels without it do nothing."""
+        """Fill this process's page table now, instead of one page fault at a time. A hint: no effect on kernels without it."""
         length = self.size - start if length is None else length
         for advice in (_POPULATE_WRITE, _POPULATE_READ):
             try:
@@ -49,7 +49,7 @@ class SharedMapping:
                 continue
 
     def close(self) -> None:
-        """Unmap if nobody holds a view any more; the descriptor is closed in any case."""
+        """Close the descriptor, and unmap the memory unless views of it exist."""
         with contextlib.suppress(BufferError):
             self._map.release()
         self.fd = -1
@@ -57,7 +57,7 @@ class SharedMapping:
 
 
 def allocate(size: int, name: str = "relight") -> int:
-    """The descriptor of a new memfd of ``size`` bytes, all of them allocated. ``NoSpace``, with numbers, if there is no room."""
+    """Return the descriptor of a new, fully allocated memfd of ``size`` bytes. Raise ``NoSpace``, with numbers, if memory is short."""
     room = room_for(size)
     if room is not None:
         raise NoSpace(room, where="shared memory", hint="relight.Limits(memory=…) bounds it; without room saves are made by the trainer")
@@ -75,34 +75,34 @@ def allocate(size: int, name: str = "relight") -> int:
 
 
 def reading(fd: int) -> int:
-    """Return another descriptor of the same memory that can only be read; the caller's to close."""
+    """Return a read-only descriptor of the same memory. The caller closes it."""
     return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def freeze(fd: int) -> None:
-    """Refuse writing through any descriptor or new mapping; mappings that exist stay writable. Without effect before Linux 5.1."""
+    """Forbid writes through any descriptor or new mapping. Existing mappings stay writable. No effect before Linux 5.1."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEAL_FUTURE_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
 
 
 def is_frozen(fd: int) -> bool:
-    """Return whether ``freeze`` was called for this memory: no process can map it for writing any more."""
+    """Return whether ``freeze`` was called for this memory, so that no process can map it for writing any more."""
     with contextlib.suppress(OSError):
         return bool(fcntl.fcntl(fd, fcntl.F_GET_SEALS) & _SEAL_FUTURE_WRITE)
     return False
 
 
 def adopt(fd: int, *, writable: bool) -> SharedMapping:
-    """Map a memfd that came from another process; takes the descriptor over."""
+    """Map a memfd from another process. Takes ownership of the descriptor."""
     size = os.fstat(fd).st_size
     if size < PAGE or size % PAGE:
         os.close(fd)
-        raise UnsafeContent(f"{size} bytes are no arena")
+        raise UnsafeContent(f"{size} bytes are not a valid arena")
     return SharedMapping(fd, size, writable=writable)
 
 
 def room_for(size: int) -> str | None:
-    """Why ``size`` bytes more of memory would bring this machine or this cgroup to its limit; None if they would not."""
+    """Return why ``size`` more bytes would exceed the memory of this machine or cgroup; None if they fit."""
     available = _meminfo("MemAvailable")
     if available is not None and size > available - _HEADROOM:
         return f"{size >> 20} MiB are wanted, the machine has {available >> 20} MiB available"
@@ -113,9 +113,9 @@ def room_for(size: int) -> str | None:
 
 
 def available_bytes() -> int | None:
-    """Memory that could be had now: what the machine has available, or this cgroup's limit leaves. None if neither can be told."""
-    found = [one for one in (_meminfo("MemAvailable"), _cgroup_left()) if one is not None]
-    return max(0, min(found)) if found else None
+    """Return the available memory in bytes, of the machine or within the cgroup's limit; None if both are unknown."""
+    candidates = [available for available in (_meminfo("MemAvailable"), _cgroup_left()) if available is not None]
+    return max(0, min(candidates)) if candidates else None
 
 
 def _meminfo(key: str) -> int | None:
@@ -130,7 +130,7 @@ def _meminfo(key: str) -> int | None:
 
 
 class _Control(NamedTuple):
-    """Where a version of control groups keeps what."""
+    """Files of a cgroup version."""
 
     root: str
     limit: str
@@ -144,24 +144,24 @@ _CONTROLS = {
         f"{_CGROUP}/memory", "memory.limit_in_bytes", "memory.usage_in_bytes", ("total_active_file ", "total_inactive_file ")
     ),
 }
-"""By what the line in ``/proc/self/cgroup`` has before the path: version 2, version 1."""
+"""Cgroup versions 2 and 1, by the prefix of their line in ``/proc/self/cgroup``."""
 
 
 def _cgroup_left() -> int | None:
-    """What the tightest limit above this process leaves, page cache that can be dropped counted as free."""
+    """Return the bytes that the tightest cgroup limit of this process leaves. Droppable page cache counts as free."""
     try:
         with open("/proc/self/cgroup", encoding="ascii") as file:
             lines = file.read().splitlines()
     except OSError:
         return None
-    found = [
+    remaining = [
         left
         for mark, control in _CONTROLS.items()
         for line in lines
         if line.startswith(mark) or line.partition(":")[2].startswith(mark)
         if (left := _room_in(control, line.split(":", 2)[2])) is not None
     ]
-    return min(found, default=None)
+    return min(remaining, default=None)
 
 
 def _room_in(control: _Control, own: str) -> int | None:

@@ -1,4 +1,4 @@
-"""One slot of an arena: a page of header, packs exactly as their files will be, and what else a save needs.
+"""A slot of an arena: a header page, packs in the layout of their files, and the request of the save.
 
 ::
 
@@ -7,11 +7,11 @@
     …       pack 1 …
     …       the request: the tree and what the root says, encoded
 
-A save is complete the moment its state is SEALED: everything that the commit needs is then in this memory, and the process that filled it
-may die. State is written last; on every machine that runs this, a store of an aligned 8-byte word is seen whole or not at all.
+A snapshot is complete when its state is SEALED. Everything that the commit needs is then in this memory, and the process that filled it
+may die. The state is written last. A store of an aligned 8-byte word is atomic on all supported machines.
 
-While it is FILLING a word tells up to where all bytes are what they will be. Who reads them so early must see it SEALED before anything
-that it made of them counts.
+While the state is FILLING, a counter shows up to which offset the bytes are final. A process that reads these bytes early must see the
+slot SEALED before it uses the results.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ EMPTY, FILLING, SEALED = 0, 1, 2
 _MAGIC = b"relight1"
 _HEADER = struct.Struct("<8sQQQQ")
 _WRITTEN, _COPIED = 64, 128
-"""Two counters, each on a cache line of its own: how much is on the disk, told by the reader; up to where the slot is filled."""
+"""Offsets of two counters, each in its own cache line: bytes written to the store (set by the reader), and the filled offset."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLayout:
-    """Where packs begin in a slot, where the request may lie, and how long the slot must be. All multiples of a page."""
+    """Offsets of the packs and of the request in a slot, and the slot's size. All are multiples of a page."""
 
     packs: tuple[int, ...]
     request: int
@@ -41,48 +41,48 @@ class SlotLayout:
 
 
 def lay_out(pack_sizes: Sequence[int], request_bytes: int) -> SlotLayout:
-    """Packs one after the other, each on a page of its own, then room for ``request_bytes``."""
-    at = BODY_OFFSET
+    """Return the layout: packs one after the other, each page-aligned, then ``request_bytes`` for the request."""
+    offset = BODY_OFFSET
     starts = []
     for size in pack_sizes:
-        starts.append(at)
-        at += _pages(size)
-    return SlotLayout(tuple(starts), at, at + _pages(request_bytes))
+        starts.append(offset)
+        offset += _pages(size)
+    return SlotLayout(tuple(starts), offset, offset + _pages(request_bytes))
 
 
 class Slot:
-    """A mapped slot. One process fills it, another reads it once it is SEALED."""
+    """A mapped slot. One process fills it; another reads it after it is SEALED."""
 
     def __init__(self, memory: SharedMapping) -> None:
         self.memory = memory
         self.view = memory.view
 
     def begin(self, number: int) -> None:
-        """The filling of save ``number`` begins: what was there counts for nothing from now on."""
+        """Start filling save ``number``. Previous contents are invalid from now on."""
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, 0, 0)
         struct.pack_into("<Q", self.view, _WRITTEN, 0)
         struct.pack_into("<Q", self.view, _COPIED, 0)
 
     def announce(self, number: int, start: int, length: int) -> None:
-        """The request lies at ``start``; the packs follow."""
+        """Publish the request at ``start`` before the packs are filled."""
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, start, length)
 
     def set_copied(self, offset: int) -> None:
-        """All before ``offset``, but for the packs' headers, is as it will be sealed, if it ever is."""
+        """Publish that all bytes before ``offset`` are final, except the packs' headers."""
         struct.pack_into("<Q", self.view, _COPIED, offset)
 
     @property
     def copied(self) -> int:
-        """Up to where the slot is filled."""
+        """Offset up to which the slot is filled."""
         return int(struct.unpack_from("<Q", self.view, _COPIED)[0])
 
     def seal(self, number: int, start: int, length: int) -> None:
-        """All is there; the request lies at ``start``. The state goes last."""
+        """Seal the complete slot, with the request at ``start``. The state is written last."""
         _HEADER.pack_into(self.view, 0, _MAGIC, FILLING, number, start, length)
         struct.pack_into("<Q", self.view, 8, SEALED)
 
     def set_written(self, count: int) -> None:
-        """``count`` bytes of the packs have been written. All that its reader writes to a slot, but for the packs' headers."""
+        """Publish that ``count`` bytes of the packs were written. The reader writes only this and the packs' headers to a slot."""
         struct.pack_into("<Q", self.view, _WRITTEN, count)
 
     @property
@@ -91,16 +91,16 @@ class Slot:
         return int(struct.unpack_from("<Q", self.view, _WRITTEN)[0])
 
     def clear(self) -> None:
-        """Nothing is in it."""
+        """Mark the slot empty."""
         _HEADER.pack_into(self.view, 0, _MAGIC, EMPTY, 0, 0, 0)
 
     def state(self) -> tuple[int, int]:
-        """``(state, number)``."""
+        """Return ``(state, number)``."""
         magic, state, number, _, _ = _HEADER.unpack_from(self.view, 0)
         return (state, number) if magic == _MAGIC else (EMPTY, 0)
 
     def request(self) -> memoryview:
-        """The request of a sealed slot, or of one that announced it. ``CorruptCheckpoint`` if there is none."""
+        """Return the request of a sealed slot, or an announced one. Raise ``CorruptCheckpoint`` if there is none."""
         magic, state, _, start, length = _HEADER.unpack_from(self.view, 0)
         if magic != _MAGIC or state == EMPTY or start < BODY_OFFSET or start + length > len(self.view):
             raise CorruptCheckpoint("nothing is sealed in this slot", where="shared memory")

@@ -1,7 +1,7 @@
-"""Packs, parts and root to one checkpoint, once: writing, checking, the commit, fencing.
+"""Write packs, parts and root of a checkpoint, verify them, and commit it; fencing of attempts.
 
-Always holds: nothing is acknowledged that is not durable and reachable by hash from a COMMIT; a fenced attempt never commits; a save that
-fails leaves nothing behind but what is swept later. May import: ``log`` and everything below it.
+Always holds: an acknowledged checkpoint is durable and reachable by hash from a COMMIT; a fenced attempt never commits; a failed save
+leaves only files that a sweep deletes. May import: ``log`` and everything below it.
 """
 
 from relight.commit.attempt import Attempt

@@ -1,4 +1,4 @@
-"""An attempt: one life of a run. It takes charge by a FENCE, and saves until it is superseded."""
+"""An attempt: the training between two starts of a run. It takes over by a FENCE record, and saves until it is superseded."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from relight.store import ByteStore
 
 
 def take_over(log: Log, attempt: str, earlier: Collection[str] | None = None) -> int:
-    """Have ``attempt``, which is in charge of a run's nearest tier, take charge of a further one's, and give its epoch there.
+    """Make ``attempt``, which owns the run's nearest tier, the owner of a further tier too. Return its epoch there.
 
-    ``Fenced`` if another attempt has done so since. ``earlier``: those that are known to have come before it, if it is late in coming;
-    None: it has just begun, and whoever came before it is superseded. Cost: one record, the first time.
+    Raise ``Fenced`` if a later attempt owns that tier. ``earlier``: attempts that are known to precede this one; None: this attempt has
+    just begun and supersedes every other. Cost: one record, the first time.
     """
     log.start()
     epochs: list[int] = []
@@ -37,7 +37,7 @@ def take_over(log: Log, attempt: str, earlier: Collection[str] | None = None) ->
             raise Fenced(
                 f"attempt {attempt} was superseded by attempt {names[-1]} there",
                 where=view.run,
-                hint=f"{history.fences[-1].writer!r} saves to another place of this run: stop this process, or give it a run of its own",
+                hint=f"{history.fences[-1].writer!r} saves to another tier of this run: stop this process, or give it a run of its own",
             )
         epochs.append(_next_epoch(view))
         return FenceBody(attempt=attempt, reason="tier"), epochs[-1]
@@ -47,7 +47,7 @@ def take_over(log: Log, attempt: str, earlier: Collection[str] | None = None) ->
 
 
 def _next_epoch(view: LogView) -> int:
-    # A record behind the last FENCE that cannot be read may have been another: leave room, or two attempts could share an epoch.
+    # An unreadable record after the last FENCE may have been a FENCE: skip its epoch, or two attempts could share an epoch.
     history = fold(view)
     newest = history.fences[-1].seq if history.fences else -1
     later = sum(fault.seq > newest for fault in view.damaged)
@@ -57,7 +57,7 @@ def _next_epoch(view: LogView) -> int:
 
 
 class Attempt:
-    """In charge of ``run`` from ``begin`` on: every earlier attempt's later commits are void, and it is told so at its next save."""
+    """Owner of a run after ``begin``: later commits of earlier attempts are void, and their next save raises ``Fenced``."""
 
     def __init__(self, place: CommitTarget, compact: Compact | None = None) -> None:
         self._place = place
@@ -74,7 +74,7 @@ class Attempt:
         now: Callable[[], str] = now_text,
         check: Callable[[History], None] | None = None,
     ) -> Attempt:
-        """Make the run if there is none, and take charge of it. Cost: one record.
+        """Create the run if it does not exist, and take it over. Cost: one record.
 
         ``check`` is called with the history right before the FENCE is appended; if it raises, nothing is appended.
         """
@@ -91,22 +91,22 @@ class Attempt:
         return cls(CommitTarget(store, log, record.store, record.run, record.epoch))
 
     def make_smaller(self, rules: Compact | None, seen: Experience | None = None) -> None:
-        """Store later saves by these rules; as if it had been ``seen`` already what they go by."""
+        """Store later saves by these rules. ``seen``: measurements to start from."""
         self._smaller = IncrementalState(rules, seen or Experience()) if rules is not None else None
 
     def distrust(self, verified: Mapping[str, bool]) -> None:
-        """``verified``: which checkpoints were found to verify, or not. Later saves make no use of what is damaged."""
+        """Do not reuse chunks of damaged checkpoints in later saves. ``verified``: by id, whether a checkpoint verified."""
         if self._smaller is not None:
             self._smaller.distrust(verified)
 
     @property
     def smaller(self) -> IncrementalState | None:
-        """What earlier saves have shown, if later ones are to be smaller."""
+        """State of incremental saves; None if saves are full."""
         return self._smaller
 
     @property
     def compact(self) -> Compact | None:
-        """The rules by which saves are made smaller."""
+        """Rules of incremental saves; None if saves are full."""
         return self._smaller.rules if self._smaller is not None else None
 
     @property
@@ -116,12 +116,12 @@ class Attempt:
 
     @property
     def place(self) -> CommitTarget:
-        """All that another process needs to save for this attempt."""
+        """Store, log, ids and epoch: what another process needs to save for this attempt."""
         return self._place
 
     @property
     def store(self) -> ByteStore:
-        """Where it saves."""
+        """The store that it saves to."""
         return self._place.store
 
     @property
@@ -130,19 +130,19 @@ class Attempt:
         return self._place.log.run
 
     def view(self) -> LogView:
-        """The log as it is now."""
+        """Return the current log."""
         return self._place.log.read()
 
     def history(self) -> History:
-        """The run as it is now."""
+        """Return the run's current history."""
         return fold(self.view())
 
     def save(self, request: SaveRequest) -> SaveReport:
-        """Save and commit, or raise and leave nothing behind. ``Fenced`` if superseded."""
+        """Save and commit. On an error, leave no checkpoint. Raise ``Fenced`` if superseded."""
         if self._smaller is not None and request.smaller is None:
             request = replace(request, smaller=self._smaller)
         return save(self._place, request) if request.seat is None else save_multi_rank(self._place, request)
 
     def note(self, topic: str, data: dict[str, str | int | float | bool | None]) -> None:
-        """Put a NOTE into the log."""
+        """Append a NOTE to the log."""
         self._place.log.append(lambda view: (NoteBody(topic=topic, data=data), self.epoch))

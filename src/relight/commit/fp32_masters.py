@@ -1,4 +1,4 @@
-"""16-bit weights and the float32 masters that they are rounded from: who may be whose, told by shapes and by how they begin."""
+"""Match 16-bit weights with the float32 masters that they are rounded from, by shape and first bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from relight.format.derived import KINDS, RUNS_MAX, SourceRange, encode_derived,
 from relight.format.manifest import tensors_in
 
 HEAD = 32
-"""Bytes of a 16-bit tensor by which its masters are known."""
+"""First bytes of a 16-bit tensor by which its master is found."""
 TRIED_MAX = 8
-"""Masters that begin alike which are tried for one run of a chunk."""
+"""Most masters with equal first bytes that are tried for one range of a chunk."""
 _Key = tuple[object, ...]
 
 
 class _Part(NamedTuple):
-    """A run of a chunk: its length, the tensor that it is of, and from where in that."""
+    """A range of a chunk: its length, its tensor, and the offset in the tensor."""
 
     length: int
     tensor: Tensor
@@ -32,10 +32,10 @@ class _Wide(NamedTuple):
 
 
 class Masters:
-    """Those of one pack, which lies in memory. Any thread; what is asked for a chunk looks only at what comes before it in the pack."""
+    """Masters in one pack in memory. Any thread. A chunk is derived only from tensors before it in the pack."""
 
     def __init__(self, plan: PackPlan, tensors: list[Tensor], index: int, exact: Callable[[Tensor], bool] = lambda tensor: True) -> None:
-        """``exact``: whether what is stored of a tensor is what it was, to the bit: of others nothing is derived."""
+        """``exact``: returns whether a tensor is stored exactly. Nothing is derived from other tensors."""
         self._image = plan.image
         self._lock = threading.Lock()
         self._heads: dict[tuple[_Key, int], dict[bytes, list[_Wide]]] = {}
@@ -43,37 +43,37 @@ class Masters:
         self._chunks: dict[int, tuple[int, list[_Part]]] = {}
         if plan.image is None:
             return
-        held = [one for one in tensors if one.pack == index and one.length]
-        for tensor in sorted(held, key=lambda one: one.offset):
+        tensors_here = [tensor_here for tensor_here in tensors if tensor_here.pack == index and tensor_here.length]
+        for tensor in sorted(tensors_here, key=lambda tensor_here: tensor_here.offset):
             if tensor.dtype == "float32" and exact(tensor):
                 self._wide.setdefault(_key(tensor), []).append(_Wide(tensor.offset, tensor.length))
-        if any(one.dtype in KINDS for one in held):
-            self._chunks = self._found(plan.chunks, held, index)
+        if any(tensor_here.dtype in KINDS for tensor_here in tensors_here):
+            self._chunks = self._found(plan.chunks, tensors_here, index)
 
     def _found(self, lengths: list[int], held: list[Tensor], index: int) -> dict[int, tuple[int, list[_Part]]]:
-        """Chunks of 16-bit tensors of one dtype that all have float32 of their shape and box before them: the kind, and the runs."""
-        found: dict[int, tuple[int, list[_Part]]] = {}
-        for number, (at, inside) in enumerate(tensors_in(lengths, held, index)):
-            kinds = {KINDS.get(tensor.dtype, 0) if self._before(tensor, at) else 0 for tensor, _, _ in inside}
+        """Return kind and ranges of chunks of 16-bit tensors of one dtype, all with possible masters before them."""
+        derivable: dict[int, tuple[int, list[_Part]]] = {}
+        for number, (offset, inside) in enumerate(tensors_in(lengths, held, index)):
+            kinds = {KINDS.get(tensor.dtype, 0) if self._before(tensor, offset) else 0 for tensor, _, _ in inside}
             if len(kinds) == 1 and kinds != {0}:
-                found[number] = kinds.pop(), [_Part(end - begin, tensor, begin - tensor.offset) for tensor, begin, end in inside]
-        return found
+                derivable[number] = kinds.pop(), [_Part(end - begin, tensor, begin - tensor.offset) for tensor, begin, end in inside]
+        return derivable
 
     def derive(self, number: int, data: memoryview) -> bytes | None:
-        """What stands for chunk ``number``, if it is what float32 before it come to; None if it is not. Cost: rounding as much."""
+        """Return the encoding of chunk ``number`` if it equals rounded float32 tensors before it; else None. Cost: rounding its length."""
         kind, parts = self._chunks.get(number, (0, ()))
         if not parts or len(parts) > RUNS_MAX or self._image is None:
             return None
-        runs, at = list[SourceRange](), 0
+        runs, filled = list[SourceRange](), 0
         for length, tensor, begin in parts:
-            piece = data[at : at + length]
+            piece = data[filled : filled + length]
             offset = self._master(kind, tensor, begin, piece)
             if offset is None:
                 return None
             runs.append(SourceRange(offset, length))
-            at += length
-        found = encode_derived(kind, runs)
-        return found if len(found) < len(data) else None
+            filled += length
+        encoded = encode_derived(kind, runs)
+        return encoded if len(encoded) < len(data) else None
 
     def _master(self, kind: int, tensor: Tensor, begin: int, piece: memoryview) -> int | None:
         assert self._image is not None
@@ -85,19 +85,19 @@ class Masters:
         return None
 
     def _by_head(self, kind: int, tensor: Tensor) -> dict[bytes, list[_Wide]]:
-        """Float32 tensors of its shape and box that come before it, by how they begin, rounded."""
+        """Return the float32 tensors of equal shape and box before ``tensor``, by their first bytes, rounded."""
         assert self._image is not None
         key = _key(tensor)
         with self._lock:
-            found = self._heads.get((key, kind))
-            if found is None:
-                found = self._heads[key, kind] = {}
+            by_head = self._heads.get((key, kind))
+            if by_head is None:
+                by_head = self._heads[key, kind] = {}
                 for wide in self._before(tensor, tensor.offset):
                     length = min(HEAD, tensor.length)
-                    held = bytearray(length)
-                    rounded(kind, self._image[wide.offset : wide.offset + 2 * length], memoryview(held))
-                    found.setdefault(bytes(held), []).append(wide)
-            return found
+                    head = bytearray(length)
+                    rounded(kind, self._image[wide.offset : wide.offset + 2 * length], memoryview(head))
+                    by_head.setdefault(bytes(head), []).append(wide)
+            return by_head
 
     def _before(self, tensor: Tensor, at: int) -> list[_Wide]:
         return [wide for wide in self._wide.get(_key(tensor), ()) if wide.offset + wide.length <= at and wide.length == 2 * tensor.length]

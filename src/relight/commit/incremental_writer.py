@@ -1,8 +1,8 @@
-"""Packs of which only what is new is written, coded where that makes it smaller.
+"""Incremental packs: only new chunks are written, compressed if that makes them smaller.
 
-What the attempt's last checkpoint has is known by the hashes of its chunks: a chunk that is there already is named, wherever it lies, and
-not written. Others are coded if a sample says that they become smaller. All own bytes of a pack go into one file, in the order of its
-chunks. Chunks are hashed and coded by a few threads, ahead of what is written.
+The chunks of the attempt's last checkpoint are known by hash. A chunk that is already stored is referenced, not written. Other chunks are
+coded (compressed or stored as a delta) if a sample shows a gain. A pack's own bytes go into one file, in the order of its chunks. A few
+threads hash and code chunks ahead of the writer.
 """
 
 from __future__ import annotations
@@ -36,57 +36,59 @@ from relight.store import PAGE, ByteStore, Writer, page_buffer
 from relight.store.base import encrypts
 
 HELD_BYTES = 16 << 20
-"""What is gathered before it is written; a pack with no more than that of its own is announced to the store with its very size."""
+"""Bytes buffered before a write. A pack with at most this many new bytes is announced to the store with its exact size."""
 AHEAD = 8
-"""Chunks that may be hashed and coded ahead of what is written."""
+"""Most chunks that are hashed and coded ahead of the writer."""
 INLINE_BYTES = 1 << 20
 SAMPLED, SAMPLED_BYTES = 6, 512 << 10
-"""Kinds of chunks of which one is coded to see what it comes to, and how much of it: it is
-done before a save is told of, in the midst of training."""
+"""Number of chunk kinds of which a sample is coded to estimate the gain, and bytes of a sample. Small, as it runs during training, before
+the save is reported."""
 READ_MAX = 1.75
-"""What a reader may have to read of a chunk, all that it differs from included, over the chunk itself: so long are chains at most."""
+"""Most bytes that a reader must read for a chunk, with its delta chain, relative to the chunk's length. Limits the chain's length."""
 UNCHANGED_MIN = 0.75
-"""If at least this share of a chunk is unchanged, its differences are stored: they are a small part of it, and coded quickly."""
+"""Smallest unchanged share of a chunk to store it as a delta, even if codecs do not pay: the delta is small and coded quickly."""
 _NO_BYTES = memoryview(b"")
 _OWN = threading.local()
 
 
 class _Chunk(NamedTuple):
-    """What a thread made of one."""
+    """A chunk after hashing and coding."""
 
     hash: bytes
     where: IndexedChunk | None
-    """Where it lies already."""
+    """Where it is already stored; None for a new chunk."""
     body: memoryview | bytes
-    """What is to be stored, if it does not."""
+    """Bytes to store for a new chunk."""
     coded: bool | int
     base: IndexedChunk | None = None
-    """Where the chunk lies that it was coded as differences from."""
+    """Where the base of its delta is stored."""
     took_s: float = 0.0
-    """That it took to code it, or to see that this gains nothing."""
+    """Seconds spent on coding, including without gain."""
 
 
 class _Coder(NamedTuple):
-    """Makes what is to be stored of chunks of the ``place``-th pack. ``elements``: of a chunk, and ``kinds``: its dtype and role, by its
-    number. Any thread."""
+    """Hashes and codes the chunks of pack number ``place``. ``elements``, ``kinds``: element kind, and dtype and role, by chunk number.
+
+    Any thread.
+    """
 
     elements: Sequence[ElementKind]
     kinds: Sequence[str]
     known: KnownChunks
     place: int
     coded: Collection[int]
-    """The numbers of those that are coded, if that makes them smaller."""
+    """Numbers of the chunks that are coded, if that makes them smaller."""
     spent: WriteStats
-    """Told how long hashing took."""
+    """Records the time of hashing."""
     masters: Masters | None = None
     lossy: Mapping[int, list[LossyRange]] = {}
-    """How chunks are stored that need not be exact, by their numbers."""
+    """Ranges of chunks that may be stored lossily, by chunk number."""
     same: Mapping[int, tuple[bytes, IndexedChunk]] = {}
-    """Of chunks that are what they were, by their numbers: the hash, and where they are. They are not read."""
+    """Hash and location of unchanged chunks, by chunk number. These are not read."""
     by: Compress = compress
 
     def make(self, number: int, at: int, data: memoryview) -> _Chunk:
-        """Of chunk ``number``, which begins at byte ``at`` of the pack."""
+        """Hash and code chunk ``number``, which begins at byte ``at`` of the pack."""
         if number in self.same:
             return _Chunk(*self.same[number], _NO_BYTES, False)
         inexact = encode_lossy(data, self.lossy[number], self.by) if number in self.lossy else None
@@ -120,7 +122,7 @@ class _Coder(NamedTuple):
         return _Chunk(value, None, data if body is None else body, body is not None, None, time.perf_counter() - began)
 
     def _little_changed(self, number: int, at: int, data: memoryview, value: bytes) -> _Chunk | None:
-        """Return the chunk as differences from the save before if most of it is unchanged, whatever codecs cost; None otherwise."""
+        """Return the chunk as a delta to the previous save if most of it is unchanged, even if codecs do not pay; None otherwise."""
         earlier = self.known.base(self.place, number, at, len(data)) if number not in self.lossy else None
         if earlier is None or unchanged(data, earlier[0]) < UNCHANGED_MIN:
             return None
@@ -131,17 +133,17 @@ class _Coder(NamedTuple):
         return _Chunk(value, None, body, True, where)
 
     def _may_stand(self, where: IndexedChunk | None, stored: int, length: int) -> bool:
-        """Whether differences from there are read for little enough, and what they differ from did not change while they were made."""
+        """Return whether a delta to ``where`` keeps reads within ``READ_MAX``, and its base did not change in memory while it was coded."""
         before = self.known.before
         return where is not None and stored + where.piece.reach <= READ_MAX * length and before is not None and before.still()
 
 
 def _rooms() -> Rooms:
-    """This thread's memory for coding."""
-    found: Rooms | None = getattr(_OWN, "rooms", None)
-    if found is None:
-        found = _OWN.rooms = Rooms()
-    return found
+    """Return this thread's buffers for coding."""
+    rooms: Rooms | None = getattr(_OWN, "rooms", None)
+    if rooms is None:
+        rooms = _OWN.rooms = Rooms()
+    return rooms
 
 
 def write_smaller_packs(
@@ -154,9 +156,11 @@ def write_smaller_packs(
     rules: Compact,
     by: Compress = compress,
 ) -> tuple[list[Pack], float]:
-    """Write what is new of all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing
-    took, in seconds. ``known``: what need not be written, or not all of it; ``choice``: what is coded of what is written, where that makes
-    it smaller; ``by``: who makes frames of planes."""
+    """Write the new chunks of all packs below ``prefix``, durably except for the names. Return the packs and the seconds of finishing.
+
+    ``known``: stored chunks and bases of deltas. ``choice``: which new chunks are coded, if that makes them smaller. ``by``: compressor
+    of planes.
+    """
     written = [
         write_smaller(store, prefix, pack, _coder_of(pack, plan.tensors, index, known, choice, rules, pace.spent)._replace(by=by), pace)
         for index, pack in enumerate(plan.packs)
@@ -165,7 +169,7 @@ def write_smaller_packs(
 
 
 def write_smaller(store: ByteStore, prefix: str, plan: PackPlan, coder: _Coder, pace: WriteLimits) -> tuple[Pack, float]:
-    """Write what is new of ``plan``; what the part says of the pack, and how long finishing took, in seconds.
+    """Write the new chunks of ``plan``. Return the pack for the part, and the seconds that finishing took.
 
     Memory: ``AHEAD`` chunks, twice where they are coded, and ``HELD_BYTES``.
     """
@@ -213,25 +217,28 @@ def _coder_of(
 
 
 def _kind_name(of: tuple[str, str]) -> str:
-    """A dtype and a role."""
+    """Return dtype and role as one text."""
     return " ".join(of)
 
 
 def same_chunks(plan: PackPlan, tensors: list[Tensor], index: int, known: KnownChunks) -> dict[int, tuple[bytes, IndexedChunk]]:
-    """Chunks of pack ``index`` that hold nothing but what is as it was, by their numbers: hash, and where they are."""
+    """Return hash and location of the chunks of pack ``index`` that have only unchanged tensors, by chunk number."""
     if not known.same:
         return {}
-    same, found = {id(tensors[number]) for number in known.same}, dict[int, tuple[bytes, IndexedChunk]]()
-    for number, (_, held) in enumerate(tensors_in(plan.chunks, tensors, index)):
-        there = known.there(index, number, plan.chunks[number])
-        if there is not None and held and all(id(tensor) in same for tensor, _, _ in held):
-            found[number] = there
-    return found
+    same, unchanged_chunks = {id(tensors[number]) for number in known.same}, dict[int, tuple[bytes, IndexedChunk]]()
+    for number, (_, parts) in enumerate(tensors_in(plan.chunks, tensors, index)):
+        stored_chunk = known.there(index, number, plan.chunks[number])
+        if stored_chunk is not None and parts and all(id(tensor) in same for tensor, _, _ in parts):
+            unchanged_chunks[number] = stored_chunk
+    return unchanged_chunks
 
 
 def audited(smaller: IncrementalState, plan: SavePlan, known: KnownChunks, wrong: Callable[[str], None]) -> KnownChunks:
-    """``known``, once some of the chunks that are said to be as they were, others each time, have been read and hashed: if one is not, none
-    is believed, and the name of a tensor in it is told. Cost: hashing ``AUDIT_BYTES``."""
+    """Hash some of the chunks that are declared unchanged, others each time, and return ``known``.
+
+    If a chunk has changed, call ``wrong`` with the name of a tensor in it, and return ``known`` without unchanged tensors.
+    Cost: hashing ``AUDIT_BYTES``.
+    """
     chunks = [
         (index, pack, number, value)
         for index, pack in enumerate(plan.packs)
@@ -242,9 +249,15 @@ def audited(smaller: IncrementalState, plan: SavePlan, known: KnownChunks, wrong
     for _ in range(len(chunks)):
         index, pack, number, value = chunks[smaller.audited % len(chunks)]
         smaller.audited += 1
-        at, length = sum(pack.chunks[:number]), pack.chunks[number]
-        if Digest(_range(pack, at, length)).digest() != value:
-            wrong(next(one.name for one in plan.tensors if one.pack == index and one.offset < at + length and at < one.offset + one.length))
+        offset, length = sum(pack.chunks[:number]), pack.chunks[number]
+        if Digest(_range(pack, offset, length)).digest() != value:
+            wrong(
+                next(
+                    tensor.name
+                    for tensor in plan.tensors
+                    if tensor.pack == index and tensor.offset < offset + length and offset < tensor.offset + tensor.length
+                )
+            )
             return known._replace(same=frozenset())
         left -= length
         if left <= 0:
@@ -253,106 +266,109 @@ def audited(smaller: IncrementalState, plan: SavePlan, known: KnownChunks, wrong
 
 
 def lossy_of(plan: PackPlan, tensors: list[Tensor], index: int, rules: Compact) -> dict[int, list[LossyRange]]:
-    """Of each chunk of pack ``index`` some of which may be stored inexactly: its runs, a tensor each, or a piece of one."""
+    """Return the ranges of each chunk of pack ``index`` that may be stored lossily in part. A range is a tensor, or a piece of one."""
     if not rules.inexact:
         return {}
-    found = dict[int, list[LossyRange]]()
-    for number, (_, held) in enumerate(tensors_in(plan.chunks, tensors, index)):
-        runs = [_stretch(rules, tensor, end - begin) for tensor, begin, end in held]
+    lossy_chunks = dict[int, list[LossyRange]]()
+    for number, (_, parts) in enumerate(tensors_in(plan.chunks, tensors, index)):
+        runs = [_stretch(rules, tensor, end - begin) for tensor, begin, end in parts]
         if any(run.ways for run in runs) and len(runs) <= RUNS_MAX:
-            found[number] = runs
-    return found
+            lossy_chunks[number] = runs
+    return lossy_chunks
 
 
 def _stretch(rules: Compact, tensor: Tensor, length: int) -> LossyRange:
-    """How ``length`` bytes of a tensor may be stored."""
+    """Return how ``length`` bytes of a tensor may be stored."""
     bound = bound_for(rules, tensor.name, tensor.dtype)
     ways = lossy_ways(rules, tensor.name, tensor.dtype)
     return LossyRange(length, ways) if bound is None else LossyRange(length, ways, bound.most, bound.relative)
 
 
 class _Class(NamedTuple):
-    """The chunks of one dtype and role, ``(pack, offset, length)``, that must be written; and how many bytes of them were derived."""
+    """The chunks of one dtype and role that must be written, as ``(pack, offset, length)``, and how many bytes of them were derived."""
 
     chunks: list[tuple[PackPlan, int, int]]
     derived: int
 
     @property
     def bytes(self) -> int:
-        """Of them all."""
+        """Bytes of all chunks."""
         return sum(length for _, _, length in self.chunks)
 
 
 def sampled(plan: SavePlan, packs: Sequence[Pack], by: Compress = compress) -> list[CodecSample]:
-    """What coding a save like this gains, by kind, and takes: of a sample of one chunk of each of the largest kinds. ``packs``: how it was
-    stored; what lay there already, or is stored inexactly, need not be coded. Cost: coding ``SAMPLED`` times ``SAMPLED_BYTES``."""
+    """Return gain and cost of coding a save like this, from a sample chunk of each of the largest kinds.
+
+    ``packs``: how the save was stored. Reused and lossy chunks are left out, as they need no coding. Cost: coding ``SAMPLED`` times
+    ``SAMPLED_BYTES``.
+    """
     classes = _classes(plan, packs)
-    whole = sum(one.bytes for one in classes.values())
+    whole = sum(kind_chunks.bytes for kind_chunks in classes.values())
     here = trial_of(by) is by
-    clock = time.thread_time if here else time.perf_counter  # who waits for a device takes no processor time
-    found, rooms = [], Rooms()
-    for of, held in sorted(classes.items(), key=lambda one: -one[1].bytes)[:SAMPLED]:
-        pack, at, length = held.chunks[len(held.chunks) // 2]
-        data = _range(pack, at, min(length, SAMPLED_BYTES) if here else length)  # a device is for whole chunks
+    clock = time.thread_time if here else time.perf_counter  # waiting for a device takes no processor time
+    samples, rooms = [], Rooms()
+    for of, kind_chunks in sorted(classes.items(), key=lambda entry: -entry[1].bytes)[:SAMPLED]:
+        pack, offset, length = kind_chunks.chunks[len(kind_chunks.chunks) // 2]
+        data = _range(pack, offset, min(length, SAMPLED_BYTES) if here else length)  # a device codes whole chunks
         began = clock()
         way = choose(data, kind_of(dtype_named(of[0])), None, trial_of(by))
         chosen = clock()
         body = None if way is None else encode(data, way, rooms=rooms, by=by)
         rate = (chosen - began) / length + (clock() - chosen) / len(data)
-        share = (1.0 if body is None else len(body) / len(data)) * (1 - held.derived / held.bytes)
-        found.append(CodecSample(_kind_name(of), held.bytes / whole, share, rate))
-    return found
+        share = (1.0 if body is None else len(body) / len(data)) * (1 - kind_chunks.derived / kind_chunks.bytes)
+        samples.append(CodecSample(_kind_name(of), kind_chunks.bytes / whole, share, rate))
+    return samples
 
 
 def _classes(plan: SavePlan, packs: Sequence[Pack]) -> dict[tuple[str, str], _Class]:
-    found: dict[tuple[str, str], _Class] = {}
+    classes: dict[tuple[str, str], _Class] = {}
     for index, (pack, written) in enumerate(zip(plan.packs, packs, strict=True)):
-        for number, (of, at, length) in enumerate(contents(pack.chunks, plan.tensors, index), 1):
+        for number, (of, offset, length) in enumerate(contents(pack.chunks, plan.tensors, index), 1):
             piece = written.stored.pieces[number] if written.stored is not None else None
             if piece is None or (piece.home == OWN and not piece.lossy):
-                held = found.get(of) or _Class([], 0)
-                held.chunks.append((pack, at, length))
-                found[of] = held._replace(derived=held.derived + (length if piece is not None and piece.derived else 0))
-    return found
+                kind_chunks = classes.get(of) or _Class([], 0)
+                kind_chunks.chunks.append((pack, offset, length))
+                classes[of] = kind_chunks._replace(derived=kind_chunks.derived + (length if piece is not None and piece.derived else 0))
+    return classes
 
 
 def marks_of(plan: SavePlan) -> dict[tuple[int, int], bytes]:
-    """Samples of every chunk but the packs' headers, by pack and number. Cost: a few reads of 16 bytes a chunk."""
+    """Return samples of every chunk except the packs' headers, by pack and number. Cost: a few reads of 16 bytes per chunk."""
     return {place: mark for place, _, mark in _marks(plan)}
 
 
 def alike(plan: SavePlan, smaller: IncrementalState) -> float:
-    """Return the share of the save that may be as in an earlier one, by samples; at least ``EQUAL_MIN`` is not counted to its end.
+    """Return the share of the save that may equal an earlier one, by samples. Counting stops once the share reaches ``EQUAL_MIN``.
 
-    What the samples miss is stored once more: a chunk that kept most of its bytes and none of those that were sampled.
+    Samples can miss a chunk that kept most of its bytes but none of the sampled ones. It is then stored again.
     """
-    whole, found = max(plan.logical_bytes, 1), 0
+    whole, alike_bytes = max(plan.logical_bytes, 1), 0
     for place, length, mark in _marks(plan):
-        found += length if smaller.may_be_there(place, mark) else 0
-        if found >= EQUAL_MIN * whole:
+        alike_bytes += length if smaller.may_be_there(place, mark) else 0
+        if alike_bytes >= EQUAL_MIN * whole:
             break
-    return found / whole
+    return alike_bytes / whole
 
 
 def _marks(plan: SavePlan) -> Iterator[tuple[tuple[int, int], int, bytes]]:
     for index, pack in enumerate(plan.packs):
         edges = [0, *accumulate(source.length for source in pack.sources)] if pack.image is None else []
-        at = 0
+        offset = 0
         for number, length in enumerate(pack.chunks):
             step = max(length - MARK_BYTES, 0) // (MARKS - 1)
-            starts = [at + step * turn for turn in range(MARKS)] if step else [at]
+            starts = [offset + step * turn for turn in range(MARKS)] if step else [offset]
             if number and pack.image is not None:
                 if pack.until is not None:
-                    pack.until(at + length)
-                yield (index, number), length, b"".join(pack.image[begin : min(begin + MARK_BYTES, at + length)] for begin in starts)
+                    pack.until(offset + length)
+                yield (index, number), length, b"".join(pack.image[begin : min(begin + MARK_BYTES, offset + length)] for begin in starts)
             elif number:
-                mark = b"".join(_piece(pack, edges, begin, min(MARK_BYTES, at + length - begin)) for begin in starts)
+                mark = b"".join(_piece(pack, edges, begin, min(MARK_BYTES, offset + length - begin)) for begin in starts)
                 yield (index, number), length, mark
-            at += length
+            offset += length
 
 
 def _piece(pack: PackPlan, edges: Sequence[int], begin: int, length: int) -> bytes:
-    """Bytes of one source, fewer if it ends there."""
+    """Return ``length`` bytes from ``begin``, or fewer if their source ends before."""
     number = bisect_right(edges, begin) - 1
     source, start = pack.sources[number], begin - edges[number]
     into = bytearray(min(length, source.length - start))
@@ -361,7 +377,7 @@ def _piece(pack: PackPlan, edges: Sequence[int], begin: int, length: int) -> byt
 
 
 def _range(plan: PackPlan, at: int, length: int) -> memoryview:
-    """So many bytes of a pack that is all there."""
+    """Return ``length`` bytes of a pack that is complete in memory."""
     if plan.image is not None:
         return plan.image[at : at + length]
     into, begin, filled = memoryview(bytearray(length)), 0, 0
@@ -376,39 +392,41 @@ def _range(plan: PackPlan, at: int, length: int) -> memoryview:
 
 
 def _made(plan: PackPlan, coder: _Coder, pace: WriteLimits) -> Iterator[_Chunk]:
-    """The chunks in order, each hashed, and coded if it is new. Small packs use no threads."""
+    """Yield the chunks in order, hashed, and coded if new. Small packs use no threads."""
     chunks = enumerate(_chunks(plan, coder.same, pace.spent))
     if plan.size <= INLINE_BYTES:
-        yield from (coder.make(number, at, data) for number, (at, data) in chunks)
+        yield from (coder.make(number, offset, data) for number, (offset, data) in chunks)
         return
     with ThreadPool(pace.threads, "relight-code") as pool:
         jobs: deque[Future[_Chunk]] = deque()
         try:
-            for number, (at, data) in chunks:
-                jobs.append(pool.submit(coder.make, number, at, data))
+            for number, (offset, data) in chunks:
+                jobs.append(pool.submit(coder.make, number, offset, data))
                 if len(jobs) >= AHEAD:
                     yield jobs.popleft().result()
             while jobs:
                 yield jobs.popleft().result()
         finally:
-            pool.shutdown(wait=True, cancel_futures=True)  # nobody reads the caller's memory any more
+            pool.shutdown(wait=True, cancel_futures=True)  # no thread reads the caller's memory after this
 
 
 def _chunks(plan: PackPlan, without: Collection[int], spent: WriteStats) -> Iterator[tuple[int, memoryview]]:
-    """Where each chunk begins, and its bytes, as they come; none of those ``without``, which are not read. ``spent``: is told how long
-    they were waited for."""
+    """Yield offset and bytes of each chunk as it becomes available; no bytes for chunks in ``without``, which are not read.
+
+    ``spent``: records the waiting time.
+    """
     if plan.image is not None:
-        at = there = 0
+        offset = available = 0
         for length in plan.chunks:
-            if plan.until is not None and at + length > there:
+            if plan.until is not None and offset + length > available:
                 began = time.perf_counter()
-                there = plan.until(at + length)
+                available = plan.until(offset + length)
                 spent.waited_s += time.perf_counter() - began
-            yield at, plan.image[at : at + length]
-            at += length
+            yield offset, plan.image[offset : offset + length]
+            offset += length
         return
     sources = iter(plan.sources)
-    source, used, at = next(sources), 0, 0
+    source, used, offset = next(sources), 0, 0
     for number, length in enumerate(plan.chunks):
         left_out = number in without
         data, filled = _NO_BYTES if left_out else memoryview(bytearray(length)), 0
@@ -419,12 +437,12 @@ def _chunks(plan: PackPlan, without: Collection[int], spent: WriteStats) -> Iter
             if not left_out:
                 copy_from(source, used, data[filled : filled + step])
             filled, used = filled + step, used + step
-        yield at, data
-        at += length
+        yield offset, data
+        offset += length
 
 
 class _Out:
-    """The file of what is new: nothing, if there is nothing; of its very size, if that is little; else no longer than announced."""
+    """File with a pack's new chunks, if any. Small files are announced with the exact size, others with an upper bound."""
 
     def __init__(self, store: ByteStore, key: str, at_most: int, spent: WriteStats) -> None:
         self._store, self._key, self._at_most, self._spent = store, key, at_most, spent
@@ -435,15 +453,15 @@ class _Out:
 
     @property
     def size(self) -> int:
-        """Of what was put here."""
+        """Bytes put so far."""
         return self._written + self._held
 
     def spare(self, length: int) -> None:
-        """So much of what was expected will not come."""
+        """Reduce the expected size by ``length``."""
         self._at_most -= length
 
     def put(self, data: memoryview, expected: int) -> None:
-        """Behind what is there."""
+        """Append ``data``. ``expected``: bytes that were announced for it."""
         self._at_most -= expected - len(data)
         while data:
             if self._held == len(self._buffer):
@@ -453,7 +471,7 @@ class _Out:
             self._held, data = self._held + step, data[step:]
 
     def finish(self) -> None:
-        """Durable but for its name; there is no such file if nothing was put here."""
+        """Make the file durable except for its name. Without data, there is no file."""
         if not self.size:
             return
         if self._writer is None:
@@ -463,7 +481,7 @@ class _Out:
         self._writer.finish(self._written)
 
     def abort(self) -> None:
-        """As if there had been none."""
+        """Delete the file."""
         if self._writer is not None:
             self._writer.abort()
 
@@ -471,8 +489,8 @@ class _Out:
         if self._writer is None:
             try:
                 self._writer = self._store.write(self._key, self._at_most)
-            except NoSpace:  # for all that may come, but perhaps for what will: it is asked for as it is written
-                if self._at_most == self.size or encrypts(self._store):  # which writes no more than was announced
+            except NoSpace:  # no space for the upper bound, but perhaps for the actual bytes: reserve space as they are written
+                if self._at_most == self.size or encrypts(self._store):  # an encrypted file cannot exceed its announced size
                     raise
                 self._writer = self._store.write(self._key, self.size)
             self._writer = self._spent.timed(self._writer)

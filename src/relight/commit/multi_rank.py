@@ -1,12 +1,12 @@
-"""Several ranks, one checkpoint, no leader: whoever comes last commits, and anybody may.
+"""Save one checkpoint from several ranks without a leader: any rank can commit, usually the last one.
 
-Each rank writes packs and part and makes them durable; then it says so by an empty file whose *name* holds all that the commit needs to
-know of its part (in ``ready/``). Rank 0 has put down what the root says besides (``draft.json``). Who finds all ranks ready, the last one
-as a rule, makes ``root.json`` of that, which comes out the same whoever makes it, and appends COMMIT, unless it is there. The others look
-for the root, and then for the COMMIT: but for that one, nobody reads what grows with the number of ranks more than once.
+Each rank writes its packs and part durably. Then it creates an empty file in ``ready/``. The *name* of this file has all that the commit
+needs to know about the part. Rank 0 writes the other fields of the root to ``draft.json``. The rank that finds all ranks ready creates
+``root.json`` from these, with the same bytes on any rank, and appends COMMIT unless it exists. The other ranks poll for the root and then
+for the COMMIT. Only the committing rank reads data that grows with the number of ranks more than once.
 
-``root.json`` is created once: it decides. A rank that gives up waiting creates it as *void*, and only then takes its files back: a
-checkpoint that is complete in somebody's eyes cannot lose a part, and one that lost a part cannot be completed.
+``root.json`` is created once, and it decides. A rank that stops waiting creates it as *void*, and only then deletes its files. So a
+complete checkpoint cannot lose a part, and a checkpoint that lost a part cannot be completed.
 """
 
 from __future__ import annotations
@@ -62,22 +62,22 @@ from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 
 WORDS = ("created", "reason", "parents", "metrics", "user", "environment", "components", "exact")
-"""What the draft of a root holds: the rest is known to every rank, or comes from their parts."""
+"""Fields of the root's draft. Every rank knows the other fields, or computes them from the parts."""
 VOID = b"void\n"
-"""What ``root.json`` begins with once a rank has given up; why, in words, comes behind it."""
+"""First line of a void ``root.json``. The reason follows as text."""
 _POLL_S = 0.001
-"""The first pause of a rank that waits, two of them; more have longer ones: together they look twice a millisecond, or would keep the one
-that commits, or the store, from its work."""
+"""First pause in seconds of a waiting rank, with two ranks. It grows with the number of ranks: together they poll twice a millisecond.
+More would slow the committing rank or the store."""
 _POLL_MAX_S = 0.05
 _LOOK_AGAIN_S = 1.0
-"""When a rank that waits for the last one to commit looks again whether it is the last one: that one may have died. Then less often."""
+"""Seconds until a waiting rank checks again whether all ranks are ready: the rank that should commit may have died. Doubles each time."""
 _LOOK_AGAIN_MAX_S = 8.0
 _GRACE_S = 0.2
-"""How long whoever made the root has until others append the COMMIT."""
+"""Seconds that the rank that created the root has to append the COMMIT, before other ranks do."""
 
 
 class OthersFailed(SaveFailed):
-    """Another rank could not save its part, or gave up waiting: the checkpoint does not exist on any."""
+    """Another rank could not save its part, or stopped waiting. The checkpoint does not exist on any rank."""
 
     kind = "others_failed"
 
@@ -85,9 +85,10 @@ class OthersFailed(SaveFailed):
 def save_multi_rank(
     place: CommitTarget, request: SaveRequest, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
 ) -> SaveReport:
-    """Write this rank's part, wait for the others', and see the checkpoint committed. The same id and step on all of them.
+    """Write this rank's part, wait for the other ranks' parts, and return after the commit. All ranks pass the same id and step.
 
-    ``LateRanks`` names those who were not ready in time; ``OthersFailed`` says which rank could not save. Nothing shows then.
+    Raise ``RankTimeout`` with the ranks that were not ready in time, or ``OthersFailed`` with the rank that could not save. There is no
+    checkpoint then.
     """
     seat = request.seat
     assert seat is not None and request.id
@@ -102,28 +103,28 @@ def save_multi_rank(
     directory = CheckpointDir(request.step, request.id, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     timings = {"plan": time.perf_counter() - started}
-    said: list[Ready] = []
+    announced: list[Ready] = []
     try:
         part, data = write_part(place, request, plan, directory, prefix, timings)
         mark = time.perf_counter()
-        said.append(_proven(place, request, directory, prefix, part, data, plan))
-        put(place.store, f"{prefix}/{READY_DIR}/{said[0].file}", b"")
+        announced.append(_proven(place, request, directory, prefix, part, data, plan))
+        put(place.store, f"{prefix}/{READY_DIR}/{announced[0].file}", b"")
         record_span("parts", request.id, request.step, mark, ready := time.perf_counter(), rank=seat.rank)
         mark = ready
         committed, seq = _await(place, directory, prefix, seat, clock, sleep, request.waits)
     except BaseException as error:
         if isinstance(error, (DonorRetired, OthersFailed)) and request.smaller is not None:
-            request.smaller.forget()  # only who completes it is told that a donor is gone
-        _give_up(place.store, prefix, seat, error, bool(said))
+            request.smaller.forget()  # only the committing rank knows whether a donor is gone, so every rank forgets
+        _give_up(place.store, prefix, seat, error, bool(announced))
         raise
     plan.proven.add("read")
     if request.smaller is not None:
         read_back(request.smaller, plan, directory, part, seq, committed.requires)
     with contextlib.suppress(RelightError):
-        place.store.delete(f"{prefix}/{READY_DIR}/{said[0].file}")
+        place.store.delete(f"{prefix}/{READY_DIR}/{announced[0].file}")
         if seat.rank == 0:
             place.store.delete(f"{prefix}/{DRAFT_FILE}")
-        place.store.delete_dir(f"{prefix}/{READY_DIR}")  # the last one's is empty
+        place.store.delete_dir(f"{prefix}/{READY_DIR}")  # empty after the last rank's deletion
     timings["commit"] = time.perf_counter() - mark
     record_span("commit", request.id, request.step, mark, mark + timings["commit"], rank=seat.rank, world=seat.world)
     timings["total"] = time.perf_counter() - started
@@ -134,7 +135,7 @@ def save_multi_rank(
 def _proven(
     place: CommitTarget, request: SaveRequest, directory: CheckpointDir, prefix: str, part: Part, data: bytes, plan: SavePlan
 ) -> Ready:
-    """What there is to be said of the part, once it is durable and reads back as it was written."""
+    """Verify that the durable part reads back as written, and return its ready file's name."""
     seat = request.seat
     assert seat is not None
     draft = root_of(place, request, directory, [], 0, 0)
@@ -151,7 +152,7 @@ def _proven(
     if not shares or request.smaller is None:
         return ready
     new = sum(pack.new_bytes for pack in part.packs) + len(data)
-    return ready._replace(new=new, base=request.smaller.base, donors=sum(1 << request.smaller.donors.index(one) for one in donors))
+    return ready._replace(new=new, base=request.smaller.base, donors=sum(1 << request.smaller.donors.index(donor) for donor in donors))
 
 
 def _await(
@@ -163,17 +164,17 @@ def _await(
     sleep: Callable[[float], None],
     waits: Callable[[Sequence[int]], bool] | None,
 ) -> tuple[Root | CommitBody, int]:
-    """Until it is committed, by whomever. What is said of it, and the number of its record."""
+    """Wait until some rank has committed the checkpoint. Return its root or COMMIT, and the number of the record."""
     began = clock()
     ends = began + seat.timeout_s
     pause, look, again, grace, missing = min(_POLL_S * max(1, seat.world // 2), _POLL_MAX_S), began, _LOOK_AGAIN_S, -1.0, list[int]()
-    doubt: Uncertain | None = None  # once a commit is in doubt, no later error says that there is none
+    doubt: Uncertain | None = None  # after an uncertain commit, no later error may report that there is no commit
     while True:
         now = clock()
         if waits is not None and not waits(missing):
             ends = min(ends, now)
         try:
-            if now >= look or now >= ends:  # at first, and again now and then: who should have completed it may be gone
+            if now >= look or now >= ends:  # at first, and then repeatedly: the rank that should have completed it may have died
                 first, look, again = look == began, now + again, min(2 * again, _LOOK_AGAIN_MAX_S)
                 missing, mine = _complete(place, directory, prefix, seat)
                 if mine is not None:
@@ -181,11 +182,11 @@ def _await(
                 if missing and not first:
                     refuse_if_fenced(place.log.read(), place.epoch)
             if _is_made(place.store, prefix):
-                found = _committed(place, directory)
-                if found is not None:
-                    return found
-                grace = now + _GRACE_S * (1 + seat.rank / seat.world) if grace < 0 else grace  # one after the other
-                if now >= min(grace, ends):  # who made it may be gone, or not have come to making its name durable
+                committed = _committed(place, directory)
+                if committed is not None:
+                    return committed
+                grace = now + _GRACE_S * (1 + seat.rank / seat.world) if grace < 0 else grace  # staggered by rank
+                if now >= min(grace, ends):  # the root's creator may have died, or not yet made the name durable
                     root = _root(place, directory, prefix)
                     place.store.sync(prefix)
                     return root, _append(place, directory, root)
@@ -202,7 +203,7 @@ def _await(
 
 
 def _complete(place: CommitTarget, directory: CheckpointDir, prefix: str, seat: Participant) -> tuple[list[int], Root | None]:
-    """Make ``root.json`` if all are ready: those who are not, and the root if this rank has made it."""
+    """Create ``root.json`` if all ranks are ready. Return the missing ranks, and the root if this rank created it."""
     store = place.store
     names = [entry.name for entry in store.list(f"{prefix}/{READY_DIR}")]
     for failed in filter(None, map(parse_failed, names)):
@@ -211,54 +212,60 @@ def _complete(place: CommitTarget, directory: CheckpointDir, prefix: str, seat: 
     missing = sorted(set(range(seat.world)).difference(map(ready_rank, names)))
     if missing:
         return missing, None
-    found = {ready.rank: ready for ready in filter(None, map(parse_ready, names))}
-    others = [rank for rank, ready in sorted(found.items()) if ready.plan != seat.plan[:PLAN_DIGITS]]
+    ready_by_rank = {ready.rank: ready for ready in filter(None, map(parse_ready, names))}
+    others = [rank for rank, ready in sorted(ready_by_rank.items()) if ready.plan != seat.plan[:PLAN_DIGITS]]
     if others:
-        _void(store, prefix, f"ranks {others[:8]} hold other tensors than rank {seat.rank} was told of")
+        _void(store, prefix, f"ranks {others[:8]} have other tensors than rank {seat.rank} expects")
         return [], None
     try:
         draft = from_json(store.get(f"{prefix}/{DRAFT_FILE}", ROOT_BYTES_MAX), prefix, ROOT_BYTES_MAX)
-    except CheckpointNotFound:  # rank 0 has seen it committed, and tidied up
+    except CheckpointNotFound:  # rank 0 has deleted it after the commit
         return [], None
-    store.sync(place.log.run)  # the directory's own name: whoever made it may not have come to that
-    root = _joined(place, directory, draft, [found[rank] for rank in range(seat.world)])
+    store.sync(place.log.run)  # the directory's name: its creator may not have made it durable
+    root = _joined(place, directory, draft, [ready_by_rank[rank] for rank in range(seat.world)])
     return [], root if store.put_once(f"{prefix}/{ROOT_FILE}", encode_root(root)) else None
 
 
 def _words(draft: Root) -> bytes:
-    """What only rank 0 can say of the checkpoint: short, since whoever commits reads it."""
-    said = from_json(encode_root(draft), DRAFT_FILE, ROOT_BYTES_MAX)
-    return to_json({name: said[name] for name in WORDS if said[name]})
+    """Return the fields of the root that only rank 0 knows. Short, since the committing rank reads it."""
+    fields = from_json(encode_root(draft), DRAFT_FILE, ROOT_BYTES_MAX)
+    return to_json({name: fields[name] for name in WORDS if fields[name]})
 
 
 def _joined(place: CommitTarget, directory: CheckpointDir, words: Mapping[str, Any], ready: list[Ready]) -> Root:
     known = {"store": place.store_id, "run": place.run_id, "id": directory.id, "step": directory.step, "epoch": directory.epoch}
     draft = from_plain({**words, **known, "parts": [], "logical_bytes": 0, "stored_bytes": 0, "new_bytes": 0}, Root)
-    refs = [PartRef(rank=one.rank, file=part_file(one.rank), size=one.size, hash=one.hash) for one in ready]
-    new = sum(one.stored if one.new is None else one.new for one in ready)
-    requires, stored = _donors(place, ready) if any(one.new is not None for one in ready) else ([], [])
-    return _with_parts(draft, refs, sum(one.logical for one in ready), sum(one.stored for one in ready), new, requires, stored)
+    refs = [
+        PartRef(rank=rank_ready.rank, file=part_file(rank_ready.rank), size=rank_ready.size, hash=rank_ready.hash) for rank_ready in ready
+    ]
+    new = sum(rank_ready.stored if rank_ready.new is None else rank_ready.new for rank_ready in ready)
+    requires, stored = _donors(place, ready) if any(rank_ready.new is not None for rank_ready in ready) else ([], [])
+    return _with_parts(
+        draft, refs, sum(rank_ready.logical for rank_ready in ready), sum(rank_ready.stored for rank_ready in ready), new, requires, stored
+    )
 
 
 def _donors(place: CommitTarget, ready: list[Ready]) -> tuple[list[str], list[str]]:
-    """Whose bytes the ranks need, and what the root is to say of how packs are stored. ``DonorRetired`` if the log does not show the
-    checkpoint that a rank goes by."""
-    found: set[str] = set()
-    history = fold(place.log.read()) if any(one.donors for one in ready) else History()
-    live = {one.seq: one for one in history.live}
-    for one in ready:
-        base = live.get(one.base)
+    """Return the ids of the donors of all ranks, and the root's features for stored packs.
+
+    Raise ``DonorRetired`` if the base checkpoint of a rank is not live any more.
+    """
+    donors: set[str] = set()
+    history = fold(place.log.read()) if any(rank_ready.donors for rank_ready in ready) else History()
+    live = {checkpoint.seq: checkpoint for checkpoint in history.live}
+    for rank_ready in ready:
+        base = live.get(rank_ready.base)
         names = [base.id, *base.body.requires] if base is not None else []
-        if one.donors >> len(names):
-            raise DonorRetired(f"rank {one.rank} needs bytes of a checkpoint that is not there any more", where=place.log.run)
-        found.update(name for bit, name in enumerate(names) if one.donors >> bit & 1)
-    requires = with_lenders(history, found)
-    elsewhere = any(one.body.home and one.id in requires for one in history.live)
+        if rank_ready.donors >> len(names):
+            raise DonorRetired(f"rank {rank_ready.rank} needs bytes of a checkpoint that was retired", where=place.log.run)
+        donors.update(name for bit, name in enumerate(names) if rank_ready.donors >> bit & 1)
+    requires = with_lenders(history, donors)
+    elsewhere = any(checkpoint.body.home and checkpoint.id in requires for checkpoint in history.live)
     return requires, [STORED_CHUNKS, OTHER_RUNS] if elsewhere else [STORED_CHUNKS]
 
 
 def _with_parts(draft: Root, parts: list[PartRef], logical: int, size: int, new: int, requires: list[str], stored: list[str]) -> Root:
-    """``stored``: what ``storing`` gives for all packs."""
+    """Return the root with these parts. ``stored``: the result of ``storing`` for all packs."""
     return msgspec.structs.replace(
         draft, features=[SHORT_PARTS, *stored], parts=parts, world=len(parts),
         logical_bytes=logical, stored_bytes=size, new_bytes=new, requires=requires,
@@ -266,7 +273,7 @@ def _with_parts(draft: Root, parts: list[PartRef], logical: int, size: int, new:
 
 
 def _is_made(store: ByteStore, prefix: str) -> bool:
-    """Whether there is a root, of which no more than its beginning is read. ``OthersFailed``, which says why, if it is void."""
+    """Return whether the root exists. Reads only its beginning. Raise ``OthersFailed`` with the reason if the root is void."""
     try:
         reader = store.open(f"{prefix}/{ROOT_FILE}")
     except CheckpointNotFound:
@@ -278,18 +285,18 @@ def _is_made(store: ByteStore, prefix: str) -> bool:
         reader.close()
     if head == VOID:
         why = (_get(store, f"{prefix}/{ROOT_FILE}") or VOID)[len(VOID) : 1000].decode("utf-8", "replace").strip()
-        raise OthersFailed(f"given up: {why}", where=prefix, hint="that rank's own log says more")
+        raise OthersFailed(f"given up: {why}", where=prefix, hint="see that rank's own log")
     return True
 
 
 def _committed(place: CommitTarget, directory: CheckpointDir) -> tuple[CommitBody, int] | None:
-    """What COMMIT says, and its number, if it is there; made durable, as whoever appended it may not have come to that."""
+    """Return the COMMIT and its number; None if it does not exist. Make it durable: its writer may not have done so."""
     history = fold(place.log.read())
-    found = history.find(directory.id) or history.retired.get(directory.id)
-    if found is None:
+    checkpoint = history.find(directory.id) or history.retired.get(directory.id)
+    if checkpoint is None:
         return None
-    place.log.sync(found.seq)
-    return found.body, found.seq
+    place.log.sync(checkpoint.seq)
+    return checkpoint.body, checkpoint.seq
 
 
 def _root(place: CommitTarget, directory: CheckpointDir, prefix: str) -> Root:
@@ -301,15 +308,15 @@ def _root(place: CommitTarget, directory: CheckpointDir, prefix: str) -> Root:
 
 
 def _append(place: CommitTarget, directory: CheckpointDir, root: Root) -> int:
-    """COMMIT, unless it is there; its number."""
+    """Append COMMIT unless it exists. Return its number."""
     data = encode_root(root)
     body = commit_body(root, str(directory), hexdigest(data), len(data))
-    there: list[int] = []
+    seqs: list[int] = []
 
     def decide(view: LogView) -> tuple[CommitBody, int] | None:
-        found = fold(view).find(root.id)
-        if found is not None:
-            there.append(found.seq)
+        checkpoint = fold(view).find(root.id)
+        if checkpoint is not None:
+            seqs.append(checkpoint.seq)
             return None
         refuse_if_fenced(view, place.epoch)
         refuse_without_donors(view, body)
@@ -318,18 +325,18 @@ def _append(place: CommitTarget, directory: CheckpointDir, root: Root) -> int:
     record = place.log.append(decide)
     if record is not None:
         return record.seq
-    place.log.sync(there[-1])  # whoever appended it may not have come to that
-    return there[-1]
+    place.log.sync(seqs[-1])  # its writer may not have made it durable
+    return seqs[-1]
 
 
 def _void(store: ByteStore, prefix: str, why: str) -> bool:
-    """Call the checkpoint off, for everybody and for good. False if it is complete: then it cannot be."""
+    """Abort the checkpoint permanently, for all ranks. Return False if it is complete, and can no longer be aborted."""
     store.put_once(f"{prefix}/{ROOT_FILE}", VOID + f"{why}\n".encode())
     return (_get(store, f"{prefix}/{ROOT_FILE}") or b"").startswith(VOID)
 
 
 def void_checkpoint(place: CommitTarget, step: int, id_: str, why: str) -> None:
-    """Have a save of this attempt that is under way come to nothing; one that all ranks have made already is committed."""
+    """Abort a running save of this attempt. If all ranks have completed it already, commit it instead."""
     directory = CheckpointDir(step, id_, place.epoch)
     prefix = f"{place.log.run}/{directory}"
     if not _void(place.store, prefix, why):
@@ -339,10 +346,10 @@ def void_checkpoint(place: CommitTarget, step: int, id_: str, why: str) -> None:
 
 
 def _give_up(store: ByteStore, prefix: str, seat: Participant, error: BaseException, said: bool) -> None:
-    """Tell the others, call the checkpoint off, and take back what this rank wrote; nothing of it if it is complete, or may be.
+    """Notify the other ranks, abort the checkpoint, and delete this rank's files. Keep everything if the checkpoint is or may be complete.
 
-    Without this rank's having ``said`` that it is ready there is no checkpoint: then it takes its files back first. On a full disk that
-    makes the room to say so. ``root.json`` stays, void, as long as the attempt lasts.
+    ``said``: whether this rank has announced that it is ready. If not, there is no checkpoint, so it deletes its files first. On a full
+    disk, that makes space for the notice. The void ``root.json`` stays as long as the attempt lasts.
     """
     if not said:
         with contextlib.suppress(RelightError):
@@ -359,12 +366,12 @@ def _give_up(store: ByteStore, prefix: str, seat: Participant, error: BaseExcept
 
 
 def abort_part(place: CommitTarget, step: int, checkpoint_id: str, seat: Participant, error: RelightError) -> None:
-    """For a rank whose part another process was to write that is no more: none need wait for it. Nothing, if the checkpoint is complete."""
+    """Abort the part of a rank if the process that should have written it has died, so that no rank waits. No effect on a complete save."""
     _give_up(place.store, f"{place.log.run}/{CheckpointDir(step, checkpoint_id, place.epoch)}", seat, error, True)
 
 
 def _remove_own_files(store: ByteStore, prefix: str, seat: Participant) -> None:
-    """Delete what this rank wrote, first of all that it is ready."""
+    """Delete this rank's files, its ready file first."""
     for entry in list(store.list(f"{prefix}/{READY_DIR}")):
         ready = parse_ready(entry.name)
         if ready is not None and ready.rank == seat.rank:

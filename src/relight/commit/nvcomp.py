@@ -1,8 +1,8 @@
-"""Planes coded by nvCOMP on a GPU: frames of zstd that any reader reads, with or without one.
+"""Compress planes with nvCOMP on a GPU, as zstd frames that any reader can decompress, with or without a GPU.
 
-A plane goes to the device as it is, is coded there in pieces, a frame each, all at once; is decoded there again; and what that comes to is
-compared with the plane here, as nobody else would before it is needed. What goes wrong once is not tried again: processors code then.
-nvCOMP's codecs are a thread's own.
+A plane is copied to the device, and compressed there in pieces, in parallel, one frame each. The frames are decompressed again and compared
+with the plane on the host, as no other check runs before a restore. After the first error, the CPU compresses. nvCOMP codecs are per
+thread.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import numpy as np
 from relight.format.entropy import compress
 
 PIECE_BYTES = 64 << 10
-"""A frame's, as many processors of a GPU work on one each. Not less than ``entropy.FRAME_MIN``."""
+"""Bytes per frame: small, so that a GPU compresses many in parallel. Not less than ``entropy.FRAME_MIN``."""
 PLANE_BYTES_MIN = 256 << 10
-"""Shorter planes are coded here: bringing them there and back takes longer."""
+"""Shorter planes are compressed by the CPU: the copies to and from the device take longer."""
 
 
 class OnGpu:
-    """``compress`` as ``entropy.compress`` is, on the device that is current. ``why_not``: what went wrong, "" as long as nothing has."""
+    """``compress`` works like ``entropy.compress``, on the current device. ``why_not``: the first error, "" before any."""
 
     def __init__(self, nvcomp: Any) -> None:
         self._nvcomp = nvcomp
@@ -29,12 +29,12 @@ class OnGpu:
         self.why_not = ""
 
     def compress(self, raw: memoryview, method: str) -> bytes:
-        """Frames; by the processor where the device cannot."""
+        """Return frames, compressed by the CPU if the device cannot."""
         if self.why_not or len(raw) < PLANE_BYTES_MIN:
             return compress(raw, method)
         try:
             return self._coded(raw)
-        except Exception as error:  # noqa: BLE001 - a driver's, a library's, out of the device's memory: the save is made without it
+        except Exception as error:  # noqa: BLE001 - error of driver, library, or out of device memory: save without the GPU
             self.why_not = f"nvCOMP: {type(error).__name__}: {error}".splitlines()[0][:200]
             return compress(raw, method)
 
@@ -46,8 +46,8 @@ class OnGpu:
         plane = np.frombuffer(raw, np.uint8)
         begins = range(0, len(plane), PIECE_BYTES)
         lengths = [min(PIECE_BYTES, len(plane) - begin) for begin in begins]
-        there = self._nvcomp.as_array(plane).cuda()
-        frames = codec.encode(self._nvcomp.as_arrays(there, list(begins), lengths))
+        on_device = self._nvcomp.as_array(plane).cuda()
+        frames = codec.encode(self._nvcomp.as_arrays(on_device, list(begins), lengths))
         for begin, length, piece in zip(begins, lengths, codec.decode(frames).cpu(), strict=True):
             if not np.array_equal(np.asarray(piece).view(np.uint8).reshape(-1), plane[begin : begin + length]):
                 raise ValueError(f"byte {begin} and what follows came back as something else")
@@ -55,11 +55,11 @@ class OnGpu:
 
 
 def on_gpu() -> tuple[OnGpu | None, str]:
-    """nvCOMP, if it is here and codes; else None, and why not. Cost: a context on the device, the first time."""
+    """Return the GPU compressor, or None and the reason. Cost: a context on the device, the first time."""
     try:
         from nvidia import nvcomp
-    except (ImportError, OSError) as error:  # not installed; or a library of it that cannot be loaded
+    except (ImportError, OSError) as error:  # not installed, or its library cannot be loaded
         return None, f"nvCOMP is not here: {error}"
-    found = OnGpu(nvcomp)
-    found.compress(memoryview(bytes(PLANE_BYTES_MIN)), "entropy")
-    return (None, found.why_not) if found.why_not else (found, "")
+    coder = OnGpu(nvcomp)
+    coder.compress(memoryview(bytes(PLANE_BYTES_MIN)), "entropy")
+    return (None, coder.why_not) if coder.why_not else (coder, "")

@@ -1,7 +1,7 @@
-"""Streaming a pack: copy, hash what was copied, write it, with bounded memory and the disk never waiting for the hash.
+"""Stream a pack to the store: copy, hash the copy, and write it, with bounded memory and without the disk waiting for the hash.
 
-Two slabs of page-aligned memory take turns: while one is written, the other is filled and hashed by a few threads. What is hashed is
-what is written, byte for byte, also if the source changes meanwhile.
+Two slabs of page-aligned memory alternate: while one is written, a few threads fill and hash the other. The hash always matches the
+written bytes, even if the source changes meanwhile.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from relight.store import PAGE, Writer, page_buffer
 SLAB_BYTES = 16 << 20
 THREADS = 2
 WRITES_AT_ONCE = 2
-"""So that the device has something to do while one who waited for it is being woken."""
+"""Parallel writes, so that the device is busy while a waiting thread wakes up."""
 HASHERS_BEHIND = 5
-"""By so much nicer than the writer are those who hash: the device is not to wait for them."""
+"""Added niceness of hashing threads, so that the device does not wait for them."""
 _AHEAD = 16
-"""Chunks that may be hashed ahead of what is written: enough to keep the threads busy, few enough to stop soon."""
+"""Most chunks hashed ahead of the writer: enough to keep the threads busy, few enough to stop soon."""
 
 
 class WriteStats:
-    """How long a store had something to do, for how much; what it does at the same time is counted once. Any thread.
+    """Times and bytes of a save.
 
-    How long hashing took, all threads together, and for how long of that they had a processor. And what only the thread that writes the
-    packs says: how much was coded of each kind, how long that took all threads together, and how long what is to be written was waited for.
+    ``bytes``, ``seconds``: written bytes, and seconds in which the store was busy; parallel writes count once. Any thread.
+    ``hashing_s``, ``hashing_own_s``: wall and CPU seconds of hashing, summed over threads. Any thread.
+    ``coded``: bytes and seconds, summed over threads, by kind. ``waited_s``: seconds waited for data. Only the packs' writer thread.
     """
 
     def __init__(self) -> None:
@@ -49,13 +50,13 @@ class WriteStats:
         self._lock, self._under_way, self._since = threading.Lock(), 0, 0.0
 
     def add_coded(self, kind: str, length: int, seconds: float) -> None:
-        """So much more was coded, or seen to gain nothing by it."""
+        """Add ``length`` bytes that were coded, including without gain."""
         so_far, took = self.coded.get(kind, (0, 0.0))
         self.coded[kind] = so_far + length, took + seconds
 
     @contextlib.contextmanager
     def counted(self, length: int) -> Iterator[None]:
-        """While the store takes so much more."""
+        """Count the time in which the store writes ``length`` bytes."""
         with self._lock:
             if not self._under_way:
                 self._since = time.perf_counter()
@@ -69,12 +70,12 @@ class WriteStats:
                     self.seconds += time.perf_counter() - self._since
 
     def timed(self, writer: Writer) -> Writer:
-        """``writer``, with what it takes added here."""
+        """Return ``writer`` with its bytes and times added here."""
         return _Timed(writer, self)
 
     @contextlib.contextmanager
     def hashing(self) -> Iterator[None]:
-        """While a thread hashes what is in memory: it waits for nothing but a processor."""
+        """Count wall and CPU time of hashing in memory, which waits only for a CPU."""
         began, had = time.perf_counter(), time.thread_time()
         yield
         own_s, took_s = time.thread_time() - had, time.perf_counter() - began
@@ -100,23 +101,23 @@ class _Timed:
 
 @dataclass(frozen=True, slots=True)
 class WriteLimits:
-    """How hard a pack may be written: hashing threads, and bytes a second (None: as fast as possible)."""
+    """Limits of writing a pack: hashing threads, and bytes per second (None: unlimited)."""
 
     threads: int = THREADS
     bytes_per_second: float | None = None
-    """The bound that the store keeps, see ``PacedStore``: by it a save knows whether coding pays."""
+    """Bandwidth limit that ``PacedStore`` enforces. A save uses it to decide whether coding pays."""
     progress: Callable[[int], None] | None = None
-    """Told the bytes of a pack that have been written, now and then."""
+    """Called repeatedly with the number of bytes written since the last call."""
     spent: WriteStats = field(default_factory=WriteStats)
-    """Told what the store took for it."""
+    """Records times and bytes of the save."""
 
 
 class _SlabPiece(NamedTuple):
-    """A run of one chunk that lies in one slab: filled and hashed by one thread."""
+    """The range of one chunk in one slab: filled and hashed by one thread."""
 
     chunk: int
     start: int
-    """In the slab."""
+    """Offset in the slab."""
     spans: list[tuple[Source, int, int]]
     """``(source, start in the source, length)``, back to back."""
 
@@ -124,10 +125,10 @@ class _SlabPiece(NamedTuple):
 def write_pack(
     writer: Writer, plan: PackPlan, *, slab_bytes: int = SLAB_BYTES, threads: int = THREADS, pace: WriteLimits | None = None
 ) -> list[bytes]:
-    """Write all of ``plan`` and give the hash of each of its chunks. The caller finishes or aborts ``writer``.
+    """Write all of ``plan`` and return the hash of each of its chunks. The caller finishes or aborts ``writer``.
 
-    Memory: two slabs. Copies: one. Small packs use neither threads nor a second slab. A pack that lies in memory as its file will be is
-    written from there: no slab, no copy; nobody may change it meanwhile.
+    Memory: two slabs. Copies: one. Small packs use neither threads nor a second slab. A pack that is in memory in the layout of its file
+    is written directly, without slab and copy. It must not change meanwhile.
     """
     pace = pace or WriteLimits(threads)
     threads = pace.threads
@@ -153,7 +154,7 @@ def write_pack(
             try:
                 if filled:
                     _write(writer, *filled, slab_bytes)
-            finally:  # never leave threads reading the caller's memory behind
+            finally:  # no thread may read the caller's memory after the return
                 errors = [job.exception() for job in jobs]
             for error in errors:
                 if error:
@@ -165,7 +166,7 @@ def write_pack(
 
 
 def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_SlabPiece]]]:
-    """The file as ``(offset of the slab, its pieces)`` in order."""
+    """Yield the slabs of the file in order, as ``(offset, pieces)``."""
     sources = iter(plan.sources)
     source: Source | None = None
     used = 0
@@ -195,15 +196,15 @@ def _slabs(plan: PackPlan, slab_bytes: int) -> Iterator[tuple[int, list[_SlabPie
 def _fill(
     buffer: memoryview, piece: _SlabPiece, plan: PackPlan, hashers: dict[int, tuple[Digest, int]], hashes: list[bytes], spent: WriteStats
 ) -> None:
-    at = piece.start
+    filled = piece.start
     for source, start, length in piece.spans:
-        copy_from(source, start, buffer[at : at + length])
-        at += length
-    # Pieces of one chunk lie in consecutive slabs, which are filled one after the other: the updates are in order.
+        copy_from(source, start, buffer[filled : filled + length])
+        filled += length
+    # Pieces of one chunk are in consecutive slabs, which are filled one after the other: the updates are in order.
     hasher, count = hashers.pop(piece.chunk) if piece.chunk in hashers else (Digest(), 0)
     with spent.hashing():
-        hasher.update(buffer[piece.start : at])
-    count += at - piece.start
+        hasher.update(buffer[piece.start : filled])
+    count += filled - piece.start
     if count == plan.chunks[piece.chunk]:
         hashes[piece.chunk] = hasher.digest()
     else:
@@ -257,10 +258,10 @@ def _hash(data: memoryview, spent: WriteStats) -> bytes:
 
 
 def _ranges(lengths: list[int]) -> Iterator[tuple[int, int]]:
-    at = 0
+    offset = 0
     for length in lengths:
-        yield at, at + length
-        at += length
+        yield offset, offset + length
+        offset += length
 
 
 def _write(writer: Writer, offset: int, buffer: memoryview, length: int) -> None:

@@ -1,4 +1,4 @@
-"""Writing a plan's packs: one after the other, or as many at once as the store has drives to take them."""
+"""Write a plan's packs: one after the other, or in parallel on a store with several drives."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from relight.store.base import lanes_of
 
 
 def lanes_of_rank(store: ByteStore, world: int) -> int:
-    """How many of the store's lanes are one rank's, of ``world`` that write at the same time."""
+    """Return how many of the store's lanes each of ``world`` ranks uses."""
     return -(-lanes_of(store) // world)
 
 
 def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: WriteLimits | None) -> tuple[list[Pack], float]:
-    """Write all packs below ``prefix``, durable but for their names; what the part says of them, and how long finishing took, in seconds.
+    """Write all packs below ``prefix``, durably except for the names. Return the packs and the seconds that finishing took.
 
-    At once, where there are lanes: threads, bytes a second and memory (two slabs each, unless they lie in memory already) are those of
-    one pack times their number, but for the pace, which is for all of them together. On an error the others stop, too; files may be left.
+    With several lanes, packs are written in parallel: memory is two slabs per pack, unless the packs are in memory already. The limits of
+    ``pace`` apply to all packs together. If one pack fails, the others stop. Files may be left.
     """
     lanes = min(lanes_of(store), len(plan.packs))
     if lanes < 2:
@@ -46,11 +46,11 @@ def write_packs(store: ByteStore, prefix: str, plan: SavePlan, pace: WriteLimits
         jobs = [pool.submit(write, pack) for pack in plan.packs]
         try:
             wait(jobs)
-        except BaseException:  # an interrupt of whoever waits stops them as well
+        except BaseException:  # an interrupt of the waiting thread stops the writers too
             failed.set()
             raise
     if errors:
-        raise errors[0]  # the others only say that they stopped for it
+        raise errors[0]  # the later errors only report that the other packs were stopped
     written = [job.result() for job in jobs]
     return [pack for pack, _ in written], sum(fsync_s for _, fsync_s in written) / lanes
 
@@ -74,7 +74,7 @@ def _write(
 
 
 class _Stopping:
-    """A writer that stops when another one has failed: what it writes would be for nothing."""
+    """A writer that stops after another pack has failed."""
 
     def __init__(self, inner: Writer, failed: threading.Event, name: str) -> None:
         self._inner, self._failed, self._name, self.align = inner, failed, name, inner.align
@@ -96,7 +96,7 @@ def _go_on(failed: threading.Event | None, name: str) -> None:
 
 
 def _shared_by(lanes: int, pace: WriteLimits | None) -> WriteLimits:
-    """The pace of each of several packs that are written at once."""
+    """Return the limits of each of several packs that are written in parallel."""
     pace = pace or WriteLimits()
     progress = pace.progress
     return replace(

@@ -1,4 +1,4 @@
-"""Which tensor goes where in which pack: pure and deterministic, so that equal states are laid out equally."""
+"""Lay out tensors in packs. Pure and deterministic, so that equal states have equal layouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relight.format.names import pack_file
 from relight.layout import Box, Bytes, Extent, Item, Source, cut_chunks
 
 LANE_BYTES_MIN = 16 << 20
-"""A share of a store's lanes that is smaller than this is not worth a pack of its own: each costs an fsync and an opening."""
+"""Least bytes for which a lane gets a pack of its own, as each pack costs an open and an fsync."""
 _WHOLE = Box((), ())
 PACK_BYTES_MAX = 64 << 30
 """A pack is closed once it is this large. A tensor is never split between packs."""
@@ -20,16 +20,16 @@ PACK_BYTES_MAX = 64 << 30
 
 @dataclass(frozen=True, slots=True)
 class PackPlan:
-    """One pack to be written: its sources, back to back from the header on, and the chunks that tile it."""
+    """A planned pack: its sources, contiguous and beginning with the header, and the lengths of its chunks."""
 
     file: str
     size: int
     sources: list[Source]
     chunks: list[int]
     image: memoryview | None = None
-    """The whole pack as its file will be, if it lies in memory in one piece: page-aligned, readable up to the next page's end."""
+    """The whole pack in the layout of its file, if in memory: page-aligned, readable up to the end of the last page."""
     until: Callable[[int], int] | None = None
-    """Waits until so many bytes of ``image`` are there, and gives how many are; None if all of them are. May raise: the save is off."""
+    """Waits until this many bytes of ``image`` are available, and returns how many are. None: all are. An exception aborts the save."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,10 +40,9 @@ class SavePlan:
     tensors: list[Tensor]
     trainable: frozenset[int]
     proven: set[str] = field(default_factory=set)
-    """Holds ``"read"`` once a save of this plan was read back and found to be what any reader takes. ``replace`` hands it on."""
+    """Contains ``"read"`` after a save of this plan was read back and verified. ``replace`` keeps it."""
     marked: dict[str, list[list[bool]]] = field(default_factory=dict)
-    """What was worked out of it once: under ``"trainable"``, of each pack's chunks, whether they hold tensors that training should change.
-    ``replace`` hands it on."""
+    """Cached results. ``"trainable"``: for each pack's chunks, whether they have bytes of a trainable tensor. ``replace`` keeps it."""
 
     @property
     def logical_bytes(self) -> int:
@@ -59,8 +58,8 @@ class SavePlan:
 def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, pack_bytes_max: int = PACK_BYTES_MAX) -> SavePlan:
     """Lay out ``items``: by element size (so every tensor is aligned for foreign readers), then role and trainability, then name.
 
-    ``lanes``: how many packs are written at once; there are as many, of about one size, or a multiple of it, if there is enough for them.
-    Cost: a sort, and one header. ``IncompatibleState`` for what the format cannot hold.
+    ``lanes``: packs written in parallel. There are that many packs of about equal size, or a multiple, if there are enough bytes.
+    Cost: a sort, and one header. Raise ``IncompatibleState`` for a state that the format cannot store.
     """
     seen: set[str] = set()
     for item in items:
@@ -90,7 +89,7 @@ def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, 
         size += length
     if size:
         packs.append(_plan_pack(items, group, tensors, len(packs), id, rank))
-    else:  # nothing but empty tensors left: they need no bytes
+    else:  # only empty tensors are left: they need no bytes
         for index in group:
             tensors[index] = _tensor(items[index], 0, 0)
     placed = [tensor for tensor in tensors if tensor is not None]
@@ -100,7 +99,7 @@ def plan_save(items: Sequence[Item], *, id: str, rank: int = 0, lanes: int = 1, 
 
 
 class _Share:
-    """What one of several lanes' packs gets: of what is left, as much as each of those to come. Tensors are not split, so it is about."""
+    """Target size of each lane's pack: the remaining bytes divided by the remaining packs. Approximate, as tensors are not split."""
 
     def __init__(self, total: int, lanes: int, pack_bytes_max: int) -> None:
         lanes = max(1, min(lanes, total // LANE_BYTES_MIN))
@@ -108,30 +107,30 @@ class _Share:
         self._packs = lanes * -(-total // (lanes * pack_bytes_max)) if lanes > 1 else 1
 
     def is_full(self, size: int, length: int) -> bool:
-        """Whether a pack of ``size`` bytes is nearer to its share without a tensor of ``length`` than with it."""
+        """Return whether a pack of ``size`` bytes is closer to its share without a tensor of ``length`` bytes than with it."""
         return self._packs > 1 and size > 0 and 2 * size + length > 2 * self._left / self._packs
 
     def take(self, size: int) -> None:
-        """A pack of that size is closed."""
+        """Record that a pack of ``size`` bytes was closed."""
         self._left -= size
         self._packs -= 1
 
 
 def _plan_pack(items: Sequence[Item], group: list[int], tensors: list[Tensor | None], index: int, id: str, rank: int) -> PackPlan:
-    held = [items[i] for i in group]
-    names = header_names((item.name, item.box) for item in held)
+    pack_items = [items[i] for i in group]
+    names = header_names((item.name, item.box) for item in pack_items)
     shapes = [
         (name, item.dtype, item.shape if item.box is None else item.box.size, item.source.length)
-        for name, item in zip(names, held, strict=True)
+        for name, item in zip(names, pack_items, strict=True)
     ]
     header = encode_header(shapes, {"relight": "pack", "id": id, "rank": str(rank), "pack": str(index)})
-    at = len(header)
-    for position, item in zip(group, held, strict=True):
-        tensors[position] = _tensor(item, index, at)
-        at += item.source.length
-    extents = [Extent(item.source.length, f"{item.role}{item.trainable}") for item in held]
-    sources: list[Source] = [Bytes(header), *(item.source for item in held)]
-    return PackPlan(pack_file(rank, index), at, sources, [len(header), *cut_chunks(extents)])
+    offset = len(header)
+    for position, item in zip(group, pack_items, strict=True):
+        tensors[position] = _tensor(item, index, offset)
+        offset += item.source.length
+    extents = [Extent(item.source.length, f"{item.role}{item.trainable}") for item in pack_items]
+    sources: list[Source] = [Bytes(header), *(item.source for item in pack_items)]
+    return PackPlan(pack_file(rank, index), offset, sources, [len(header), *cut_chunks(extents)])
 
 
 def _tensor(item: Item, pack: int, offset: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""One save: packs, part, root, a look at all of it, the commit."""
+"""Save one checkpoint: write packs, part and root, read them back, and commit."""
 
 from __future__ import annotations
 
@@ -36,25 +36,24 @@ from relight.store.durable import rewritten_of, temporary_of
 from relight.store.retry import decode_with_reread
 
 SUSPECT = "relight.suspect"
-"""In a root's ``user``: why what was saved may be wrong, though every byte of it is as it was saved."""
+"""Key in a root's ``user``: why the saved state may be wrong, although its bytes are intact."""
 COMPACT = "relight.compact"
-"""In a root's ``user``: how its chunks are stored, and why so."""
+"""Key in a root's ``user``: how its chunks are stored, and why."""
 LOSSY = "relight.lossy"
-"""In a root's ``user``: which tensors are stored inexactly, as what, and how far off no value is more than."""
+"""Key in a root's ``user``: which tensors are stored lossily, how, and the bound of each value's error."""
 _ALPHABET = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True, slots=True)
 class SaveRequest:
-    """What is to be saved. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists why resume is not bit-exact.
+    """A state to save. ``tree`` is encoded; its leaves point into ``items``. ``exact`` lists reasons why resume is not bit-exact.
 
-    ``id`` and ``plan`` are for whoever has laid the state out already, under that id; ``items`` is not looked at then. ``packs_written``
-    is called when all packs are durable and nothing yet says that they are a checkpoint; what it raises calls the save off. ``seat`` is
-    this rank's, where several make one checkpoint: all of them with one ``id``; what rank 0 says of the checkpoint counts. ``waits`` is
-    called now and then when this rank has nothing left to do but to see it committed, with the ranks whose parts are not there, as far as
-    that is known; False: it waits no longer.
-    ``smaller``: only what is new is written, and coded; not of what is ``urgent``.
-    ``before``: the bytes of the save before, if they are in memory. ``vouched``: tensors that need be neither read nor hashed.
+    ``id``, ``plan``: given if the caller has planned the layout already; ``items`` is not used then.
+    ``packs_written``: called when all packs are durable, before part and root are written. An exception aborts the save.
+    ``seat``: this rank's place among several that save one checkpoint with one ``id``. Metadata comes from rank 0.
+    ``waits``: called repeatedly while this rank waits for the commit, with the ranks known to be missing. False: stop waiting.
+    ``smaller``: write incrementally, unless ``urgent``.
+    ``before``: bytes of the previous save, if in memory. ``vouched``: unchanged tensors, which are neither read nor hashed.
     """
 
     step: int
@@ -81,7 +80,7 @@ class SaveRequest:
 
 @dataclass(frozen=True, slots=True)
 class SaveReport:
-    """A save that became a checkpoint. Seconds by phase in ``timings_s``; ``trainable_digest`` tells two equal states."""
+    """A committed save. ``timings_s``: seconds by phase. ``trainable_digest``: equal for equal trainable state."""
 
     id: str
     step: int
@@ -94,7 +93,7 @@ class SaveReport:
 
 
 class DonorRetired(SaveFailed):
-    """A checkpoint whose chunks this one was to use left the history before it was committed."""
+    """A donor of this checkpoint was retired before the commit."""
 
 
 class Participant(NamedTuple):
@@ -103,13 +102,13 @@ class Participant(NamedTuple):
     rank: int
     world: int
     plan: str
-    """What all ranks must agree on, names, shapes and dtypes, as 16 hexadecimal digits."""
+    """Digest of names, shapes and dtypes, on which all ranks must agree: 16 hexadecimal digits."""
     timeout_s: float
-    """How long it waits for the others once its own part is durable."""
+    """Seconds to wait for the other ranks after its own part is durable."""
 
 
 class CommitTarget(NamedTuple):
-    """Where a save goes: which store, run and attempt."""
+    """Destination of a save: store, run and attempt."""
 
     store: ByteStore
     log: Log
@@ -119,12 +118,12 @@ class CommitTarget(NamedTuple):
 
 
 def new_id() -> str:
-    """A fresh checkpoint id: ten characters, 51 bits; directories are created exclusively, so a clash fails a save, no more."""
+    """Return a random checkpoint id: ten characters, 51 bits. Directories are created exclusively, so a collision only fails one save."""
     return "".join(secrets.choice(_ALPHABET) for _ in range(10))
 
 
 def save(place: CommitTarget, request: SaveRequest) -> SaveReport:
-    """Write a checkpoint and commit it. On any error before the commit, what was written is removed again.
+    """Write a checkpoint and commit it. On an error before the commit, delete the written files.
 
     Costs one read of the state, one write, and per save: fsyncs of each pack, the part, the root, three directories and the record.
     """
@@ -147,7 +146,7 @@ def save(place: CommitTarget, request: SaveRequest) -> SaveReport:
     except BaseException as error:
         if isinstance(error, DonorRetired) and request.smaller is not None:
             request.smaller.forget()
-        # An interrupt while committing may come just behind the commit, as Uncertain says it did: nothing of it may then be touched.
+        # An interrupt may arrive just after the commit, and Uncertain means that it may exist: do not delete its files then.
         if not committing or (isinstance(error, RelightError) and not isinstance(error, Uncertain)):
             with contextlib.suppress(RelightError):
                 delete_directory(place.store, prefix)
@@ -179,7 +178,7 @@ def _write(
 def write_part(
     place: CommitTarget, request: SaveRequest, plan: SavePlan, directory: CheckpointDir, prefix: str, timings: dict[str, float]
 ) -> tuple[Part, bytes]:
-    """Packs and part of one rank, durable but for their names."""
+    """Write packs and part of one rank, durably except for the names."""
     rank, world = (request.seat.rank, request.seat.world) if request.seat is not None else (0, 1)
     mark = time.perf_counter()
     packs, fsync_s = _write_packs(place, request, plan, prefix)
@@ -212,40 +211,40 @@ def write_part(
 
 
 def _storage_facts(request: SaveRequest) -> dict[str, Any]:
-    """How the packs are stored, and why so."""
+    """Return the root's ``user`` entries about how the packs are stored, and why."""
     if request.smaller is None:
         return {}
     chosen, rules = None if request.urgent else request.smaller.chosen, request.smaller.rules
     if chosen is None:
         return {COMPACT: {"reuse": False, "coded": False, "reason": "urgent"}}
-    told = {"reuse": chosen.reuse, "coded": chosen.coded, "reason": chosen.reason, "differences": chosen.differences}
-    said: dict[str, Any] = {COMPACT: {**told, **({} if chosen.kinds is None else {"kinds": list(chosen.kinds)})}}
+    summary = {"reuse": chosen.reuse, "coded": chosen.coded, "reason": chosen.reason, "differences": chosen.differences}
+    facts: dict[str, Any] = {COMPACT: {**summary, **({} if chosen.kinds is None else {"kinds": list(chosen.kinds)})}}
     if rules.inexact:
-        said[LOSSY] = {pattern: _inexactly(rules, pattern, way) for pattern, way in _lossy_here(request).items()}
-    return said if said.get(LOSSY, True) else {COMPACT: said[COMPACT]}
+        facts[LOSSY] = {pattern: _inexactly(rules, pattern, way) for pattern, way in _lossy_here(request).items()}
+    return facts if facts.get(LOSSY, True) else {COMPACT: facts[COMPACT]}
 
 
 def _inexactly(rules: Compact, pattern: str, way: str) -> dict[str, Any]:
-    """What a root states of a pattern: the way, the error that the way allows, and the bound that the caller has chosen."""
+    """Return a root's entry for a pattern: the encoding, the error that it allows, and the bound that the caller chose."""
     most = LOSSY_BOUNDS[way] if way != BOUNDED else max(LOSSY_BOUNDS.values())
     chosen = {"max_error": rules.max_error[pattern]} if pattern in rules.max_error else {}
     return {"as": way, "relative_error": most, **chosen}
 
 
 def _lossy_here(request: SaveRequest) -> dict[str, str]:
-    """The patterns by which some tensor of this save is stored inexactly. A rank of several knows its own part alone: all patterns."""
+    """Return the patterns that match a tensor of this save; all patterns if several ranks save, as each knows only its own part."""
     if request.smaller is None or request.urgent:
         return {}
     rules, tensors = request.smaller.rules, request.items if request.plan is None else request.plan.tensors
     lossy = {**dict.fromkeys(rules.max_error, BOUNDED), **rules.lossy}
     if request.seat is not None:
         return lossy
-    kinds = [(one.name, one.dtype) for one in tensors]
+    kinds = [(tensor.name, tensor.dtype) for tensor in tensors]
     return {pattern: way for pattern, way in lossy.items() if is_used(rules, pattern, kinds)}
 
 
 def _inexact(request: SaveRequest) -> list[str]:
-    """Why a resume from it is not exact, if tensors are stored so."""
+    """Return why a resume is not exact because of lossy tensors."""
     bounds = request.smaller.rules.max_error if request.smaller is not None else {}
     within = {pattern: f"with errors up to {bound}" for pattern, bound in bounds.items()}
     ways = {pattern: within.get(pattern, "") if way == BOUNDED else f"as {way}" for pattern, way in _lossy_here(request).items()}
@@ -253,7 +252,7 @@ def _inexact(request: SaveRequest) -> list[str]:
 
 
 def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, prefix: str) -> tuple[list[Pack], float]:
-    """As they are, or smaller; and what that showed is remembered."""
+    """Write packs in full or incrementally, and record the cost for later saves."""
     smaller = request.smaller
     if smaller is None or request.urgent:
         return write_packs(place.store, prefix, plan, request.pace)
@@ -287,7 +286,7 @@ def _write_packs(place: CommitTarget, request: SaveRequest, plan: SavePlan, pref
 
 
 def read_back(smaller: IncrementalState, plan: SavePlan, directory: CheckpointDir, part: Part, seq: int, requires: Sequence[str]) -> None:
-    """What a save has shown, for the next one."""
+    """Update the incremental state with a committed save, for the next one."""
     smaller.update(directory, part, seq, requires)
     if smaller.rules.reuse or smaller.rules.full_every is not None:
         from relight.commit.incremental_writer import marks_of
@@ -297,14 +296,14 @@ def read_back(smaller: IncrementalState, plan: SavePlan, directory: CheckpointDi
         from relight.commit.incremental_writer import sampled
 
         samples = tuple(sampled(plan, part.packs, smaller.coder()))
-        if samples or not requires:  # else all of it lies with earlier ones, which says nothing of what changes
+        if samples or not requires:  # otherwise every chunk was reused, which shows nothing about changing chunks
             smaller.seen.samples = samples
 
 
 def root_of(
     place: CommitTarget, request: SaveRequest, directory: CheckpointDir, parts: list[PartRef], logical_bytes: int, stored_bytes: int
 ) -> Root:
-    """The root of a checkpoint with these parts."""
+    """Return the root of a checkpoint with these parts."""
     return Root(
         store=place.store_id,
         run=place.run_id,
@@ -347,7 +346,7 @@ def _commit(
 
 
 def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> CommitBody:
-    """What the log's record says of a checkpoint."""
+    """Return the COMMIT record of a checkpoint."""
     return CommitBody(
         id=root.id,
         step=root.step,
@@ -367,25 +366,30 @@ def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> 
 
 
 def _lossy(root: Root) -> float:
-    """The largest error that some value may have, relative to what it was."""
-    said = root.user.get(LOSSY)
-    bounds = [one.get("relative_error") for one in said.values() if isinstance(one, dict)] if isinstance(said, dict) else []
+    """Return the largest relative error that a value may have; 0 if the checkpoint is exact."""
+    recorded = root.user.get(LOSSY)
+    bounds = [way.get("relative_error") for way in recorded.values() if isinstance(way, dict)] if isinstance(recorded, dict) else []
     return max((float(bound) for bound in bounds if isinstance(bound, (int, float))), default=0.0)
 
 
 def refuse_if_fenced(view: LogView, epoch: int) -> None:
-    """``Fenced`` if a newer attempt has taken charge of the run."""
+    """Raise ``Fenced`` if a newer attempt has taken over the run."""
     history = fold(view)
     if history.epoch > epoch:
         raise superseded(history, epoch, view.run)
 
 
 def refuse_without_donors(view: LogView, body: CommitBody) -> None:
-    """``DonorRetired`` if a checkpoint whose bytes this one needs is not there any more: nothing keeps those."""
+    """Raise ``DonorRetired`` if a donor is no longer live: retention would not keep its bytes."""
     if not body.requires:
         return
     history = fold(view)
-    lent = {donor for one in history.live if one.body.home and one.id in body.requires for donor in one.body.requires}
+    lent = {
+        donor
+        for checkpoint in history.live
+        if checkpoint.body.home and checkpoint.id in body.requires
+        for donor in checkpoint.body.requires
+    }
     gone = sorted(set(body.requires) - history.by_id.keys() - lent)
     if gone:
         raise DonorRetired(
@@ -395,10 +399,10 @@ def refuse_without_donors(view: LogView, body: CommitBody) -> None:
 
 
 def check_written(store: ByteStore, prefix: str, expected: Root, known: Mapping[str, tuple[Part, bytes]] | None = None) -> tuple[str, int]:
-    """Read root and parts back from the store and check all that a reader would, but for the chunks. The root's hash and length.
+    """Read root and parts back from the store and verify them as a reader would, except for the chunks. Return the root's hash and length.
 
-    ``known``: parts by file, as encoded, whose like was read back before: the same tensors at the same places. If these bytes are there,
-    no reader would find more wrong with them than with those.
+    ``known``: parts and their encoded bytes, by file, if a part with the same tensors at the same places was verified before. Then equal
+    bytes suffice.
     """
     store = without_cache(store)
     where, wanted = f"{prefix}/{ROOT_FILE}", encode_root(expected)
@@ -420,13 +424,13 @@ def check_written(store: ByteStore, prefix: str, expected: Root, known: Mapping[
 
 
 def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, known: tuple[Part | None, bytes]) -> Part:
-    """Read one part back, and look at the sizes of its packs."""
+    """Read one part back, and check the sizes of its packs."""
     store = without_cache(store)
     where = f"{prefix}/{ref.file}"
-    held, written = known
+    known_part, written = known
     part = decode_with_reread(
         lambda: store.get(where, PART_BYTES_MAX),
-        lambda data: held if held is not None and data == written else decode_part(data, root, ref, where),
+        lambda data: known_part if known_part is not None and data == written else decode_part(data, root, ref, where),
         where,
     )
     for pack in part.packs:
@@ -443,12 +447,12 @@ def check_part_written(store: ByteStore, prefix: str, root: Root, ref: PartRef, 
 
 
 def delete_directory(store: ByteStore, prefix: str) -> bool:
-    """Delete what Relight wrote below ``prefix``, and the directory if nothing else is in it. Unknown files stay."""
+    """Delete Relight's files below ``prefix``, and the directory if it is empty then. Unknown files stay."""
     for entry in list(store.list(prefix)):
         if entry.is_dir and entry.name == READY_DIR:
-            for said in list(store.list(f"{prefix}/{READY_DIR}")):
-                if not said.is_dir and is_said_file(said.name):
-                    store.delete(f"{prefix}/{READY_DIR}/{said.name}")
+            for announcement in list(store.list(f"{prefix}/{READY_DIR}")):
+                if not announcement.is_dir and is_said_file(announcement.name):
+                    store.delete(f"{prefix}/{READY_DIR}/{announcement.name}")
             store.delete_dir(f"{prefix}/{READY_DIR}")
         if not entry.is_dir and (is_written_file(rewritten_of(entry.name) or entry.name) or temporary_of(entry.name) == ROOT_FILE):
             store.delete(f"{prefix}/{entry.name}")
@@ -456,8 +460,9 @@ def delete_directory(store: ByteStore, prefix: str) -> bool:
 
 
 def trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:
-    """One hash over the chunks that hold trainable tensors. Those share no chunk with others, so equal values give equal hashes. Empty if
-    there are none: a rank's share may hold moments alone.
+    """Return one hash over the chunks with trainable tensors; empty if there are none, as a rank's share may have only moments.
+
+    Trainable tensors share no chunk with others, so equal values give equal hashes.
     """
     if "trainable" not in plan.marked:
         plan.marked["trainable"] = _trainable_chunks(plan, packs)
@@ -472,16 +477,16 @@ def trainable_digest(plan: SavePlan, packs: list[Pack]) -> bytes:
 
 
 def _trainable_chunks(plan: SavePlan, packs: list[Pack]) -> list[list[bool]]:
-    """Of each pack, which chunks hold some of a tensor that training should change."""
-    found = []
+    """Return for each chunk of each pack whether it has bytes of a trainable tensor."""
+    marked = []
     for index, pack in enumerate(packs):
-        held = (plan.tensors[i] for i in plan.trainable)
-        spans = sorted((tensor.offset, tensor.offset + tensor.length) for tensor in held if tensor.pack == index and tensor.length)
+        trainable = (plan.tensors[i] for i in plan.trainable)
+        spans = sorted((tensor.offset, tensor.offset + tensor.length) for tensor in trainable if tensor.pack == index and tensor.length)
         ends = [end for _, end in spans]
         edges = [0, *accumulate(length for length, _ in pack.chunks)]
-        nearest = [bisect_right(ends, at) for at in edges[:-1]]  # the first span that ends behind the chunk's start
-        found.append([near < len(spans) and spans[near][0] < end for near, end in zip(nearest, edges[1:], strict=True)])
-    return found
+        nearest = [bisect_right(ends, begin) for begin in edges[:-1]]  # the first span that ends after the chunk's start
+        marked.append([near < len(spans) and spans[near][0] < end for near, end in zip(nearest, edges[1:], strict=True)])
+    return marked
 
 
 def _metric(value: float) -> Metric:

@@ -1,4 +1,4 @@
-"""What an attempt makes use of before its first save: the newest checkpoint of its run, whoever wrote it, and in whichever run it lies."""
+"""Seed an attempt's incremental state from the newest checkpoint of its run, which an earlier attempt or another run may have written."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from relight.store import ByteStore
 
 
 def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan: SavePlan, rank: int) -> None:
-    """Once an attempt. Of a run that went on, or branched off, what nothing trains is there already.
+    """Once per attempt, find the chunks of untrained tensors in the newest checkpoint of a resumed or branched run.
 
-    What goes wrong at that is no reason not to save: everything is stored then. Cost: reading a root and a part.
+    On an error, everything is stored instead. Cost: reading a root and a part.
     """
     if smaller.looked or not smaller.rules.reuse:
         return
     smaller.looked = True
-    untrained = sum(one.length for number, one in enumerate(plan.tensors) if one.role == "param" and number not in plan.trainable)
+    untrained = sum(tensor.length for number, tensor in enumerate(plan.tensors) if tensor.role == "param" and number not in plan.trainable)
     with contextlib.suppress(RelightError):
         view = log.read()
         newest = next(iter(fold(view).live[-1:]), None)
@@ -39,18 +39,21 @@ def seed_from_newest(store: ByteStore, log: Log, smaller: IncrementalState, plan
         where = f"{prefix}/{ref.file}"
         part = decode_part(store.get(where, min(PART_BYTES_MAX, max(ref.size, 1))), root, ref, where)
         home = newest.body.home
-        keeps = {one.id for one in fold(Log(store, home).read()).live} if home and newest.body.requires else set[str]()
+        keeps = {checkpoint.id for checkpoint in fold(Log(store, home).read()).live} if home and newest.body.requires else set[str]()
         smaller.seed_from(newest.body, newest.seq, part, untrained / max(plan.logical_bytes, 1), keeps)
 
 
 def chunks_for(history: History) -> set[str]:
-    """The ids whose bytes are there for this run as long as what is live stays: that itself, and of what is lent by another run, what it
-    requires there."""
-    return {one.id for one in history.live}.union(*(one.body.requires for one in history.live if one.body.home))
+    """Return the ids that retention keeps as long as the live checkpoints stay: these, and the donors of those stored in another run."""
+    return {checkpoint.id for checkpoint in history.live}.union(
+        *(checkpoint.body.requires for checkpoint in history.live if checkpoint.body.home)
+    )
 
 
 def with_lenders(history: History, ids: Iterable[str]) -> list[str]:
-    """``ids``, and what is lent by another run that requires some of them: they are kept there for its sake alone."""
-    found = set(ids)
-    away = found - history.by_id.keys()
-    return sorted(found.union(one.id for one in history.live if one.body.home and not away.isdisjoint(one.body.requires)))
+    """Return ``ids`` and the checkpoints of other runs that require some of them, since only these keep such ids there."""
+    needed = set(ids)
+    away = needed - history.by_id.keys()
+    return sorted(
+        needed.union(checkpoint.id for checkpoint in history.live if checkpoint.body.home and not away.isdisjoint(checkpoint.body.requires))
+    )

@@ -177,7 +177,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
         "relight prune RUN --keep-last 3 --dry-run",
     ),
     _of(
-        r"\bUncertain\b|created, but its name may not be durable|it may have been created|cannot tell whose record that is",
+        r"\bUncertain\b|created, but its name may not be durable|it may have been created|cannot determine who wrote this record",
         "uncertain",
         "a commit was made and may not survive a power cut, or its answer was lost",
         "nothing: the next start reads what is true",

@@ -1,8 +1,8 @@
-"""Where and how a pack's chunks are stored, if it is not a file as it is: coded, or where an earlier checkpoint has them already.
+"""Locations of a pack's chunks if the pack is not stored as a file: chunks are coded, or stored by an earlier checkpoint.
 
-A piece says where its bytes are, never who knows where they are: what an earlier checkpoint only refers to is referred to where it lies.
-So a reader needs no other part than this one, and one file for any chunk; but for differences, which need what they differ from, and that
-perhaps what it differs from: each is told here, and a chain of them is no longer than whoever wrote it wanted.
+A location names the file with the bytes directly, never another checkpoint that refers to it. So a reader needs only this part, and one
+file for each chunk. A delta also needs its base, which may be a delta too. Each link of this chain is listed here, and the writer limits
+its length.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from relight.format import names
 from relight.format.digest import DIGEST_BYTES
 
 CHAIN_MAX = 64
-"""So many differences one behind the other at most: a reader holds two chunks whatever the number, and reads each."""
+"""Longest chain of deltas. A reader reads every link, and holds two chunks in memory."""
 DERIVED = 2
 """``coded`` of a derived chunk: see ``format.derived``."""
 LOSSY = 3
 """``coded`` of a lossy chunk: see ``format.lossy``."""
 OWN = 0
-"""The home that is this checkpoint's own file; 1 is the first of ``homes``."""
+"""Value of ``home`` for this checkpoint's own file; 1 is the first of ``homes``."""
 
 
 class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A chunk's stored bytes: in which file, from where, how many, their own hash.
 
-    ``coded``: whether they are a coded chunk, or its very bytes; 2: they say which others in its pack it is made of; 3:
-    what they decode to is near what was saved, and is the chunk.
-    ``base``: where the chunk is stored that a coded one differs from.
+    ``coded``: True for a coded chunk, False for raw bytes, 2 (``DERIVED``) for references to other chunks of its pack, 3 (``LOSSY``) for
+    a chunk whose decoded bytes approximate the saved ones.
+    ``base``: location of the base of a delta.
     """
 
     home: int
@@ -42,31 +42,31 @@ class ChunkLocation(msgspec.Struct, frozen=True, array_like=True, forbid_unknown
 
     @property
     def derived(self) -> bool:
-        """Whether it only says of which others in its pack the chunk is made: of no use in another pack."""
+        """Whether the chunk is derived from other chunks of its pack, and cannot be reused in another pack."""
         return self.coded == DERIVED
 
     @property
     def reach(self) -> int:
-        """What is to be read of it, with all that it differs from."""
+        """Bytes that a reader must read for it, including its bases."""
         return sum(link.length for link in self.links())
 
     @property
     def lossy(self) -> bool:
-        """Whether it is not what was saved, to the bit: of no use to tell differences from what was."""
+        """Whether it is stored inexactly, and cannot be the base of a delta."""
         return self.coded == LOSSY
 
     def links(self) -> Iterator[ChunkLocation]:
-        """This one, what it differs from, and so on."""
-        one: ChunkLocation | None = self
-        while one is not None:
-            yield one
-            one = one.base
+        """Yield this location, its base, the base of that, and so on."""
+        link: ChunkLocation | None = self
+        while link is not None:
+            yield link
+            link = link.base
 
 
 class PackChunks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """``size`` of this checkpoint's own file, 0 if there is none; ``homes``: the directory and the file of each donor; a piece a chunk.
+    """``size``: bytes of this checkpoint's own file, 0 without one. ``homes``: directory and file of each donor. ``pieces``: one per chunk.
 
-    A donor of another run of the store, which this one branched off, has that run's name before its directory: ``RUN/DIRECTORY``.
+    A donor in another run of the store, from which this run branched, has that run's name before its directory: ``RUN/DIRECTORY``.
     """
 
     size: int
@@ -75,21 +75,21 @@ class PackChunks(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fi
 
     @property
     def bytes(self) -> int:
-        """What all chunks take, wherever they lie, with what they differ from."""
+        """Stored bytes of all chunks with their bases, including those in donors."""
         return sum(piece.reach for piece in self.pieces)
 
     def donors(self) -> list[str]:
-        """The ids of checkpoints whose bytes this pack needs."""
+        """Return the ids of the donors of this pack."""
         return sorted({parsed[1].id for directory, _ in self.homes if (parsed := names.parse_home(directory)) is not None})
 
     @property
     def in_other_runs(self) -> bool:
-        """Whether some of it lies with a checkpoint of another run."""
+        """Whether a donor belongs to another run."""
         return any("/" in directory for directory, _ in self.homes)
 
 
 def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: str) -> None:
-    """Refuse what does not add up, given the lengths of the pack's chunks, and the checkpoint's ``own`` id. Linear in its length."""
+    """Raise ``UnsafeContent`` for inconsistent locations. ``lengths``: of the pack's chunks. ``own``: the checkpoint's id. Linear time."""
     if len(stored.pieces) != len(lengths):
         raise UnsafeContent(f"{len(stored.pieces)} stored pieces for {len(lengths)} chunks", where=where)
     for directory, file in stored.homes:
@@ -98,23 +98,23 @@ def check_stored(stored: PackChunks, lengths: Sequence[int], own: str, where: st
             raise UnsafeContent(f"stored chunks in {f'{directory}/{file}'[:120]!r}, which is no other checkpoint's pack", where=where)
     if len(set(stored.homes)) != len(stored.homes):
         raise UnsafeContent("a donor named twice", where=where)
-    at, used = 0, set[int]()
+    offset, used = 0, set[int]()
     for number, (piece, length) in enumerate(zip(stored.pieces, lengths, strict=True)):
-        for depth, one in enumerate(piece.links()):
-            _check_piece(one, length, len(stored.homes), number, where)
-            used.add(one.home)
+        for depth, link in enumerate(piece.links()):
+            _check_piece(link, length, len(stored.homes), number, where)
+            used.add(link.home)
             if depth == CHAIN_MAX:
                 raise UnsafeContent(f"chunk {number}: a chain of more than {CHAIN_MAX} differences", where=where)
-            if depth and one.home == OWN:
+            if depth and link.home == OWN:
                 raise UnsafeContent(f"chunk {number} differs from one of its own checkpoint", where=where)
         if piece.home == OWN:
-            if piece.offset != at:
-                raise UnsafeContent(f"chunk {number}: a gap or an overlap at byte {at} of what is stored", where=where)
-            at += piece.length
-    if at != stored.size:
-        raise UnsafeContent(f"stored chunks end at {at}, their file at {stored.size}", where=where)
+            if piece.offset != offset:
+                raise UnsafeContent(f"chunk {number}: a gap or an overlap at byte {offset} of what is stored", where=where)
+            offset += piece.length
+    if offset != stored.size:
+        raise UnsafeContent(f"stored chunks end at {offset}, their file at {stored.size}", where=where)
     if len(used - {OWN}) != len(stored.homes):
-        raise UnsafeContent("a donor of which nothing is needed", where=where)
+        raise UnsafeContent("a donor is not needed by any chunk", where=where)
 
 
 def _check_piece(one: ChunkLocation, length: int, homes: int, number: int, where: str) -> None:
@@ -128,4 +128,4 @@ def _check_piece(one: ChunkLocation, length: int, homes: int, number: int, where
         or (one.derived and (one.home != OWN or one.base is not None))
     )
     if wrong:
-        raise UnsafeContent(f"chunk {number}: a stored piece that makes no sense", where=where)
+        raise UnsafeContent(f"chunk {number}: malformed location", where=where)

@@ -1,7 +1,7 @@
-"""Encrypted files: what lies in a store that is encrypted, under the names that it would have without. Pure.
+"""Format of encrypted files. Names are the same as without encryption. Pure.
 
-A file is encrypted in pages of 128 KiB, each where it would be without encryption, so that any range can be read by itself, and past the
-page cache. Behind the pages come their tags, and a trailer that says with what the file is encrypted:
+A file is encrypted in pages of 128 KiB, each at its unencrypted offset, so that any range can be read alone, also with direct I/O. After
+the pages follow their tags, and a trailer with the keys of the file:
 
 ========================  =================================================================================================
 pages                     AES-256-GCM of the bytes, as long as they are
@@ -15,10 +15,10 @@ trailer, 16               which *ring key* the data key is wrapped with: its id
 16                        ``RELIGHT-CIPHER-1``
 ========================  =================================================================================================
 
-A store's *ring keys* are kept by whoever has a key-encryption key: see ``format.keyring``. Each writer draws a *data key*; a file's key is
-HKDF-SHA256 of it and the file's salt for the store's id and the file's name, so a file is of use only under its own name in its own store,
-and no two writings, of the same name neither, ever share a key. Nonces count a file's pages; the trailer's tag, which covers the
-length, has one of its own. An empty file is stored as such.
+A store's *ring keys* are stored in slots, each wrapped by a key-encryption key: see ``format.keyring``. Each writer generates a *data
+key*. A file's key is HKDF-SHA256 of the data key and the file's salt, bound to the store's id and the file's name. So a file can be
+decrypted only under its own name in its own store, and no two written files share a key, not even under the same name. Nonces are page
+numbers. The trailer's tag, which covers the length, has its own nonce. An empty file is stored empty.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _PAGE, _END = b"\0\0\0\0", b"\0\0\0\1"
 
 
 class Secret:
-    """Bytes that appear in no message, log or traceback, and go to no other process by accident."""
+    """Bytes that never appear in messages, logs or tracebacks, and cannot be pickled by accident."""
 
     __slots__ = ("_value",)
 
@@ -58,12 +58,12 @@ class Secret:
         raise TypeError("a secret is not pickled")
 
     def reveal(self) -> bytes:
-        """The bytes. Whoever asks sees to it that they go nowhere else."""
+        """Return the bytes. The caller must not let them leave the process."""
         return self._value
 
 
 class DataKey(NamedTuple):
-    """A key that one writer encrypts with: itself, and wrapped as each of its files' trailers has it."""
+    """A writer's key: the secret, and its wrapped form for the trailers of the files."""
 
     secret: Secret
     ring: bytes
@@ -71,7 +71,7 @@ class DataKey(NamedTuple):
 
 
 class Trailer(NamedTuple):
-    """What stands behind an encrypted file's pages and tags."""
+    """Fields of the trailer after an encrypted file's pages and tags."""
 
     ring: bytes
     wrapped: bytes
@@ -82,24 +82,24 @@ class Trailer(NamedTuple):
 
     @property
     def said(self) -> bytes:
-        """All of it that its tag covers."""
+        """The encoded fields that the tag covers."""
         return _TRAILER.pack(self.ring, self.wrapped, self.salt, self.commitment, self.size)
 
 
 def ring_id(ring_key: Secret) -> bytes:
-    """What a ring key is called: of no use to guess it."""
+    """Return the id of a ring key, from which the key cannot be guessed."""
     return hkdf(ring_key.reveal(), b"", b"relight ring id", RING_ID_BYTES)
 
 
 def new_data_key(ring_key: Secret, store_id: str, data_key: Secret, nonce: bytes) -> DataKey:
-    """``data_key``, which is 32 random bytes as ``nonce`` is 12, wrapped for the store."""
+    """Return ``data_key`` (32 random bytes) wrapped for the store with ``nonce`` (12 random bytes)."""
     ring = ring_id(ring_key)
     sealed = _aes(_wrapping(ring_key)).encrypt(nonce, data_key.reveal(), _wrap_data(ring, store_id))
     return DataKey(data_key, ring, nonce + sealed)
 
 
 def unwrap_data_key(ring_key: Secret, ring: bytes, wrapped: bytes, store_id: str, where: str) -> DataKey:
-    """The data key of a trailer. ``CorruptCheckpoint`` if it was changed, or is another store's."""
+    """Return the data key of a trailer. Raise ``CorruptCheckpoint`` if it was changed, or belongs to another store."""
     try:
         return DataKey(_unwrapped(_ByValue(ring_key), ring, wrapped, store_id), ring, wrapped)
     except _invalid_tag():
@@ -107,7 +107,7 @@ def unwrap_data_key(ring_key: Secret, ring: bytes, wrapped: bytes, store_id: str
 
 
 class FileCipher:
-    """Encrypts, or decrypts, one file of one store. Threads may share it. Cost: a pass of AES-GCM; two microseconds a page besides."""
+    """Encrypts or decrypts one file of one store. Thread-safe. Cost: one pass of AES-GCM, and 2 µs per page."""
 
     def __init__(self, key: DataKey, salt: bytes, store_id: str, name: str) -> None:
         both = hkdf(key.secret.reveal(), salt, b"relight file\0" + store_id.encode() + b"\0" + name.encode(), 64)
@@ -116,52 +116,54 @@ class FileCipher:
 
     @classmethod
     def from_trailer(cls, trailer: Trailer, key: DataKey, store_id: str, name: str) -> FileCipher:
-        """For reading. ``CorruptCheckpoint`` if the trailer is not of this file of this store, or any bit of it was changed."""
-        found = cls(key, trailer.salt, store_id, name)
-        if found.commitment != trailer.commitment:
+        """Return a cipher for reading. Raise ``CorruptCheckpoint`` if the trailer was changed, or belongs to another file or store."""
+        cipher = cls(key, trailer.salt, store_id, name)
+        if cipher.commitment != trailer.commitment:
             raise CorruptCheckpoint("it was encrypted for another name, or another store, or was changed", where=name)
         try:
-            found._aes.decrypt(_END + bytes(8), trailer.tag, trailer.said)
+            cipher._aes.decrypt(_END + bytes(8), trailer.tag, trailer.said)
         except _invalid_tag():
-            raise CorruptCheckpoint("what is said of its encryption was changed", where=name) from None
-        return found
+            raise CorruptCheckpoint("the trailer of its encryption was changed", where=name) from None
+        return cipher
 
     def encrypt_page(self, number: int, data: memoryview, into: memoryview) -> None:
-        """Page ``number`` into memory 16 bytes longer: its tag comes last. Each page once, ever: a nonce is its number."""
+        """Encrypt page ``number`` into memory 16 bytes longer, with the tag last. Call once per page: the nonce is the page number."""
         self._aes.encrypt_into(_PAGE + number.to_bytes(8, "big"), data, b"", into)
 
     def decrypt_page(self, number: int, sealed: memoryview, into: memoryview) -> None:
-        """A page with its tag behind it into memory 16 bytes shorter; ``CorruptCheckpoint`` if any bit of it was changed."""
+        """Decrypt a page followed by its tag into memory 16 bytes shorter. Raise ``CorruptCheckpoint`` if any bit was changed."""
         try:
             self._aes.decrypt_into(_PAGE + number.to_bytes(8, "big"), sealed, b"", into)
         except _invalid_tag():
-            at = number * PAGE_BYTES
-            raise CorruptCheckpoint(f"bytes {at}–{at + len(into)} were changed, or are not of this file", where=self._name) from None
+            offset = number * PAGE_BYTES
+            raise CorruptCheckpoint(
+                f"bytes {offset}–{offset + len(into)} were changed, or are not of this file", where=self._name
+            ) from None
 
     def trailer(self, size: int) -> bytes:
-        """Of a file of ``size`` bytes. Once."""
-        said = _TRAILER.pack(self._key.ring, self._key.wrapped, self._salt, self.commitment, size)
-        tag: bytes = self._aes.encrypt(_END + bytes(8), b"", said)
-        return said + tag + MAGIC
+        """Return the trailer of a file of ``size`` bytes. Call once per file."""
+        fields = _TRAILER.pack(self._key.ring, self._key.wrapped, self._salt, self.commitment, size)
+        tag: bytes = self._aes.encrypt(_END + bytes(8), b"", fields)
+        return fields + tag + MAGIC
 
 
 def pages_of(size: int) -> int:
-    """How many pages so many bytes take."""
+    """Return the number of pages of ``size`` bytes."""
     return -(-size // PAGE_BYTES)
 
 
 def stored_size(size: int) -> int:
-    """What a file of ``size`` bytes takes, encrypted."""
+    """Return the encrypted length of a file of ``size`` bytes."""
     return size + pages_of(size) * TAG_BYTES + TRAILER_BYTES if size else 0
 
 
 def is_encrypted(data: bytes | memoryview) -> bool:
-    """Whether these are an encrypted file's bytes, or its last ones."""
+    """Return whether ``data`` is an encrypted file, or the end of one."""
     return len(data) >= len(MAGIC) and data[-len(MAGIC) :] == MAGIC
 
 
 def parse_trailer(data: bytes | memoryview, stored: int, where: str) -> Trailer:
-    """The last ``TRAILER_BYTES`` of a file of ``stored`` bytes. ``CorruptCheckpoint`` if they are no trailer of such a file."""
+    """Parse the last ``TRAILER_BYTES`` of a file of ``stored`` bytes. Raise ``CorruptCheckpoint`` if they are not a valid trailer."""
     if len(data) != TRAILER_BYTES or not is_encrypted(data):
         raise CorruptCheckpoint(
             "it is not encrypted, and this store is", where=where, hint="somebody put it there, or it was cut short: nothing of it is used"
@@ -173,31 +175,33 @@ def parse_trailer(data: bytes | memoryview, stored: int, where: str) -> Trailer:
 
 
 def encrypt_file(cipher: FileCipher, data: bytes | memoryview) -> bytes:
-    """All of a small file."""
+    """Return a small file, encrypted."""
     view, size = memoryview(data), len(data)
-    found = bytearray(stored_size(size))
-    out, tags, at = memoryview(found), bytearray(), 0
+    encrypted = bytearray(stored_size(size))
+    out, tags, offset = memoryview(encrypted), bytearray(), 0
     for number in range(pages_of(size)):
-        page = view[at : at + PAGE_BYTES]
-        cipher.encrypt_page(number, page, out[at : at + len(page) + TAG_BYTES])
-        at += len(page)
-        tags += out[at : at + TAG_BYTES]
-    out[at:] = bytes(tags) + cipher.trailer(size)
-    return bytes(found)
+        page = view[offset : offset + PAGE_BYTES]
+        cipher.encrypt_page(number, page, out[offset : offset + len(page) + TAG_BYTES])
+        offset += len(page)
+        tags += out[offset : offset + TAG_BYTES]
+    out[offset:] = bytes(tags) + cipher.trailer(size)
+    return bytes(encrypted)
 
 
 def decrypt_pages(cipher: FileCipher, first: int, sealed: memoryview, tags: memoryview, into: memoryview) -> None:
-    """Whole pages from number ``first`` on, the last perhaps a short one, into memory of their length. ``tags``: theirs alone. ``sealed``
-    is writable for 16 bytes behind its end, too: its memory is used."""
-    at = 0
+    """Decrypt whole pages from number ``first`` on into memory of their length. The last page may be short.
+
+    ``tags``: the tags of these pages. ``sealed``: must be writable, also 16 bytes after its end, as tags are placed there temporarily.
+    """
+    offset = 0
     for number in range(pages_of(len(into))):
-        length = min(PAGE_BYTES, len(into) - at)
-        behind = slice(at + length, at + length + TAG_BYTES)
+        length = min(PAGE_BYTES, len(into) - offset)
+        behind = slice(offset + length, offset + length + TAG_BYTES)
         kept = bytes(sealed[behind])
         sealed[behind] = tags[number * TAG_BYTES : (number + 1) * TAG_BYTES]
-        cipher.decrypt_page(first + number, sealed[at : at + length + TAG_BYTES], into[at : at + length])
+        cipher.decrypt_page(first + number, sealed[offset : offset + length + TAG_BYTES], into[offset : offset + length])
         sealed[behind] = kept
-        at += length
+        offset += length
 
 
 def hkdf(key: bytes, salt: bytes, info: bytes, length: int) -> bytes:
@@ -210,13 +214,13 @@ def hkdf(key: bytes, salt: bytes, info: bytes, length: int) -> bytes:
 
 
 def wrap(key: Secret, nonce: bytes, data: bytes, said: bytes) -> bytes:
-    """``data`` under a key-encryption key, bound to what is ``said`` of it."""
+    """Return ``data`` wrapped by a key-encryption key, bound to ``said`` (associated data)."""
     sealed: bytes = _aes(key.reveal()).encrypt(nonce, data, said)
     return nonce + sealed
 
 
 def unwrap(key: Secret, wrapped: bytes, said: bytes, where: str) -> Secret:
-    """What was wrapped. ``WrongKey`` if it was not with that key, or not of that."""
+    """Return the wrapped data. Raise ``WrongKey`` if key or associated data differ."""
     try:
         return Secret(_aes(key.reveal()).decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], said))
     except (_invalid_tag(), ValueError):
@@ -224,7 +228,7 @@ def unwrap(key: Secret, wrapped: bytes, said: bytes, where: str) -> Secret:
 
 
 class _ByValue:
-    """A secret that a cache knows again."""
+    """A secret that is hashed and compared by value, as a cache key."""
 
     __slots__ = ("secret",)
 
@@ -266,7 +270,7 @@ def _invalid_tag() -> type[Exception]:
 
 
 def need_library() -> None:
-    """``ConfigError`` that says what to install, if it is not there."""
+    """Raise ``ConfigError`` with the package to install if the library is missing."""
     try:
         import cryptography  # noqa: F401
     except ImportError:

@@ -1,9 +1,8 @@
-"""Chunks, smaller: planes of bytes, of values or of their differences from earlier ones, each coded by zstd if that gains anything. Pure.
+"""Codecs of chunks: byte planes of values, or of their differences from an earlier chunk, each compressed by zstd if that gains. Pure.
 
-What a chunk comes to is told by a sample of it first, so that one that would not become smaller costs next to nothing. Most planes of
-trained values are noise, and stored as they are. In the others neighbours have nothing in common but their distribution: zstd is used as a
-mere entropy coder, which looks for no repetitions, and is several times as fast; where a sample has repetitions, as differences do that
-are mostly zero, it looks for them.
+A sample first estimates the gain, so that an incompressible chunk costs little. Most planes of trained values are noise, and are stored
+raw. In the other planes, neighbours share only their distribution. There zstd is used only as an entropy coder, without a search for
+repetitions, which is several times as fast. If a sample has repetitions, as mostly zero differences do, zstd searches for them.
 
 A coded chunk is
 
@@ -33,16 +32,16 @@ from relight.format.planes import Elements, Rooms, elements, join, split, widths
 
 VERSION = 1
 GAIN = 0.97
-"""A plane or chunk that comes to more than this of itself is stored as it is."""
+"""A plane or chunk is stored raw if compression leaves more than this share of it."""
 DIFFERENCE_GAIN = 0.95
-"""What differences must come to of what the chunk comes to by itself: they cost a reader another chunk."""
+"""Largest size of differences relative to the chunk coded alone, to be worth a reader's read of another chunk."""
 SAMPLES, SAMPLE_BYTES = 4, 16 << 10
 REPEATS, REPEATS_LEAST = 0.9, 0.02
-"""Repetitions are looked for if a sample comes to less than the first of what it comes to without, and to less by the second of itself:
-looking takes twice the time."""
+"""Repetitions are searched if that shrinks a sample below the first, as a share of the size without a search, and by at least the second,
+as a share of the sample. The search doubles the time."""
 MOSTLY_ALIKE = 0.07
-"""They are looked for, too, where a sample comes to less than that without: nearly all of it is one byte, as where little was touched.
-Long runs are stepped over as fast as anything, and what the sample has not met lies in between."""
+"""Repetitions are also searched if a sample shrinks below this share without a search: nearly all bytes are equal, as in barely changed
+data. Long runs are skipped quickly, and the changes between them may be missing in the sample."""
 
 _FLOATING, _DIFFERENCES = 16, 32
 _PLANE = struct.Struct("<BI")
@@ -50,14 +49,14 @@ _HEAD_BYTES = 3
 
 
 class ElementKind(NamedTuple):
-    """What elements are: their bytes, and whether they are floating-point numbers."""
+    """Kind of elements: bytes per element, and whether they are floating-point numbers."""
 
     width: int
     floating: bool
 
 
 def kind_of(dtype: DType) -> ElementKind:
-    """The kind of a tensor's elements. Complex numbers are two floating-point ones each."""
+    """Return the kind of a tensor's elements. A complex number counts as two floating-point numbers."""
     name, width = dtype.name, dtype.itemsize
     if name.startswith("complex"):
         return ElementKind(width // 2, True)
@@ -69,7 +68,7 @@ BYTES = ElementKind(1, False)
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How a chunk is to be coded, and what a sample says it comes to, as a share of itself."""
+    """How a chunk is coded, and the coded size that a sample predicts, as a share of the chunk."""
 
     kind: ElementKind
     difference: bool
@@ -80,8 +79,11 @@ class Way:
 
 
 def choose(data: memoryview, kind: ElementKind, base: memoryview | None = None, trial: Compress = compress) -> Way | None:
-    """How best to code ``data``; None if it would not become smaller. ``base``: an earlier chunk of the same length and kind; it is
-    used if that is better by a twentieth. ``trial``: codes the samples. Cost: that of coding 64 KiB, or twice that."""
+    """Return the best way to code ``data``; None if it would not become smaller.
+
+    ``base``: an earlier chunk of the same length and kind, used if that is better by 5%. ``trial``: codes the samples. Cost: coding
+    64 KiB, or twice that.
+    """
     if len(data) % kind.width:
         kind = BYTES
     best = _way(_sample(data, kind), None, kind, trial)
@@ -96,20 +98,22 @@ def unchanged(data: memoryview, base: memoryview) -> float:
     whole = len(data) // 8 * 8
     if not whole:
         return float(data == base)
-    here, there = np.frombuffer(data[:whole], np.uint64), np.frombuffer(base[:whole], np.uint64)
-    return int(np.count_nonzero(here == there)) * 8 / whole
+    here, base_words = np.frombuffer(data[:whole], np.uint64), np.frombuffer(base[:whole], np.uint64)
+    return int(np.count_nonzero(here == base_words)) * 8 / whole
 
 
 def difference(kind: ElementKind, length: int) -> Way:
-    """The way for a chunk of which most equals its base: zstd steps over the long runs of zeros between the changes."""
+    """Return the way to code a chunk that mostly equals its base: zstd skips the long runs of zeros between the changes."""
     if length % kind.width:
         kind = BYTES
     return Way(kind, True, (1,) * kind.width, ("repeats",) * kind.width, 0.0)
 
 
 def encode(data: memoryview, way: Way, base: memoryview | None = None, rooms: Rooms | None = None, by: Compress = compress) -> bytes | None:
-    """``data`` coded that way; None if it did not become smaller. ``base`` must be given where the way has differences. ``rooms``: this
-    thread's, kept from one chunk to the next. ``by``: makes frames of planes."""
+    """Return ``data`` coded in this way; None if it did not become smaller.
+
+    ``base``: required if the way uses differences. ``rooms``: this thread's buffers, reused between chunks. ``by``: compresses planes.
+    """
     values = elements(data, way.kind.width)
     earlier = elements(base, way.kind.width) if way.difference and base is not None else None
     planes = split(values, way.widths, turned=way.kind.floating, base=earlier, rooms=rooms)
@@ -126,54 +130,54 @@ def encode(data: memoryview, way: Way, base: memoryview | None = None, rooms: Ro
 
 
 def needs_base(stored: memoryview) -> bool:
-    """Whether these are differences."""
+    """Return whether a coded chunk has differences, and decoding needs its base."""
     return len(stored) > 1 and bool(stored[1] & _DIFFERENCES)
 
 
 def decode(stored: memoryview, into: memoryview, base: memoryview | None = None, rooms: Rooms | None = None) -> None:
-    """The chunk that was coded, into memory of its length. ``base`` may be that memory itself. ``rooms``: as for ``encode``.
+    """Decode a chunk into memory of its length. ``base`` may be the same memory. ``rooms``: as for ``encode``.
 
-    ``CorruptCheckpoint`` if it is no coded chunk of that length, or its base is not. Nothing beyond the length that is asked for is
-    ever made, whatever the bytes say.
+    Raise ``CorruptCheckpoint`` if it is not a coded chunk of that length, or the base has another length. Malicious bytes cannot make it
+    allocate more than that length.
     """
     rooms = rooms or Rooms()
     width, floating, difference, planes = _planes(stored, len(into), rooms)
     if difference and (base is None or len(base) != len(into)):
-        raise _wrong("it holds differences from a chunk that is not there")
+        raise _wrong("its base chunk is missing")
     values = np.frombuffer(into, np.dtype(f"<u{width}"))
     join(planes, values, turned=floating, base=elements(base, width) if difference and base is not None else None, rooms=rooms)
 
 
 def _planes(stored: memoryview, length: int, rooms: Rooms) -> tuple[int, bool, bool, list[Elements]]:
     if len(stored) < _HEAD_BYTES or stored[0] != VERSION:
-        raise _wrong("it is no coded chunk that this version knows")
+        raise _wrong("unknown version of the coding")
     width, count = stored[1] & 15, stored[2]
-    at = _HEAD_BYTES + count * _PLANE.size
-    if stored[1] >= 64 or width not in (1, 2, 4, 8) or length % width or at > len(stored):
-        raise _wrong("its head makes no sense")
+    offset = _HEAD_BYTES + count * _PLANE.size
+    if stored[1] >= 64 or width not in (1, 2, 4, 8) or length % width or offset > len(stored):
+        raise _wrong("its header is malformed")
     heads = [_PLANE.unpack_from(stored, _HEAD_BYTES + number * _PLANE.size) for number in range(count)]
     widths = tuple(head >> 4 for head, _ in heads)
     if widths not in {widths_of(width, single) for single in range(width + 1)} or any(head & 15 > 1 for head, _ in heads):
-        raise _wrong("its planes are not those of an element")
+        raise _wrong("the widths of its planes are invalid")
     planes: list[Elements] = []
-    for one, (head, held) in zip(widths, heads, strict=True):
-        body = stored[at : at + held]
-        at += held
-        wanted = length // width * one
+    for plane_width, (head, stored_length) in zip(widths, heads, strict=True):
+        body = stored[offset : offset + stored_length]
+        offset += stored_length
+        wanted = length // width * plane_width
         if head & 1:
             room = rooms.take(f"plane {len(planes)}", wanted, 1).data
             decompress(body, room)
             body = room
         if len(body) != wanted:
-            raise _wrong("a plane is not as long as it should be")
-        planes.append(elements(body, one))
-    if at != len(stored):
-        raise _wrong("there is more than its planes")
+            raise _wrong("a plane has the wrong length")
+        planes.append(elements(body, plane_width))
+    if offset != len(stored):
+        raise _wrong("bytes follow its planes")
     return width, bool(stored[1] & _FLOATING), bool(stored[1] & _DIFFERENCES), planes
 
 
 def _sample(data: memoryview, kind: ElementKind) -> Elements:
-    """Runs of elements from all over."""
+    """Return a sample: ranges of elements, evenly distributed."""
     values = elements(data, kind.width)
     run = SAMPLE_BYTES // kind.width
     if len(values) <= SAMPLES * run:
@@ -184,21 +188,21 @@ def _sample(data: memoryview, kind: ElementKind) -> Elements:
 
 def _way(values: Elements, base: Elements | None, kind: ElementKind, trial: Compress) -> Way:
     planes = split(values, (1,) * kind.width, turned=kind.floating, base=base)
-    found = [_try(plane.data, trial) for plane in planes]
-    single = max((number + 1 for number, (method, _) in enumerate(found) if method != "raw"), default=0)
+    tried = [_try(plane.data, trial) for plane in planes]
+    single = max((number + 1 for number, (method, _) in enumerate(tried) if method != "raw"), default=0)
     widths = widths_of(kind.width, single)
     methods: list[str] = []
-    at, share = 0, 0.0
+    number, share = 0, 0.0
     for width in widths:
-        method, one = found[at] if width == 1 else ("raw", 1.0)
+        method, one = tried[number] if width == 1 else ("raw", 1.0)
         methods.append(method)
         share += one * width / kind.width
-        at += width
+        number += width
     return Way(kind, base is not None, widths, tuple(methods), share)
 
 
 def _try(plane: memoryview, trial: Compress) -> tuple[str, float]:
-    """The method for a plane like this, and what it comes to. If the caller has chosen a level, size counts more than time."""
+    """Return the method for a plane like this, and the size as a share. If the caller has chosen a level, size counts more than time."""
     length = max(len(plane), 1)
     shares = {"raw": GAIN, "entropy": len(trial(plane, "entropy")) / length}
     repeats = len(trial(plane, "repeats")) / length
@@ -206,9 +210,9 @@ def _try(plane: memoryview, trial: Compress) -> tuple[str, float]:
         return "repeats", min(repeats, shares["entropy"])
     if isinstance(trial, Leveled) or repeats < min(REPEATS * shares["entropy"], shares["entropy"] - REPEATS_LEAST):
         shares["repeats"] = repeats
-    method = min(shares, key=lambda one: shares[one])
+    method = min(shares, key=lambda name: shares[name])
     return method, 1.0 if method == "raw" else shares[method]
 
 
 def _wrong(what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub mends it from another tier that has it whole")
+    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier that has it whole")

@@ -25,19 +25,19 @@ _VERSION = 2
 
 
 class SourceRange(NamedTuple):
-    """So many bytes of a chunk, and where in the pack twice as many bytes of float32 begin that they are rounded from."""
+    """Range of a chunk: its bytes, and the pack offset of the float32 values (twice as many bytes) that it is rounded from."""
 
     offset: int
     length: int
 
 
 def encode_derived(kind: int, runs: Sequence[SourceRange]) -> bytes:
-    """The stored bytes."""
+    """Return the stored bytes of a derived chunk."""
     return bytes((_VERSION, kind)) + b"".join(_RUN.pack(*run) for run in runs)
 
 
 def parse_derived(stored: memoryview, length: int) -> tuple[int, list[SourceRange]]:
-    """The kind, and the runs, of a chunk of so many bytes. ``CorruptCheckpoint`` if they make no sense."""
+    """Return kind and ranges of a derived chunk of the given length. Raise ``CorruptCheckpoint`` if they are malformed."""
     if len(stored) < 2 + _RUN.size or (len(stored) - 2) % _RUN.size or stored[0] != _VERSION or stored[1] not in KINDS.values():
         raise CorruptCheckpoint("a chunk cannot be derived: its head makes no sense")
     runs = [SourceRange(*found) for found in _RUN.iter_unpack(stored[2:])]
@@ -49,7 +49,7 @@ def parse_derived(stored: memoryview, length: int) -> tuple[int, list[SourceRang
 
 
 def rounded(kind: int, source: memoryview, into: memoryview) -> None:
-    """Float32 into half as many bytes. Memory: as much as ``source``, for a moment."""
+    """Round float32 values into half as many bytes. Memory: as much as ``source``, temporarily."""
     out = np.frombuffer(into, "<u2")
     if kind == KINDS["float16"]:
         with np.errstate(all="ignore"):
@@ -64,7 +64,7 @@ def rounded(kind: int, source: memoryview, into: memoryview) -> None:
 
 
 def is_rounded(kind: int, source: memoryview, data: memoryview) -> bool:
-    """Whether ``data`` is what ``source`` comes to. Costs little if it is not."""
+    """Return whether ``data`` equals ``source`` rounded. Cheap if it does not."""
     for end in (min(len(data), 4096), len(data)):
         held = memoryview(bytearray(end))
         rounded(kind, source[: 2 * end], held)

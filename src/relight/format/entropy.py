@@ -59,7 +59,7 @@ def trial_of(by: Compress) -> Compress:
 
 @cache
 def entropy_options(switch: int = _LITERALS) -> Mapping[int, int]:
-    """zstd as an entropy coder: it steps over everything without looking for repetitions, if it has that switch."""
+    """Return options of zstd as an entropy coder: without a search for repetitions, if this zstd has that switch."""
     stepping: Mapping[int, int] = {**_ENTROPY, _C.target_length: 1024, switch: 1}
     with contextlib.suppress(zstd.ZstdError, ValueError):
         zstd.compress(b"", options=stepping)
@@ -68,30 +68,32 @@ def entropy_options(switch: int = _LITERALS) -> Mapping[int, int]:
 
 
 def decompress(body: memoryview, into: memoryview) -> None:
-    """Whole frames that come to that length together, nothing behind them. ``CorruptCheckpoint`` if they do not; no more than ``into`` is
-    ever made, whatever the bytes say."""
-    at = before = 0
+    """Decompress whole frames that fill ``into`` exactly. Raise ``CorruptCheckpoint`` otherwise.
+
+    Malicious bytes cannot make it produce more than ``into``.
+    """
+    filled = before = 0
     while len(body):
         decompressor = zstd.ZstdDecompressor(options={_D.window_log_max: 23})
         given = body
         try:
             while not decompressor.eof:
-                found = decompressor.decompress(given, max_length=min(PIECE_BYTES, len(into) - at) or 1)
-                if at + len(found) > len(into):
+                piece = decompressor.decompress(given, max_length=min(PIECE_BYTES, len(into) - filled) or 1)
+                if filled + len(piece) > len(into):
                     raise _wrong("a plane is longer than it should be")
-                if not found and not len(given) and not decompressor.eof:
+                if not piece and not len(given) and not decompressor.eof:
                     raise _wrong("a plane's last frame is cut off")
-                into[at : at + len(found)] = found
-                at, given = at + len(found), _NOTHING
+                into[filled : filled + len(piece)] = piece
+                filled, given = filled + len(piece), _NOTHING
         except (zstd.ZstdError, EOFError) as error:
-            raise _wrong(f"zstd says: {error}") from error
+            raise _wrong(f"zstd failed: {error}") from error
         body = memoryview(decompressor.unused_data)
-        if len(body) and at - before < FRAME_MIN:
+        if len(body) and filled - before < FRAME_MIN:
             raise _wrong("a plane's frames are shorter than they may be")
-        before = at
-    if at != len(into):
+        before = filled
+    if filled != len(into):
         raise _wrong("a plane is shorter than it should be")
 
 
 def _wrong(what: str) -> CorruptCheckpoint:
-    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub mends it from another tier that has it whole")
+    return CorruptCheckpoint(f"a chunk cannot be decoded: {what}", hint="relight scrub repairs it from another tier that has it whole")

@@ -1,4 +1,4 @@
-"""Slots of a store's key ring: in each a ring key, wrapped by one key-encryption key. Pure.
+"""Slots of a store's key ring. Each has one ring key, wrapped by one key-encryption key. Pure.
 
 Each slot is a file of its own, ``.keys/<generation>-<id of the key-encryption key>.json``, so that a key is added by writing one and
 taken away by deleting one, and no data is written anew. What a slot says is bound to what it holds, and it is sealed as records are.
@@ -28,7 +28,7 @@ _SHORT_TEXT_MAX = 500
 
 
 class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """That a key-encryption key had a slot, and lost it: what of the store it could open stays known."""
+    """Record that a key-encryption key had a slot and lost it, so that it stays known what this key could open."""
 
     relight: Literal["revoked"] = "revoked"
     version: int = VERSION
@@ -38,7 +38,7 @@ class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kek: str
     label: str
     created: str
-    """When the slot was made."""
+    """Time of the slot's creation."""
     revoked: str
 
     @property
@@ -48,7 +48,7 @@ class Revoked(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class KeySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A ring key, wrapped. ``kind`` says by what sort of key-encryption key, and ``told`` what opening it needs besides that key."""
+    """A wrapped ring key. ``kind``: kind of the key-encryption key. ``told``: parameters that unwrapping needs in addition to that key."""
 
     relight: Literal["slot"] = "slot"
     version: int = VERSION
@@ -60,7 +60,7 @@ class KeySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     kek: str
     """The key-encryption key's id, 16 hexadecimal digits."""
     label: str
-    """What people call it."""
+    """Name for people."""
     created: str
     told: dict[str, str | int] = {}
     wrapped: str
@@ -72,7 +72,7 @@ class KeySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def said(self) -> bytes:
-        """What the wrapping is bound to: whose slot it is, and of which ring key."""
+        """Associated data of the wrapping: identity of slot and ring key."""
         return b"relight ring key\0" + f"{self.store}\0{self.generation}\0{self.ring}".encode()
 
     @property
@@ -82,33 +82,33 @@ class KeySlot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def slot_file(generation: int, kek: str) -> str:
-    """The name of a slot's file."""
+    """Return the name of a slot's file."""
     return f"{generation:06d}-{kek}.json"
 
 
 def parse_slot_file(name: str) -> tuple[int, str] | None:
-    """The generation and the key's id, or None if it is no slot's."""
+    """Return generation and key id in a slot's file name; None for other names."""
     match = _SLOT.match(name)
     return (int(match[1]), match[2]) if match else None
 
 
 def encode_slot(slot: KeySlot) -> bytes:
-    """The file of ``slot``."""
+    """Return the bytes of a slot's file."""
     return seal(to_json(msgspec.to_builtins(slot)))
 
 
 def encode_revoked(one: Revoked) -> bytes:
-    """The file of ``one``."""
+    """Return the bytes of the record of a revoked key."""
     return seal(to_json(msgspec.to_builtins(one)))
 
 
 def is_revoked_file(name: str) -> bool:
-    """Whether it says that a key was revoked."""
+    """Return whether ``name`` is the file of a revoked key's record."""
     return _GONE.match(name) is not None
 
 
 def decode_revoked(data: bytes, name: str, where: str) -> Revoked:
-    """What ``name`` says of a key that was revoked."""
+    """Return the record of a revoked key in ``data``, the contents of file ``name``."""
     value: Any = unseal(data, where)
     check_version(value, "revoked", where)
     found = convert(value, Revoked, where)
@@ -118,7 +118,7 @@ def decode_revoked(data: bytes, name: str, where: str) -> Revoked:
 
 
 def decode_slot(data: bytes, name: str, where: str) -> KeySlot:
-    """The slot in ``data``, which was found under ``name``."""
+    """Return the slot in ``data``, the contents of file ``name``."""
     value: Any = unseal(data, where)
     check_version(value, "slot", where)
     slot = convert(value, KeySlot, where)

@@ -1,4 +1,4 @@
-"""Root and parts: what a checkpoint holds, where, and the hash of every byte of it."""
+"""Root and parts of a checkpoint: its tensors, their places, and hashes of all bytes."""
 
 from __future__ import annotations
 
@@ -26,28 +26,28 @@ from relight.layout import Box, check_tiling
 
 PART_BYTES_MAX = 1 << 30
 CHUNK_BYTES_MAX = 128 << 20
-"""A reader's memory is one chunk a thread. A safetensors header, which is one chunk, may have 100 MB."""
+"""Most bytes of a chunk. Readers hold one chunk per thread. A safetensors header is one chunk, and may have 100 MB."""
 NAME_BYTES_MAX = 4096
 DIMS_MAX = 64
 ROLES = ("param", "buffer", "optim", "grad", "rng", "value")
 SHORT_PARTS = "short-parts"
-"""A root whose ``parts`` are texts: whoever commits for thousands of ranks writes one for each of them."""
+"""Feature of a root with its ``parts`` as short texts, as thousands of ranks make thousands of entries."""
 STORED_CHUNKS = "stored-chunks"
-"""A root of which some pack is not a file as it is: chunks are coded, or lie with an earlier checkpoint."""
+"""Feature of a root with packs that are not plain files: chunks are coded, or stored by an earlier checkpoint."""
 _ITEMSIZE = {name: dtype.itemsize for name, dtype in DTYPES.items()}
 _name, _dtype, _shape, _role, _pack, _offset, _length, _box = map(
     attrgetter, ("name", "dtype", "shape", "role", "pack", "offset", "length", "box")
 )
 OTHER_RUNS = "other-runs"
-"""A root of which some chunks lie with a checkpoint of another run, which this one branched off."""
+"""Feature of a root with chunks in another run, from which this run branched."""
 STORING = (STORED_CHUNKS, OTHER_RUNS)
 FEATURES: frozenset[str] = frozenset({SHORT_PARTS, STORED_CHUNKS, OTHER_RUNS})
-"""What this Relight understands beyond the first roots there were."""
+"""Features that this version of Relight supports."""
 _SHORT = re.compile(r"([A-Za-z0-9_-]{43})(0|[1-9a-z][0-9a-z]{0,6})\Z")
 
 
 class PartRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part as its root names it."""
+    """Reference to a part in its root."""
 
     rank: int
     file: str
@@ -56,7 +56,7 @@ class PartRef(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Root(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """``root.json``: one checkpoint, as a whole."""
+    """``root.json``: the record of one checkpoint as a whole."""
 
     relight: Literal["root"] = "root"
     version: int = VERSION
@@ -85,7 +85,7 @@ class Root(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A file of bytes: its name, its length, and the chunks ``(length, hash)`` that tile it from its first byte to its last.
 
-    With ``stored`` there need not be such a file: that says where each chunk is. All else here is as if there were.
+    With ``stored``, which has the location of each chunk, the file need not exist. The other fields describe the file as if it existed.
     """
 
     file: str
@@ -95,17 +95,17 @@ class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=T
 
     @property
     def stored_bytes(self) -> int:
-        """What its chunks take, wherever they lie."""
+        """Stored bytes of its chunks, including those in donors."""
         return self.size if self.stored is None else self.stored.bytes
 
     @property
     def new_bytes(self) -> int:
-        """What of that lies with this checkpoint."""
+        """Stored bytes of its chunks in this checkpoint's own file."""
         return self.size if self.stored is None else self.stored.size
 
 
 class _Plain(msgspec.Struct, frozen=True, array_like=True):
-    """A pack without ``stored``, as it is written."""
+    """Encoding of a pack without ``stored``."""
 
     file: str
     size: int
@@ -115,7 +115,7 @@ class _Plain(msgspec.Struct, frozen=True, array_like=True):
 class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """One tensor, or this rank's piece of one: what it is and where its bytes are. ``shape`` is the global shape.
 
-    There may be a million: the garbage collector does not look at them.
+    There may be a million, so the garbage collector does not track them.
     """
 
     name: str
@@ -129,32 +129,34 @@ class Tensor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
 
     @property
     def full_name(self) -> str:
-        """Unique in its part: with the box, if it is a piece."""
+        """Name that is unique in its part: with the box if it is a piece."""
         return self.name if self.box is None else piece_name(self.name, self.box)
 
     @property
     def local_shape(self) -> tuple[int, ...]:
-        """The shape of the piece that is here."""
+        """Shape of this rank's piece."""
         return self.shape if self.box is None else self.box.size
 
 
 def header_names(pieces: Iterable[tuple[str, Box | None]]) -> list[str]:
-    """What a pack's header calls the tensors in it, in the order of the file: their names; further pieces of one tensor have their box
-    behind it, as Python would slice it."""
+    """Return the names of a pack's tensors in its header, in file order.
+
+    The second and later pieces of one tensor have their box after the name, as a Python slice.
+    """
     seen: set[str] = set()
-    found = []
+    header_list = []
     for name, box in pieces:
         if box is not None and name in seen:
-            found.append(piece_name(name, box))
+            header_list.append(piece_name(name, box))
         else:
             seen.add(name)
-            found.append(name)
-    return found
+            header_list.append(name)
+    return header_list
 
 
 def piece_name(name: str, box: Box) -> str:
-    """A piece of a tensor, as Python would slice it."""
-    return f"{name}[{','.join(f'{at}:{at + size}' for at, size in zip(*box, strict=True))}]"
+    """Return the name of a tensor's piece, as a Python slice."""
+    return f"{name}[{','.join(f'{start}:{start + size}' for start, size in zip(*box, strict=True))}]"
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -182,13 +184,13 @@ _PART_HEAD = bytes([0x80 | len(Part.__struct_fields__)])
 
 
 def encode_part(part: Part) -> bytes:
-    """The bytes of a part file."""
+    """Return the bytes of a part file."""
     packs: Any = [_Plain(pack.file, pack.size, pack.chunks) if pack.stored is None else pack for pack in part.packs]
     return _encoder.encode(msgspec.structs.replace(part, packs=packs))
 
 
 def encode_root(root: Root) -> bytes:
-    """The bytes of ``root.json``."""
+    """Return the bytes of ``root.json``. Raise ``IncompatibleState`` for metadata that is not JSON."""
     try:
         value = msgspec.to_builtins(root)
         if SHORT_PARTS in root.features:
@@ -207,13 +209,15 @@ def encode_root(root: Root) -> bytes:
 
 
 def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
-    """``root.json`` read back, checked against the hash that COMMIT names."""
+    """Decode ``root.json``, and verify it against the hash in the COMMIT."""
     if hexdigest(data) != expected_hash:
         raise CorruptCheckpoint("root.json is not the one that was committed", where=where)
     value = from_json(data, where, ROOT_BYTES_MAX)
     check_version(value, "root", where)
     features = value.get("features")
-    unknown = [one for one in features if isinstance(one, str) and one not in FEATURES] if isinstance(features, list) else []
+    unknown = (
+        [feature for feature in features if isinstance(feature, str) and feature not in FEATURES] if isinstance(features, list) else []
+    )
     if unknown:
         raise UnsafeContent(
             f"needs features this Relight lacks: {shown(', '.join(sorted(unknown)))}",
@@ -240,14 +244,14 @@ def decode_root(data: bytes, expected_hash: str, where: str) -> Root:
 
 
 def _shortened(ref: PartRef) -> str:
-    """Its hash to the base of 64, and its size to that of 36: rank and file are told by its place."""
+    """Return the hash in base 64 and the size in base 36. The entry's index gives rank and file."""
     return base64.urlsafe_b64encode(bytes.fromhex(ref.hash)).decode()[:43] + names.base36(ref.size)
 
 
 def _lengthened(parts: Any, where: str) -> list[dict[str, Any]]:
-    found = [_SHORT.match(one) if isinstance(one, str) else None for one in parts] if isinstance(parts, list) else [None]
-    texts = [match.groups() for match in found if match]
-    if len(texts) < len(found):
+    matches = [_SHORT.match(text) if isinstance(text, str) else None for text in parts] if isinstance(parts, list) else [None]
+    texts = [match.groups() for match in matches if match]
+    if len(texts) < len(matches):
         raise UnsafeContent("its parts are not as the format says", where=where)
     return [
         {"rank": rank, "file": names.part_file(rank), "size": int(size, 36), "hash": base64.urlsafe_b64decode(f"{value}=").hex()}
@@ -256,7 +260,7 @@ def _lengthened(parts: Any, where: str) -> list[dict[str, Any]]:
 
 
 def decode_part(data: bytes, root: Root, ref: PartRef, where: str) -> Part:
-    """A part read back, checked against its root: hash, identity, names, sizes, exact tiling of its packs."""
+    """Decode a part, and verify it against its root: hash, identity, names, sizes, exact tiling of its packs."""
     if len(data) != ref.size or hexdigest(data) != ref.hash:
         raise CorruptCheckpoint("the part is not the one its root names", where=where)
     try:
@@ -284,13 +288,15 @@ def _check_donors(part: Part, root: Root, where: str) -> None:
 
 
 Ways = Callable[[list[Pack]], list[Pack]]
-"""The same packs, as another copy stores them."""
+"""Converts packs to the way in which another copy stores them."""
 
 
 def adopt_part(data: bytes, root: Root, ref: PartRef, where: str, ways: Iterable[Ways]) -> tuple[Part, bytes]:
-    """The part that ``root`` names, of a copy of it: what another run of the same checkpoint holds says whose it is, and its chunks may be
-    stored in one of some other ``ways``; all else is the same. The part, and its bytes as they are here. ``CorruptCheckpoint`` if it is not
-    that part; so ``data`` need not be trusted."""
+    """Convert a copy of a part from another run into the part that ``root`` names. Return the part and its bytes.
+
+    A copy may differ in its identity fields, and in the way its chunks are stored, which must be one of ``ways``. Raise
+    ``CorruptCheckpoint`` if the result is not the named part. So ``data`` need not be trusted.
+    """
     try:
         part = _part_decoder.decode(data)
         moved = msgspec.structs.replace(part, store=root.store, run=root.run, id=root.id, step=root.step, epoch=root.epoch)
@@ -304,51 +310,55 @@ def adopt_part(data: bytes, root: Root, ref: PartRef, where: str, ways: Iterable
 
 
 def contents(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> Iterator[tuple[tuple[str, str], int, int]]:
-    """Of each chunk of pack ``index`` but the header, which is the first: dtype and role of the tensor that begins it, offset, length."""
-    held = iter(sorted((one.offset, one.length, one.dtype, one.role) for one in tensors if one.pack == index and one.length))
-    at = end = 0
+    """Yield for each chunk of pack ``index`` after the header chunk: dtype and role of its first tensor, offset, length."""
+    spans = iter(
+        sorted((tensor.offset, tensor.length, tensor.dtype, tensor.role) for tensor in tensors if tensor.pack == index and tensor.length)
+    )
+    position = end = 0
     dtype = role = ""
     for number, length in enumerate(lengths):
-        while number and end <= at:
-            offset, size, dtype, role = next(held)
+        while number and end <= position:
+            offset, size, dtype, role = next(spans)
             end = offset + size
         if number:
-            yield (dtype, role), at, length
-        at += length
+            yield (dtype, role), position, length
+        position += length
 
 
 def tensors_in(lengths: Iterable[int], tensors: Iterable[Tensor], index: int) -> Iterator[tuple[int, list[tuple[Tensor, int, int]]]]:
-    """Of each chunk of pack ``index``: where it begins, and the tensors in it, in order, each with where in the pack what is of it in the
-    chunk begins and ends."""
-    held = sorted((one for one in tensors if one.pack == index and one.length), key=lambda one: one.offset)
-    at = first = 0
+    """Yield for each chunk of pack ``index``: its offset, and its tensors in order, each with begin and end of its bytes in this chunk.
+
+    All offsets are relative to the pack.
+    """
+    in_pack = sorted((tensor for tensor in tensors if tensor.pack == index and tensor.length), key=lambda tensor: tensor.offset)
+    position = first = 0
     for length in lengths:
-        while first < len(held) and held[first].offset + held[first].length <= at:
+        while first < len(in_pack) and in_pack[first].offset + in_pack[first].length <= position:
             first += 1
-        found, place = list[tuple[Tensor, int, int]](), first
-        while place < len(held) and held[place].offset < at + length:
-            tensor = held[place]
-            found.append((tensor, max(at, tensor.offset), min(at + length, tensor.offset + tensor.length)))
+        parts, place = list[tuple[Tensor, int, int]](), first
+        while place < len(in_pack) and in_pack[place].offset < position + length:
+            tensor = in_pack[place]
+            parts.append((tensor, max(position, tensor.offset), min(position + length, tensor.offset + tensor.length)))
             place += 1
-        yield at, found
-        at += length
+        yield position, parts
+        position += length
 
 
 def donors_of(packs: Iterable[Pack]) -> list[str]:
-    """The ids of other checkpoints whose bytes these packs need."""
+    """Return the ids of the donors of these packs."""
     return sorted({donor for pack in packs if pack.stored is not None for donor in pack.stored.donors()})
 
 
 def storing(packs: Iterable[Pack]) -> list[str]:
-    """What a root has to say of how these packs are stored."""
+    """Return a root's features for the way these packs are stored."""
     stored = [pack.stored for pack in packs if pack.stored is not None]
     if not stored:
         return []
-    return [STORED_CHUNKS, OTHER_RUNS] if any(one.in_other_runs for one in stored) else [STORED_CHUNKS]
+    return [STORED_CHUNKS, OTHER_RUNS] if any(chunks.in_other_runs for chunks in stored) else [STORED_CHUNKS]
 
 
 def check_part(part: Part, where: str) -> None:
-    """Refuse a part whose packs or tensors do not add up. Linear in its length."""
+    """Raise ``UnsafeContent`` if packs and tensors of a part are inconsistent. Linear time."""
     for index, pack in enumerate(part.packs):
         names.require_name(pack.file, names.pack_file(part.rank, index), where)
         total = 0
@@ -368,16 +378,16 @@ def check_part(part: Part, where: str) -> None:
         twice = next((name for name, times in named.items() if times > 1), None)
         if twice is not None:
             raise UnsafeContent(f"two tensors named {twice[:80]!r}", where=where)
-    held = _in_order([tensor for tensor in part.tensors if tensor.length], _pack)
-    packs = list(map(_pack, held))
-    if held and packs[-1] >= len(part.packs):
-        raise UnsafeContent(f"{held[-1].name[:80]!r} lies in no pack of this part", where=where)
+    placed = _in_order([tensor for tensor in part.tensors if tensor.length], _pack)
+    packs = list(map(_pack, placed))
+    if placed and packs[-1] >= len(part.packs):
+        raise UnsafeContent(f"{placed[-1].name[:80]!r} lies in no pack of this part", where=where)
     for index, pack in enumerate(part.packs):
-        _check_spans(pack, _in_order(held[bisect_left(packs, index) : bisect_right(packs, index)], _offset), where)
+        _check_spans(pack, _in_order(placed[bisect_left(packs, index) : bisect_right(packs, index)], _offset), where)
 
 
 def _in_order(tensors: list[Tensor], key: Callable[[Tensor], int]) -> list[Tensor]:
-    """Sorted, if they are not, as they nearly always are."""
+    """Return the tensors sorted by ``key``. Cheap if they are already sorted, as nearly always."""
     keys = list(map(key, tensors))
     return tensors if keys == sorted(keys) else sorted(tensors, key=key)
 
@@ -388,8 +398,8 @@ def _check_spans(pack: Pack, tensors: Sequence[Tensor], where: str) -> None:
     starts = list(map(_offset, tensors))
     ends = [edges[0], *map(add, starts, map(_length, tensors))]
     if not all(map(eq, starts, ends)):
-        offset, at = next((offset, at) for offset, at in zip(starts, ends, strict=False) if offset != at)
-        raise UnsafeContent(f"{pack.file}: a gap or an overlap at byte {min(at, offset)}", where=where)
+        offset, expected = next((offset, expected) for offset, expected in zip(starts, ends, strict=False) if offset != expected)
+        raise UnsafeContent(f"{pack.file}: a gap or an overlap at byte {min(expected, offset)}", where=where)
     if ends[-1] != pack.size:
         raise UnsafeContent(f"{pack.file}: tensors end at {ends[-1]}, the file at {pack.size}", where=where)
     for edge in edges[:-1]:  # sinks take whole elements
@@ -399,8 +409,10 @@ def _check_spans(pack: Pack, tensors: Sequence[Tensor], where: str) -> None:
 
 
 def _plainly_right(tensors: Sequence[Tensor]) -> bool:
-    """Whether all pass ``check_tensor``, being whole and not empty, as nearly always. A pass in C for each question: half a microsecond a
-    tensor. False where somebody has to look, and to say what is wrong."""
+    """Return whether all tensors are whole, not empty, and valid, as nearly always. If False, ``check_tensor`` must decide.
+
+    Cost: 0.5 µs per tensor, as each condition is one pass in C.
+    """
     names, shapes, lengths = list(map(_name, tensors)), list(map(_shape, tensors)), list(map(_length, tensors))
     sizes = list(map(_ITEMSIZE.get, map(_dtype, tensors)))
     return (
@@ -425,7 +437,7 @@ def _in_reach(numbers: list[int]) -> bool:
 
 
 def check_tensor(tensor: Tensor, where: str) -> None:
-    """Refuse a tensor entry that is wrong in itself."""
+    """Raise ``UnsafeContent`` for an invalid tensor entry."""
     name = tensor.name
     if not name or len(name.encode(errors="surrogatepass")) > NAME_BYTES_MAX or "\0" in name:
         raise UnsafeContent("a tensor name that is empty, too long, or holds a zero byte", where=where)
@@ -456,13 +468,13 @@ def check_complete(parts: list[Part]) -> None:
     for part in parts:
         for tensor in part.tensors:
             pieces.setdefault(tensor.name, []).append(tensor)
-    for name, held in pieces.items():
-        first = held[0]
-        if any((one.dtype, one.shape) != (first.dtype, first.shape) for one in held):
+    for name, tensors in pieces.items():
+        first = tensors[0]
+        if any((tensor.dtype, tensor.shape) != (first.dtype, first.shape) for tensor in tensors):
             raise UnsafeContent(f"{name[:80]!r}: ranks disagree on dtype or shape", where=name[:80])
-        if (len(held) == 1 and first.box is None) or not first.shape:
+        if (len(tensors) == 1 and first.box is None) or not first.shape:
             continue  # a single number may be in several parts: the lowest rank's counts
-        boxes = [one.box or Box((0,) * len(one.shape), one.shape) for one in held]
+        boxes = [tensor.box or Box((0,) * len(tensor.shape), tensor.shape) for tensor in tensors]
         wrong = check_tiling(first.shape, boxes)
         if wrong:
             raise UnsafeContent(f"{name[:80]!r}: {wrong}", where=name[:80])

@@ -14,11 +14,11 @@ DATA_ALIGN = 4096
 _METADATA = b'{"__metadata__":'
 METADATA_BYTES_MAX = 64 << 10
 HEADER_BYTES_MAX = 100_000_000
-"""The safetensors library's own limit."""
+"""Limit of the safetensors library."""
 
 
 def encode_header(tensors: Sequence[tuple[str, str, Sequence[int], int]], metadata: dict[str, str]) -> bytes:
-    """The first bytes of a pack holding ``(name, dtype, shape, bytes)`` back to back in this order."""
+    """Return the header of a pack with contiguous tensors ``(name, dtype, shape, bytes)`` in this order."""
     entries: dict[str, Any] = {"__metadata__": metadata}
     at = 0
     for name, dtype_name, shape, length in tensors:
@@ -34,7 +34,7 @@ def encode_header(tensors: Sequence[tuple[str, str, Sequence[int], int]], metada
 
 
 def header_bytes(prefix: bytes, where: str) -> int:
-    """How long the header is, told by a pack's first 8 bytes."""
+    """Return the length of the header from a pack's first 8 bytes."""
     length = int.from_bytes(prefix[:8], "little")
     if len(prefix) < 8 or not 2 <= length <= HEADER_BYTES_MAX:
         raise CorruptCheckpoint("no safetensors header", where=where)
@@ -42,9 +42,9 @@ def header_bytes(prefix: bytes, where: str) -> int:
 
 
 def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...], int, int]]:
-    """``name → (safetensors dtype, shape, start, end)`` from a pack's header, offsets from the start of the data."""
+    """Return ``name → (safetensors dtype, shape, start, end)`` from a pack's header, with offsets relative to the data."""
     if header_bytes(data[:8], where) != len(data):
-        raise CorruptCheckpoint("the header's length is not what it says", where=where)
+        raise CorruptCheckpoint("the header has another length than it states", where=where)
     try:
         entries = json.loads(data[8:].decode("utf-8"), object_pairs_hook=_once)
         return {name: _entry(entry) for name, entry in entries.items() if name != "__metadata__"}
@@ -53,17 +53,17 @@ def parse_header(data: bytes, where: str) -> dict[str, tuple[str, tuple[int, ...
 
 
 def header_metadata(data: bytes) -> dict[str, str] | None:
-    """What a pack says of itself in front of its tensors, or None: it is not as Relight writes it. Does not look at the rest."""
+    """Return the metadata at the start of a pack's header; None if Relight did not write it. Does not read the rest."""
     begin = data.find(_METADATA)
     if begin != 8:
         return None
     try:
         text = data[begin + len(_METADATA) : begin + len(_METADATA) + METADATA_BYTES_MAX].decode("utf-8", errors="replace")
-        found, _ = json.JSONDecoder(object_pairs_hook=_once).raw_decode(text)
+        metadata, _ = json.JSONDecoder(object_pairs_hook=_once).raw_decode(text)
     except (ValueError, RecursionError):
         return None
-    plain = isinstance(found, dict) and all(isinstance(value, str) for value in found.values())
-    return found if plain else None
+    plain = isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values())
+    return metadata if plain else None
 
 
 def _entry(entry: Any) -> tuple[str, tuple[int, ...], int, int]:

@@ -15,24 +15,24 @@ from relight.format.digest import hexdigest
 
 _LINE = re.compile(rb'\{"by":"([a-z0-9]{1,16}:[0-9a-f]{16})","signature":"([A-Za-z0-9+/=]{4,200})","seal":"([0-9a-f]{64})"\}\n\Z')
 DOMAIN = b"relight record\0"
-"""In front of what is signed: a signature of ours is of no use for anything else."""
+"""Prefix of the signed bytes (domain separation): the signature is invalid for any other purpose."""
 
 
 class Signature(NamedTuple):
-    """Whose it is, and the signature."""
+    """The signer's id, and the signature."""
 
     by: str
     value: bytes
 
 
 def with_signature(record: bytes, signature: Signature) -> bytes:
-    """The file of a record that was signed."""
+    """Return the file of a signed record."""
     by, value = signature.by.encode(), base64.b64encode(signature.value)
     return record + b'{"by":"' + by + b'","signature":"' + value + b'","seal":"' + hexdigest(by + b"\n" + value).encode() + b'"}\n'
 
 
 def apart(data: bytes, where: str) -> tuple[bytes, Signature | None]:
-    """The record, and its signature if it has one. ``CorruptCheckpoint`` if there is anything else behind it."""
+    """Return the record, and its signature if it has one. Raise ``CorruptCheckpoint`` if anything else follows the record."""
     end = data.find(b"\n") + 1
     record, rest = data[:end], data[end:]
     if not end or not rest:

@@ -1,4 +1,4 @@
-"""Specs to keys, and the keys that a process has."""
+"""Resolve key specs, and hold a process's keys."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN = "file:PATH, env:NAME, passphrase:env:NAME, passphrase:file:PATH, keyrin
 
 
 class Keychain:
-    """The key-encryption keys at hand. The first wraps what is new; any may open what is there."""
+    """Key-encryption keys of a process. The first wraps new slots; any may open existing ones."""
 
     def __init__(self, providers: Sequence[Provider]) -> None:
         if not providers:
@@ -34,33 +34,33 @@ class Keychain:
 
     @classmethod
     def from_specs(cls, specs: str | Sequence[str]) -> Keychain:
-        """The keys that these specs name; several in one text are parted by spaces. Each is fetched now, but for those of a service."""
+        """Return the keys of these specs. Several in one text are separated by spaces. Keys are read now, except those of key services."""
         found = specs.split() if isinstance(specs, str) else list(specs)
         if not found or not all(isinstance(one, str) for one in found):
             raise ConfigError("which key? A spec is a text", hint=f"there are {_KNOWN}")
         return cls([resolve(one) for one in found])
 
     def to_wire(self) -> list[tuple[str, bytes | None]]:
-        """For another process of ours, over a channel that nobody else reads: specs, and what they led to."""
+        """Return specs and secrets for another Relight process. Only send this over a private channel."""
         return [(one.spec, one.resolved()) for one in self.providers]
 
     @classmethod
     def from_wire(cls, told: Sequence[tuple[str, bytes | None]]) -> Keychain:
-        """What another process told."""
+        """Return the keys that another process sent."""
         return cls([resolve(spec) if value is None else _held(spec, Secret(value)) for spec, value in told])
 
 
 def keychain_from_settings() -> Keychain | None:
-    """The keys that ``RELIGHT_KEY`` names; None if it names none."""
+    """Return the keys of ``RELIGHT_KEY``; None if it is not set."""
     specs = os.environ.get(SETTING, "").strip()
     return Keychain.from_specs(specs) if specs else None
 
 
 def resolve(spec: str) -> Provider:
-    """The key that ``spec`` names. ``ConfigError`` if it names none, or there is none; it never says what it found instead."""
+    """Return the key of ``spec``. Raise ``ConfigError`` if the spec is invalid or the key is missing; errors never contain the value."""
     kind, _, rest = spec.partition(":")
     if not rest:
-        raise ConfigError("this is no spec of a key: they say what keeps it, and where", hint=f"there are {_KNOWN}")
+        raise ConfigError("invalid key spec: it must name a kind and a place", hint=f"valid specs: {_KNOWN}")
     if kind == "file":
         return HeldKey(spec, parse_key(read_small_file(rest), rest))
     if kind == "env":
@@ -78,7 +78,7 @@ def resolve(spec: str) -> Provider:
     for plugin in entry_points(group="relight.keys", name=kind):
         found: Provider = plugin.load()(spec)
         return found
-    raise ConfigError("a spec of a key begins with what keeps it", hint=f"there are {_KNOWN}")
+    raise ConfigError("invalid key spec: unknown kind", hint=f"valid specs: {_KNOWN}")
 
 
 def _again(specs: Sequence[str]) -> Keychain:

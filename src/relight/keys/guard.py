@@ -1,4 +1,4 @@
-"""How what is stored is guarded: with which keys, signed by whom, believed if signed by whom, and where the log's end is written down."""
+"""Security settings of a store: encryption keys, signer, trusted signers, and the anchor that remembers the log's end."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIGN, TRUST, ANCHOR = "RELIGHT_SIGN", "RELIGHT_TRUST", "RELIGHT_ANCHOR"
 
 @dataclass(frozen=True, slots=True)
 class StoreSecurity:
-    """All of it; None and "" for none. Stores of one run have one, in all processes."""
+    """Security settings; None and "" for none. All stores of a run share them, in all processes."""
 
     keys: Keychain | None = None
     signer: Ed25519Signer | HashSigner | None = None
@@ -31,7 +31,7 @@ class StoreSecurity:
         trust: str | Sequence[str] | None = None,
         anchor: str | os.PathLike[str] | None = None,
     ) -> StoreSecurity:
-        """What is named; for what is None, what the settings name."""
+        """Return the given settings. For each None, use the environment's."""
         for what, value in (("sign", sign), ("anchor", anchor)):
             if value is not None and not isinstance(value, (str, os.PathLike)):
                 raise ConfigError(f"{what}= takes a text, not {type(value).__name__}")
@@ -52,7 +52,7 @@ class StoreSecurity:
         return self.keys is not None or self.signer is not None or self.trust is not None or bool(self.anchor)
 
     def to_wire(self) -> dict[str, Any]:
-        """For another process of ours, over a channel that nobody else reads: specs, and what they led to."""
+        """Return specs and secrets for another Relight process. Only send this over a private channel."""
         return {
             "keys": self.keys.to_wire() if self.keys is not None else None,
             "signer": (self.signer.spec, self.signer.resolved()) if self.signer is not None else None,
@@ -62,7 +62,7 @@ class StoreSecurity:
 
     @classmethod
     def from_wire(cls, told: dict[str, Any]) -> StoreSecurity:
-        """What another process told."""
+        """Return the settings that another process sent."""
         keys, signer, trust = told["keys"], told["signer"], told["trust"]
         return cls(
             Keychain.from_wire(keys) if keys is not None else None,
@@ -73,5 +73,5 @@ class StoreSecurity:
 
 
 def _absolute(anchor: str) -> str:
-    """Other processes, which it is told to, have other working directories."""
+    """Return the anchor as an absolute path or URL, as other processes have other working directories."""
     return anchor if not anchor or "://" in anchor or anchor.startswith("stripe:") else os.path.abspath(os.path.expanduser(anchor))

@@ -1,4 +1,4 @@
-"""What a key-encryption key does, whatever keeps it: wrap a ring key, and unwrap it again."""
+"""Key-encryption keys: they wrap and unwrap ring keys."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
 _DERIVING = threading.Lock()
-"""The library's threads for lanes wait for each other for ever where two derivations run at once (cryptography 50.0.2)."""
+"""Only one derivation at a time: two parallel ones deadlock in the library's lane threads (cryptography 50.0.2)."""
 os.register_at_fork(after_in_child=_DERIVING._at_fork_reinit)  # type: ignore[attr-defined]
 Told = dict[str, str | int]
-"""What a slot says of how it was wrapped, for whoever is to unwrap it."""
+"""Parameters of a slot's wrapping that unwrapping needs, such as salt and cost."""
 ARGON_MEMORY_KIB, ARGON_PASSES, ARGON_LANES = 64 << 10, 3, 4
-"""What a passphrase costs to try: RFC 9106's second recommendation."""
+"""Cost of one passphrase guess: RFC 9106's second recommendation."""
 _ARGON_MEMORY_MAX_KIB, _ARGON_PASSES_MAX, _ARGON_LANES_MAX = 256 << 10, 8, 16
 SCRYPT_N, SCRYPT_R, SCRYPT_P = 1 << 17, 8, 1
-"""The same where OpenSSL has no Argon2id: 128 MiB."""
+"""Cost of a guess if OpenSSL has no Argon2id: 128 MiB."""
 _SCRYPT_N_MAX, _SCRYPT_R_MAX, _SCRYPT_P_MAX = 1 << 18, 8, 4
 
 
@@ -32,28 +32,28 @@ class Provider(Protocol):
     """A key-encryption key."""
 
     spec: str
-    """What it is named by; no secret."""
+    """Name of the key, such as ``file:PATH``; not secret."""
     kind: str
 
     @property
     def kek(self) -> str:
-        """Its id, 16 hexadecimal digits: what a slot of its is called."""
+        """Id of the key, 16 hexadecimal digits, used in the names of its slots."""
 
     def fits(self, kind: str, kek: str) -> bool:
-        """Whether it may open a slot of that kind and id."""
+        """Return whether this key may open a slot of that kind and id."""
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
-        """A ring key, wrapped and bound to what is ``said``; and what unwrapping needs to be told."""
+        """Return the wrapped ring key, bound to ``said`` (associated data), and the parameters for unwrapping."""
 
     def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
-        """The ring key. ``WrongKey`` if it was not wrapped by this key, or not for that."""
+        """Return the ring key. Raise ``WrongKey`` if it was wrapped by another key, or with other associated data."""
 
     def resolved(self) -> bytes | None:
-        """What a process that cannot follow the spec needs; None if every process can."""
+        """Return the secret for a process that cannot read the spec's source; None if every process can."""
 
 
 class HeldKey:
-    """32 bytes that lie in a file, an environment variable or an operating system's keyring."""
+    """A 32-byte key from a file, an environment variable or an operating system's keyring."""
 
     def __init__(self, spec: str, key: Secret) -> None:
         self.spec, self.kind, self._key = spec, spec.partition(":")[0], key
@@ -63,7 +63,7 @@ class HeldKey:
 
     @property
     def kek(self) -> str:
-        """See ``Provider``: of the key itself, wherever it lies."""
+        """See ``Provider``. Computed from the key itself, independent of its source."""
         return hkdf(self._key.reveal(), b"", b"relight key id", 8).hex()
 
     def fits(self, kind: str, kek: str) -> bool:
@@ -84,7 +84,7 @@ class HeldKey:
 
 
 class NamedKey:
-    """One that is known by what it is named by, and may have several names: any slot of its kind may be its."""
+    """A key that is identified by its spec. It may have several specs, so it may open any slot of its kind."""
 
     kind: str
 
@@ -109,8 +109,10 @@ class NamedKey:
 
 
 class Passphrase(NamedKey):
-    """Argon2id of a passphrase, or scrypt where OpenSSL has none; a salt for each slot. It has no id of its own, which would help to guess
-    it."""
+    """Argon2id of a passphrase, or scrypt if OpenSSL has no Argon2id, with a salt for each slot.
+
+    Its id does not depend on the passphrase, as such an id would help to guess it.
+    """
 
     kind = "passphrase"
 
@@ -119,7 +121,7 @@ class Passphrase(NamedKey):
         self._passphrase = passphrase
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
-        """See ``Provider``. Cost: a tenth of a second and 64 MiB; with scrypt half a second, and 128."""
+        """See ``Provider``. Cost: 0.1 s and 64 MiB; with scrypt 0.5 s and 128 MiB."""
         salt = base64.b64encode(secrets.token_bytes(16)).decode()
         told: Told = {"kdf": "argon2id", "salt": salt, "memory_kib": ARGON_MEMORY_KIB, "passes": ARGON_PASSES, "lanes": ARGON_LANES}
         if not _has_argon():
@@ -127,7 +129,7 @@ class Passphrase(NamedKey):
         return wrap(self._derived(told, ""), secrets.token_bytes(NONCE_BYTES), key.reveal(), said), told
 
     def unwrap(self, wrapped: bytes, told: Told, said: bytes, where: str) -> Secret:
-        """See ``Provider``. Cost: as ``wrap``'s; what the slot asks for is bounded."""
+        """See ``Provider``. Cost: that of ``wrap``. The cost parameters in a slot are bounded."""
         return unwrap(self._derived(told, where), wrapped, said, where)
 
     def resolved(self) -> bytes | None:
@@ -140,18 +142,18 @@ class Passphrase(NamedKey):
         try:
             kdf = _derivation(told, base64.b64decode(str(told.get("salt")), validate=True))
         except ValueError:
-            raise WrongKey("the slot's salt makes no sense", where=where) from None
+            raise WrongKey("the slot's salt is malformed", where=where) from None
         except UnsupportedAlgorithm:
             what = f"this library's OpenSSL does not do {told.get('kdf')}"
             raise ConfigError(what, hint="a newer cryptography may: upgrade it") from None
         if kdf is None:
-            raise WrongKey("the slot asks for a derivation that this Relight does not do", where=where)
+            raise WrongKey("the slot needs a key derivation that this version of Relight does not support", where=where)
         with _DERIVING:
             return Secret(kdf.derive(self._passphrase.reveal()))
 
 
 def _derivation(told: Told, salt: bytes) -> Argon2id | Scrypt | None:
-    """What makes a key of a passphrase; None: no such, or it asks for more than anybody should."""
+    """Return the key derivation with a slot's parameters; None if it is unknown, or its cost exceeds the bounds."""
     from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
     from cryptography.hazmat.primitives.kdf.scrypt import Scrypt
 
@@ -170,7 +172,7 @@ def _derivation(told: Told, salt: bytes) -> Argon2id | Scrypt | None:
 
 
 def _has_argon() -> bool:
-    """Whether this OpenSSL does (3.2 and later)."""
+    """Return whether OpenSSL has Argon2id (3.2 and later)."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 

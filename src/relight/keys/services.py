@@ -1,4 +1,4 @@
-"""Keys that never leave a service: it wraps and unwraps. AWS KMS, and the transit engine of Vault or OpenBao."""
+"""Keys that never leave a key service, which wraps and unwraps: AWS KMS, and the transit engine of Vault or OpenBao."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class KmsKey(NamedKey):
         except errors.ClientError as error:
             code = str(error.response.get("Error", {}).get("Code", ""))
             if code in ("InvalidCiphertextException", "IncorrectKeyException"):
-                raise WrongKey("KMS says that this key does not open it", where=where or self.spec) from None
+                raise WrongKey("KMS reports that this key does not open it", where=where or self.spec) from None
             gone = code in ("NotFoundException", "DisabledException", "KMSInvalidStateException", "AccessDeniedException")
             raise (WrongKey if gone else StoreUnavailable)(f"KMS refuses: {code}", where=where or self.spec) from None
         except errors.BotoCoreError as error:
@@ -66,7 +66,7 @@ class VaultKey(NamedKey):
             raise ConfigError(f"{spec!r} names no key of Vault", hint="vault:transit/KEY")
 
     def wrap(self, key: Secret, said: bytes) -> tuple[bytes, Told]:
-        """See ``Provider``. Cost: one request. What it is for goes in front of the key: not every kind of Vault's keys binds it."""
+        """See ``Provider``. Cost: one request. A hash of ``said`` precedes the key, as not every Vault key type has associated data."""
         text = base64.b64encode(_bound(said) + key.reveal()).decode()
         return str(self._ask("encrypt_data", plaintext=text)["ciphertext"]).encode(), {}
 
@@ -137,7 +137,7 @@ def _library(extra: str, *names: str) -> list[Any]:
     try:
         return [importlib.import_module(name) for name in names]
     except ImportError:
-        raise ConfigError(f"such keys need the library {names[0]}", hint=f"pip install 'relight[{extra}]'") from None
+        raise ConfigError(f"keys of this kind need the library {names[0]}", hint=f"pip install 'relight[{extra}]'") from None
 
 
 def _context(said: bytes) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Who signs, and whom to believe."""
+"""Signers of log records, and the signers that readers trust."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ class Signer(Protocol):
     spec: str
 
     def sign(self, record: bytes) -> Signature:
-        """Its signature of a record."""
+        """Return the signature of a record."""
 
     def resolved(self) -> bytes:
         """What another process of ours needs besides the spec."""
 
 
 class Verifier(Protocol):
-    """Tells whether a signature is whose it says it is."""
+    """Verifies signatures of one signer."""
 
     by: str
     spec: str
 
     def holds(self, record: bytes, signature: bytes) -> bool:
-        """Whether it is."""
+        """Return whether this signer signed the record."""
 
     def resolved(self) -> bytes:
         """What another process of ours needs besides the spec."""
 
 
 class Ed25519Signer:
-    """With a private key from a file: whoever has the public one can verify, and not sign."""
+    """Signer with a private key from a file. The public key verifies, and cannot sign."""
 
     def __init__(self, spec: str, private: Secret) -> None:
         need_library()
@@ -69,7 +69,7 @@ class Ed25519Signer:
 
 
 class Ed25519Verifier:
-    """With a public key."""
+    """Verifier with a public key."""
 
     def __init__(self, spec: str, public: bytes) -> None:
         need_library()
@@ -97,7 +97,7 @@ class Ed25519Verifier:
 
 
 class HashSigner:
-    """Keyed BLAKE3, both ways: whoever can verify can sign."""
+    """Signer and verifier with keyed BLAKE3. A process that can verify can also sign."""
 
     def __init__(self, spec: str, key: Secret) -> None:
         self.spec, self._key = spec, key
@@ -122,7 +122,7 @@ class HashSigner:
 
 
 class Trust:
-    """Whom to believe: records that none of these has signed count for nothing."""
+    """Trusted signers: records that none of them has signed are invalid."""
 
     def __init__(self, verifiers: Sequence[Verifier]) -> None:
         if not verifiers:
@@ -133,12 +133,12 @@ class Trust:
         return f"Trust({[one.by for one in self.verifiers]!r})"
 
     def believes(self, record: bytes, signature: Signature) -> bool:
-        """Whether one of them has signed it."""
+        """Return whether a trusted signer has signed the record."""
         return any(one.by == signature.by and one.holds(record, signature.value) for one in self.verifiers)
 
 
 def signer_of(spec: str, resolved: bytes | None = None) -> Ed25519Signer | HashSigner:
-    """Who signs, by a spec: ``ed25519:file:PATH`` of a private key, ``hash:file:PATH`` or ``hash:env:NAME`` of one of 32 bytes."""
+    """Return the signer of a spec: ``ed25519:file:PATH`` of a private key, ``hash:file:PATH`` or ``hash:env:NAME`` of a 32-byte key."""
     kind, _, rest = spec.partition(":")
     if kind == "ed25519" and (resolved is not None or rest.startswith("file:")):
         return Ed25519Signer(spec, Secret(resolved) if resolved is not None else _private_in(rest.removeprefix("file:")))
@@ -148,8 +148,8 @@ def signer_of(spec: str, resolved: bytes | None = None) -> Ed25519Signer | HashS
 
 
 def trust_of(specs: str | Sequence[str], resolved: Sequence[bytes] | None = None) -> Trust:
-    """Whom to believe: ``ed25519:`` and a public key in base64, or ``ed25519:file:PATH`` of one; ``hash:…`` as for signing. Parted by
-    spaces, if they are one text."""
+    """Return the trusted signers of these specs: ``ed25519:`` and a public key in base64, ``ed25519:file:PATH``, or ``hash:…`` as for
+    signing. Several in one text are separated by spaces."""
     found = specs.split() if isinstance(specs, str) else list(specs)
     verifiers: list[Verifier] = []
     for number, spec in enumerate(found):
@@ -165,7 +165,7 @@ def trust_of(specs: str | Sequence[str], resolved: Sequence[bytes] | None = None
 
 
 def write_signing_key(path: str) -> str:
-    """A new Ed25519 key in a new file, readable by its owner alone. Its public half, as ``trust_of`` takes it."""
+    """Write a new Ed25519 key to a new file that only its owner can read. Return the public key as a spec for ``trust_of``."""
     import secrets
 
     from relight.keys.files import write_secret

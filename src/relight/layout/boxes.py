@@ -16,40 +16,40 @@ class Box(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """How many elements it holds; 1 for a 0-d tensor."""
+        """Number of elements; 1 for a 0-d tensor."""
         return math.prod(self.size)
 
     def inside(self, shape: Sequence[int]) -> bool:
-        """Whether it lies within ``shape``."""
+        """Return whether the box is within ``shape``."""
         return len(self.start) == len(self.size) == len(shape) and all(
             start >= 0 and size >= 0 and start + size <= extent for start, size, extent in zip(self.start, self.size, shape, strict=True)
         )
 
     def overlaps(self, other: Box) -> bool:
-        """Whether the two share an element."""
+        """Return whether the boxes share an element."""
         if not self.elements or not other.elements:
             return False
         return all(a < b + n and b < a + m for a, m, b, n in zip(self.start, self.size, other.start, other.size, strict=True))
 
 
 def whole(shape: Sequence[int]) -> Box:
-    """The box that is all of ``shape``."""
+    """Return the box of the whole ``shape``."""
     return Box((0,) * len(shape), tuple(shape))
 
 
 def check_tiling(shape: Sequence[int], boxes: Sequence[Box]) -> str | None:
-    """None if ``boxes`` cover ``shape`` exactly once, else what is wrong.
+    """Return None if ``boxes`` cover ``shape`` exactly once, else the reason why not.
 
-    How often each element is covered is told by the boxes' corners alone, each counted plus or minus one by how many of its coordinates
-    are ends: boxes tile a shape just where their corners cancel out to those of the shape. Linear in the boxes, though the corners double
-    with each dimension that is cut: many of those cost the boxes' square instead, never more.
+    The boxes' corners determine how often each element is covered. Each corner counts +1 or −1, by the parity of its coordinates that are
+    ends. Boxes tile a shape exactly if their corners cancel to those of the shape. Cost: linear in the boxes, times two for each dimension
+    that is cut; with many cut dimensions, quadratic in the boxes instead.
     """
     for box in boxes:
         if not box.inside(shape):
             return f"the piece {box} lies outside the shape {tuple(shape)}"
-    total, held = math.prod(shape), sum(box.elements for box in boxes)
-    if total != held:
-        return f"the pieces hold {held} elements of {total}"
+    total, covered = math.prod(shape), sum(box.elements for box in boxes)
+    if total != covered:
+        return f"the pieces hold {covered} elements of {total}"
     solid = [box for box in boxes if box.elements]
     if len(solid) < 2:
         return None

@@ -1,4 +1,4 @@
-"""Who gives what, where one rank gathers all there is: each box once, from the lowest rank that holds it. Pure."""
+"""Routes of a gather to one rank: each box comes once, from the lowest rank that holds it. Pure."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ class Route(NamedTuple):
 
 
 class Gathering(NamedTuple):
-    """One tensor, as some rank's table has it, and all of its boxes."""
+    """One tensor, from the first table that lists it, and the routes of all its boxes."""
 
     entry: TableEntry
     routes: tuple[Route, ...]
 
 
 def gatherings(roster: TensorOwnership) -> list[Gathering]:
-    """All tensors of all ranks: first those of rank 0, in its table's order, then what others have besides, in theirs.
+    """Return all tensors of all ranks: first those of rank 0, in its table's order, then those of each further rank.
 
-    Costs some microseconds for each entry of each rank.
+    Cost: some microseconds for each entry of each rank.
     """
-    found: dict[str, tuple[TableEntry, dict[Box, Route]]] = {}
+    tensors: dict[str, tuple[TableEntry, dict[Box, Route]]] = {}
     for rank, number in enumerate(roster.table_of):
         for index, (entry, pieces) in enumerate(zip(roster.tables[number].entries, roster.pieces(rank), strict=True)):
-            _, routes = found.setdefault(entry.name, (entry, {}))
+            _, routes = tensors.setdefault(entry.name, (entry, {}))
             if entry.shape:
                 for place, piece in enumerate(pieces):
                     if piece.box.elements:
                         routes.setdefault(piece.box, Route(rank, index, place, piece.box))
             elif not routes:
                 routes[whole(())] = Route(rank, index, 0, whole(()))
-    return [Gathering(entry, tuple(routes.values())) for entry, routes in found.values()]
+    return [Gathering(entry, tuple(routes.values())) for entry, routes in tensors.values()]

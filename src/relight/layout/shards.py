@@ -1,9 +1,9 @@
-"""Shards: which elements of a global tensor a rank holds, as boxes, however it was cut.
+"""Shards: the boxes of a global tensor that a rank holds, for every kind of sharding.
 
-A tensor is cut along a mesh of ranks, one dimension of the mesh after the other. Each cut takes, of what is left along one dimension of the
-tensor, one of several parts, as ``torch.chunk`` makes them: all of one length, the last ones shorter or empty. A *strided* cut first makes
-``split`` chunks and takes its part of each of them, which is what is left when the cuts were made in the other order (FSDP over tensor
-parallelism). A tensor that was flattened before it was cut (flat parameters, ZeRO) is held as a run of its elements instead.
+A tensor is cut along a mesh of ranks, one mesh dimension after the other. Each cut splits the remaining extent of one tensor dimension into
+parts as ``torch.chunk`` does (equal lengths, the last ones shorter or empty), and keeps one part. A *strided* cut first splits into
+``split`` chunks and keeps its part of each chunk. That is the result of cuts in the other order (FSDP over tensor parallelism). A tensor
+that was flattened before it was cut (flat parameters, ZeRO) is held as a run of its elements instead.
 """
 
 from __future__ import annotations
@@ -26,46 +26,46 @@ class Cut(NamedTuple):
 
 
 class LocalBox(NamedTuple):
-    """A box of the global shape, and where it begins in the rank's own tensor."""
+    """A box of the global shape, and its start in the rank's local tensor."""
 
     box: Box
     at: tuple[int, ...]
 
 
 def local_shape(shape: Sequence[int], cuts: Sequence[Cut]) -> tuple[int, ...]:
-    """The shape of what is left of ``shape`` behind all cuts."""
+    """Return the local shape after all cuts."""
     return tuple(sum(size for _, size in runs) for runs in _runs(shape, cuts))
 
 
 def local_pieces(shape: Sequence[int], cuts: Sequence[Cut]) -> list[LocalBox]:
-    """What is left of ``shape`` behind all cuts, as boxes. None if nothing is; one unless a cut was strided."""
+    """Return the boxes that remain after all cuts: an empty list if nothing remains; one box unless a cut is strided."""
     runs = _runs(shape, cuts)
     if not all(runs):
         return []
-    places = [[0, *accumulate(size for _, size in held)] for held in runs]
+    places = [[0, *accumulate(size for _, size in dim_runs)] for dim_runs in runs]
     return [
         LocalBox(
             Box(tuple(run[0] for run in chosen), tuple(run[1] for run in chosen)),
             tuple(place[number] for place, number in zip(places, numbers, strict=True)),
         )
-        for numbers in product(*(range(len(held)) for held in runs))
-        for chosen in [[held[number] for held, number in zip(runs, numbers, strict=True)]]
+        for numbers in product(*(range(len(dim_runs)) for dim_runs in runs))
+        for chosen in [[dim_runs[number] for dim_runs, number in zip(runs, numbers, strict=True)]]
     ]
 
 
 def _runs(shape: Sequence[int], cuts: Sequence[Cut]) -> list[list[tuple[int, int]]]:
-    """For each dimension the runs ``(start, size)`` of global indices that are left, in the order in which they lie."""
+    """Return for each dimension the remaining runs ``(start, size)`` of global indices, in local order."""
     runs = [[(0, extent)] if extent else [] for extent in shape]
     for cut in cuts:
-        held = runs[cut.dim]
-        length = sum(size for _, size in held)
+        dim_runs = runs[cut.dim]
+        length = sum(size for _, size in dim_runs)
         step = _step(length, cut.split)
         taken: list[tuple[int, int]] = []
         for first in range(0, length, step) if step else ():
             inner = min(step, length - first)
             part = _step(inner, cut.parts)
             begin = min(part * cut.turn, inner)
-            taken += _between(held, first + begin, first + min(begin + part, inner))
+            taken += _between(dim_runs, first + begin, first + min(begin + part, inner))
         runs[cut.dim] = _joined(taken)
     return runs
 
@@ -75,13 +75,13 @@ def _step(length: int, parts: int) -> int:
 
 
 def _between(runs: Sequence[tuple[int, int]], begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Of consecutive runs, those at local indices ``begin`` to ``end``."""
-    at = 0
+    """Yield the parts of consecutive runs at local indices ``begin`` to ``end``."""
+    offset = 0
     for start, size in runs:
-        first, last = max(begin, at), min(end, at + size)
+        first, last = max(begin, offset), min(end, offset + size)
         if first < last:
-            yield start + first - at, last - first
-        at += size
+            yield start + first - offset, last - first
+        offset += size
 
 
 def _joined(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -95,7 +95,7 @@ def _joined(runs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def boxes_of_run(shape: Sequence[int], start: int, end: int) -> list[Box]:
-    """Elements ``start`` to ``end`` of ``shape``, row by row, as boxes in that order: at most two for each dimension but the last, and
+    """Return elements ``start`` to ``end`` of ``shape``, in row-major order, as boxes: at most two for each dimension except the last, plus
     one.
     """
     if start >= end:
@@ -123,24 +123,24 @@ def _deeper(row: int, box: Box) -> Box:
 
 
 def intersection(one: Box, other: Box) -> Box | None:
-    """What two boxes share; None if that is nothing."""
+    """Return the intersection of two boxes; None if it is empty."""
     start = tuple(map(max, one.start, other.start))
-    size = tuple(min(a + n, b + m) - at for a, n, b, m, at in zip(one.start, one.size, other.start, other.size, start, strict=True))
+    size = tuple(min(a + n, b + m) - begin for a, n, b, m, begin in zip(one.start, one.size, other.start, other.size, start, strict=True))
     return Box(start, size) if all(extent > 0 for extent in size) else None
 
 
 def relative(box: Box, to: Box) -> Box:
-    """``box`` as it lies within ``to``."""
+    """Return ``box`` relative to the start of ``to``."""
     return Box(tuple(a - b for a, b in zip(box.start, to.start, strict=True)), box.size)
 
 
 def placed(box: Box, within: Box) -> Box:
-    """Where ``box``, as it lies within another, lies with that one: what ``relative`` undoes."""
+    """Return ``box``, which is relative to ``within``, in global coordinates: the inverse of ``relative``."""
     return Box(tuple(a + b for a, b in zip(box.start, within.start, strict=True)), box.size)
 
 
 def run_of(box: Box, within: Sequence[int]) -> tuple[int, int]:
-    """The first and one past the last element of ``box`` in a row-major array of shape ``within``: all its elements lie between."""
+    """Return the index of the first element of ``box``, and one past the last, in a row-major array of shape ``within``."""
     strides = _strides(within)
     first = sum(start * stride for start, stride in zip(box.start, strides, strict=True))
     last = sum((start + size - 1) * stride for start, size, stride in zip(box.start, box.size, strides, strict=True))

@@ -1,7 +1,7 @@
-"""Who writes what: a piece that several ranks hold is written once, and the work is spread over them. Pure, and the same on every rank.
+"""Assign writes to ranks: a piece that several ranks hold is written once, and the work is balanced. Pure, and equal on every rank.
 
-For each set of ranks that hold the same pieces, those are laid end to end, in an order all of them know, and the line is cut into as many
-shares of equal bytes as there are ranks. Cuts are moved to the nearest row, so that no more pieces come of it than need be.
+For each set of ranks that hold the same pieces, the pieces are concatenated in an order that all these ranks know. The result is cut into
+one share of equal bytes for each rank. Cuts are moved to the nearest row, so that few pieces are split.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from relight.layout.boxes import Box
 from relight.layout.shards import boxes_of_run, placed
 
 ROW_BYTES_MAX = 1 << 20
-"""Rows longer than this are cut where the share ends."""
+"""Rows longer than this are cut at the end of the share, not at a row."""
 
 
 class SharedBox(NamedTuple):
@@ -26,16 +26,16 @@ class SharedBox(NamedTuple):
 
 
 class AssignedBox(NamedTuple):
-    """``box`` of piece ``number`` is to be written by the rank that asked."""
+    """A box of piece ``number`` that the rank must write."""
 
     number: int
     box: Box
 
 
 def share_out(pieces: Sequence[SharedBox], rank: int) -> list[AssignedBox]:
-    """What ``rank`` writes of ``pieces``, which are those it holds, in an order that all who hold them know. Empty boxes belong to nobody.
+    """Return the boxes that ``rank`` writes. ``pieces``: the pieces that it holds, in an order that is the same on all ranks with them.
 
-    Bytes differ between ranks by a row for each set of ranks at most; 0-d tensors belong to the lowest rank.
+    Empty boxes are not written. The lowest rank writes 0-d tensors. For each set of ranks, shares differ by at most a row.
     """
     shares: list[AssignedBox] = []
     lines: dict[tuple[int, ...], list[int]] = {}
@@ -55,11 +55,11 @@ def _of_line(pieces: Sequence[SharedBox], line: Iterable[int], turn: int, count:
     total = sum(length for _, length in lengths)
     begin, end = total * turn // count, total * (turn + 1) // count
     shares: list[AssignedBox] = []
-    at = 0
+    offset = 0
     for number, length in lengths:
         piece = pieces[number]
-        first, last = _cut(piece, begin - at), _cut(piece, end - at)
-        at += length
+        first, last = _cut(piece, begin - offset), _cut(piece, end - offset)
+        offset += length
         if first == 0 and last == piece.box.elements:
             shares.append(AssignedBox(number, piece.box))
         else:
@@ -68,7 +68,7 @@ def _of_line(pieces: Sequence[SharedBox], line: Iterable[int], turn: int, count:
 
 
 def _cut(piece: SharedBox, byte: int) -> int:
-    """The element at which a line is cut that was to be cut at ``byte`` of this piece."""
+    """Return the element of the piece at which to cut, near ``byte``."""
     elements = piece.box.elements
     if byte <= 0 or byte >= elements * piece.weight:
         return 0 if byte <= 0 else elements

@@ -1,4 +1,4 @@
-"""Which checkpoints a run descends from: pure, over a folded history.
+"""Ancestors of a run's checkpoints, computed from a folded history without I/O.
 
 A run has more than one line of descent once training began again from scratch, or continued from an older checkpoint. Retention must
 not delete the other lines: nothing else leads to that training.
@@ -12,9 +12,9 @@ from relight.format.records import FenceBody
 from relight.log.history import Checkpoint, History
 
 REBUILT = "rebuilt"
-"""Reason of the FENCEs of a rebuilt log: what their attempts restored, and what was retired, is not known."""
+"""Reason of the FENCEs of a rebuilt log: it is unknown what their attempts restored, and what was retired."""
 FRESH = "fresh"
-"""Reason of the FENCE of an attempt that restored nothing. Its first COMMIT has no parent, and that is known to be the truth."""
+"""Reason of the FENCE of an attempt that restored nothing. Its first COMMIT really has no parent."""
 
 
 def newest_good(history: History, known: Mapping[str, bool] | None = None, *, suspect: bool = False) -> Checkpoint | None:
@@ -23,18 +23,22 @@ def newest_good(history: History, known: Mapping[str, bool] | None = None, *, su
     ``known``: by id, whether a checkpoint was found to verify. ``suspect``: whether a suspect one counts as good.
     """
     newest_first = history.live[::-1]
-    for one in newest_first:
-        if one.id not in history.rolled_back_ids and (suspect or not one.body.suspect) and (known or {}).get(one.id) is not False:
-            return one
+    for checkpoint in newest_first:
+        if (
+            checkpoint.id not in history.rolled_back_ids
+            and (suspect or not checkpoint.body.suspect)
+            and (known or {}).get(checkpoint.id) is not False
+        ):
+            return checkpoint
     return newest_first[0] if newest_first else None
 
 
 def line_of(history: History, head: Checkpoint) -> set[str]:
     """Return the ids of the live checkpoints that are ancestors of ``head``, or may be; ``head`` is one of them.
 
-    Where a parent is not in this log (a copy that was made of some checkpoints only), every older checkpoint of an earlier step may be an
-    ancestor. A checkpoint without a parent is known to be the first of its line only if its attempt restored nothing. In a rebuilt log,
-    only parents that are there are ancestors: it would else join lines that a lost record kept apart.
+    If a parent is not in this log (only some checkpoints were copied), every older checkpoint of an earlier step may be an ancestor.
+    A checkpoint without a parent is certainly the first of its line only if its attempt restored nothing. In a rebuilt log, only
+    parents in the log count as ancestors. Otherwise it would join lines that a lost record kept apart.
     """
     known = {**history.retired, **history.by_id}
     fresh = epochs_of(history, FRESH)
@@ -47,21 +51,21 @@ def line_of(history: History, head: Checkpoint) -> set[str]:
             if parent not in line:
                 line.add(parent)
                 todo.append(known[parent])
-    for one in history.by_id.values():
-        if any(one.seq < seq and one.step < step for seq, step in unknown_before):
-            line.add(one.id)
+    for checkpoint in history.by_id.values():
+        if any(checkpoint.seq < seq and checkpoint.step < step for seq, step in unknown_before):
+            line.add(checkpoint.id)
     return line & history.by_id.keys()
 
 
 def parents_of(
     history: History, known: Mapping[str, Checkpoint], one: Checkpoint, fresh: set[int], rebuilt: set[int]
 ) -> tuple[list[str], tuple[tuple[int, int], ...]]:
-    """Return the ids of the nearest known ancestors of a checkpoint, and number and step of each one whose parent is unknown.
+    """Return the ids of a checkpoint's nearest known ancestors, and record number and step of each ancestor with an unknown parent.
 
-    ``fresh``, ``rebuilt``: epochs of such attempts, see ``epochs_of``.
+    ``fresh``, ``rebuilt``: epochs of the attempts whose FENCE has the reason ``FRESH`` or ``REBUILT``, from ``epochs_of``.
     """
     line = history.lines.get(one.id)
-    if line is not None:  # some of its ancestors are in no record that is kept
+    if line is not None:  # the log's summary has left out some of its ancestors
         return [parent for parent in line.parents if parent in known], line.unknown
     parents = [parent for parent in one.body.parents if parent in known]
     is_unknown = one.epoch not in rebuilt and (len(parents) < len(one.body.parents) or (not parents and one.epoch not in fresh))

@@ -1,9 +1,9 @@
-"""A run's log against its anchor: whether it was rolled back, and how far the anchor may move on.
+"""Compare a run's log with its anchor: detect a rolled-back log, and advance the anchor.
 
-The anchor moves only to a record that counts for this reader: of this store and run, chained, and signed by a trusted signer where signers
-are named. A reader moves it along the unbroken chain. Only the writer of a new record, and a reader that trusts named signers, moves it
-past records that do not count; these are remembered as a gap, with the record before them. So all that counted once must count for good:
-each log that has changed is compared with what is remembered before anything moves, for readers and writers alike.
+The anchor advances only to a record that is valid for this reader: of this store and run, chained, and signed by a trusted signer if
+signers are named. A reader advances it along the unbroken chain. Only the writer of a new record, and a reader that trusts named signers,
+advance it past invalid records. Those are remembered as a gap, with the record before them. A record that was valid once must therefore
+stay valid: readers and writers compare each changed log with the anchor before they advance it.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _SHOWN = 8
 
 
 class LogMemory(NamedTuple):
-    """What was remembered of a run before its log was listed: a listing must have that much."""
+    """What was remembered of a run before its log was listed. The listing must have all of it."""
 
     known: AnchorMemory
     seen: HighestRecord
     first: bool
-    """Whether this process has not confirmed ``known`` yet."""
+    """True until this process has confirmed ``known``."""
 
     @property
     def top(self) -> int:
-        """The highest record that the anchor or this process has seen; −1 if none."""
+        """Number of the highest record that the anchor or this process has seen; −1 if none."""
         return max(self.known.top, self.seen.seq)
 
 
@@ -44,16 +44,16 @@ def recall(anchor: Anchor, run: str) -> LogMemory:
 
 
 def doubtful(memory: LogMemory, view: LogView) -> list[int]:
-    """The records that do not count and are in no gap: those that a listing lacks are asked for by name before ``check``."""
+    """Return the invalid or missing records that are in no gap. The caller reads those that a listing lacks by name before ``check``."""
     return _uncounted(view, memory.known, view.head)
 
 
 def check(anchor: Anchor, view: LogView, memory: LogMemory, unread: Collection[int]) -> None:
-    """Raise ``CorruptCheckpoint`` if the log lacks what is remembered. Move the anchor on to what this reader has seen.
+    """Raise ``CorruptCheckpoint`` if the log lacks remembered records. Advance the anchor to what this reader has seen.
 
-    ``unread``: records that the store failed to return just now: ``StoreUnavailable`` if they are among those that must count. Cost: the
-    first look reads one record for each pin. Where the log has grown, a reader that does not write reads the new head, and writes one
-    small file.
+    ``unread``: records that the store failed to return now. Raise ``StoreUnavailable`` if one of them must be valid.
+    Cost: the first call reads one record for each pin. If the log has grown, a process that only reads the log reads the new head, and
+    writes one small file.
     """
     known, seen, first = memory
     if view.head < memory.top:
@@ -61,7 +61,7 @@ def check(anchor: Anchor, view: LogView, memory: LogMemory, unread: Collection[i
     if first and known.pins:
         known = known._replace(newest=_confirm_pins(anchor, view, known))
     hashes = _hashes(view)
-    if 0 <= seen.seq < view.base and seen.seq not in hashes:  # a summary stands for it: one read says whether it is the same
+    if 0 <= seen.seq < view.base and seen.seq not in hashes:  # a summary replaces it: read the record to compare it
         raw = anchor.raw(view.run, seen.seq)
         hashes[seen.seq] = raw.chain_hash if raw is not None else ""
     missing = _uncounted(view, known, known.top)
@@ -70,7 +70,7 @@ def check(anchor: Anchor, view: LogView, memory: LogMemory, unread: Collection[i
     old = _passed_unrecorded(known, missing) if first else []
     _check_counted(anchor, view, hashes, known, [seq for seq in missing if seq not in old] if old else missing)
     for seq, hash in ((seen.seq, seen.hash), *([(known.top, known.newest.chain_hash)] if known.newest else [])):
-        if seq >= 0 and hashes.get(seq) != hash and (seq >= view.base or seq in hashes):  # the pin below a summary was read itself
+        if seq >= 0 and hashes.get(seq) != hash and (seq >= view.base or seq in hashes):  # a pin below a summary was already read
             _refuse(anchor, view, f"record {seq} is not the one that was seen there")
     adopted = _gaps(view, old[0], old[-1], known.gaps) if old else []
     if first:
@@ -87,11 +87,11 @@ def check(anchor: Anchor, view: LogView, memory: LogMemory, unread: Collection[i
 
 
 def wrote(anchor: Anchor, view: LogView, record: Record) -> None:
-    """Move the anchor to ``record``, which this process appended to ``view``; ``anchor.failed`` reports why it stays where it is."""
+    """Advance the anchor to ``record``, which this process appended to ``view``. ``anchor.failed`` reports why it does not advance."""
     anchor.writes.add(view.run)
     try:
         why = _follow(anchor, view, record)
-    except RelightError as error:  # the record is there: its save must not fail
+    except RelightError as error:  # the record is committed: its save must not fail
         anchor.failed(view.run, error.kind, str(error))
         return
     if why:
@@ -99,7 +99,7 @@ def wrote(anchor: Anchor, view: LogView, record: Record) -> None:
 
 
 def _follow(anchor: Anchor, view: LogView, record: Record) -> str:
-    """Move the anchor to a record that was appended. Return why readers would not trust it, if so."""
+    """Advance the anchor to an appended record. Return why readers would not trust the record; empty if they would."""
     known = anchor.confirmed.get(view.run, AnchorMemory())
     if record.seq <= known.top:
         return ""
@@ -120,7 +120,7 @@ def _follow(anchor: Anchor, view: LogView, record: Record) -> str:
 
 
 def _confirm_pins(anchor: Anchor, view: LogView, known: AnchorMemory) -> RawRecord | None:
-    """Raise unless every pinned record is there. Return the highest."""
+    """Raise ``CorruptCheckpoint`` unless every pinned record is unchanged. Return the highest one."""
     raw = None
     for pin in known.pins:
         raw = anchor.raw(view.run, pin.seq)
@@ -130,7 +130,7 @@ def _confirm_pins(anchor: Anchor, view: LogView, known: AnchorMemory) -> RawReco
 
 
 def _uncounted(view: LogView, known: AnchorMemory, last: int, first: int = 0) -> list[int]:
-    """The records from ``first`` to ``last`` that do not count, and are in no gap. What a summary stands for counts, but its faults."""
+    """Return the invalid records from ``first`` to ``last`` that are in no gap. Records below a summary are valid, except its faults."""
     counted = {record.seq for record in view.newer if first <= record.seq <= last}
     begin = max(first, view.base + 1)
     doubted = {seq for seq in _faults_below(view) if first <= seq <= last}
@@ -141,12 +141,12 @@ def _uncounted(view: LogView, known: AnchorMemory, last: int, first: int = 0) ->
 
 
 def _faults_below(view: LogView) -> set[int]:
-    """The records that a summary names as faults."""
+    """Return the numbers of the records that the summary lists as faults."""
     return {fault.seq for fault in view.summary.faults} if view.summary is not None else set()
 
 
 def _hashes(view: LogView) -> dict[int, str]:
-    """Chain hashes of the records that count, by number, as far as they are known: a summary has only that of its last record."""
+    """Return the known chain hashes of the valid records, by number. A summary has only the hash of its last record."""
     hashes = {record.seq: record.file_hash for record in view.newer}
     if view.summary is not None and view.base not in _faults_below(view):
         hashes[view.base] = view.summary.hash
@@ -154,7 +154,7 @@ def _hashes(view: LogView) -> dict[int, str]:
 
 
 def _passed_unrecorded(known: AnchorMemory, missing: list[int]) -> list[int]:
-    """Those of ``missing`` that an earlier version passed without a gap: no pin of this version is above them, and none pins them."""
+    """Return those of ``missing`` that an earlier version skipped without a gap: not pinned, and above all pins of this version."""
     bound = max((pin.seq for pin in known.pins if pin.whole), default=-1)
     pinned = {pin.seq for pin in known.pins}
     return [seq for seq in missing if seq > bound and seq not in pinned]
@@ -171,31 +171,36 @@ def _check_counted(anchor: Anchor, view: LogView, hashes: dict[int, str], known:
 
 
 def _move(anchor: Anchor, view: LogView, known: AnchorMemory, unread: Collection[int]) -> None:
-    """Move the anchor as far as a reader may. The log was compared with ``known``.
+    """Advance the anchor as far as a reader may. The log was compared with ``known``.
 
-    A reader without trusted signers cannot judge a signed log, so it leaves that log's anchor where it is.
+    A reader without trusted signers cannot verify a signed log, so it leaves that log's anchor unchanged.
     """
     top, raw = known.top, known.newest
     if anchor.trust is None and raw is not None and raw.signature is not None:
         return
     newest = _furthest(anchor, view, top, unread)
-    found = anchor.raw(view.run, newest) if newest > top else None
+    raw_newest = anchor.raw(view.run, newest) if newest > top else None
     hash = _hashes(view).get(newest, "")
-    if found is not None and found.trusted and found.chain_hash == hash and (anchor.trust is not None or found.signature is None):
-        anchor.move(view.run, newest, found, _gaps(view, top + 1, newest - 1))
+    if (
+        raw_newest is not None
+        and raw_newest.trusted
+        and raw_newest.chain_hash == hash
+        and (anchor.trust is not None or raw_newest.signature is None)
+    ):
+        anchor.move(view.run, newest, raw_newest, _gaps(view, top + 1, newest - 1))
         return
     if raw is not None and (len(known.pins) > 1 or not known.pins[-1].whole):
         anchor.move(view.run, top, raw)
 
 
 def _furthest(anchor: Anchor, view: LogView, top: int, unread: Collection[int]) -> int:
-    """The highest record to which a reader may move the anchor from ``top``, which counts: never past one that was not read just now."""
+    """Return the highest record to which a reader may advance the anchor from the valid record ``top``; never past an unread record."""
     end = min((seq for seq in unread if seq > top), default=view.head + 1)
     hashes = {seq: hash for seq, hash in _hashes(view).items() if top <= seq < end}
     if anchor.trust is not None:
         return max(hashes, default=top)
     newest = top
-    if top < view.base:  # all that a summary stands for is chained, but for what it names
+    if top < view.base:  # all records that a summary replaces are chained, except the faults that it lists
         if view.base not in hashes or any(top < seq for seq in _faults_below(view)):
             return top
         newest = view.base
@@ -206,18 +211,18 @@ def _furthest(anchor: Anchor, view: LogView, top: int, unread: Collection[int]) 
 
 
 def _gaps(view: LogView, first: int, last: int, besides: Collection[Gap] = ()) -> list[Gap]:
-    """The runs of records from ``first`` to ``last`` that do not count, and are in no gap of ``besides``."""
+    """Return the ranges of invalid records from ``first`` to ``last`` that are in no gap of ``besides``."""
     hashes, below = _hashes(view), _faults_below(view)
     passed = {seq for gap in besides for seq in range(gap.first, gap.last + 1)}
-    found: list[Gap] = []
+    gaps: list[Gap] = []
     for seq in range(first, last + 1):
         if seq in hashes or seq in passed or (seq <= view.base and seq not in below):
             continue
-        if found and found[-1].last == seq - 1:
-            found[-1] = found[-1]._replace(last=seq)
+        if gaps and gaps[-1].last == seq - 1:
+            gaps[-1] = gaps[-1]._replace(last=seq)
         else:
-            found.append(Gap(seq, seq, hashes.get(seq - 1, ZERO_HEX)))
-    return found
+            gaps.append(Gap(seq, seq, hashes.get(seq - 1, ZERO_HEX)))
+    return gaps
 
 
 def _refuse(anchor: Anchor, view: LogView, what: str, details: tuple[str, ...] = ()) -> NoReturn:

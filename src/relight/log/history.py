@@ -1,4 +1,4 @@
-"""Folding records into what is true: pure, the same lines for agent, command line and simulator."""
+"""Fold log records into a run's history. Pure: the agent, the command line and the simulator use the same code."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from relight.format.records import CommitBody, FenceBody, NoteBody, RecallBody, 
 from relight.log.view import Line, LogSummary, LogView
 
 ROLLED_BACK = "rolled back"
-"""Topic of the NOTE that what the run did from step ``before`` on is not to be gone on from, and that it does not train on the samples of
-the steps ``skip`` any more, as ``first-last``."""
+"""Topic of the NOTE of a rollback. Training must not resume from a checkpoint at or after step ``before``, and skips the samples of the
+steps ``skip`` (``first-last``)."""
 BEST_BY = "best by"
 """Topic of the NOTE that records the run's own metric: "best" means the checkpoint with the ``mode`` (``min`` or ``max``) of ``metric``."""
 FRESH_START = "fresh start"
 """Topic of the NOTE that training begins from scratch with ``fresh=True``; ``job`` names the launcher's job, empty if there is none."""
 REPACKED = "repacked"
-"""Topic of the NOTE that a checkpoint, its ``id``, needs no donors any more."""
+"""Topic of the NOTE that the checkpoint ``id`` no longer needs donors."""
 
 
 REPEATED_WITHIN = 1024
-"""A COMMIT of a retired id is a repetition, and void, if it comes at most so many records after the RETIRE. A reader that begins at a
-summary knows no retired id for longer. A later COMMIT of the id is a new one: a copy of the checkpoint that came back."""
+"""Records after a RETIRE within which a COMMIT of the retired id counts as a repetition and is void. A reader that begins at a summary
+knows older retired ids no longer. A later COMMIT of the id is valid: a copy of the checkpoint was added again."""
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A committed checkpoint as the log tells it. ``seq`` orders it among all of the run's records; ``body`` is its COMMIT."""
+    """A committed checkpoint as recorded in the log. ``seq`` orders it among all of the run's records; ``body`` is its COMMIT."""
 
     seq: int
     time: str
     epoch: int
     body: CommitBody
     self_contained: bool = False
-    """Whether it was repacked: all of its packs are files of its own now, though its COMMIT and its root name donors."""
+    """Whether it was repacked: it now owns all of its packs, although its COMMIT and its root name donors."""
 
     @property
     def requires(self) -> list[str]:
-        """The ids of those whose bytes it needs."""
+        """Ids of the donors: the checkpoints that store bytes of this one."""
         return [] if self.self_contained else self.body.requires
 
     @property
@@ -49,81 +49,81 @@ class Checkpoint:
 
     @property
     def original_id(self) -> str:
-        """The id it has in every tier: where it was copied from, if its own is another."""
+        """The id that all tiers' copies share: the id of the checkpoint that was copied first."""
         return self.body.origin or self.body.id
 
     @property
     def step(self) -> int:
-        """The step whose end it is."""
+        """The step after which the state was saved."""
         return self.body.step
 
     def lies_in(self, run: str) -> str:
-        """Its directory's key in the store, where ``run`` is the one whose log it is in: its own, or the one that it branched off."""
+        """Return the key of its directory. ``run``: the run of this log. A branch's first checkpoint is stored in its parent run."""
         return f"{self.body.home or run}/{self.body.dir}"
 
 
 @dataclass(slots=True)
 class History:
-    """What a log amounts to."""
+    """State of a run, computed from its log."""
 
     by_id: dict[str, Checkpoint] = field(default_factory=dict)
-    """Those that are live, oldest first."""
+    """Live checkpoints, oldest first."""
     retired: dict[str, Checkpoint] = field(default_factory=dict)
     recallable: dict[str, Record] = field(default_factory=dict)
-    """Of ``retired``: those whose bytes no SWEEP has given up yet, and the RETIRE that took each out."""
+    """The RETIRE records of retired checkpoints that can be undeleted: no SWEEP has released their bytes yet. By checkpoint id."""
     tags: dict[str, str] = field(default_factory=dict)
     epoch: int = 0
     fences: list[Record] = field(default_factory=list)
     notes: list[Record] = field(default_factory=list)
     void: list[tuple[Record, str]] = field(default_factory=list)
     rolled_back_ids: set[str] = field(default_factory=set)
-    """Ids of those that a roll-back went behind: they are there, and the latest is none of them as long as there is another."""
+    """Ids of the checkpoints that a rollback discarded. They still exist, but one of them is the latest only if there is no other."""
     skips: list[tuple[int, int]] = field(default_factory=list)
-    """Steps, first and last, whose samples are not trained on."""
+    """First and last step of each range whose samples training skips."""
     lr_factors: dict[str, float] = field(default_factory=dict)
-    """By what to multiply the learning rates of those that a roll-back came behind; ``""``: of a run that begins anew."""
+    """Factor for the learning rates of a checkpoint that existed at a rollback, by id. Key ``""``: for a run that starts from scratch."""
     retired_at: dict[str, int] = field(default_factory=dict)
-    """Of ``retired``: number of the RETIRE."""
+    """Number of the RETIRE record of each retired checkpoint, by id."""
     lines: dict[str, Line] = field(default_factory=dict)
-    """By id, the ancestors of checkpoints whose parents the log's summary has left out."""
+    """Ancestors of checkpoints, by id, where the log's summary has left out the parents."""
     best_by: tuple[str, str] | None = None
-    """The run's own metric and its mode, ``min`` or ``max``: what "best" means here. None if no attempt recorded one."""
+    """The run's metric and its mode, ``min`` or ``max``, that select the best checkpoint. None if no attempt recorded a metric."""
 
     @property
     def attempts(self) -> list[str]:
-        """What those who took charge called themselves, in that order."""
+        """Names of the run's attempts, in the order of their FENCEs."""
         return [fence.body.attempt for fence in self.fences if isinstance(fence.body, FenceBody)]
 
     @property
     def live(self) -> list[Checkpoint]:
-        """What is there, oldest first: a list of the caller's own."""
+        """A new list of the live checkpoints, oldest first."""
         return list(self.by_id.values())
 
     @property
     def there(self) -> list[Checkpoint]:
-        """Whose bytes are there, or have to be: what is live, and what may be recalled."""
-        return [*self.live, *(self.retired[one] for one in self.recallable)]
+        """Checkpoints that must have their bytes: the live ones, and the retired ones that can be undeleted."""
+        return [*self.live, *(self.retired[checkpoint_id] for checkpoint_id in self.recallable)]
 
     @property
     def committed_ids(self) -> set[str]:
-        """Every id a valid COMMIT ever named, retired ones too."""
+        """Ids of all checkpoints that a valid COMMIT has named, including retired ones."""
         return self.by_id.keys() | self.retired.keys()
 
     def find(self, checkpoint_id: str) -> Checkpoint | None:
-        """The live checkpoint of that id."""
+        """Return the live checkpoint with this id; None if there is none."""
         return self.by_id.get(checkpoint_id)
 
     def tags_of(self, checkpoint_id: str) -> list[str]:
-        """The tags that point at it, sorted."""
+        """Return the tags of a checkpoint, sorted."""
         return sorted(name for name, target in self.tags.items() if target == checkpoint_id)
 
 
 def fold(view: LogView | Sequence[Record]) -> History:
-    """The history that ``records``, in order, amount to.
+    """Return the history that results from ``view``: a log's view, or records in order.
 
-    A COMMIT, TAG, RETIRE, RECALL or SWEEP of an epoch below the highest FENCE before it is void. A retired checkpoint comes back by RECALL
-    alone, and not after its SWEEP. A second COMMIT of an id is void while the checkpoint is live or may be recalled, and within
-    ``REPEATED_WITHIN`` records of its RETIRE. A view with a summary continues from the state that the summary has.
+    A COMMIT, TAG, RETIRE, RECALL or SWEEP of an epoch below the highest FENCE before it is void. Only a RECALL before the SWEEP brings a
+    retired checkpoint back. A second COMMIT of an id is void while the checkpoint is live or can be undeleted, and within
+    ``REPEATED_WITHIN`` records of its RETIRE. A view with a summary continues from the summary's state.
     """
     summary = view.summary if isinstance(view, LogView) else None
     history = _restored(summary) if summary is not None else History()
@@ -153,7 +153,7 @@ def fold(view: LogView | Sequence[Record]) -> History:
 
 
 def _restored(summary: LogSummary) -> History:
-    """The state after the last record that a summary covers."""
+    """Return the state after the last record that a summary covers."""
     by_seq = {record.seq: record for record in summary.records}
     alone = set(summary.alone)
 
@@ -172,18 +172,18 @@ def _restored(summary: LogSummary) -> History:
     history.fences = [record for record in summary.records if isinstance(record.body, FenceBody)]
     history.notes = [record for record in summary.records if isinstance(record.body, NoteBody)]
     for seq in summary.live:
-        one = checkpoint(seq)
-        history.by_id[one.id] = one
-    for seq, at, recallable in summary.retired:
-        one = checkpoint(seq)
-        history.retired[one.id], history.retired_at[one.id] = one, at
+        restored = checkpoint(seq)
+        history.by_id[restored.id] = restored
+    for seq, retired_at, recallable in summary.retired:
+        restored = checkpoint(seq)
+        history.retired[restored.id], history.retired_at[restored.id] = restored, retired_at
         if recallable:
-            history.recallable[one.id] = by_seq[at]
+            history.recallable[restored.id] = by_seq[retired_at]
     return history
 
 
 def _is_repeated(history: History, checkpoint_id: str, seq: int) -> bool:
-    """Whether a COMMIT of this id at ``seq`` repeats one that the history knows."""
+    """Return whether a COMMIT of this id at record ``seq`` repeats an earlier COMMIT."""
     if checkpoint_id in history.by_id or checkpoint_id in history.recallable:
         return True
     return checkpoint_id in history.retired and seq - history.retired_at[checkpoint_id] <= REPEATED_WITHIN
@@ -194,14 +194,14 @@ def _best_by(metric: object, mode: object) -> tuple[str, str] | None:
 
 
 def _repacked(history: History, checkpoint_id: str) -> None:
-    for held in (history.by_id, history.retired):
-        if checkpoint_id in held:
-            held[checkpoint_id] = replace(held[checkpoint_id], self_contained=True)
+    for checkpoints in (history.by_id, history.retired):
+        if checkpoint_id in checkpoints:
+            checkpoints[checkpoint_id] = replace(checkpoints[checkpoint_id], self_contained=True)
 
 
 def _rolled_back(history: History, before: object, skip: object, lr: object) -> None:
     if type(before) is int:
-        history.rolled_back_ids.update(one.id for one in history.by_id.values() if one.step >= before)
+        history.rolled_back_ids.update(checkpoint.id for checkpoint in history.by_id.values() if checkpoint.step >= before)
     first, _, last = str(skip or "").partition("-")
     if first.isdecimal() and last.isdecimal() and len(first) <= 18 and len(last) <= 18:
         history.skips.append((int(first), int(last)))
@@ -226,9 +226,9 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Rec
             history.by_id[body.id] = Checkpoint(record.seq, record.time, parsed.epoch, body)
     elif isinstance(body, RetireBody):
         for checkpoint_id in body.ids:
-            found = history.by_id.pop(checkpoint_id, None)
-            if found:
-                history.retired[checkpoint_id], history.retired_at[checkpoint_id] = found, record.seq
+            checkpoint = history.by_id.pop(checkpoint_id, None)
+            if checkpoint:
+                history.retired[checkpoint_id], history.retired_at[checkpoint_id] = checkpoint, record.seq
                 if body.undo_s:
                     history.recallable[checkpoint_id] = record
                 for name in history.tags_of(checkpoint_id):
@@ -237,9 +237,9 @@ def _apply(history: History, record: Record, body: CommitBody | RetireBody | Rec
         for checkpoint_id in body.ids:
             history.recallable.pop(checkpoint_id, None)
     elif isinstance(body, RecallBody):
-        back = {one: history.retired.pop(one) for one in body.ids if history.recallable.pop(one, None)}
-        for one in back:
-            history.retired_at.pop(one, None)
+        back = {recalled: history.retired.pop(recalled) for recalled in body.ids if history.recallable.pop(recalled, None)}
+        for recalled in back:
+            history.retired_at.pop(recalled, None)
         if back:
             history.by_id = dict(sorted({**history.by_id, **back}.items(), key=lambda item: item[1].seq))
     elif body.id is None:

@@ -1,4 +1,4 @@
-"""Which store this is: ``relight.json``, made once."""
+"""Identity of a store: its file ``relight.json``, which is created once."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from relight.store import ByteStore
 from relight.store.base import encrypts
 
 ENTRIES_MAX = 10_000
-"""Entries of a directory beside the runs that are looked at for a lost store's id: it may be anybody's data."""
+"""Most directory entries that are read in search of a lost store's id: the directory may hold unrelated data."""
 
 
 def now_text() -> str:
-    """The time, for people: RFC 3339, UTC, whole seconds."""
+    """Return the current time for people: RFC 3339, UTC, whole seconds."""
     return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def seconds_since_epoch(text: str) -> float | None:
-    """A record's time as a number; None if it is no time."""
+    """Return a record's time as seconds since the Unix epoch; None if the text is not a time."""
     try:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
@@ -36,7 +36,7 @@ def seconds_since_epoch(text: str) -> float | None:
 
 
 def read_store(store: ByteStore) -> StoreRecord:
-    """Which store this is; ``CheckpointNotFound`` if it is none, ``CorruptCheckpoint`` if its record is damaged."""
+    """Return the store's record. Raise ``CheckpointNotFound`` if this is not a store, ``CorruptCheckpoint`` if the record is damaged."""
     try:
         data = store.get(STORE_FILE, SEALED_BYTES_MAX)
     except CheckpointNotFound as error:
@@ -57,7 +57,7 @@ def read_store(store: ByteStore) -> StoreRecord:
 
 
 def require_store(store: ByteStore) -> StoreRecord:
-    """Which store this is; made now if it is none yet."""
+    """Return the store's record. Create it if this is not a store yet."""
     for _ in range(3):
         try:
             return read_store(store)
@@ -73,8 +73,10 @@ def require_store(store: ByteStore) -> StoreRecord:
 
 
 def _recorded_id(store: ByteStore) -> str:
-    """The id that a run's records say, of a store that lost its relight.json: under a new one they would all count for nothing. If no run
-    has a log any more, the id that a checkpoint's root has."""
+    """Return the id of a store that lost its relight.json, from a run's records, or else from a checkpoint's root; empty if unknown.
+
+    Under a new id, all existing records would be invalid.
+    """
     runs = sorted(entry.name for entry in store.list("") if entry.is_dir and is_run_name(entry.name))
     return _id_of_records(store, runs) or _id_of_roots(store, runs)
 
@@ -85,7 +87,7 @@ def _id_of_records(store: ByteStore, runs: list[str]) -> str:
             folders = Folders(store, run)
             numbers = sorted(folders.all().flat)
         except RelightError as error:
-            if error.retryable:  # not found is one thing, not answered another
+            if error.retryable:  # an unavailable store must not count as a store without records
                 raise
             continue
         for seq in numbers:
@@ -102,9 +104,9 @@ def _id_of_roots(store: ByteStore, runs: list[str]) -> str:
     for run in runs:
         try:
             for name in checkpoint_dirs(store, run, ENTRIES_MAX):
-                found = peek_root(store, f"{run}/{name}")
-                if found is not None:
-                    return str(found["store"])
+                root = peek_root(store, f"{run}/{name}")
+                if root is not None:
+                    return str(root["store"])
         except RelightError as error:
             if error.retryable:
                 raise
@@ -114,7 +116,7 @@ def _id_of_roots(store: ByteStore, runs: list[str]) -> str:
 def checkpoint_dirs(store: ByteStore, run: str, at_most: int | None = None) -> list[str]:
     """Return the names of the run's checkpoint directories, in the order of their steps; none if there is no such run.
 
-    ``at_most``: how many entries of the run's directory are looked at; None for all. Cost: one listing.
+    ``at_most``: directory entries to read; None for all. Cost: one listing.
     """
     return sorted(entry.name for entry in islice(store.list(run), at_most) if entry.is_dir and parse_dir(entry.name) is not None)
 
@@ -122,7 +124,7 @@ def checkpoint_dirs(store: ByteStore, run: str, at_most: int | None = None) -> l
 def peek_root(store: ByteStore, prefix: str) -> dict[str, Any] | None:
     """Return ``store``, ``run``, ``id`` and ``parents`` of the root in a checkpoint directory; None if there is no well-formed root.
 
-    Nothing vouches for it: no record names its hash. Raises ``StoreUnavailable`` if the store does not answer.
+    The root is not verified: no record names its hash. Raise ``StoreUnavailable`` if the store does not answer.
     """
     try:
         value = from_json(store.get(f"{prefix}/{ROOT_FILE}", ROOT_BYTES_MAX), prefix, ROOT_BYTES_MAX)
@@ -130,7 +132,7 @@ def peek_root(store: ByteStore, prefix: str) -> dict[str, Any] | None:
         return None
     if not isinstance(value, dict) or value.get("relight") != "root":
         return None
-    found = {name: value.get(name) for name in ("store", "run", "id", "parents")}
-    ids_ok = isinstance(found["id"], str) and all(RUN_ID.match(str(found[name])) for name in ("store", "run"))
-    parents = found["parents"] if isinstance(found["parents"], list) else []
-    return {**found, "parents": [one for one in parents if isinstance(one, str)]} if ids_ok else None
+    fields = {name: value.get(name) for name in ("store", "run", "id", "parents")}
+    ids_ok = isinstance(fields["id"], str) and all(RUN_ID.match(str(fields[name])) for name in ("store", "run"))
+    parents = fields["parents"] if isinstance(fields["parents"], list) else []
+    return {**fields, "parents": [parent for parent in parents if isinstance(parent, str)]} if ids_ok else None

@@ -1,4 +1,4 @@
-"""Where a log's records are stored: in ``log/`` and its folders of 1,024, and what of a listing is no record of the log."""
+"""Files of a log's records: in ``log/`` and its folders of 1,024 records each. Separates stray files from records."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from relight.format.names import (
 from relight.store import ByteStore
 
 RECORDS_MAX = 2_000_000
-"""Records in one listing."""
+"""Most records in one listing."""
 GAP_MAX = 1000
-"""Records that may be missing in a row. What is above a wider gap is no part of the log, unless its records are chained to each other."""
+"""Most consecutive records that may be missing. Records above a wider gap belong to the log only if they are chained to each other."""
 TORN_MAX = 64
-"""How far below the highest number one that a listing lacks is asked for by name."""
+"""Distance below the highest number within which a record that a listing lacks is read by name."""
 
 
 @dataclass(slots=True)
 class LogListing:
-    """What a listing of ``log/`` shows."""
+    """Contents of ``log/`` as listed."""
 
     flat: set[int]
     """Numbers of the records directly in ``log/``: those below 1,024, and all of a log that an earlier version wrote."""
@@ -37,32 +37,32 @@ class LogListing:
 
 
 class Folders:
-    """The folders of one run's log. ``is_chained``: whether a record is chained to the one before it."""
+    """Folders of one run's log. ``is_chained``: returns whether a record is chained to the one before it."""
 
     def __init__(self, store: ByteStore, run: str, is_chained: Callable[[int], bool] = lambda _: False) -> None:
         self._store, self.place, self._is_chained = store, f"{run}/{LOG_DIR}", is_chained
         self.flat_top = -1
         """The last record that an earlier version wrote directly into ``log/``; −1 if there is none above 1,023."""
         self.strays: dict[int, str] = {}
-        """Numbers that were listed and are not the log's, each with its key."""
+        """Keys of listed files that are not records of this log, by number."""
 
     def key(self, seq: int) -> str:
-        """The key of record ``seq``."""
+        """Return the key of record ``seq``."""
         return f"{self.place}/{flat_record_file(seq) if seq <= self.flat_top else record_file(seq)}"
 
     def folder(self, seq: int) -> str:
-        """The key of the folder of record ``seq``."""
+        """Return the key of the folder of record ``seq``."""
         return self.key(seq).rpartition("/")[0]
 
     def sync(self, seq: int) -> None:
-        """Make the name of record ``seq`` durable, and that of its folder: its writer may have been killed before."""
+        """Make the directory entries of record ``seq`` and of its folder durable: its writer may have been killed before it did so."""
         folder = self.folder(seq)
         self._store.sync(folder)
         if folder != self.place:
             self._store.sync(self.place)
 
     def all(self) -> LogListing:
-        """List ``log/``: the records there, and the folders. Cost: one listing; two if an earlier version wrote the log."""
+        """List the records and folders in ``log/``. Cost: one listing; two if an earlier version wrote the log."""
         flat, folders = set[int](), set[int]()
         for entry in self._store.list(self.place):
             if (seq := parse_record_file(entry.name)) is not None:
@@ -72,7 +72,9 @@ class Folders:
             if len(flat) > RECORDS_MAX:
                 raise UnsafeContent(f"more than {RECORDS_MAX} records", where=self.place)
         self.strays = {}
-        if any(seq >= names.FOLDER_RECORDS for seq in flat):  # an earlier version's, or strays; none is above what is in a folder
+        if any(
+            seq >= names.FOLDER_RECORDS for seq in flat
+        ):  # of an earlier version, or strays; a flat record is below all records in folders
             lowest = min((min(self.numbers(folder), default=2**62) for folder in sorted(folders)[:1]), default=2**62)
             own, _ = without_strays((seq for seq in flat if seq < lowest), -1, self._is_chained_flat)
             self.flat_top = max((seq for seq in own if seq >= names.FOLDER_RECORDS), default=-1)
@@ -81,12 +83,12 @@ class Folders:
         return LogListing(flat - self.strays.keys(), sorted(folders))
 
     def numbers(self, folder: int) -> set[int]:
-        """List one folder: the numbers of its records."""
-        found = (parse_record_file(entry.name) for entry in self._store.list(f"{self.place}/{folder_name(folder)}"))
-        return {seq for seq in found if seq is not None and seq // names.FOLDER_RECORDS == folder}
+        """Return the numbers of the records in one folder. Cost: one listing."""
+        parsed = (parse_record_file(entry.name) for entry in self._store.list(f"{self.place}/{folder_name(folder)}"))
+        return {seq for seq in parsed if seq is not None and seq // names.FOLDER_RECORDS == folder}
 
     def since(self, listing: LogListing, head: int) -> set[int]:
-        """The numbers in the folder of record ``head`` and in all folders after it; every number for −1."""
+        """Return the record numbers in the folder of record ``head`` and in all folders after it; all numbers if ``head`` is −1."""
         first = head // names.FOLDER_RECORDS if head > self.flat_top else 0
         numbers = set(listing.flat) if first <= 0 else set[int]()
         for folder in listing.folders:
@@ -95,26 +97,26 @@ class Folders:
         return self._own(numbers, -1 if first <= 0 else first * names.FOLDER_RECORDS - 1)
 
     def newest(self, listing: LogListing) -> set[int]:
-        """The numbers in the newest folder that is not empty; those in ``log/`` if there is none."""
-        for at, folder in reversed(list(enumerate(listing.folders))):
+        """Return the record numbers in the newest folder that is not empty; those directly in ``log/`` if there is none."""
+        for index, folder in reversed(list(enumerate(listing.folders))):
             first = folder * names.FOLDER_RECORDS
-            is_next = folder - 1 == (listing.folders[at - 1] if at else 0)
+            is_next = folder - 1 == (listing.folders[index - 1] if index else 0)
             if numbers := self._own(self.numbers(folder), first - 1 if is_next else first - 2 - GAP_MAX):
                 return numbers
         return self._own(listing.flat, -1)
 
     def after(self, head: int) -> set[int]:
-        """List the folder of record ``head``, and those after it: the numbers there. Empty if ``log/`` itself must be listed."""
-        found = set[int]()
+        """List the folder of record ``head`` and those after it. Return the record numbers, or an empty set if ``log/`` must be listed."""
+        numbers_found = set[int]()
         if not record_folder(head) or head <= self.flat_top:
-            return found
+            return numbers_found
         folder = head // names.FOLDER_RECORDS
         while True:
             numbers = self.numbers(folder)
-            found |= numbers
+            numbers_found |= numbers
             folder += 1
             if max(numbers, default=-1) < folder * names.FOLDER_RECORDS - TORN_MAX:
-                return self._own(found, head)
+                return self._own(numbers_found, head)
 
     def _own(self, numbers: Iterable[int], floor: int) -> set[int]:
         own, strays = without_strays(numbers, floor, self._is_chained)
@@ -130,41 +132,41 @@ class Folders:
 
 
 def newest_records(store: ByteStore, run: str, count: int) -> list[tuple[int, str]]:
-    """Number and key of the newest ``count`` records, newest first, as they are listed. Cost: a listing, one more for each folder read."""
+    """Return number and key of the newest ``count`` records, newest first. Cost: one listing, and one for each folder read."""
     folders = Folders(store, run)
     listing = folders.all()
-    found: list[tuple[int, str]] = []
+    records: list[tuple[int, str]] = []
     for folder in reversed(listing.folders):
-        found += [(seq, f"{folders.place}/{record_file(seq)}") for seq in sorted(folders.numbers(folder), reverse=True)]
-        if len(found) >= count:
-            return found[:count]
-    found += [(seq, f"{folders.place}/{flat_record_file(seq)}") for seq in sorted(listing.flat, reverse=True)]
-    return found[:count]
+        records += [(seq, f"{folders.place}/{record_file(seq)}") for seq in sorted(folders.numbers(folder), reverse=True)]
+        if len(records) >= count:
+            return records[:count]
+    records += [(seq, f"{folders.place}/{flat_record_file(seq)}") for seq in sorted(listing.flat, reverse=True)]
+    return records[:count]
 
 
 def has_records(store: ByteStore, run: str) -> bool:
-    """Whether a run's log has a record. An empty folder is none: its writer was killed before the record was there."""
+    """Return whether a run's log has a record. An empty folder is not a record: its writer was killed before it wrote one."""
     folders = Folders(store, run)
     listing = folders.all()
     return bool(listing.flat) or any(folders.numbers(folder) for folder in listing.folders)
 
 
 def log_folders(store: ByteStore, run: str) -> list[str]:
-    """Keys of ``log/`` and its folders. Cost: one listing."""
+    """Return the keys of ``log/`` and its folders. Cost: one listing."""
     place = f"{run}/{LOG_DIR}"
     folders = sorted(entry.name for entry in store.list(place) if entry.is_dir and parse_record_folder(entry.name) is not None)
     return [place, *(f"{place}/{name}" for name in folders)]
 
 
 def without_strays(numbers: Iterable[int], floor: int, is_chained: Callable[[int], bool]) -> tuple[list[int], list[int]]:
-    """Split ``numbers`` into those of the log, in order, and those above a gap that no accident makes.
+    """Split ``numbers`` into the log's record numbers, in order, and the strays above a gap of more than ``GAP_MAX``.
 
-    ``floor``: the highest number below these. ``is_chained``: whether a record is chained to the one before it.
+    ``floor``: the highest number below these. ``is_chained``: returns whether a record is chained to the one before it.
     """
     order = sorted(numbers)
-    begins = [at for at, seq in enumerate(order) if seq - (order[at - 1] if at else floor) > GAP_MAX + 1]
-    for at, begin in reversed(list(enumerate(begins))):
-        group = order[begin : begins[at + 1] if at + 1 < len(begins) else len(order)]
+    begins = [index for index, seq in enumerate(order) if seq - (order[index - 1] if index else floor) > GAP_MAX + 1]
+    for index, begin in reversed(list(enumerate(begins))):
+        group = order[begin : begins[index + 1] if index + 1 < len(begins) else len(order)]
         if any(second == first + 1 and is_chained(second) for first, second in zip(group[::-1][1:], group[::-1])):
             return order[: begin + len(group)], order[begin + len(group) :]
     return (order[: begins[0]], order[begins[0] :]) if begins else (order, [])

@@ -1,4 +1,4 @@
-"""Reading and appending records: numbering, chaining, what a damaged one means."""
+"""Read and append a run's log records: numbering, hash chaining, and the effect of a damaged record."""
 
 from __future__ import annotations
 
@@ -34,37 +34,37 @@ from relight.store.base import READS_AT_ONCE, Uncertain
 from relight.store.retry import decode_with_reread, sleep
 
 NAMES_MAX = 1000
-"""Runs among which the one that a misspelt name means is looked for."""
+"""Run names compared with a misspelt run name for the error's hint."""
 APPEND_TRIES = 1000
 SHOWN_PAUSE_S = 0.02
 SHOWN_PAUSE_MAX_S = 60.0
-"""Two minutes in all: longer than such a cache lasts as a rule."""
+"""Longest pause in seconds. The pauses double and add up to two minutes: longer than the negative caches of network file systems last."""
 BELIEVED = 6
-"""How many times the same bytes must have come until a record counts as damaged where it lies: whoever chains his own to it makes it so."""
+"""Identical damaged reads after which a record counts as damaged where it is stored. The next record chained to it makes this final."""
 MISSING_PAUSES_S = (0.05, 0.2)
-"""Seconds between looks at a log that seems to be missing, before it counts as missing."""
+"""Seconds between reads of a log that seems to be missing, before it counts as missing."""
 NOTE_TRIES = 5
 """How many times the NOTE of a summary is appended again after another process took its number."""
 NAMES_SHOWN = 8
 """Directories that an error lists."""
 MANY = 8
-"""From so many on, records are read side by side from a store that is far away."""
+"""Fewest records that are read in parallel from a remote store."""
 _damaged: dict[tuple[str, str], str] = {}
-"""By store and key, the hash of each file that this process has found to be damaged: a new log reads it once, not ``BELIEVED`` times."""
+"""Hash of each damaged file, by store and key. A new ``Log`` of this process reads such a file once, not ``BELIEVED`` times."""
 FORGET_ABOVE = 4
-"""A log that has read so many times ``SUMMARY_EVERY`` records since its summary takes a newer summary in their place."""
+"""A log in memory switches to a newer summary after this multiple of ``SUMMARY_EVERY`` records."""
 STRAYS_NAMED = 8
-"""Records above a gap that are named as faults."""
+"""Most records above a gap that are listed as faults."""
 STRAY = f"the record is more than {GAP_MAX} numbers above the log's end, and no record before it is chained to it"
 BATCH = 64
-"""Records that are read at once, from the newest down, until one vouches for a summary."""
+"""Records read in one batch, newest first, until one of them vouches for a summary."""
 
 
 class Log:
-    """One run's log. Not thread-safe. Records are immutable, so each is read once; damage that comes later is ``verify``'s to find.
+    """One run's log. Not thread-safe. Records are immutable, so each is read once; ``verify`` finds later damage.
 
-    A reader begins at the newest summary that a record vouches for. ``whole``: read every record instead. Memory grows with what the
-    summary holds and the records after it, not with the length of the log; with ``whole``, with the number of records.
+    A reader begins at the newest summary that a record vouches for. ``whole``: read every record instead.
+    Memory grows with the size of the summary and the number of records after it. With ``whole``, it grows with the number of records.
     """
 
     def __init__(self, store: ByteStore, run: str, *, now: Callable[[], str] = now_text, whole: bool = False) -> None:
@@ -73,11 +73,11 @@ class Log:
         self._summaries = Summaries(store, self._run)
         self._summary: LogSummary | None = None
         self._vouched = -1
-        """The last record that a summary covers for which a record vouches that counts."""
+        """The last record covered by a summary that a valid record vouches for."""
         self._tried_at = -1
-        """The record after which this process wrote a summary, or tried to."""
+        """The record after which this process last tried to write a summary."""
         self._first: dict[int, Slot] | None = None
-        """Records 0 and 1, once they were read to compare a summary with them."""
+        """Records 0 and 1, cached after a summary was compared with them."""
         self._anchor = anchor_of(store)
         self._writer = f"{socket.gethostname()[:64]}:{os.getpid()}:{secrets.token_hex(4)}"
         self._slots: dict[int, Slot] = {}
@@ -89,11 +89,11 @@ class Log:
         self._own_head = self._newest = -1
         self._looked = False
         self._judged: LogView | None = None
-        """The last view, as long as nothing was read or written since."""
+        """The last view; None after any read or write that may change it."""
         self._checked: LogView | None = None
-        """The last view that was compared with the anchor."""
+        """The last view that passed the comparison with the anchor."""
         self._absent: set[int] = set()
-        """Numbers below the head that were asked for by name, and are missing."""
+        """Record numbers below the head that are missing even when read by name."""
         self._texts: dict[str, str] = {}
 
     @property
@@ -102,7 +102,7 @@ class Log:
         return self._run
 
     def read(self) -> LogView:
-        """The log as it is now. ``CheckpointNotFound`` if there is no such run."""
+        """Return the current log. Raise ``CheckpointNotFound`` if the run does not exist."""
         view = self._view()
         if view.head < 0:
             view = self._view_or_refuse()
@@ -113,13 +113,13 @@ class Log:
         return view
 
     def start(self) -> LogView:
-        """The log as it is now, with record 0 made if there is none."""
+        """Return the current log. Create record 0 if there is no record."""
         if self._anchor is not None:
-            self._view()  # first, as a store that was emptied must not be made again under another id
+            self._view()  # before require_store, which would give an emptied store a new id
         try:
             self._store_id = require_store(self._store).id
         except (CorruptCheckpoint, UnsafeContent):
-            self._store_id = ""  # the records know: a damaged relight.json must not stop a run
+            self._store_id = ""  # the records have the id: a damaged relight.json must not stop a run
         self._judged = None
         view = self._view()
         if view.head >= 0 and not view.records and any(slot.record for slot in self._slots.values()):
@@ -133,7 +133,7 @@ class Log:
         if view.head < 0:
             if not self._store_id:
                 raise CorruptCheckpoint(
-                    "relight.json is damaged, and this run has no log to tell which store it is",
+                    "relight.json is damaged, and this run has no log with the store's id",
                     where=self._store.url,
                     hint="restore relight.json from a copy, or choose another directory",
                 )
@@ -143,16 +143,18 @@ class Log:
         return view
 
     def _view_or_refuse(self) -> LogView:
-        """Look again at a log that seemed empty. ``CorruptCheckpoint`` if it is empty, and there are checkpoint directories: no attempt
-        makes one before the log's first record, so the log was lost. An attempt that began from scratch there would hide them.
+        """Read a log that seemed empty again, and return it. Raise ``CorruptCheckpoint`` if it is empty but checkpoint directories exist.
+
+        An attempt writes the log's first record before its first directory, so such a log was lost. A new attempt that starts from
+        scratch would hide those checkpoints.
         """
         for pause_s in (*MISSING_PAUSES_S, None):
             names = checkpoint_dirs(self._store, self._run)
             self._looked, self._judged = False, None
-            view = self._view()  # after the listing: what is listed was preceded by its log
+            view = self._view()  # after the listing: the log of a listed directory is older than the directory
             if view.head >= 0 or not names:
                 return view
-            if pause_s is not None:  # a network file system remembers for a while what it did not find
+            if pause_s is not None:  # a network file system caches for a while that a file was missing
                 sleep(pause_s)
         where = f"{self._store.url.rstrip('/')}/{self._run}"
         raise CorruptCheckpoint(
@@ -163,9 +165,9 @@ class Log:
         )
 
     def begin_rebuilt(self, run_id: str) -> LogView:
-        """Make record 0 of a run whose log was lost, for the run id that its checkpoints have. Return the log with it.
+        """Create record 0 of a run that lost its log, with the run id that its checkpoints have. Return the new log.
 
-        ``CorruptCheckpoint`` if there is a log after all, or the store has no id.
+        Raise ``CorruptCheckpoint`` if the log exists after all, or the store has no id.
         """
         self._store_id = require_store(self._store).id
         self._judged = None
@@ -175,17 +177,17 @@ class Log:
         return self._view()
 
     def append(self, decide: Callable[[LogView], tuple[Body, int] | None]) -> Record | None:
-        """Append what ``decide(view)`` gives, ``(body, epoch)``; None to append nothing. The single commit point.
+        """Append the ``(body, epoch)`` that ``decide(view)`` returns. Append nothing if it returns None. This is the single commit point.
 
-        When somebody else takes the number first, ``decide`` is asked again with the new view. ``Uncertain`` if the store cannot tell
-        whether the record exists: nothing that it refers to may then be deleted.
+        If another writer takes the number first, ``decide`` is called again with the new view. Raise ``Uncertain`` if the store cannot
+        determine whether the record exists. Nothing that the record refers to may then be deleted.
         """
         taken, pause = -1, SHOWN_PAUSE_S
         for _ in range(APPEND_TRIES):
             view = self._view()
-            if view.head < taken:  # a network file system remembers for a while what it did not find
+            if view.head < taken:  # a network file system caches for a while that a file was missing
                 if pause > SHOWN_PAUSE_MAX_S:
-                    raise StoreUnavailable("this number is taken, and what lies there does not show", where=self._key(taken))
+                    raise StoreUnavailable("this record number is taken, but its file cannot be read", where=self._key(taken))
                 sleep(pause)
                 pause *= 2
                 continue
@@ -204,29 +206,29 @@ class Log:
         raise StoreUnavailable(f"lost the race for the next record {APPEND_TRIES} times", where=f"{self._run}/{LOG_DIR}")
 
     def span(self, first: int, last: int) -> list[Record]:
-        """Read the records from ``first`` to ``last`` that count, in order, also those that a summary stands for. The log was read before.
+        """Return the valid records from ``first`` to ``last``, in order, including those that a summary replaces.
 
-        Cost: one read for each; nothing of them is kept.
+        The caller has read the log before. Cost: one read per record that is not in memory; the records are not cached.
         """
         wanted = [seq for seq in range(max(0, first), last + 2) if seq not in self._slots and seq <= max(last, self._base)]
         slots = {**self._slots, **dict(self._load_all(wanted))}
-        found: list[Record] = []
+        records: list[Record] = []
         following = slots[last + 1].record if last + 1 in slots else None
         for seq in range(last, max(0, first) - 1, -1):
             slot = slots.get(seq)
             is_good = slot is not None and not why_void(slot, self._store_id, self._run_id, following)
             following = slot.record if is_good and slot is not None else None
             if following is not None:
-                found.append(following)
-        return found[::-1]
+                records.append(following)
+        return records[::-1]
 
     def sync(self, seq: int) -> None:
-        """Make record ``seq`` durable by name: another process may have appended it, and been killed before that."""
+        """Make the directory entry of record ``seq`` durable: its writer may have been killed before it synced the directory."""
         self._folders.sync(seq)
 
     def _append(self, view: LogView, body: Body, epoch: int, run_id: str) -> Record | None:
         unread = next((seq for seq in self._unread if seq <= view.head), None)
-        if unread is not None:  # it may be a FENCE, or the very COMMIT that is to be appended
+        if unread is not None:  # it may be a FENCE, or the same COMMIT that is being appended
             reason = self._slots[unread].reason
             raise StoreUnavailable(f"a record of the log cannot be read just now: {reason}", where=self._key(unread))
         self._sync_parents(view)
@@ -243,7 +245,7 @@ class Log:
         data = encode_record(record)
         if len(data) > SEALED_BYTES_MAX:
             raise UnsafeContent(f"a record of {len(data)} bytes", hint="fewer or smaller metrics")
-        decode_record(data, record.seq, "the record about to be written")  # what no reader would take is never written
+        decode_record(data, record.seq, "the record about to be written")  # never write a record that readers would reject
         key = self._key(record.seq)
         created = self._store.put_once(key, data)
         if not created and not self._is_ours(key, data):
@@ -265,29 +267,29 @@ class Log:
         return written
 
     def _is_ours(self, key: str, data: bytes) -> bool:
-        """Whether what lies under a taken number is what we just wrote: a reply may have been lost, and the creation tried again.
+        """Return whether the existing file at ``key`` has our bytes: the store's reply may have been lost before a retry.
 
-        What does not show is not: the store has said that somebody else was first, and is waited for.
+        A file that cannot be found yet is not ours: the store reported that another writer was first. ``append`` waits for that record.
         """
         try:
             return self._store.get(key, SEALED_BYTES_MAX) == data
         except CheckpointNotFound:
             return False
         except StoreUnavailable as error:
-            raise Uncertain(f"cannot tell whose record that is: {error.what}", where=key) from error
+            raise Uncertain(f"cannot determine who wrote this record: {error.what}", where=key) from error
 
     def _sync_parents(self, view: LogView) -> None:
-        """Before the first append, and whenever the head is another writer's, make durable what we are about to stand on.
+        """Make the parent directories and the head record durable before the first append, and if another writer appended the head.
 
-        Whoever made the directories or the head record may have been killed between making and fsyncing them.
+        The process that created them may have been killed before it fsynced them.
         """
         if not self._store.needs_sync:
             return
         if not self._settled:
-            there = [prefix for prefix in ("", self._run) if any(True for _ in self._store.list(prefix))]
-            for prefix in there:
+            existing = [prefix for prefix in ("", self._run) if any(True for _ in self._store.list(prefix))]
+            for prefix in existing:
                 self._store.sync(prefix)
-            self._settled = len(there) == 2  # else somebody may be making them this very moment: look again at the next append
+            self._settled = len(existing) == 2  # else another process may be creating them now: check again at the next append
         if view.head >= 0 and view.head != self._own_head:
             self._folders.sync(view.head)
 
@@ -295,9 +297,9 @@ class Log:
         return self._folders.key(seq)
 
     def _summarize(self, record: Record) -> None:
-        """Write a summary if enough records came since the last one, and append the NOTE that vouches for it.
+        """Write a summary if enough records were appended since the last one, and append the NOTE that vouches for it.
 
-        ``record``: just appended, and durable. No failure of the summary is one of its append.
+        ``record``: appended and durable. A failed summary does not make its append fail.
         """
         every = summaries.SUMMARY_EVERY
         if not every or record.seq - max(self._vouched, self._tried_at) < every:
@@ -316,12 +318,12 @@ class Log:
             self._summaries.failed(error)
 
     def _is_chained(self, seq: int) -> bool:
-        """Whether a record is chained to the one before it."""
+        """Return whether a record is chained to the one before it."""
         before, record = self._load(seq - 1), self._load(seq).record
         return before.file_hash is not None and record is not None and record.prev == before.file_hash
 
     def _has_unlisted(self, view: LogView) -> bool:
-        """Whether a record that seems missing is there after all: a listing may have been older than the record."""
+        """Return whether a record that the listing lacks exists after all: a listing may be older than the record."""
         missing = [fault.seq for fault in view.faults if view.base < fault.seq <= view.head and fault.seq not in self._slots]
         for seq in missing[:GAP_MAX]:
             slot = self._load(seq)
@@ -330,10 +332,10 @@ class Log:
         return any(seq in self._slots for seq in missing)
 
     def _view(self) -> LogView:
-        """The log as it is now. ``CorruptCheckpoint`` if the store's anchor remembers what the log lacks."""
+        """Return the current log. Raise ``CorruptCheckpoint`` if it lacks records that the store's anchor remembers."""
         if self._anchor is None:
             return self._list_and_read()
-        memory = anchoring.recall(self._anchor, self._run)  # before the listing, which must have that much
+        memory = anchoring.recall(self._anchor, self._run)  # before the listing, which must have all remembered records
         self._newest = max(self._newest, memory.top)
         view = self._list_and_read()
         if view.head >= memory.top and view is self._checked:
@@ -344,15 +346,15 @@ class Log:
         return view
 
     def _with_unlisted(self, view: LogView, numbers: list[int]) -> LogView:
-        """Ask by name, once, for each of ``numbers`` that a listing lacked: it may have been older. Return the log with those found."""
+        """Read each of ``numbers`` that a listing lacked by name, once: the listing may be older. Return the log with the records found."""
         for seq in numbers:
             if seq in self._slots or seq in self._absent:
                 continue
-            if len(self._absent) >= GAP_MAX:  # no accident of a listing
+            if len(self._absent) >= GAP_MAX:  # too many missing records to be a stale listing
                 break
             slot = self._load(seq)
             if slot.unreadable:
-                raise StoreUnavailable(f"cannot tell whether this record is there: {slot.reason}", where=self._key(seq))
+                raise StoreUnavailable(f"cannot determine whether this record exists: {slot.reason}", where=self._key(seq))
             if slot.file_hash is None:
                 self._absent.add(seq)
             else:
@@ -364,14 +366,14 @@ class Log:
     def _list_and_read(self) -> LogView:
         numbers = self._listed()
         head = self._unlisted(max(numbers, default=-1))
-        if head < self._base:  # the log was cut back to before the summary
+        if head < self._base:  # the log was truncated to before the summary
             self._begin_again()
             return self._list_and_read()
         known = self._slots.keys() - self._unread
         for seq, slot in self._load_all(sorted(seq for seq in numbers - known if seq > self._base)):
             self._put(seq, slot)
         for seq in range(max(0, self._base + 1, head - TORN_MAX), head):
-            if seq not in numbers and seq not in known:  # a listing that was going on while records came may miss one and show the next
+            if seq not in numbers and seq not in known:  # a listing during appends may miss a record and show the next
                 slot = self._load(seq)
                 if slot.file_hash is not None or slot.unreadable:
                     self._put(seq, slot)
@@ -386,10 +388,10 @@ class Log:
         return self._summary.upto if self._summary is not None else -1
 
     def _listed(self) -> set[int]:
-        """The numbers after the summary that a listing shows, without strays. The first listing finds the summary to begin at."""
+        """Return the listed record numbers after the summary, without strays. The first listing also selects the summary to begin at."""
         if self._looked and (numbers := self._folders.after(self._newest)):
             if max(numbers) - self._newest > FORGET_ABOVE * format_names.FOLDER_RECORDS and not self._whole:
-                self._begin_again()  # so many came since that a newer summary is there
+                self._begin_again()  # so many records were added that a newer summary exists
             else:
                 return numbers
         listing = self._folders.all()
@@ -398,33 +400,33 @@ class Log:
         return self._begun(listing)
 
     def _begun(self, listing: LogListing) -> set[int]:
-        """Read records from the newest down to a summary that one of them vouches for; all of them if there is none."""
-        found = self._folders.newest(listing)
-        lowest, todo = min(found, default=0), sorted(found)
+        """Read records from the newest down to a summary that one of them vouches for; read all if there is no summary."""
+        numbers = self._folders.newest(listing)
+        lowest, todo = min(numbers, default=0), sorted(numbers)
         lower = [folder for folder in listing.folders if (folder + 1) * format_names.FOLDER_RECORDS <= lowest]
-        in_flat = not found or found <= listing.flat
+        in_flat = not numbers or numbers <= listing.flat
         while True:
             batch, todo = todo[-BATCH:], todo[:-BATCH]
             for seq, slot in self._load_all([seq for seq in batch if seq not in self._slots]):
                 self._put(seq, slot)
-            if found and self._takes_summary(max(found)):
-                return {seq for seq in found if seq > self._base}
+            if numbers and self._takes_summary(max(numbers)):
+                return {seq for seq in numbers if seq > self._base}
             if todo:
                 continue
             if in_flat:
-                return found
+                return numbers
             in_flat = not lower
-            more = self._folders.numbers(lower.pop()) if lower else {seq for seq in listing.flat if seq < min(found)}
-            todo, found = sorted(more), found | more
+            more = self._folders.numbers(lower.pop()) if lower else {seq for seq in listing.flat if seq < min(numbers)}
+            todo, numbers = sorted(more), numbers | more
 
     def _takes_summary(self, head: int) -> bool:
-        """Begin at the newest summary for which a record that was read vouches; False if every such record is still to be found."""
+        """Begin at the newest usable summary that a record in memory vouches for. Return False if there is none."""
         notes = [slot.record for _, slot in sorted(self._slots.items(), reverse=True) if slot.record is not None]
         lowest = min(self._slots, default=0)
-        return any(found[0] + 1 >= lowest and self._takes(note, head) for note in notes if (found := vouched(note)) is not None)
+        return any(target[0] + 1 >= lowest and self._takes(note, head) for note in notes if (target := vouched(note)) is not None)
 
     def _takes(self, note: Record, head: int) -> bool:
-        """Begin at the summary that a NOTE vouches for, if the NOTE counts, and the records after the summary are chained to it."""
+        """Begin at the summary that a NOTE vouches for, if the NOTE is valid and the next record is chained to the summary."""
         summary = self._summaries.load(note)
         if summary is None or not self._is_of_this_run(summary):
             return False
@@ -444,7 +446,7 @@ class Log:
         return False
 
     def _is_of_this_run(self, summary: LogSummary) -> bool:
-        """Whether records 0 and 1 are not of another run than the summary."""
+        """Return False if records 0 and 1 prove that the summary belongs to another run."""
         if self._first is None:
             self._first = {seq: self._slots.get(seq) or self._load(seq) for seq in (0, 1)}
         first, second = self._first[0], self._first[1]
@@ -453,7 +455,7 @@ class Log:
         return (first.record.store, first.record.run) == (summary.store, summary.run)
 
     def _forget(self, view: LogView) -> None:
-        """Take a newer summary in the place of the records that it covers, so that memory stays bounded."""
+        """Replace the records in memory that a newer summary covers by that summary, so that memory stays bounded."""
         notes = [record for record in reversed(view.newer) if vouched(record) is not None]
         for note in notes[:1]:
             if self._takes(note, view.head):
@@ -464,20 +466,23 @@ class Log:
         self._summary, self._judged, self._looked, self._vouched, self._first = None, None, False, -1, None
 
     def _unlisted(self, head: int) -> int:
-        """The highest number there. A listing may be older than what it lists: a record that this process has seen is asked for by name
-        before it counts as gone, and so is, at the first look, what comes behind the last one listed."""
+        """Return the highest record number that exists. ``head``: the highest number listed.
+
+        A listing may be stale. A record that this process has seen is read by name before it counts as gone. The first call also reads
+        by name the records after the last listed one.
+        """
         if self._newest > head:
             slot = self._load(self._newest)
-            if slot.unreadable and self._anchor is not None:  # else the log would count as rolled back
-                raise StoreUnavailable(f"cannot tell whether this record is there: {slot.reason}", where=self._key(self._newest))
+            if slot.unreadable and self._anchor is not None:  # without this error, the log would count as rolled back
+                raise StoreUnavailable(f"cannot determine whether this record exists: {slot.reason}", where=self._key(self._newest))
             if slot.file_hash is not None:
                 head = self._newest
-                if head not in self._slots or head in self._unread:  # somebody else's, of which only the number was known
+                if head not in self._slots or head in self._unread:  # another writer's record: only its number was known
                     self._put(head, slot)
         while not self._looked:
             slot = self._load(head + 1)
             if slot.unreadable:
-                raise StoreUnavailable(f"cannot tell whether there is a newer record: {slot.reason}", where=self._key(head + 1))
+                raise StoreUnavailable(f"cannot determine whether a newer record exists: {slot.reason}", where=self._key(head + 1))
             if slot.file_hash is None:
                 self._looked = True
                 break
@@ -487,7 +492,7 @@ class Log:
         return head
 
     def _load_all(self, numbers: list[int]) -> Iterable[tuple[int, Slot]]:
-        """Each with what lies there; many at once where each takes its time to come."""
+        """Return each number with its slot. Read in parallel if the store is remote and there are many."""
         at_once = self._store.parallel_reads
         if at_once <= READS_AT_ONCE or len(numbers) < MANY:
             return [(seq, self._load(seq)) for seq in numbers]
@@ -508,7 +513,7 @@ class Log:
             read.append(self._store.get(key, SEALED_BYTES_MAX))
             return read[-1]
 
-        known = _damaged.get((self._store.url, key))  # read so often before in this process that it counts as damaged where it is stored
+        known = _damaged.get((self._store.url, key))  # hash of a damaged file that this process has read ``BELIEVED`` times
         try:
             try:
                 record = decode_with_reread(get, lambda data: decode_record(data, seq, key), key, 1 if known else BELIEVED)
@@ -519,7 +524,7 @@ class Log:
             return Slot(record.file_hash, self._shared(record))
         except StoreUnavailable as error:
             return Slot(None, None, error.what, unreadable=True)
-        except WrongKey:  # it says nothing of the record: another key may open it
+        except WrongKey:  # not the record's fault: another key may open it
             raise
         except RelightError as error:
             hash = hexdigest(read[-1]) if read else None
@@ -528,22 +533,22 @@ class Log:
             return Slot(hash, None, error.what)
 
     def _shared(self, record: Record) -> Record:
-        """The record, holding once what many hold: a log of a long run is kept in memory by all who append to it."""
+        """Share equal strings between records: every process that appends keeps a long run's log in memory."""
         for name in ("store", "run", "writer", "file_hash", "prev"):
-            held = getattr(record, name)
-            msgspec.structs.force_setattr(record, name, self._texts.setdefault(held, held))
+            text = getattr(record, name)
+            msgspec.structs.force_setattr(record, name, self._texts.setdefault(text, text))
         self._texts.pop(record.prev, None)  # the next record chains to another
         return record
 
     def _judge(self, head: int) -> LogView:
-        """Which records count: right store and run, and the bytes their successor chained to."""
+        """Return the view with the valid records: of this store and run, with the bytes to which the next valid record is chained."""
         slots, summary = self._slots, self._summary
         self._name_store_and_run()
         good: list[Record] = []
         faults: list[Fault] = []
         following: Record | None = None
         above = head + 1
-        # Downwards: only a record that counts can refute the one before it.
+        # Downwards: only a valid record can invalidate the one before it.
         for seq in sorted((seq for seq in slots if seq <= head), reverse=True):
             if seq + 1 < above:
                 faults += self._missing(seq + 1, above)
@@ -562,7 +567,7 @@ class Log:
         faults += [Fault(seq, key, STRAY) for seq, key in sorted(self._folders.strays.items())[:STRAYS_NAMED] if seq > head]
         last = slots.get(head)
         head_hash = ZERO_HEX if last is None else (last.file_hash or ZERO_HEX)
-        self._vouched = max([found[0] for one in good if (found := vouched(one)) is not None], default=self._base)
+        self._vouched = max([target[0] for record in good if (target := vouched(record)) is not None], default=self._base)
         if summary is None:
             return LogView(self._run, self._store_id, self._run_id, tuple(good), tuple(faults), head, head_hash)
         if head == summary.upto:
@@ -573,7 +578,7 @@ class Log:
         )  # fmt: skip
 
     def _name_store_and_run(self) -> None:
-        """Find out which store and run the log is of."""
+        """Set the store id and the run id to those of the log."""
         slots = self._slots
         if self._summary is not None:
             self._store_id, self._run_id = self._summary.store, self._summary.run
@@ -583,13 +588,13 @@ class Log:
                 self._store_id = read_store(self._store).id
             except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
                 self._store_id = most_common([slot.record.store for slot in slots.values() if slot.record])
-        if recorded := recorded_store(slots):  # a run that was moved or copied into another store keeps the id of its own
+        if recorded := recorded_store(slots):  # a run that was moved or copied into another store keeps its first store's id
             self._store_id = recorded
         if not self._run_id:
             self._run_id = recorded_run(slots)
 
     def _missing(self, start: int, end: int) -> list[Fault]:
-        """A fault for each number that is missing, highest first; one for all of a gap that no accident makes."""
+        """Return a fault for each missing number, highest first; a single fault for a gap of more than ``GAP_MAX`` numbers."""
         if end - start > GAP_MAX:
             return [Fault(start, self._key(start), f"the records from here to {end - 1} are missing")]
         return [Fault(seq, self._key(seq), "the record is missing") for seq in reversed(range(start, end))]

@@ -1,4 +1,4 @@
-"""Before a run or a store is made: a run is no store, and a store is no run. One inside the other would hide what is there."""
+"""Refuse to create a store in a run's directory, or a run in a store's directory: the new one would hide what is there."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from relight.format.names import LOG_DIR, STORE_FILE, is_run_name, parse_record_
 from relight.store import ByteStore
 
 _NAMED = 3
-"""Runs that the hint names."""
+"""Most runs that the hint lists."""
 
 
 def refuse_run_as_store(store: ByteStore) -> None:

@@ -1,4 +1,4 @@
-"""Whether two logs hold one history: by checkpoint ids and attempts, never by step numbers."""
+"""Compare the histories of two logs: by checkpoint ids and attempts, never by step numbers."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CONTINUES, BACK, APART, UNRELATED = "continues", "back", "apart", "unrelated"
 
 
 class Change(NamedTuple):
-    """What a copy changes in the destination's run: its latest checkpoint, before and after, and what only the destination has."""
+    """Effect of a copy on the destination's run: its latest checkpoint before and after, and the checkpoints that only it has."""
 
     relation: str
-    """``continues``; ``back``: to an earlier checkpoint of the same history; ``apart``: both went on since they parted; ``unrelated``."""
+    """``continues``; ``back``: to an earlier checkpoint of the same history; ``apart``: both have new checkpoints; ``unrelated``."""
     before: Checkpoint
     after: Checkpoint
     only_there: list[Checkpoint]
-    """Live checkpoints of the destination that the source neither has nor had, oldest first."""
+    """Live checkpoints of the destination that the source has never had, oldest first."""
 
     @property
     def why(self) -> str:
-        """Why the copy is refused, as the end of a sentence about the destination's run."""
+        """Reason why the copy is refused, as the end of a sentence about the destination's run."""
         now, new = f"step {self.before.step} ({self.before.id})", f"step {self.after.step} ({self.after.id})"
         if self.relation == BACK:
             return f"is at {now}: with a copy of {new} as its newest checkpoint, it would resume from that earlier one"
@@ -35,19 +35,19 @@ class Change(NamedTuple):
 
 
 def known_ids(history: History) -> dict[str, int]:
-    """Ids, as the first run knew them, of all that a history has, had, or was resumed from; with the record number by which it had them."""
-    found: dict[str, int] = {}
+    """Return the original ids of all checkpoints that a history has, had, or resumed from, each with its first record number."""
+    seqs: dict[str, int] = {}
     committed = [*history.live, *history.retired.values()]
-    for one in committed:
-        found[one.original_id] = min(one.seq, found.get(one.original_id, one.seq))
-    for one in committed:
-        for parent in one.body.parents:  # resumed from another tier or store, whose checkpoint this log never committed
-            found.setdefault(parent, one.seq)
-    return found
+    for checkpoint in committed:
+        seqs[checkpoint.original_id] = min(checkpoint.seq, seqs.get(checkpoint.original_id, checkpoint.seq))
+    for checkpoint in committed:
+        for parent in checkpoint.body.parents:  # resumed from another tier or store: this log never committed that checkpoint
+            seqs.setdefault(parent, checkpoint.seq)
+    return seqs
 
 
 def whole_history(store: ByteStore, run: str) -> History:
-    """Fold every record of a run's log, without a summary. An empty history if there is no such run."""
+    """Fold every record of a run's log, without a summary. Return an empty history if the run does not exist."""
     try:
         return fold(Log(store, run, whole=True).read())
     except CheckpointNotFound:
@@ -55,14 +55,14 @@ def whole_history(store: ByteStore, run: str) -> History:
 
 
 def change(source: History, one: Checkpoint, there: History) -> Change | None:
-    """What ``one`` of ``source`` would change as the newest checkpoint of ``there``. None if ``there`` has none."""
+    """Return how ``one`` of ``source`` as the newest checkpoint would change ``there``. None if ``there`` has no checkpoint."""
     if not there.live:
         return None
     known, newest = known_ids(source), there.live[-1]
     only = [copy for copy in there.live if copy.original_id not in known]
-    at = known.get(newest.original_id)
-    if at is not None:
-        relation = CONTINUES if at <= one.seq else BACK
+    known_at = known.get(newest.original_id)
+    if known_at is not None:
+        relation = CONTINUES if known_at <= one.seq else BACK
     else:
         relation = APART if not known.keys().isdisjoint(known_ids(there)) else UNRELATED
     before = next((copy for copy in reversed(there.live) if copy.id not in there.rolled_back_ids), newest)
@@ -70,7 +70,7 @@ def change(source: History, one: Checkpoint, there: History) -> Change | None:
 
 
 def are_unrelated(near: History, far: History) -> bool:
-    """Whether two tiers hold checkpoints of different runs: they share no checkpoint and no attempt."""
+    """Return whether two tiers hold checkpoints of different runs: they share no checkpoint and no attempt."""
     if not near.live or not far.live or not set(near.attempts).isdisjoint(far.attempts):
         return False
     return known_ids(near).keys().isdisjoint(known_ids(far))

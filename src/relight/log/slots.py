@@ -1,4 +1,4 @@
-"""One number of a log: what is stored there, and what is wrong with it."""
+"""State of one record number of a log: its file, and what is wrong with it."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from relight.format.digest import ZERO_HEX
 
 @dataclass(slots=True)
 class Slot:
-    """One number: the hash of what is stored there, and the record or what is wrong with it."""
+    """State of one record number: the hash of its file, and the record, or what is wrong with it."""
 
     file_hash: str | None
     record: Record | None
     reason: str = ""
     unreadable: bool = False
-    """The store failed to read it just now: it may be a good record, so nothing may be chained behind it."""
+    """The store failed to read it now. It may be a good record, so no record may be appended after it."""
 
 
 def recorded_run(slots: Mapping[int, Slot]) -> str:
-    """Record 0 says which run this is, if record 1 was chained to it; else most of the records do."""
+    """Return the run's id in record 0, if record 1 is chained to it; else the most common id of the records."""
     first, second = slots.get(0), slots.get(1)
     if first and first.record and second and second.record and second.record.prev == first.file_hash:
         return first.record.run
@@ -29,7 +29,7 @@ def recorded_run(slots: Mapping[int, Slot]) -> str:
 
 
 def recorded_store(slots: Mapping[int, Slot]) -> str:
-    """Return the store's id in record 0, if record 1 was chained to it, or else in all records. Empty if they differ.
+    """Return the store's id in record 0, if record 1 is chained to it; else the id in all records. Return an empty text if they differ.
 
     A later record that names another store does not count: it would hide all others.
     """
@@ -41,7 +41,7 @@ def recorded_store(slots: Mapping[int, Slot]) -> str:
 
 
 def why_void(slot: Slot, store_id: str, run_id: str, following: Record | None) -> str:
-    """Why the record in a slot counts for nothing; empty if it counts. ``following``: the record after it, if that counts."""
+    """Return why the record in a slot is invalid; empty if it is valid. ``following``: the next record, if that is valid."""
     if slot.record is None:
         return slot.reason
     if slot.record.store != store_id:
@@ -56,5 +56,5 @@ def why_void(slot: Slot, store_id: str, run_id: str, following: Record | None) -
 
 
 def most_common(values: list[str]) -> str:
-    """Return the value that is there most often, the first of several in order; empty if there is none."""
+    """Return the most frequent value, the smallest of several; empty if there are no values."""
     return max(sorted(set(values)), key=values.count, default="")

@@ -1,4 +1,4 @@
-"""Reading and writing the files of a log's summaries."""
+"""Read and write the files of a log's summaries."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from relight.store import ByteStore
 from relight.store.base import trusts
 
 REPORTED: set[tuple[str, str]] = set()
-"""Stores and runs whose summaries could not be written: reported once in a process."""
+"""Store and run of each failed summary that was reported: once per process."""
 
 
 class Summaries:
-    """The summaries of one run's log. A summary that is missing or damaged costs time only: the reader takes the one before."""
+    """Summaries of one run's log. A missing or damaged summary costs only time: the reader uses the one before."""
 
     def __init__(self, store: ByteStore, run: str) -> None:
         self._store, self._run = store, run
         self._written: LogSummary | None = None
         self._written_hash = ""
         self.refused: set[str] = set()
-        """Hashes of summaries that this reader does not take."""
+        """Hashes of summaries that this reader rejects."""
 
     def load(self, note: Record) -> LogSummary | None:
-        """Read the summary that a NOTE vouches for. None if it is missing, damaged, or made by a writer that counts other records."""
-        found = vouched(note)
-        if found is None:
+        """Return the summary that a NOTE vouches for. None if it is missing, damaged, or its writer trusts other signers."""
+        target = vouched(note)
+        if target is None:
             return None
-        upto, hash, size = found
+        upto, hash, size = target
         if hash in self.refused:
             return None
         if self._written is not None and self._written_hash == hash:
             summary = self._written
         else:
             key = f"{self._run}/{LOG_DIR}/{summary_file(upto, hash)}"
-            self.refused.add(hash)  # unless it proves good: it is not read again and again
+            self.refused.add(hash)  # until it proves good, so that a bad summary is read only once
             try:
                 data = self._store.get(key, size)
                 if hexdigest(data) != hash:
@@ -57,9 +57,9 @@ class Summaries:
 
     def refuse(self, note: Record) -> None:
         """Do not read the summary of this NOTE again: the log is not chained to it, or the NOTE does not count."""
-        found = vouched(note)
-        if found is not None:
-            self.refused.add(found[1])
+        target = vouched(note)
+        if target is not None:
+            self.refused.add(target[1])
 
     def write(self, view: LogView) -> NoteBody:
         """Write the summary of all records of a view, durably. Return the NOTE that vouches for it. Cost: one file."""
@@ -71,7 +71,7 @@ class Summaries:
         return NoteBody(topic=TOPIC, data={"upto": summary.upto, "hash": hash, "bytes": len(data)})
 
     def failed(self, error: RelightError) -> None:
-        """Report, once, that a summary could not be written: later readers take longer."""
+        """Report once that a summary could not be written: later readers take longer."""
         if (self._store.url, self._run) not in REPORTED:
             REPORTED.add((self._store.url, self._run))
             what = f"no summary of the log of run {self._run} could be written, so that reading it takes longer: {error}"

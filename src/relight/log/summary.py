@@ -1,8 +1,8 @@
-"""Summaries of a log: the records that still matter up to one of them, in one file. Pure.
+"""Summaries of a log (log compaction): one file with the records, up to some record, that still matter. Pure.
 
 A reader that begins at a summary folds to the same live checkpoints, tags, lines of descent and state as one that reads every record. A
-summary grows with what is live, not with the number of records. Retired checkpoints that nothing needs are left out. Their place in the
-lines of descent is kept: each checkpoint that is kept names its nearest ancestors that are kept.
+summary grows with the number of live checkpoints, not with the number of records. Retired checkpoints that nothing needs are left out.
+The lines of descent stay complete: each kept checkpoint names its nearest kept ancestors.
 """
 
 from __future__ import annotations
@@ -38,42 +38,48 @@ from relight.log.history import REPEATED_WITHIN, Checkpoint, History, fold
 from relight.log.view import Fault, Line, LogSummary, LogView
 
 SUMMARY_EVERY = 64
-"""Records after which the process that appends writes a new summary."""
+"""Records between two summaries. The process that appends records writes them."""
 TOPIC = "summary"
 """Topic of the NOTE that vouches for a summary: ``upto``, ``hash`` and ``bytes`` of its file."""
 BYTES_MAX = 64 << 20
-"""Bytes of a summary's file."""
+"""Most bytes of a summary's file."""
 PLAIN_BYTES_MAX = 256 << 20
-"""Bytes of a summary before its compression."""
+"""Most bytes of a summary before compression."""
 FAULTS_MAX = 128
 FIRST_FENCES = 8
-"""Oldest FENCEs that are kept: by their attempts two tiers are known to be of one run."""
+"""Oldest FENCEs that are kept: shared attempts prove that two tiers belong to one run."""
 FENCES_MAX = 64
-"""Newest FENCEs that are kept, besides those of checkpoints that are kept."""
+"""Newest FENCEs that are kept, in addition to those of kept checkpoints."""
 OF_A_TOPIC = 32
-"""Newest NOTEs of a topic that are kept, besides those about checkpoints that are kept."""
+"""Newest NOTEs of a topic that are kept, in addition to those about kept checkpoints."""
 OF_AN_ID = 8
-"""Newest NOTEs of a topic that are kept about one checkpoint."""
+"""Newest NOTEs of a topic about one checkpoint that are kept."""
 SHAPES_MAX = 256
-"""Different sets of fields among NOTEs: the newest NOTE with each is kept."""
+"""Most sets of NOTE fields. The newest NOTE with each set is kept."""
 TAGS_OF_A_STAGE = 32
 WRITTEN_NOTES = "note"
-"""Topic of the notes that people write about a checkpoint: all of these are kept as long as the checkpoint is there."""
+"""Topic of the notes that people write about a checkpoint. All of them are kept as long as the checkpoint is kept."""
 _NO_HASH = "0" * 64
 
 
 def condense(view: LogView, *, trusted: bool) -> LogSummary:
-    """Summarize all records of a view. ``trusted``: whether only records of named signers were counted."""
+    """Return the summary of all records of a view. ``trusted``: whether only records of named signers are valid in it."""
     history = fold(view)
     full, stubs = _kept(history, view.head)
     notes = _notes(history.notes, full)
     for name in {word for note in notes for word in _words(note)}.intersection(history.retired).difference(full):
-        stubs[name] = history.retired[name]  # what a NOTE tells of it, such as that a tier has it, is kept
+        stubs[name] = history.retired[name]  # a kept NOTE refers to it, for example that a tier has a copy
     kept = {**full, **stubs}
     fences = _fences(history, full.values())
     records = _records(view, history, full, [*fences, *notes])
-    less = {one.seq: _stub(one.body) for one in stubs.values()}
-    records.update({one.seq: msgspec.structs.replace(one, body=less[one.seq]) for one in view.records if one.seq in less})
+    less = {checkpoint.seq: _stub(checkpoint.body) for checkpoint in stubs.values()}
+    records.update(
+        {
+            checkpoint.seq: msgspec.structs.replace(checkpoint, body=less[checkpoint.seq])
+            for checkpoint in view.records
+            if checkpoint.seq in less
+        }
+    )
     faults = view.faults[-FAULTS_MAX:]
     older = view.summary.more_faults if view.summary is not None else 0
     return LogSummary(
@@ -87,33 +93,39 @@ def condense(view: LogView, *, trusted: bool) -> LogSummary:
         faults=faults,
         more_faults=older + len(view.faults) - len(faults),
         epoch=history.epoch,
-        live=tuple(one.seq for one in history.live),
+        live=tuple(checkpoint.seq for checkpoint in history.live),
         retired=tuple(
-            (one.seq, history.retired_at[one.id], int(one.id in history.recallable)) for one in history.retired.values() if one.id in kept
+            (checkpoint.seq, history.retired_at[checkpoint.id], int(checkpoint.id in history.recallable))
+            for checkpoint in history.retired.values()
+            if checkpoint.id in kept
         ),
-        alone=tuple(sorted(one.seq for one in kept.values() if one.self_contained)),
+        alone=tuple(sorted(checkpoint.seq for checkpoint in kept.values() if checkpoint.self_contained)),
         tags=dict(history.tags),
         aside=tuple(sorted(history.rolled_back_ids & kept.keys())),
         skips=tuple(history.skips),
-        cuts={one: factor for one, factor in history.lr_factors.items() if not one or one in kept},
+        cuts={checkpoint: factor for checkpoint, factor in history.lr_factors.items() if not checkpoint or checkpoint in kept},
         best_by=history.best_by,
         lines=_lines(history, kept, {fence.epoch for fence in fences}),
     )
 
 
 def _kept(history: History, head: int) -> tuple[dict[str, Checkpoint], dict[str, Checkpoint]]:
-    """The checkpoints that are kept with all that their COMMIT records, and those of which less is kept, by id.
+    """Return the checkpoints that are kept with their full COMMIT, and those that are kept as stubs, by id.
 
-    Less is kept of checkpoints that were retired lately, whose COMMIT may come again, and of the last one of each of the newest attempts.
+    Stubs are the recently retired checkpoints, as their COMMIT may be repeated, and the last checkpoint of each of the newest attempts.
     """
-    full = {one.id: one for one in history.there}
-    for one in list(full.values()):
-        full.update({donor: history.retired[donor] for donor in one.requires if donor in history.retired})
-    stubs = {one: found for one, found in history.retired.items() if one not in full and head - history.retired_at[one] <= REPEATED_WITHIN}
+    full = {checkpoint.id: checkpoint for checkpoint in history.there}
+    for checkpoint in list(full.values()):
+        full.update({donor: history.retired[donor] for donor in checkpoint.requires if donor in history.retired})
+    stubs = {
+        checkpoint_id: checkpoint
+        for checkpoint_id, checkpoint in history.retired.items()
+        if checkpoint_id not in full and head - history.retired_at[checkpoint_id] <= REPEATED_WITHIN
+    }
     last: dict[int, Checkpoint] = {}
-    for found in (*history.live, *history.retired.values()):
-        if found.epoch not in last or last[found.epoch].seq < found.seq:
-            last[found.epoch] = found
+    for checkpoint in (*history.live, *history.retired.values()):
+        if checkpoint.epoch not in last or last[checkpoint.epoch].seq < checkpoint.seq:
+            last[checkpoint.epoch] = checkpoint
     for epoch in [fence.epoch for fence in history.fences[-FENCES_MAX:]]:
         if epoch in last and last[epoch].id not in full:
             stubs[last[epoch].id] = last[epoch]
@@ -121,32 +133,32 @@ def _kept(history: History, head: int) -> tuple[dict[str, Checkpoint], dict[str,
 
 
 def _fences(history: History, kept: Iterable[Checkpoint]) -> list[Record]:
-    epochs = {one.epoch for one in kept}
+    epochs = {checkpoint.epoch for checkpoint in kept}
     newest = history.fences[-FENCES_MAX:]
     older = history.fences[: len(history.fences) - len(newest)]
-    return [*(fence for at, fence in enumerate(older) if at < FIRST_FENCES or fence.epoch in epochs), *newest]
+    return [*(fence for index, fence in enumerate(older) if index < FIRST_FENCES or fence.epoch in epochs), *newest]
 
 
 def _records(view: LogView, history: History, full: dict[str, Checkpoint], others: list[Record]) -> dict[int, Record]:
-    """The records that are kept, by number, without the COMMITs of which less is kept."""
-    commits = {one.seq for one in full.values()} | {record.seq for record in history.recallable.values()}
-    found = {record.seq: record for record in others}
+    """Return the kept records by number, without the COMMITs of stubs."""
+    commits = {checkpoint.seq for checkpoint in full.values()} | {record.seq for record in history.recallable.values()}
+    kept = {record.seq: record for record in others}
     void = {record.seq for record, _ in history.void}
     tagged: dict[str, list[Record]] = {}
     for record in view.records:
         if record.seq in commits or isinstance(record.body, RunBody):
-            found[record.seq] = record
+            kept[record.seq] = record
         elif isinstance(record.body, TagBody) and record.seq not in void:
             tagged.setdefault(record.body.name, []).append(record)
     for name, moves in tagged.items():
         for record in moves[-TAGS_OF_A_STAGE:] if name in STAGES else moves[-1:] if name in history.tags else ():
-            found[record.seq] = record
-    return found
+            kept[record.seq] = record
+    return kept
 
 
 def _notes(notes: Sequence[Record], full: dict[str, Checkpoint]) -> list[Record]:
-    """The NOTEs that are kept: the newest of each topic, the newest with each set of fields, and those about a checkpoint that is kept."""
-    found = []
+    """Return the kept NOTEs: the newest of each topic, the newest with each set of fields, and those about kept checkpoints."""
+    kept = []
     of_topic, of_id = Counter[str](), Counter[tuple[str, str]]()
     shapes: set[tuple[str, ...]] = set()
     for record in reversed(notes):
@@ -155,7 +167,7 @@ def _notes(notes: Sequence[Record], full: dict[str, Checkpoint]) -> list[Record]
         if body.topic == TOPIC:
             continue
         of_topic[body.topic] += 1
-        shape = (body.topic, str(body.data.get("tier", "")), *sorted(body.data))  # of each tier what was copied there last
+        shape = (body.topic, str(body.data.get("tier", "")), *sorted(body.data))  # keeps the last copy to each tier
         is_kept = of_topic[body.topic] <= OF_A_TOPIC
         if shape not in shapes and len(shapes) < SHAPES_MAX:
             shapes.add(shape)
@@ -165,28 +177,28 @@ def _notes(notes: Sequence[Record], full: dict[str, Checkpoint]) -> list[Record]
                 of_id[body.topic, word] += 1
                 is_kept |= body.topic == WRITTEN_NOTES or of_id[body.topic, word] <= OF_AN_ID
         if is_kept:
-            found.append(record)
-    return found
+            kept.append(record)
+    return kept
 
 
 def _words(note: Record) -> list[str]:
-    """The words of a NOTE's values: ids of checkpoints are among them."""
+    """Return the words of a NOTE's values, which include checkpoint ids."""
     assert isinstance(note.body, NoteBody)
     return [word for value in note.body.data.values() if isinstance(value, str) for word in value.split()]
 
 
 def _lines(history: History, kept: dict[str, Checkpoint], epochs: set[int]) -> dict[str, Line]:
-    """For each checkpoint that is kept and has a parent that is not: its nearest ancestors that are kept.
+    """Return the nearest kept ancestors of each kept checkpoint with a parent that is not kept.
 
-    ``epochs``: of the FENCEs that are kept. A checkpoint whose FENCE is left out needs its line as well: the FENCE has the reason.
+    ``epochs``: epochs of the kept FENCEs. If a checkpoint's FENCE is left out, the checkpoint needs its line too: the FENCE has the reason.
     """
     known = {**history.retired, **history.by_id}
     fresh, rebuilt = epochs_of(history, FRESH), epochs_of(history, REBUILT)
     lines = {}
-    for one in kept.values():
-        parents, unknown = parents_of(history, known, one, fresh, rebuilt)
-        has_reason = one.epoch in epochs or one.epoch not in fresh | rebuilt
-        if one.id not in history.lines and has_reason and all(parent in kept for parent in parents):
+    for checkpoint in kept.values():
+        parents, unknown = parents_of(history, known, checkpoint, fresh, rebuilt)
+        has_reason = checkpoint.epoch in epochs or checkpoint.epoch not in fresh | rebuilt
+        if checkpoint.id not in history.lines and has_reason and all(parent in kept for parent in parents):
             continue
         nearest: dict[str, None] = {}
         front, seen, todo = set(unknown), set(parents), list(reversed(parents))
@@ -199,17 +211,17 @@ def _lines(history: History, kept: dict[str, Checkpoint], epochs: set[int]) -> d
             front |= set(more)
             todo += [each for each in reversed(further) if each not in seen]
             seen |= set(further)
-        lines[one.id] = Line(tuple(nearest), _greatest(front))
+        lines[checkpoint.id] = Line(tuple(nearest), _greatest(front))
     return lines
 
 
 def _greatest(pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """Those of the pairs that no other pair exceeds in both numbers: what is below one of the others is below one of these."""
-    found: list[tuple[int, int]] = []
+    """Return the pairs that no other pair exceeds in both numbers. A pair below any of the input is below one of these."""
+    greatest: list[tuple[int, int]] = []
     for seq, step in sorted(pairs, reverse=True):
-        if not found or step > found[-1][1]:
-            found.append((seq, step))
-    return tuple(found)
+        if not greatest or step > greatest[-1][1]:
+            greatest.append((seq, step))
+    return tuple(greatest)
 
 
 def _stub(body: CommitBody) -> CommitBody:
@@ -261,17 +273,19 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def encode(summary: LogSummary) -> bytes:
-    """The bytes of a summary's file: JSON, compressed with zlib. ``UnsafeContent`` if they are more than any reader takes."""
+    """Return the bytes of a summary's file: zlib-compressed JSON. Raise ``UnsafeContent`` if they exceed the limit of readers."""
     writers: dict[str, int] = {}
     rows = [
-        _Row(one.seq, one.epoch, one.time, writers.setdefault(one.writer, len(writers)), one.kind, _plain(one)) for one in summary.records
+        _Row(record.seq, record.epoch, record.time, writers.setdefault(record.writer, len(writers)), record.kind, _plain(record))
+        for record in summary.records
     ]
     file = _File(
         store=summary.store, run=summary.run, upto=summary.upto, hash=summary.hash, counted=summary.counted, trusted=summary.trusted,
-        writers=list(writers), records=rows, faults=[(one.seq, one.file, one.reason[:500]) for one in summary.faults],
+        writers=list(writers), records=rows, faults=[(fault.seq, fault.file, fault.reason[:500]) for fault in summary.faults],
         more_faults=summary.more_faults, epoch=summary.epoch, live=list(summary.live), retired=list(summary.retired),
         alone=list(summary.alone), tags=summary.tags, aside=list(summary.aside), skips=list(summary.skips), cuts=summary.cuts,
-        best_by=summary.best_by, lines=[_Line(one, list(line.parents), list(line.unknown)) for one, line in summary.lines.items()],
+        best_by=summary.best_by,
+        lines=[_Line(name, list(line.parents), list(line.unknown)) for name, line in summary.lines.items()],
     )  # fmt: skip
     plain = msgspec.json.encode(file)
     data = zlib.compress(plain, 1)
@@ -288,9 +302,9 @@ def _plain(record: Record) -> dict[str, Any]:
 
 
 def decode(data: bytes, where: str) -> LogSummary:
-    """The summary in ``data``. ``CorruptCheckpoint`` or ``UnsafeContent`` if it is not one that a writer of ours makes.
+    """Return the summary in ``data``. Raise ``CorruptCheckpoint`` or ``UnsafeContent`` if it is malformed.
 
-    That it describes the log, the NOTE with its hash vouches for.
+    That it describes the log is not checked here: the NOTE with its hash vouches for that.
     """
     plain = _inflated(data, where)
     try:
@@ -314,12 +328,12 @@ def _inflated(data: bytes, where: str) -> bytes:
     except zlib.error as error:
         raise CorruptCheckpoint(f"not a compressed summary: {str(error)[:80]}", where=where) from None
     if not inflater.eof or inflater.unused_data:
-        raise UnsafeContent("a compressed summary that is cut short, or longer than any that is written", where=where)
+        raise UnsafeContent("a compressed summary is truncated, has trailing bytes, or is too long", where=where)
     return plain
 
 
 def _why_not(plain: bytes, where: str, error: Exception) -> RelightError:
-    """The error of bytes that are not a summary of this version: a newer version is named as such."""
+    """Return the error for bytes that are not a summary of this version. It names a newer version."""
     try:
         value = msgspec.json.decode(plain)
         check_version({name: value.get(name) for name in ("relight", "version")} if isinstance(value, dict) else None, "summary", where)
@@ -327,7 +341,7 @@ def _why_not(plain: bytes, where: str, error: Exception) -> RelightError:
         return newer
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
         return CorruptCheckpoint("not JSON", where=where)
-    return UnsafeContent(f"not as the format says: {str(error)[:120]}", where=where)
+    return UnsafeContent(f"not as the format specifies: {str(error)[:120]}", where=where)
 
 
 def _checked(file: _File, where: str) -> LogSummary:
@@ -348,13 +362,15 @@ def _checked(file: _File, where: str) -> LogSummary:
     live = {commits[seq].id for seq in file.live}
     retired = {commits[seq].id for seq, _, _ in file.retired}
     if len(live) < len(file.live) or len(retired) < len(file.retired) or not live.isdisjoint(retired):
-        raise UnsafeContent("a checkpoint that is listed twice", where=where)
-    if any(again and not isinstance(bodies[at], RetireBody) for _, at, again in file.retired) or not live.issuperset(file.tags.values()):
-        raise UnsafeContent("a tag or a retirement of a checkpoint that is not there", where=where)
+        raise UnsafeContent("a checkpoint is listed twice", where=where)
+    if any(again and not isinstance(bodies[retire_seq], RetireBody) for _, retire_seq, again in file.retired) or not live.issuperset(
+        file.tags.values()
+    ):
+        raise UnsafeContent("a tag or a retirement names a missing checkpoint", where=where)
     if file.best_by is not None and file.best_by[1] not in ("min", "max"):
-        raise UnsafeContent("neither min nor max", where=where)
+        raise UnsafeContent("the mode of the metric is neither min nor max", where=where)
     if not all(is_tag_name(name) for name in file.tags) or not all(0 <= factor <= 1 for factor in file.cuts.values()):
-        raise UnsafeContent("a tag's name, or a factor of learning rates, that is not written", where=where)
+        raise UnsafeContent("an invalid tag name or learning rate factor", where=where)
     counts = (file.counted, file.more_faults, file.epoch, file.upto)
     if min(counts) < 0 or file.counted > file.upto + 1 or any(not 0 <= seq <= file.upto for seq, _, _ in file.faults):
         raise UnsafeContent("a number out of range", where=where)
@@ -362,7 +378,7 @@ def _checked(file: _File, where: str) -> LogSummary:
         store=file.store, run=file.run, upto=file.upto, hash=file.hash, counted=file.counted, trusted=file.trusted, records=tuple(records),
         faults=tuple(Fault(*each) for each in file.faults), more_faults=file.more_faults, epoch=file.epoch, live=tuple(file.live),
         retired=tuple(file.retired), alone=tuple(file.alone), tags=file.tags, aside=tuple(file.aside), skips=tuple(file.skips),
-        cuts=file.cuts, best_by=file.best_by, lines={one.id: Line(tuple(one.parents), tuple(one.unknown)) for one in file.lines},
+        cuts=file.cuts, best_by=file.best_by, lines={line.id: Line(tuple(line.parents), tuple(line.unknown)) for line in file.lines},
     )  # fmt: skip
 
 
@@ -372,7 +388,7 @@ def _body(row: _Row, where: str) -> Body:
 
 
 def vouched(record: Record) -> tuple[int, str, int] | None:
-    """``upto``, hash and bytes of the summary that a record vouches for; None if it vouches for none."""
+    """Return ``upto``, hash and bytes of the summary that a record vouches for; None if it vouches for none."""
     body = record.body
     if not isinstance(body, NoteBody) or body.topic != TOPIC:
         return None

@@ -1,4 +1,4 @@
-"""The error of an attempt that is no longer in charge of its run: which process is, and since when."""
+"""Error of an attempt that was superseded: which process owns the run now, and since when."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from relight.log.history import History
 
 
 def process_of(writer: str) -> tuple[str, int]:
-    """Host and process id in a record's ``writer``. The id is 0 if the text has none."""
+    """Return host and process id in a record's ``writer``. The process id is 0 if the text has none."""
     host, _, rest = writer.partition(":")
     pid = rest.partition(":")[0]
     return host, int(pid) if pid.isdecimal() else 0
 
 
 def superseded(history: History, epoch: int, run: str) -> Fenced:
-    """Return the error of attempt ``epoch``: it names the process that is in charge now, and what to do."""
+    """Return the error of attempt ``epoch``. It names the process that owns the run now, and what to do."""
     what = f"attempt {epoch} of this run was superseded by attempt {history.epoch}"
     if history.fences:
         host, pid = process_of(history.fences[-1].writer)

@@ -1,4 +1,4 @@
-"""Checkpoint directories that are newer than their log: its newest records were lost, for example by a copy of the log."""
+"""Detect a truncated log: checkpoint directories are newer than its last record, for example after an incomplete copy of the log."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from relight.store import ByteStore
 from relight.store.retry import sleep
 
 REBUILDING, REBUILT = "rebuilding", "rebuilt"
-"""Topics of the NOTEs between which ``relight recover`` appends what a log lacks."""
+"""Topics of the NOTEs before and after the records that ``relight recover`` appends."""
 RESTORED_ELSEWHERE = "restored-elsewhere"
-"""Topic of the NOTE of an attempt that restored a checkpoint which this log never had."""
+"""Topic of the NOTE that an attempt restored a checkpoint that this log never had."""
 PAUSES_S = (0.05, 0.2, 0.5)
-"""Seconds between readings of a log that seems to lack records, before it counts as truncated."""
+"""Seconds between reads of a log that seems to lack records, before it counts as truncated."""
 
 
 def unlogged(store: ByteStore, view: LogView, names: list[str]) -> list[str]:
     """Return those of the directories ``names`` that prove that records of the log were lost.
 
-    Either the log does not know the directory's attempt, though a FENCE precedes an attempt's first directory. Or the directory is of
-    the newest attempt, and the log does not know its parent, though an attempt names only committed parents, or notes them first. Each
-    unreadable record may be one such FENCE or COMMIT, so more must be missing than are unreadable. Cost: one read for each directory
-    of the newest attempts that no record commits.
+    Either the log lacks the directory's attempt, although a FENCE precedes an attempt's first directory. Or the directory is of the
+    newest attempt and the log lacks its parent, although an attempt names only parents that were committed or recorded in a NOTE before.
+    Each unreadable record may be such a FENCE or COMMIT, so more must be missing than are unreadable. Cost: one read for each
+    uncommitted directory of the newest attempts.
     """
     if view.head < 0:
         return []
     committed = {record.body.id for record in view.records if isinstance(record.body, CommitBody)}  # all that a summary has kept
     notes = [record.body for record in view.records if isinstance(record.body, NoteBody)]
-    known = committed | {str(one.data.get("checkpoint")) for one in notes if one.topic == RESTORED_ELSEWHERE}
+    known = committed | {str(note.data.get("checkpoint")) for note in notes if note.topic == RESTORED_ELSEWHERE}
     epoch = fold(view).epoch
-    found = []
+    unlogged_names = []
     missing: set[int | str] = set()
     for name in names:
         parsed = parse_dir(name)
@@ -47,29 +47,29 @@ def unlogged(store: ByteStore, view: LogView, names: list[str]) -> list[str]:
         if parsed.epoch > epoch:
             lost.add(parsed.epoch)
         if lost:
-            found.append(name)
+            unlogged_names.append(name)
             missing |= lost
-    return found if len(missing) > view.head + 1 - view.counted else []
+    return unlogged_names if len(missing) > view.head + 1 - view.counted else []
 
 
 def is_being_rebuilt(view: LogView) -> bool:
-    """Return whether ``relight recover`` began to append what the log lacks, and did not get to its end."""
+    """Return whether ``relight recover`` is appending missing records, or was interrupted while it did."""
     topics = [record.body.topic for record in view.records if isinstance(record.body, NoteBody)]
     return next((topic == REBUILDING for topic in reversed(topics) if topic in (REBUILDING, REBUILT)), False)
 
 
 def refuse_truncated(store: ByteStore, log: Log, view: LogView | None = None) -> None:
-    """Raise ``CorruptCheckpoint`` if the log's newest records were lost: an attempt would hide, and later delete, what they commit.
+    """Raise ``CorruptCheckpoint`` if the log's newest records were lost: an attempt would hide, and later delete, their checkpoints.
 
-    ``view``: the log as it was read just now. A view that others have outrun meanwhile, or with records that could not be read for a
-    moment, is read again before it is judged. Cost: one listing of the run's directory, and what ``unlogged`` costs.
+    ``view``: the log, read by the caller just before. If other writers have appended since, or records could not be read for a moment,
+    the log is read again before the decision. Cost: one listing of the run's directory, and the cost of ``unlogged``.
     """
     view = log.read() if view is None else view
     whole: Log | None = None
     for pause_s in (*PAUSES_S, None):
         names = checkpoint_dirs(store, view.run)
         lost = unlogged(store, view, names)
-        if lost and view.summary is not None:  # a summary has left out what was retired long ago: only the records know
+        if lost and view.summary is not None:  # a summary leaves out old retired checkpoints: read all records
             whole = whole or Log(store, view.run, whole=True)
             view = whole.read()
             lost = unlogged(store, view, names)
@@ -90,7 +90,7 @@ def refuse_truncated(store: ByteStore, log: Log, view: LogView | None = None) ->
 
 
 def whole_log(store: ByteStore, run: str) -> LogView:
-    """Read the log of ``run``. ``CorruptCheckpoint`` if its newest records were lost. Costs one listing more than reading."""
+    """Return the log of ``run``. Raise ``CorruptCheckpoint`` if its newest records were lost. Cost: one listing more than a read."""
     log = Log(store, run)
     view = log.read()
     refuse_truncated(store, log, view)

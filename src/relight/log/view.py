@@ -1,4 +1,4 @@
-"""A log as a reader sees it at one moment: the records that count, the faults, and the summary that stands for older records."""
+"""A log as read at one moment: the valid records, the faults, and the summary that replaces older records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relight.format import Record
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A record that counts for nothing, and why."""
+    """An invalid or missing record, and the reason."""
 
     seq: int
     file: str
@@ -18,17 +18,17 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """Ancestors of a checkpoint whose parents are not in the log's summary any more."""
+    """Ancestors of a checkpoint. Its parents are no longer in the log's summary."""
 
     parents: tuple[str, ...]
     """Ids of its nearest ancestors that the summary has."""
     unknown: tuple[tuple[int, int], ...]
-    """Record number and step of each checkpoint on the way, or of itself, whose parent is unknown; the greatest ones only."""
+    """Record number and step of itself and of each ancestor on the way, if the parent is unknown; only the greatest pairs."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogSummary:
-    """What records 0 to ``upto`` amount to: the records that still matter, and the folded state that they led to."""
+    """Summary of records 0 to ``upto``: the records that still matter, and the folded state after ``upto``."""
 
     store: str
     run: str
@@ -36,11 +36,11 @@ class LogSummary:
     hash: str
     """Hash of record ``upto``, to which the next record is chained."""
     counted: int
-    """Number of records up to ``upto`` that count."""
+    """Number of valid records up to ``upto``."""
     trusted: bool
-    """Whether the writer counted only records of signers that it trusts."""
+    """Whether the writer accepted only records of signers that it trusts."""
     records: tuple[Record, ...] = ()
-    """Records that matter, in order. ``prev`` and ``file_hash`` of these are empty."""
+    """Records that still matter, in order. Their ``prev`` and ``file_hash`` are empty."""
     faults: tuple[Fault, ...] = ()
     """The newest faults."""
     more_faults: int = 0
@@ -49,7 +49,7 @@ class LogSummary:
     live: tuple[int, ...] = ()
     """Numbers of the COMMITs of live checkpoints, oldest first."""
     retired: tuple[tuple[int, int, int], ...] = ()
-    """For each retired checkpoint that is kept: number of its COMMIT, of its RETIRE, and 1 if it may be recalled."""
+    """For each kept retired checkpoint: number of its COMMIT, number of its RETIRE, and 1 if it can be undeleted."""
     alone: tuple[int, ...] = ()
     """Numbers of the COMMITs of repacked checkpoints."""
     tags: dict[str, str] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class LogSummary:
 
 @dataclass(frozen=True, slots=True)
 class LogView:
-    """What the log says now. ``head`` is the highest number there, −1 if none; ``head_hash`` what the next record chains to.
+    """State of the log at one moment. ``head``: the highest record number, −1 if none. ``head_hash``: the hash the next record chains to.
 
-    If the reader began at a summary, ``records`` are those of the summary that still matter and all newer ones.
+    If the reader began at a summary, ``records`` are the summary's records and all newer ones.
     """
 
     run: str
@@ -78,22 +78,22 @@ class LogView:
 
     @property
     def base(self) -> int:
-        """The last record that a summary stands for; −1 if every record was read."""
+        """Number of the last record that the summary replaces; −1 if every record was read."""
         return self.summary.upto if self.summary is not None else -1
 
     @property
     def counted(self) -> int:
-        """Number of records that count, those that the summary stands for included."""
+        """Number of valid records, including those that the summary replaces."""
         if self.summary is None:
             return len(self.records)
         return len(self.records) - len(self.summary.records) + self.summary.counted
 
     @property
     def damaged(self) -> tuple[Fault, ...]:
-        """The faults among the log's records: a stray above the head is not one of the log's records."""
+        """Faults among the log's records. A stray above the head does not belong to the log."""
         return tuple(fault for fault in self.faults if fault.seq <= self.head)
 
     @property
     def newer(self) -> tuple[Record, ...]:
-        """The records after the summary: all of them if every record was read."""
+        """Records after the summary; all records if every record was read."""
         return self.records if self.summary is None else self.records[len(self.summary.records) :]

@@ -1,4 +1,4 @@
-"""Before a store is relied on: can it be written, read back, deleted from?"""
+"""Check that a store can be written, read back and deleted from, before it is used."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from relight.store import ByteStore, put
 
 PROBE_BYTES = 8192
 PROBE_NAME = ".probe-"
-"""What the directory of the small file begins with: whoever is killed in between leaves it."""
+"""Prefix of the probe file's directory. A process that is killed during the probe leaves it."""
 
 
 def probe(store: ByteStore, run: str) -> None:
-    """Write, read back and delete a small file; the store's own error, with what to do about it, if that fails."""
+    """Write, read back and delete a small file. Raise the store's own error, with a hint, if that fails."""
     refuse_store_as_run(store, run)
     try:
-        read_store(store)  # nothing is put into a store that is encrypted, and was opened without its key
+        read_store(store)  # do not write into an encrypted store that was opened without its key
     except CheckpointNotFound:
         refuse_run_as_store(store)
     except (CorruptCheckpoint, UnsafeContent):

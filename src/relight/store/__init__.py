@@ -1,7 +1,7 @@
-"""Where bytes live: the store's interface, and the stores behind it.
+"""Stores of bytes: the interface ``ByteStore`` and its implementations.
 
-Always holds: a name is written once and never again; `put_once` has exactly one winner; after `settle` what was written survives a power
-cut; what is read is a regular file inside the store. May import: ``errors``, ``observe``, ``settings``, names and small records of
+Always holds: a name is written once and never again; `put_once` has exactly one winner; after `sync` the written files survive a power
+cut; only regular files inside the store are read. May import: ``errors``, ``observe``, ``settings``, names and small records of
 ``format``, units of ``policy``, ``keys``. Torch-free.
 """
 

@@ -1,11 +1,11 @@
 """Rollback protection: another store, the *anchor*, remembers how far each run's log has come.
 
-The anchor is best a store that a writer of this store cannot write to. Its folder for a run has empty files, whose names are the facts:
-``<number>-<hash>-whole``, a *pin*: this record was there, and all records before it counted; ``gap-<first>-<last>-<hash>``: these records
-did not count when the anchor moved past them, and the record before them has that hash. A pin without ``-whole`` is of an earlier version,
-which recorded no gaps. Folders are ``<hash of the store's URL>/<run>``: the store's own id may have been replaced.
+The anchor should be a store that a writer of this store cannot write to. Its folder for a run has empty files. Their names are the data:
+``<number>-<hash>-whole``, a *pin*: this record existed, and all records before it were valid; ``gap-<first>-<last>-<hash>``: these records
+were invalid when the anchor advanced past them, and the record before them has that hash. A pin without ``-whole`` was written by an
+earlier version, which recorded no gaps. Folders are ``<hash of the store's URL>/<run>``: the store's own id may have been replaced.
 
-A run's log (``relight.log``) is what checks it, as readers judge it, and moves the anchor on. The store here only remembers.
+``relight.log.anchoring`` compares a log with the anchor and advances it. This module only stores the facts.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _ROOM = 512
 
 
 class Pin(NamedTuple):
-    """A record that was there: its number, and the hash of its file's bytes with the signature."""
+    """A record that existed: its number, and the hash of its file's bytes including the signature."""
 
     seq: int
     hash: str
     whole: bool = True
-    """Whether all records before it counted, but those of the gaps. False for a pin of an earlier version."""
+    """Whether all records before it were valid, except those of the gaps. False for a pin of an earlier version."""
 
     @property
     def name(self) -> str:
@@ -44,7 +44,7 @@ class Pin(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Records ``first`` to ``last`` did not count when the anchor moved past them. ``below``: the chain hash of the record before them."""
+    """Records ``first`` to ``last``, invalid when the anchor advanced past them. ``below``: chain hash of the record before them."""
 
     first: int
     last: int
@@ -76,55 +76,55 @@ class AnchorMemory(NamedTuple):
 
     @property
     def top(self) -> int:
-        """The highest record that was there; −1 if none is remembered."""
+        """Number of the highest pinned record; −1 if none."""
         return max((pin.seq for pin in self.pins), default=-1)
 
 
 class HighestRecord(NamedTuple):
-    """The highest record that counted in a log of this process, and its chain hash."""
+    """The highest valid record in a log of this process, and its chain hash."""
 
     seq: int = -1
     hash: str = ""
 
 
 class Anchor:
-    """The memory of one store's runs. Not thread-safe for one run. ``trust``: the signers that readers of the store trust."""
+    """Remembered records of one store's runs. Not thread-safe for one run. ``trust``: the signers that readers of the store trust."""
 
     def __init__(self, inner: ByteStore, memory: ByteStore, trust: Trust | None) -> None:
         self._inner, self._memory, self.trust = inner, memory, trust
         self.url = memory.url
         self._place = hexdigest(inner.url.encode())[:16]
         self.confirmed: dict[str, AnchorMemory] = {}
-        """What is in the anchor and was confirmed by this process, by run."""
+        """Contents of the anchor that this process has confirmed, by run."""
         self.seen: dict[str, HighestRecord] = {}
-        """The highest record that counted in any log of this process, by run: a log that is read again must still have it."""
+        """The highest valid record in any log of this process, by run. A log that is read again must still have it."""
         self.writes: set[str] = set()
-        """Runs to which this process has appended: it moves their pins as it writes."""
+        """Runs to which this process has appended. Each append advances their pins."""
         self.owed: dict[str, list[Gap]] = {}
-        """Gaps that are confirmed and not in the anchor yet, by run: the next move writes them first."""
+        """Confirmed gaps that are not in the anchor yet, by run. The next ``move`` writes them first."""
         self.untrusted: dict[str, set[int]] = {}
-        """Records of this process that no trusted signer signed, by run: its other logs do not count them."""
+        """Records of this process that no trusted signer signed, by run. Its other logs treat them as invalid."""
         self._written: tuple[str, bytes] = "", b""
         self._reported: set[tuple[str, str]] = set()
 
     def runs(self, besides: Collection[str] = ()) -> list[str]:
-        """The runs that have a pin, without ``besides``, sorted. Cost: a listing, and one for each of them."""
+        """Return the runs with a pin, without ``besides``, sorted. Cost: one listing, and one for each run."""
         folders = [entry.name for entry in self._memory.list(self._place) if entry.is_dir and is_run_name(entry.name)]
         return sorted(run for run in folders if run not in besides and self.read(run).pins)
 
     def wrote(self, key: str, data: bytes) -> None:
-        """Keep the record that was created last, so that it need not be read back."""
+        """Keep the bytes of the last created record, so that they need not be read back."""
         self._written = key, data
 
     def read(self, run: str) -> AnchorMemory:
-        """Read what is remembered of a run. Cost: one listing."""
+        """Return what is remembered of a run. Cost: one listing."""
         names = [entry.name for entry in self._memory.list(self.folder(run))]
         pins = sorted(Pin(int(match[1]), match[2], match[3] is not None) for name in names if (match := _PIN.match(name)))
         gaps = sorted(Gap(int(match[1]), int(match[2]), match[3]) for name in names if (match := _GAP.match(name)))
         return AnchorMemory(tuple(pins), tuple(gaps))
 
     def raw(self, run: str, seq: int) -> RawRecord | None:
-        """Read a record's file; None for one that is missing or no record. Cost: one read, none for what was written last."""
+        """Return a record's file; None if it is missing or not a record. Cost: one read; none for the last created record."""
         key = f"{run}/{LOG_DIR}/{record_file(seq)}"
         try:
             data = self._data(key)
@@ -151,11 +151,11 @@ class Anchor:
         return data if key == written else self._inner.get(key, SEALED_BYTES_MAX + _ROOM)
 
     def move(self, run: str, seq: int, raw: RawRecord, gaps: Sequence[Gap] = ()) -> None:
-        """Remember the record in place of the pins that were confirmed. Its gaps are written first, and the old pins go last.
+        """Pin the record in place of the confirmed pins. Its gaps are written first, and the old pins are deleted last.
 
-        So a crash leaves one pin too many, never none, and no pin without its gaps. If the pin was not written, nothing is confirmed: the
-        next move finds the same gaps again. ``anchor.failed`` reports it, and no save stops. Cost: one small file, one more for each gap,
-        and the deletions.
+        A crash may therefore leave an additional pin, but never no pin, and no pin without its gaps. If writing the pin fails, nothing is
+        confirmed, ``anchor.failed`` reports it, and no save fails. The next ``move`` computes the same gaps again. Cost: one small file,
+        one more for each gap, and the deletions.
         """
         before, pin, folder = self.confirmed.get(run, AnchorMemory()), Pin(seq, raw.hash), self.folder(run)
         try:
@@ -171,13 +171,13 @@ class Anchor:
             self.failed(run, error.kind, str(error))
 
     def failed(self, run: str, kind: str, why: str, *, once: bool = False) -> None:
-        """Report that the anchor does not remember the log's end. ``once``: once for each kind, run and process."""
+        """Report that the anchor does not have the log's end. ``once``: only once for each kind, run and process."""
         if not once or (run, kind) not in self._reported:
             self._reported.add((run, kind))
-            emit("anchor.failed", f"the log's end could not be written down in {self.url}: {why}", kind=kind, run=run)
+            emit("anchor.failed", f"the log's end could not be recorded in {self.url}: {why}", kind=kind, run=run)
 
     def folder(self, run: str) -> str:
-        """The key of a run's folder in the anchor."""
+        """Return the key of a run's folder in the anchor."""
         return f"{self._place}/{run}"
 
 

@@ -1,7 +1,7 @@
-"""What a store of bytes is: its operations and what each promises.
+"""Interface of a store of bytes: its operations and their guarantees.
 
-Keys are relative paths with ``/``. Every operation raises ``StoreUnavailable`` (``NoSpace``) when the store refuses, and
-``CheckpointNotFound`` when a key to be read is not there. None of them retries.
+Keys are relative paths with ``/``. Every operation raises ``StoreUnavailable`` (``NoSpace``) if the store refuses, and
+``CheckpointNotFound`` if a key to read does not exist. Callers retry where that is safe.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from relight.store.buffers import page_buffer
 
 
 class Uncertain(StoreUnavailable):
-    """A creation may or may not have taken effect: only reading the store again can tell. Nothing may be deleted on the strength of it."""
+    """A creation may or may not have taken effect. Only another read of the store can decide. Do not delete anything on this error."""
 
     kind = "uncertain"
 
 
 class Properties(NamedTuple):
-    """What a store honours."""
+    """Guarantees of a store."""
 
     exclusive_create: bool
     """``put_once`` has one winner among all processes and machines."""
     durable: bool
-    """What was settled survives a power cut."""
+    """Files survive a power cut after ``sync``."""
 
 
 class Entry(NamedTuple):
@@ -36,7 +36,7 @@ class Entry(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """A file whose writing was begun and not ended, which takes room and is in no listing: an object store's multipart upload."""
+    """An unfinished multipart upload of an object store: it takes space and is in no listing."""
 
     key: str
     id: str
@@ -49,91 +49,93 @@ class Writer(Protocol):
     """Offsets, lengths and addresses handed to ``write_at`` are multiples of this; 1 if it doesn't matter. The last write may be padded."""
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """Write all of ``data``, which is the caller's again when this returns. Pieces of a file larger than 64 MiB come nearly in order:
-        an object store keeps no more than that of what lies behind a gap."""
+        """Write all of ``data``. The caller may reuse ``data`` after the return.
+
+        Pieces of a file larger than 64 MiB must arrive nearly in order: an object store buffers at most 64 MiB after a gap.
+        """
 
     def finish(self, size: int | None = None) -> None:
-        """Make the bytes durable and close; the name needs ``sync``. After an error the file is poisoned: abort, never finish again.
+        """Make the bytes durable and close; the name needs ``sync``. After an error, call ``abort``, never ``finish`` again.
 
-        ``size``: the file ends there, sooner than was announced.
+        ``size``: final length, if shorter than announced.
         """
 
     def abort(self) -> None:
-        """Close and remove. Never raises."""
+        """Close and delete the file. Never raises."""
 
 
 PAGE = 4096
 
 
 class Reader(Protocol):
-    """An open file. What is read through one reader comes from one file, whatever happens to its name."""
+    """An open file. All reads come from the same file, even if its name is replaced or deleted."""
 
     size: int
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
-        """The bytes, read into ``room`` past the page cache, which other programs need more than a file that is read once.
+        """Read a range into ``room`` with direct I/O, which leaves the page cache to other programs, and return the part with the range.
 
-        None if ``read_into`` is the better way: they are in the page cache, or the file system has no other. ``room`` is page-aligned
-        and two ``PAGE``s longer than ``length``. ``CorruptCheckpoint`` if the file is shorter. Any thread.
+        Return None if the caller should use ``read_into``: the range is in the page cache, or the file system has no direct I/O. ``room``
+        is page-aligned and two ``PAGE``s longer than ``length``. Raise ``CorruptCheckpoint`` if the file is shorter. Any thread.
         """
 
     def read_into(self, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from ``offset``; ``CorruptCheckpoint`` if the file is shorter. Any thread."""
+        """Fill ``into`` from ``offset``. Raise ``CorruptCheckpoint`` if the file is shorter. Any thread."""
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the file."""
 
 
 class ByteStore(Protocol):
-    """The operations."""
+    """Operations of a store."""
 
     url: str
     parallel_reads: int
-    """How many reads at once are worth while."""
+    """Parallel reads that the store can use."""
     shared: bool
     """Whether another process that opens ``url`` finds the same files."""
     needs_sync: bool
-    """Whether ``sync`` has anything to do: False where what was answered is durable by name, too."""
+    """Whether names need ``sync``. False if an acknowledged name is durable."""
 
     def properties(self) -> Properties:
-        """What it honours."""
+        """Return the store's guarantees."""
 
     def put_once(self, key: str, data: bytes) -> bool:
-        """Create ``key`` with ``data``, durably, or return False if it is there already. ``Uncertain`` if neither can be told."""
+        """Create ``key`` with ``data``, durably. Return False if it exists. Raise ``Uncertain`` if the outcome is unknown."""
 
     def write(self, key: str, size: int) -> Writer:
-        """A writer for a new file of ``size`` bytes. Fails if the key exists, or if there is no room for it."""
+        """Return a writer for a new file of ``size`` bytes. Raise if the key exists, or if there is no space."""
 
     def sync(self, prefix: str) -> None:
         """Make the names directly below ``prefix`` durable."""
 
     def get(self, key: str, limit: int) -> bytes:
-        """The whole of a small file; ``UnsafeContent`` if it is longer than ``limit``."""
+        """Return the contents of a small file. Raise ``UnsafeContent`` if it is longer than ``limit`` bytes."""
 
     def open(self, key: str) -> Reader:
         """Open for reading."""
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """Names directly below ``prefix``, in no order; nothing if there is no such prefix."""
+        """Iterate over the names directly below ``prefix``, in no order; none if the prefix does not exist."""
 
     def delete(self, key: str) -> None:
-        """Remove a file; one that is not there is fine."""
+        """Delete a file. A missing file is no error."""
 
     def delete_dir(self, prefix: str) -> bool:
-        """Remove an empty directory; False if it is not empty."""
+        """Delete an empty directory. Return False if it is not empty."""
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
-        """Writings below ``prefix``, at any depth, that were begun and not ended, live ones too. None where there is no such thing."""
+        """Return the unfinished uploads below ``prefix``, at any depth, including active ones. Empty for stores without uploads."""
 
     def drop_upload(self, upload: Upload) -> None:
-        """Call one off and free its room; one that is gone is fine."""
+        """Abort an upload and free its space. A missing upload is no error."""
 
     def free_bytes(self) -> int | None:
-        """Room left, in bytes; None if unknown or without limit."""
+        """Return the free space in bytes; None if unknown or unlimited."""
 
 
 def check_key(key: str, *, file: bool = False) -> str:
-    """``UnsafeContent`` for what is no name inside a store; "" is the store itself, and no ``file``."""
+    """Return ``key``. Raise ``UnsafeContent`` for an invalid key. "" is the store itself, and invalid for a ``file``."""
     if file and not key:
         raise UnsafeContent("an empty name is no name inside a store")
     if key and any(part in ("", ".", "..") or "\0" in part for part in key.split("/")):
@@ -142,56 +144,54 @@ def check_key(key: str, *, file: bool = False) -> str:
 
 
 def lanes_of(store: ByteStore) -> int:
-    """How many packs at once a store takes faster than one: one for each of its drives, where it has several."""
-    found: int = getattr(store, "lanes", 1)
-    return found
+    """Return how many packs the store can write in parallel: one for each of its drives."""
+    lanes: int = getattr(store, "lanes", 1)
+    return lanes
 
 
 def without_cache(store: ByteStore) -> ByteStore:
-    """``store`` without the copies that it may keep nearby: for whoever asks whether the bytes lie where they should."""
-    found: ByteStore = getattr(store, "without_cache", store)
-    return found
+    """Return ``store`` without its local cache, to check the stored bytes themselves."""
+    bare: ByteStore = getattr(store, "without_cache", store)
+    return bare
 
 
 class Rewrites(Protocol):
-    """What a store can do besides whose files can be replaced by others that mean the same: encrypted anew, or mended. A name stands for
-    what was written under it."""
+    """A store whose files can be replaced by equivalent ones: re-encrypted or repaired. A name keeps its contents otherwise."""
 
     def rewrite(self, key: str, size: int) -> Writer:
-        """A writer of what is to take the place of ``key``, if there is one, whole and durable, when it is finished; until then nothing
-        changes."""
+        """Return a writer whose ``finish`` atomically and durably replaces the file at ``key``. Until then, nothing changes."""
 
 
 def encrypts(store: ByteStore) -> bool:
-    """Whether what is put there is encrypted on its way."""
-    found: bool = getattr(store, "encrypts", False)
-    return found
+    """Return whether the store encrypts files before it stores them."""
+    encrypted: bool = getattr(store, "encrypts", False)
+    return encrypted
 
 
 def trusts(store: ByteStore) -> bool:
-    """Return whether a reader of ``store`` counts only records of named signers."""
+    """Return whether readers of ``store`` accept only records of named signers."""
     named: bool = getattr(store, "trusts", False)
     return named
 
 
 def invalidate_cache(store: ByteStore, key: str, offset: int = 0, length: int | None = None) -> None:
-    """Have that range of a file, or all of it, read from where it lies the next time, if ``store`` keeps copies nearby."""
+    """Drop cached copies of a range of a file, or of all of it, if ``store`` has a local cache."""
     forget = getattr(store, "invalidate", None)
     if forget is not None:
         forget(key, offset, length)
 
 
 READS_AT_ONCE = 2
-"""Enough for a disk: it always has something to do while what came is hashed."""
+"""Parallel reads for a disk: it reads one range while another is hashed."""
 
 
 def put(store: ByteStore, key: str, data: bytes) -> None:
-    """Write a small file under a name nobody else uses, durably but for ``sync``."""
+    """Write a small file under a name that no other process uses. Its name needs ``sync``."""
     write_whole(store.write(key, len(data)), data)
 
 
 def write_whole(writer: Writer, data: bytes) -> None:
-    """All of a small file at once; nothing of it stays if that fails."""
+    """Write a small file at once. Delete it if that fails."""
     try:
         if data:
             writer.write_at(0, memoryview(_aligned(data, writer.align)))

@@ -1,9 +1,8 @@
-"""Blocks of files, kept in a directory of a local disk for whoever asks again; what was not asked for longest goes first.
+"""Block cache: blocks of remote files in a local directory, with LRU eviction.
 
-A block is a file of its own: its bytes, and behind them a trailer with its length, the length of the whole file, and digests. It is
-written under a temporary name and renamed, without fsync or lock, by any number of processes: one that is torn, damaged, or another's is
-not taken, and one that vanishes was never there. Nothing here raises for the disk's sake. A disk that takes no more is told of once, and
-then nothing more is kept.
+Each block is one file: its bytes, then a trailer with its length, the length of the whole file, and digests. Any number of processes
+write blocks under a temporary name and rename them, without fsync or lock. A torn, damaged or foreign block is a cache miss, and so is a
+block that vanished. Disk errors are never raised. After the first write error, one event is emitted and this process caches nothing more.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from relight.observe import emit
 from relight.policy.units import bytes_of
 
 BLOCK_BYTES = 4 << 20
-"""As long as the chunks of large tensors, and the pieces in which object stores are read."""
+"""Bytes per block: equal to the chunk size of large tensors and the piece size of object store reads."""
 SHARE = 10
-"""Of the room that is free when a directory is first used, a tenth is taken, if nobody says how much."""
+"""Divisor of the default limit: a tenth of the space that is free when a directory is first used."""
 LIMIT_FILE = "limit"
-"""In the directory: that tenth, in bytes, so that it does not shrink as it fills."""
+"""File in the directory with the default limit in bytes, so that the limit does not shrink as the cache fills."""
 _FULL, _LOW, _LOOKS = 8, 4, 64
-"""With an eighth of the limit left, the oldest go until a quarter is; each process looks whenever it has written one part in 64."""
+"""Below 1/8 of free space, evict until 1/4 is free. Each process checks after it has written 1/64 of the limit."""
 _STALE_S = 3600.0
-"""A temporary of that age is nobody's any more."""
+"""Age in seconds after which a temporary file is orphaned."""
 _TRIES = 5
 _MAGIC = b"relight block 1\n"
 _TRAILER = struct.Struct("<16sQQ32s")
@@ -42,10 +41,10 @@ _HEX = frozenset("0123456789abcdef")
 
 
 class BlockCache:
-    """The blocks in ``folder``, ``limit`` bytes of them at most; None: what ``limit`` in it says, a tenth of what is free to begin with.
+    """Cache of blocks in ``folder``, at most ``limit`` bytes. None: the limit in the file ``limit``, initially a tenth of the free space.
 
-    Making it touches nothing. Threads may share it; so may processes, by each making its own. Up to eight that fill it at once stay below
-    the limit.
+    Construction does not touch the disk. Thread-safe. Processes share the directory with one object each. Up to eight processes that
+    fill it at the same time stay below the limit.
     """
 
     def __init__(self, folder: str | os.PathLike[str], limit: int | None = None) -> None:
@@ -66,27 +65,29 @@ class BlockCache:
 
     @property
     def takes_more(self) -> bool:
-        """Whether anything is kept any more. It is not once the disk has refused."""
+        """Whether blocks are still cached: False after a write error."""
         return not self._full
 
     def file_bytes(self, name: str) -> int | None:
-        """How long the whole file ``name`` is, as its first block tells; None if that is not here."""
+        """Return the length of the whole file ``name`` from its first block; None if that block is not cached."""
         try:
             fd = self._open(name, 0)
         except OSError:
             return None
         try:
             length = os.fstat(fd).st_size - TRAILER_BYTES
-            told = self._read_trailer(fd, name, 0, length)
+            trailer = self._read_trailer(fd, name, 0, length)
         except OSError:
             return None
         finally:
             os.close(fd)
-        return told[0] if told is not None else None
+        return trailer[0] if trailer is not None else None
 
     def take(self, name: str, number: int, file_bytes: int, pieces: Sequence[memoryview]) -> int | None:
-        """Fill ``pieces``, which are the block back to back, if it is here and sound: the inode it was read from. Else None, and they may
-        hold anything."""
+        """Read a whole block into ``pieces``, in order, and return the inode of its file.
+
+        Return None if the block is not cached or damaged. ``pieces`` may then hold anything.
+        """
         length = sum(len(piece) for piece in pieces)
         trailer = memoryview(bytearray(TRAILER_BYTES))
         try:
@@ -94,27 +95,27 @@ class BlockCache:
         except OSError:
             return None
         try:
-            found = os.fstat(fd)
-            if found.st_size != length + TRAILER_BYTES:
+            status = os.fstat(fd)
+            if status.st_size != length + TRAILER_BYTES:
                 return None
-            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)  # all of it at once, not as readahead finds out
-            if os.preadv(fd, [*pieces, trailer], 0) != found.st_size:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)  # read ahead all of it at once
+            if os.preadv(fd, [*pieces, trailer], 0) != status.st_size:
                 return None
             hasher = Digest()
             for piece in pieces:
                 hasher.update(piece)
             if trailer != _trailer(name, number, file_bytes, length, hasher.digest()):
                 return None
-            with contextlib.suppress(OSError):  # a disk that is full or read-only can be read all the same
-                os.utime(fd)  # asked for just now: access times are often not written
+            with contextlib.suppress(OSError):  # a full or read-only disk can still be read
+                os.utime(fd)  # record the use: access times are often disabled
         except OSError:
             return None
         finally:
             os.close(fd)
-        return found.st_ino
+        return status.st_ino
 
     def take_part(self, name: str, number: int, inode: int, within: int, into: memoryview) -> bool:
-        """Fill ``into`` from byte ``within`` of a block that ``take`` found sound; False if it is gone, or another file, by now."""
+        """Fill ``into`` from byte ``within`` of a block that ``take`` has verified. Return False if its file is gone or was replaced."""
         try:
             fd = self._open(name, number)
         except OSError:
@@ -127,7 +128,7 @@ class BlockCache:
             os.close(fd)
 
     def keep(self, name: str, number: int, file_bytes: int, data: memoryview) -> int | None:
-        """Put a block down, over whatever is there under its name: the inode it has now, None if nothing more is kept."""
+        """Write a block, replacing an existing one. Return its inode; None if caching is off or the write failed."""
         if self._full:
             return None
         trailer = _trailer(name, number, file_bytes, len(data), digest(data))
@@ -141,7 +142,7 @@ class BlockCache:
         return inode
 
     def drop(self, name: str, numbers: range | None = None) -> None:
-        """Forget those blocks of a file; all of them without ``numbers``."""
+        """Delete blocks ``numbers`` of a file; all of its blocks if None."""
         folder = self._folder(name)
         if numbers is None:
             with contextlib.suppress(OSError):
@@ -154,7 +155,7 @@ class BlockCache:
 
     @contextlib.contextmanager
     def fetching(self, name: str, number: int) -> Iterator[bool]:
-        """True for whoever is to fetch the block; whoever comes meanwhile waits until that one is done, and gets False."""
+        """Yield True to the thread that must fetch the block. Other threads wait until it has finished, and get False."""
         key = (name, number)
         with self._lock:
             other = self._fetching.get(key)
@@ -171,7 +172,7 @@ class BlockCache:
                 self._fetching.pop(key).set()
 
     def total_bytes(self) -> int:
-        """What is kept, by all processes, in bytes. Cost: a look at every block's name."""
+        """Return the bytes that all processes have cached. Cost: one stat per block."""
         return sum(size for _, size, _ in _found(self.folder))
 
     # -- inside
@@ -186,14 +187,14 @@ class BlockCache:
         return os.open(self._path(name, number), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def _read_trailer(self, fd: int, name: str, number: int, length: int) -> tuple[int, bytes] | None:
-        """The file's length, and the digest of the block."""
+        """Return the file's length and the block's digest; None if the trailer is invalid."""
         if length < 0:
             return None
         data = os.pread(fd, TRAILER_BYTES, length)
-        if len(data) != TRAILER_BYTES:  # cut meanwhile
+        if len(data) != TRAILER_BYTES:  # truncated meanwhile
             return None
-        _, file_bytes, _, held = _TRAILER.unpack_from(data)
-        return (file_bytes, held) if data == _trailer(name, number, file_bytes, length, held) else None
+        _, file_bytes, _, hashed = _TRAILER.unpack_from(data)
+        return (file_bytes, hashed) if data == _trailer(name, number, file_bytes, length, hashed) else None
 
     def _write(self, path: str, data: memoryview, trailer: bytes) -> int:
         temporary = os.path.join(os.path.dirname(path), f"{_TMP}{secrets.token_hex(8)}")
@@ -202,13 +203,13 @@ class BlockCache:
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 fd = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
                 break
-            except FileNotFoundError:  # found empty by another process, and removed
+            except FileNotFoundError:  # another process removed the empty directory
                 if not last:
                     raise
         try:
             try:
                 if os.writev(fd, [data, trailer]) != len(data) + TRAILER_BYTES:
-                    raise OSError(errno.ENOSPC, "only some of it was taken")
+                    raise OSError(errno.ENOSPC, "incomplete write")
                 inode = os.fstat(fd).st_ino
             finally:
                 os.close(fd)
@@ -219,7 +220,7 @@ class BlockCache:
         return inode
 
     def _prepare(self) -> None:
-        """The directory, for its owner alone: it may hold what is not everybody's to read. And how much may be in it."""
+        """Create the directory, readable only for its owner as it may hold private data, and determine the limit."""
         if self._ready:
             return
         with self._lock:
@@ -228,7 +229,7 @@ class BlockCache:
                 with contextlib.suppress(FileExistsError):
                     os.mkdir(self.folder, 0o700)
                 self._limit = self._told_limit or self._first_limit()
-                # Processes that live for less than a look's worth of bytes look as often, all together, as one that lives long.
+                # A random start: many short processes together then check as often as one long process.
                 self._until_look = random.randrange(self._step)
                 self._ready = True
 
@@ -260,13 +261,13 @@ class BlockCache:
             self._looking.release()
 
     def _evict(self) -> None:
-        """Remove what was asked for longest ago, if there is too much. Others may be at it too: what is gone is gone."""
-        found = sorted(_found(self.folder))
-        total = sum(size for _, size, _ in found)
+        """Delete the least recently used blocks if the limit is near. Other processes may do so at the same time."""
+        blocks = sorted(_found(self.folder))
+        total = sum(size for _, size, _ in blocks)
         if total + 2 * BLOCK_BYTES < self._limit - self._limit // _FULL:
             return
         emptied = set()
-        for _, size, path in found:
+        for _, size, path in blocks:
             if total <= self._limit - self._limit // _LOW:
                 break
             _unlink(path)
@@ -282,14 +283,14 @@ class BlockCache:
         if first:
             emit(
                 "cache.off",
-                f"{self.folder} takes no more ({error.strerror or error}): this process reads from afar what is not there yet",
+                f"writing to {self.folder} failed ({error.strerror or error}): this process caches no more blocks",
                 folder=self.folder,
                 error=str(error),
             )
 
 
 def name_of(url: str, key: str) -> str:
-    """What a file is called here: 64 hexadecimal digits that stand for it and for its store."""
+    """Return the cache's name of a file: 64 hexadecimal digits, the hash of store URL and key."""
     return digest(f"{url}\0{key}".encode(errors="surrogateescape")).hex()
 
 
@@ -298,14 +299,14 @@ _shared_lock = threading.Lock()
 
 
 def blocks_in(folder: str | os.PathLike[str], limit: int | None = None) -> BlockCache:
-    """Those in ``folder``: one object a process, so that its threads fetch nothing twice whichever store they ask."""
+    """Return the cache in ``folder``: one object per process, so that threads fetch a block once even through different stores."""
     made = BlockCache(folder, limit)
     with _shared_lock:
         return _shared.setdefault((made.folder, limit), made)
 
 
 def blocks_from_settings() -> BlockCache | None:
-    """As ``RELIGHT_CACHE`` and ``RELIGHT_CACHE_BYTES`` say; None without the first. ``ConfigError`` for what is no size."""
+    """Return the cache of ``RELIGHT_CACHE`` and ``RELIGHT_CACHE_BYTES``; None without the first. Raise ``ConfigError`` if invalid."""
     folder = os.environ.get("RELIGHT_CACHE")
     if not folder:
         return None
@@ -316,13 +317,13 @@ def blocks_from_settings() -> BlockCache | None:
 
 
 def _trailer(name: str, number: int, file_bytes: int, length: int, held: bytes) -> bytes:
-    """What stands behind a block: also that it is this one, of this file."""
-    said = _TRAILER.pack(_MAGIC, file_bytes, length, held)
-    return said + digest(said + f"{name}/{number}".encode())
+    """Return the trailer of a block. Its hash includes the file's name and the block's number."""
+    fields = _TRAILER.pack(_MAGIC, file_bytes, length, held)
+    return fields + digest(fields + f"{name}/{number}".encode())
 
 
 def _found(folder: str) -> Iterator[tuple[int, int, str]]:
-    """``(when asked for last, bytes, path)`` of every block. What is not ours is passed over, old temporaries are removed."""
+    """Yield ``(time of last use in ns, bytes, path)`` of every block. Skip foreign files, and delete old temporaries."""
     for shelf in _names(folder, 2):
         for name in _names(shelf, 64):
             try:
@@ -345,7 +346,7 @@ def _found(folder: str) -> Iterator[tuple[int, int, str]]:
 
 def _names(folder: str, digits: int) -> list[str]:
     try:
-        return [one.path for one in os.scandir(folder) if len(one.name) == digits and _HEX.issuperset(one.name)]
+        return [entry.path for entry in os.scandir(folder) if len(entry.name) == digits and _HEX.issuperset(entry.name)]
     except OSError:
         return []
 

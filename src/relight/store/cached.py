@@ -1,8 +1,8 @@
-"""A store far away, with a cache of its files' blocks on a local disk.
+"""A remote store with a cache of its files' blocks on a local disk.
 
-Only what is never written twice is cached: packs, parts and roots of checkpoints. The log, listings and what ranks tell each other are
-asked for afar each time, so what counts as a checkpoint is never a matter of the cache; and every byte is checked by its hash, whoever
-it came from. What is doubted is not taken from here: see ``beneath`` and ``forget_copies``, and a range that is read twice.
+Only immutable files are cached: packs, parts and roots of checkpoints. The log, listings and messages between ranks are always read from
+the remote store, so the cache never decides which checkpoints exist. Readers verify every byte by its hash. To bypass the cache for
+doubtful data, use ``without_cache`` or ``invalidate_cache``, or read a range twice through one reader.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from relight.store.wrapper import rewrites
 
 
 def is_fixed(key: str) -> bool:
-    """Whether what is under this name is never anything else: a pack, a part or the root in a checkpoint's directory."""
+    """Return whether the file at ``key`` is immutable: a pack, a part or the root in a checkpoint's directory."""
     above, _, name = key.rpartition("/")
     return is_written_file(name) and name != DRAFT_FILE and parse_dir(above.rpartition("/")[2]) is not None
 
 
 @dataclass(slots=True)
 class Counts:
-    """What was read. A hit is a read within one block that was here; a miss brings the block, or what is wanted of it, from afar."""
+    """Read statistics. A hit is a read within one cached block. A miss reads the block, or the wanted part, from the remote store."""
 
     hits: int = 0
     misses: int = 0
@@ -39,9 +39,9 @@ class Counts:
 
 
 class CachedStore:
-    """``inner``, its fixed files cached in ``blocks``. Threads may share it.
+    """``inner``, with its immutable files cached in ``blocks``. Thread-safe.
 
-    Memory: a block for each thread that reads, while it reads less than a block. ``counts`` is of this store in this process.
+    Memory: one block per thread that reads less than a block. ``counts``: statistics of this store object.
     """
 
     def __init__(self, inner: ByteStore, blocks: BlockCache) -> None:
@@ -49,7 +49,7 @@ class CachedStore:
         self.url, self.shared, self.needs_sync, self.parallel_reads = inner.url, inner.shared, inner.needs_sync, inner.parallel_reads
         self.counts = Counts()
         self.changes = 0
-        """Made to fixed files through this store. What was opened before the last one is not kept: it may be of a file that is gone."""
+        """Changes to immutable files through this store. Readers opened before the last change cache nothing: their file may be gone."""
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -68,7 +68,7 @@ class CachedStore:
         return self.without_cache.put_once(key, data)
 
     def write(self, key: str, size: int) -> Writer:
-        """See ``ByteStore``. What is written is not cached: whoever restores it is mostly elsewhere."""
+        """See ``ByteStore``. Written files are not cached: they are mostly restored on other machines."""
         self._changed(key)
         return self.without_cache.write(key, size)
 
@@ -93,16 +93,16 @@ class CachedStore:
             if all(self.blocks.take(name, number, size, [piece]) for number, piece in enumerate(pieces)):
                 self.count(key, Counts(hits=len(pieces), hit_bytes=size))
                 return bytes(data)
-        found = self.without_cache.get(key, limit)
-        pieces = list(_blocks_of(memoryview(found)))
+        content = self.without_cache.get(key, limit)
+        pieces = list(_blocks_of(memoryview(content)))
         for number, piece in enumerate(pieces):
             if changes == self.changes:
-                self.blocks.keep(name, number, len(found), piece)
-        self.count(key, Counts(misses=len(pieces), missed_bytes=len(found)))
-        return found
+                self.blocks.keep(name, number, len(content), piece)
+        self.count(key, Counts(misses=len(pieces), missed_bytes=len(content)))
+        return content
 
     def open(self, key: str) -> Reader:
-        """See ``ByteStore``. Where the file's first block is here nobody far away is asked, until a block is missing."""
+        """See ``ByteStore``. If the file's first block is cached, no request is sent until a block is missing."""
         if not is_fixed(check_key(key)):
             return self.without_cache.open(key)
         return _CachedReader(self, key, self.blocks.file_bytes(name_of(self.url, key)))
@@ -112,7 +112,7 @@ class CachedStore:
         return self.without_cache.list(prefix)
 
     def delete(self, key: str) -> None:
-        """See ``ByteStore``. What is cached of it goes too, before it and behind it: somebody may be reading."""
+        """See ``ByteStore``. Cached blocks are dropped before and after the deletion, as another thread may be reading."""
         self._changed(key)
         self.without_cache.delete(key)
         self._changed(key)
@@ -134,7 +134,7 @@ class CachedStore:
         return self.without_cache.free_bytes()
 
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
-        """Let go of what is cached of a range of a file, or of all of it."""
+        """Drop the cached blocks of a range of a file, or of all of it."""
         if is_fixed(key):
             end = None if length is None else offset + length
             self.blocks.drop(name_of(self.url, key), None if end is None else range(offset // BLOCK_BYTES, -(-end // BLOCK_BYTES)))
@@ -146,9 +146,9 @@ class CachedStore:
             self.invalidate(key)
 
     def count(self, key: str, found: Counts) -> None:
-        """Add up, and tell."""
+        """Add to the statistics, and emit ``cache.read``."""
         with self._lock:
-            self.counts = Counts(*(one + more for one, more in zip(astuple(self.counts), astuple(found), strict=True)))
+            self.counts = Counts(*(total + more for total, more in zip(astuple(self.counts), astuple(found), strict=True)))
         if found.hits or found.misses:
             emit(
                 "cache.read",
@@ -161,7 +161,7 @@ class CachedStore:
 
 
 class _CachedReader:
-    """``size``: the file's, if it is known without asking for it."""
+    """``size``: the file's length if known from the cache; None opens the remote file."""
 
     def __init__(self, store: CachedStore, key: str, size: int | None) -> None:
         self._store, self._blocks, self._key = store, store.blocks, key
@@ -170,7 +170,7 @@ class _CachedReader:
         self._counts = Counts()
         self._inner: Reader | None = None
         self._sound: dict[int, int] = {}
-        """Blocks that were found sound through this reader, and their inodes: the rest of them is not hashed again."""
+        """Inodes of blocks that this reader has verified. Later reads of them skip hashing."""
         self._served: set[tuple[int, int]] = set()
         self._rooms: deque[memoryview] = deque()
         if size is None:
@@ -203,17 +203,17 @@ class _CachedReader:
         self._store.count(self._key, counts)
 
     def _read(self, number: int, within: int, into: memoryview, doubted: bool) -> None:
-        """Fill ``into`` from a block. One that is ``doubted`` was read from here before, and was no good: it is brought anew."""
+        """Fill ``into`` from a block. ``doubted``: the range was read before and was bad, so read it from the remote store."""
         if doubted:
             self._bring(number, within, into)
             return
         while not self._take(number, within, into):
-            if not self._blocks.takes_more:  # no whole block for a part of it, then
+            if not self._blocks.takes_more:  # nothing can be cached: read only the wanted part
                 self._far().read_into(number * BLOCK_BYTES + within, into)
                 self._count(Counts(misses=1, missed_bytes=len(into)))
                 return
             with self._blocks.fetching(self._name, number) as is_mine:
-                if is_mine and not self._take(number, within, into):  # the one before may just have brought it
+                if is_mine and not self._take(number, within, into):  # the thread before may just have fetched it
                     self._bring(number, within, into)
                 if is_mine:
                     return
@@ -231,7 +231,7 @@ class _CachedReader:
         return True
 
     def _bring(self, number: int, within: int, into: memoryview) -> None:
-        """The whole block from afar; straight to where it belongs, if all of it is wanted."""
+        """Read the whole block from the remote store; directly into ``into`` if that is the whole block."""
         length = self._length(number)
         if len(into) == length:
             self._bring_to(number, into)
@@ -250,7 +250,7 @@ class _CachedReader:
         self._count(Counts(misses=1, missed_bytes=len(room)))
 
     def _far(self) -> Reader:
-        """The file itself. ``CorruptCheckpoint`` if it is gone, or another than the blocks are of."""
+        """Return the remote file. Raise ``CorruptCheckpoint`` if it is gone, or differs in size from the cached blocks' file."""
         with self._lock:
             if self._inner is None:
                 try:
@@ -268,7 +268,7 @@ class _CachedReader:
 
     @contextlib.contextmanager
     def _room(self, length: int) -> Iterator[memoryview]:
-        """Memory for what of a block nobody wants."""
+        """Yield memory for the unwanted rest of a block."""
         try:
             whole = self._rooms.pop()
         except IndexError:
@@ -279,10 +279,10 @@ class _CachedReader:
 
     def _count(self, more: Counts) -> None:
         with self._lock:
-            self._counts = Counts(*(one + other for one, other in zip(astuple(self._counts), astuple(more), strict=True)))
+            self._counts = Counts(*(total + added for total, added in zip(astuple(self._counts), astuple(more), strict=True)))
 
 
 def _blocks_of(data: memoryview) -> Iterator[memoryview]:
-    """``data`` in blocks; one of nothing, if it is nothing: that is known then, too."""
+    """Yield ``data`` in blocks; one empty block for empty data, so that its length is cached too."""
     for start in range(0, max(len(data), 1), BLOCK_BYTES):
         yield data[start : start + BLOCK_BYTES]

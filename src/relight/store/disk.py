@@ -1,6 +1,6 @@
-"""The system calls of a local store, one method each: the seam where tests kill, fail and simulate.
+"""System calls of a local store, one method each. Tests replace this class to crash, fail and simulate disks.
 
-Nothing here decides anything. ``relight.testing`` has disks that crash at the nth call, fail it, or forget what was not fsynced.
+No method has logic of its own. ``relight.testing`` has disks that crash at the nth call, fail it, or lose what was not fsynced.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if _fallocate is not None:
 
 
 class Disk:
-    """System calls as they are. Paths are absolute. Errors are ``OSError``."""
+    """Plain system calls. Paths are absolute. Errors are ``OSError``."""
 
     def open_new(self, path: str, *, direct: bool = False) -> int:
         """Create a file exclusively, for writing."""
@@ -35,7 +35,7 @@ class Disk:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
 
     def reopen_direct(self, fd: int) -> int:
-        """The file of ``fd`` once more, for reading past the page cache."""
+        """Open the file of ``fd`` again, for direct I/O."""
         return os.open(f"/proc/self/fd/{fd}", os.O_RDONLY | os.O_CLOEXEC | O_DIRECT)
 
     def open_dir(self, path: str) -> int:
@@ -43,34 +43,34 @@ class Disk:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY)
 
     def revalidate(self, path: str) -> None:
-        """Open a directory and close it: a network file system's client then asks the server whether what it remembers of it still holds,
-        names that were not there too (close-to-open consistency: nfs(5))."""
+        """Open and close a directory. A network file system's client then revalidates its cache of the names, including missing ones
+        (close-to-open consistency: nfs(5))."""
         os.close(self.open_dir(path))
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Write some of ``data``; how much."""
+        """Write some of ``data``. Return the number of bytes written."""
         return os.pwrite(fd, data, offset)
 
     def preadv(self, fd: int, into: memoryview, offset: int) -> int:
-        """Read some; how much, 0 at the end."""
+        """Read some bytes. Return their number, 0 at the end of the file."""
         return os.preadv(fd, [into], offset)
 
     def resident(self, fd: int, offset: int, length: int) -> bytes:
-        """For each page of a range within the file, which begins with one, whether it is in the page cache: 1 or 0."""
+        """Return for each page of a page-aligned range whether it is in the page cache: 1 or 0."""
         with mmap.mmap(fd, length, flags=mmap.MAP_PRIVATE, offset=offset) as mapped:
-            found = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
-            held = ctypes.c_ubyte.from_buffer(mapped)
-            done = _mincore(ctypes.addressof(held), length, found)
-            del held  # a mapping that is pointed to cannot be closed
+            pages = (ctypes.c_ubyte * -(-length // mmap.PAGESIZE))()
+            first_byte = ctypes.c_ubyte.from_buffer(mapped)
+            done = _mincore(ctypes.addressof(first_byte), length, pages)
+            del first_byte  # a mapping with references cannot be closed
         if done:
             raise OSError(ctypes.get_errno(), "mincore")
-        return bytes(found).translate(_LOWEST_BIT)
+        return bytes(pages).translate(_LOWEST_BIT)
 
     def fallocate(self, fd: int, size: int) -> None:
-        """Reserve room, so that a full disk is noticed before any byte is written. ``EOPNOTSUPP`` where the file system cannot.
+        """Reserve space, so that a full disk is an error before any byte is written. ``EOPNOTSUPP`` if the file system cannot.
 
-        Not ``posix_fallocate``: where the file system cannot, the C library reads and writes a byte of each page, which a file that is only
-        open for writing does not allow (``EBADF``: NFS before 4.2), and which would cost as much as writing it all.
+        Not ``posix_fallocate``: without support of the file system, the C library reads and writes a byte of each page. That fails for a
+        file that is only open for writing (``EBADF``: NFS before 4.2), and costs as much as writing the file.
         """
         if _fallocate is None:
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
@@ -80,7 +80,7 @@ class Disk:
                 raise OSError(code, os.strerror(code))
 
     def truncate(self, fd: int, size: int) -> None:
-        """Cut to length."""
+        """Truncate to ``size`` bytes."""
         os.ftruncate(fd, size)
 
     def fsync(self, fd: int) -> None:
@@ -88,7 +88,7 @@ class Disk:
         os.fsync(fd)
 
     def close(self, fd: int) -> None:
-        """Close; delayed write errors may come here."""
+        """Close. May raise delayed write errors."""
         os.close(fd)
 
     def link(self, source: str, target: str) -> None:
@@ -96,7 +96,7 @@ class Disk:
         os.link(source, target)
 
     def replace(self, source: str, target: str) -> None:
-        """Give a file another's name, which that one loses. For what means the same alone: see ``Rewrites``."""
+        """Rename over an existing file. Only for equivalent contents: see ``Rewrites``."""
         os.replace(source, target)
 
     def unlink(self, path: str) -> None:
@@ -112,20 +112,20 @@ class Disk:
         os.rmdir(path)
 
     def fstat(self, fd: int) -> os.stat_result:
-        """What an open file is."""
+        """Return the status of an open file."""
         return os.fstat(fd)
 
     def lstat(self, path: str) -> os.stat_result:
-        """What a name is, without following links."""
+        """Return the status of a name, without following links."""
         return os.lstat(path)
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
-        """Names in a directory, and whether each is a directory (links are not)."""
+        """Yield the names in a directory, and whether each is a directory (links are not)."""
         with os.scandir(path) as entries:
             for entry in entries:
                 yield entry.name, entry.is_dir(follow_symlinks=False)
 
     def free_bytes(self, path: str) -> int:
-        """Room left for an ordinary user."""
+        """Return the bytes that are free for an ordinary user."""
         stat = os.statvfs(path)
         return stat.f_bavail * stat.f_frsize

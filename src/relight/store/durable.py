@@ -1,16 +1,16 @@
-"""Durability, written once: the order of write, fsync, close, link and fsync of directories that survives a power cut.
+"""Durable files: the order of write, fsync, close, link and fsync of directories that survives a power cut.
 
-Why each step (a cut right behind a missing one loses what is named):
+Reason for each step, and what a power cut loses without it:
 
 1. ``fallocate``: a full disk is an error before any byte is written, not a hole in the middle.
-2. fsync of the *file*: without it a name can survive with no bytes behind it.
-3. checked ``close``: NFS and quotas report there what they did not earlier.
+2. fsync of the *file*: without it, a name can survive without its bytes.
+3. checked ``close``: NFS and quotas may report errors only there.
 4. ``link`` to the final name (log records): exclusive; ``rename`` would replace silently. Replies to it can be lost: see ``_link``.
 5. fsync of the *directory*: without it the name itself is lost.
 6. fsync of the *parent* when a directory is new: without it the whole directory is lost.
 
-A failed fsync poisons the file: Linux marks the pages clean, so a second fsync would report a success that never was. It is never
-tried twice; the caller starts again with a new file. (P. Rebello et al., "Can applications recover from fsync failures?", ATC 2020.)
+A failed fsync poisons the file: Linux marks the pages clean, so a second fsync would report a false success. A failed fsync is never
+retried; the caller starts again with a new file. (P. Rebello et al., "Can applications recover from fsync failures?", ATC 2020.)
 """
 
 from __future__ import annotations
@@ -33,28 +33,26 @@ _WINDOW = 256 << 20
 TMP_PREFIX = ".tmp-"
 _TEMPORARY = re.compile(re.escape(TMP_PREFIX) + r"(.+)-[0-9a-f]{16}\Z")
 FORGOTTEN = (errno.ESTALE, errno.EBADF)
-"""What a handle gives that the server does not know any more; the second if it was started anew after the file was deleted (Linux)."""
+"""Error codes of a handle that the server no longer knows; EBADF if the server restarted after the file was deleted (Linux)."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _ROOM_HINT = "make room on the disk, raise the quota, or keep fewer checkpoints (relight prune)"
 _ASKED_FROM = 1 << 20
-"""Files from this size on are held against the room there is where none can be reserved."""
+"""Smallest file whose size is compared with the free space if the file system cannot reserve space."""
 
 
 class StaleHandle(StoreUnavailable):
-    """What was open, or remembered, stands for nothing on the server any more: another machine deleted or replaced it."""
+    """An open file or a cached name no longer exists on the server: another machine deleted or replaced it."""
 
 
 def translate(error: OSError, doing: str, path: str) -> RelightError:
-    """An operating system's error as one of ours, saying what was being done and what to do about it."""
+    """Return the ``RelightError`` for an ``OSError``, with the operation ``doing`` and a hint."""
     code = error.errno or 0
     name = errno.errorcode.get(code, str(code))
     what = f"{doing} failed: {name}, {os.strerror(code) if code else error}"
     if code in _FULL:
         return NoSpace(what, where=path, hint=_ROOM_HINT)
     if code in FORGOTTEN:
-        return StaleHandle(
-            what, where=path, hint="another machine deleted or replaced it, or the server forgot it when it was started anew"
-        )
+        return StaleHandle(what, where=path, hint="another machine deleted or replaced it, or the server lost it in a restart")
     if code in (errno.ENOENT, errno.ENOTDIR):
         return CheckpointNotFound(what, where=path)
     if code == errno.ENXIO:
@@ -70,34 +68,34 @@ def translate(error: OSError, doing: str, path: str) -> RelightError:
 
 
 def is_memory(folder: str) -> bool:
-    """Whether what lies there lies in memory: direct I/O, which such a file system may take, then only means one copy more."""
+    """Return whether ``folder`` is on tmpfs. Direct I/O there, even if accepted, only adds a copy."""
     try:
         device = os.stat(folder).st_dev
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            there = f"{os.major(device)}:{os.minor(device)}"
-            return any(line.split(" ")[2:3] == [there] and " - tmpfs " in line for line in mounts)
+            device_id = f"{os.major(device)}:{os.minor(device)}"
+            return any(line.split(" ")[2:3] == [device_id] and " - tmpfs " in line for line in mounts)
     except OSError:
         return False
 
 
 class NewFile:
-    """A new file from its creation to its durability. Not durable by name until its directory is fsynced."""
+    """A new file, from creation to durable contents. Its name is durable only after its directory is fsynced."""
 
     def __init__(self, disk: Disk, path: str, size: int, *, direct: bool) -> None:
         self._disk, self._path, self._size = disk, path, size
         self._fd = -1
         self.align = 1
         self.inode = 0
-        """Which file it is, once it is durable."""
+        """Inode number, set by ``finish``."""
         try:
             if direct:
                 try:
                     self._fd = disk.open_new(path, direct=True)
                     self.align = ALIGN
                 except OSError as error:
-                    if error.errno != errno.EINVAL:  # the file system has no direct I/O: open as usual
+                    if error.errno != errno.EINVAL:  # EINVAL: no direct I/O on this file system, so open it buffered
                         raise
-                    with contextlib.suppress(OSError):  # some create the file before they refuse
+                    with contextlib.suppress(OSError):  # some file systems create the file before they refuse
                         disk.unlink(path)
             if self._fd < 0:
                 self._fd = disk.open_new(path)
@@ -114,12 +112,12 @@ class NewFile:
             raise translate(error, "creating a file", path) from error
 
     def _ask_for_room(self) -> None:
-        """Where none can be reserved, more than there is can be refused all the same. Quotas, and who else writes, show at fsync."""
+        """Raise ENOSPC for a file larger than the free space, if space cannot be reserved. Quotas and other writers show only at fsync."""
         if self._size >= _ASKED_FROM and self._disk.free_bytes(os.path.dirname(self._path)) < self._size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """Write all of ``data``, however many calls it takes."""
+        """Write all of ``data``, in as many calls as needed."""
         data = data.cast("B")
         try:
             while data:
@@ -131,7 +129,7 @@ class NewFile:
             raise translate(error, "writing", self._path) from error
 
     def finish(self, size: int | None = None) -> None:
-        """Cut to length, fsync, close. Any error poisons the file."""
+        """Truncate to length, fsync, close. Any error poisons the file."""
         cut = size is not None and size < self._size
         self._size = self._size if size is None else size
         try:
@@ -145,7 +143,7 @@ class NewFile:
             raise translate(error, "making a file durable", self._path) from error
 
     def abort(self) -> None:
-        """Close and remove; what cannot be removed is swept later, once its attempt is fenced."""
+        """Close and delete. If the deletion fails, a sweep deletes the file after its attempt is fenced."""
         if self._fd >= 0:
             with contextlib.suppress(OSError):
                 self._disk.close(self._fd)
@@ -157,8 +155,8 @@ class NewFile:
 def sync_dir(disk: Disk, path: str) -> None:
     """Make the names in a directory durable.
 
-    It is looked at behind the fsync: an XFS that has shut itself down, as it does when its disk fails, says of a directory's fsync that all
-    is well, though the names are lost, and of everything else EIO (seen with Linux 6.18).
+    The fstat after the fsync detects an XFS that has shut down after a disk failure: its fsync of a directory reports success although the
+    names are lost, and other calls fail with EIO (seen with Linux 6.18).
     """
     try:
         fd = disk.open_dir(path)
@@ -172,7 +170,7 @@ def sync_dir(disk: Disk, path: str) -> None:
 
 
 def make_dirs(disk: Disk, root: str, path: str) -> None:
-    """Make ``path`` and what is missing between it and ``root``; each new directory is durable in its parent before it is used."""
+    """Create ``path`` and missing directories between it and ``root``. Each is made durable in its parent before it is used."""
     missing = []
     while path != root:
         try:
@@ -182,14 +180,14 @@ def make_dirs(disk: Disk, root: str, path: str) -> None:
             path = os.path.dirname(path)
             continue
         except OSError as error:
-            raise translate(error, "looking at", path) from error
+            raise translate(error, "checking", path) from error
         if not stat.S_ISDIR(mode):
             raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=path)
         break
     for new in reversed(missing):
         try:
             disk.mkdir(new)
-        except FileExistsError:  # somebody else was first: it may not be durable yet all the same
+        except FileExistsError:  # another process was first: the directory may not be durable yet
             pass
         except OSError as error:
             raise translate(error, "making a directory", new) from error
@@ -200,13 +198,13 @@ REWRITTEN_PREFIX = ".rekey-"
 
 
 def rewritten_of(name: str) -> str:
-    """Of a file that a killed process has left beside the one whose place it was to take, that one's name; else nothing."""
+    """Return the target name of a replacement file that a killed process left; empty for other names."""
     inside, _, drawn = name.removeprefix(REWRITTEN_PREFIX).rpartition("-")
     return inside if name.startswith(REWRITTEN_PREFIX) and re.fullmatch(r"[0-9a-f]{16}", drawn) else ""
 
 
 class Replacement:
-    """A file that takes another's place when it is whole and durable: written beside it, and renamed over it."""
+    """A file that atomically replaces another: written next to it, made durable, and renamed over it."""
 
     def __init__(self, disk: Disk, path: str, size: int, *, direct: bool) -> None:
         self._disk, self._path = disk, path
@@ -220,12 +218,12 @@ class Replacement:
         self._file.write_at(offset, data)
 
     def finish(self, size: int | None = None) -> None:
-        """See ``Writer``; durable by name, too."""
+        """See ``Writer``. Also makes the name durable."""
         self._file.finish(size)
         try:
             self._disk.replace(self._beside, self._path)
         except OSError as error:
-            raise translate(error, "putting a file in another's place", self._path) from error
+            raise translate(error, "replacing a file", self._path) from error
         sync_dir(self._disk, os.path.dirname(self._path))
 
     def abort(self) -> None:
@@ -234,10 +232,10 @@ class Replacement:
 
 
 def create_once(disk: Disk, path: str, data: bytes) -> bool:
-    """Create ``path`` holding ``data``, durably, unless it exists: exactly one caller ever gets True for a name.
+    """Create ``path`` with ``data``, durably. Return False if it exists: exactly one caller ever gets True for a name.
 
-    ``link`` is the moment it exists. On an error whose outcome the call's own reply does not tell (NFS loses replies) the link count
-    decides, and which file has the name; if neither can be read, or the directory cannot be fsynced after the link, ``Uncertain``.
+    ``link`` creates the name. If its reply was lost (NFS), the link count decides, or which file has the name. Raise ``Uncertain`` if
+    neither can be read, or if the directory cannot be fsynced after the link.
     """
     directory, name = os.path.split(path)
     temporary = os.path.join(directory, f"{TMP_PREFIX}{name}-{secrets.token_hex(8)}")
@@ -269,9 +267,9 @@ def _link(disk: Disk, temporary: str, path: str, inode: int) -> bool:
             links = _links(disk, temporary)
         except OSError as second:
             holder = _holder(disk, path) if second.errno in (errno.ENOENT, errno.ESTALE) else None
-            if holder is not None:  # swept, as temporaries of names that are taken are: also of those that were created
+            if holder is not None:  # another process swept our temporary, as it does with temporaries of existing names
                 return holder == inode
-            raise Uncertain(f"cannot tell whether a name was created: {second}", where=path) from error
+            raise Uncertain(f"cannot determine whether a name was created: {second}", where=path) from error
         if links == 2:
             return True
         if error.errno == errno.EEXIST:
@@ -281,7 +279,7 @@ def _link(disk: Disk, temporary: str, path: str, inode: int) -> bool:
 
 
 def _links(disk: Disk, path: str) -> int:
-    """How many names a file has, as the server says: opening asks it, while ``lstat`` may give what was remembered from before."""
+    """Return a file's link count from the server. Opening asks the server, while ``lstat`` may return cached attributes."""
     fd = disk.open_read(path)
     try:
         return disk.fstat(fd).st_nlink
@@ -291,7 +289,7 @@ def _links(disk: Disk, path: str) -> int:
 
 
 def _holder(disk: Disk, path: str) -> int | None:
-    """Which file has the name; None if none shows."""
+    """Return the inode that has the name; None if the name does not exist."""
     revalidate_directory(disk, os.path.dirname(path))
     try:
         return disk.lstat(path).st_ino
@@ -300,10 +298,10 @@ def _holder(disk: Disk, path: str) -> int | None:
 
 
 def revalidate_directory(disk: Disk, directory: str) -> None:
-    """Have what is remembered of the names in a directory checked; if it does not show itself, in the nearest one above it that does.
+    """Make a network file system's client check its cache of a directory's names; of the nearest existing parent if it is missing.
 
-    A network file system's client remembers for up to a minute that a name was not there: none is gone before this was called. Costs two
-    system calls where the directory is there. Never raises.
+    A client caches for up to a minute that a name is missing. A name may count as missing only after this call. Cost: two system calls
+    if the directory exists. Never raises.
     """
     while True:
         try:
@@ -316,22 +314,22 @@ def revalidate_directory(disk: Disk, directory: str) -> None:
 
 
 def temporary_of(name: str) -> str | None:
-    """The name that a file called ``name`` was on the way to, None if it is no temporary of ``create_once``."""
+    """Return the target name of a temporary file of ``create_once``; None for other names."""
     match = _TEMPORARY.match(name)
     return match[1] if match else None
 
 
 class OpenFile:
-    """A regular file of the store, open for reading; past the page cache, where possible, if it has ``direct_from`` bytes or more.
+    """A regular file of the store, open for reading. Files of ``direct_from`` bytes or more bypass the page cache, where possible.
 
-    A handle that the server no longer knows is opened anew, once, if the name still stands for the same file.
+    A handle that the server no longer knows is reopened once, if the name still refers to the same file.
     """
 
     def __init__(self, disk: Disk, path: str, *, direct_from: int | None = None) -> None:
         self._disk, self._path = disk, path
         self._direct = -1
         self._given_up: list[int] = []
-        """Descriptors gone stale, which another thread may be about to read from."""
+        """Stale descriptors, which another thread may still use. Closed by ``close``."""
         self._windows: dict[int, bytes] = {}
         self._lock = threading.Lock()
         try:
@@ -339,22 +337,24 @@ class OpenFile:
         except OSError as error:
             raise translate(error, "opening", path) from error
         try:
-            found = disk.fstat(self._fd)
+            status = disk.fstat(self._fd)
         except OSError as error:
             self.close()
-            raise translate(error, "looking at", path) from error
-        if not stat.S_ISREG(found.st_mode):
+            raise translate(error, "checking", path) from error
+        if not stat.S_ISREG(status.st_mode):
             self.close()
             raise UnsafeContent("not a regular file", where=path)
-        self.size = found.st_size
-        self._identity = (found.st_dev, found.st_ino, found.st_size)
+        self.size = status.st_size
+        self._identity = (status.st_dev, status.st_ino, status.st_size)
         if direct_from is not None and self.size >= direct_from:
-            with contextlib.suppress(OSError):  # not on this file system, or without /proc: through the cache, then
+            with contextlib.suppress(OSError):  # no direct I/O on this file system, or no /proc: read through the page cache
                 self._direct = disk.reopen_direct(self._fd)
 
     def map(self) -> mmap.mmap:
-        """Return a private mapping of the file: pages are read when they are first touched, and writes to it stay in this process. It stays
-        valid after ``close``. ``StoreUnavailable`` if the system refuses it."""
+        """Return a private mapping of the file. Pages are read when first touched, and writes stay in this process.
+
+        The mapping stays valid after ``close``. Raise ``StoreUnavailable`` if the system refuses it.
+        """
         try:
             return mmap.mmap(self._fd, self.size, access=mmap.ACCESS_COPY)
         except OSError as error:
@@ -383,7 +383,7 @@ class OpenFile:
 
     def _cached(self, offset: int, length: int) -> bool:
         if offset + length > self.size:
-            return True  # read_into says what is wrong with that
+            return True  # read_into raises the error
         while length:
             window, within = divmod(offset, _WINDOW)
             step = min(length, _WINDOW - within)
@@ -393,7 +393,7 @@ class OpenFile:
         return True
 
     def _window(self, number: int) -> bytes:
-        """Which pages of a window were in the cache when it was first asked for. Asking takes the lock that page faults and reads take."""
+        """Return which pages of a window were cached at the first call. The system call takes the lock of page faults and reads."""
         with self._lock:
             if number not in self._windows:
                 begin = number * _WINDOW
@@ -425,11 +425,11 @@ class OpenFile:
                 raise
             self._open_anew(fd, error)
         if direct:
-            raise OSError(errno.EINVAL, "through the cache from here on")  # the caller takes the other way
+            raise OSError(errno.EINVAL, "through the cache from here on")  # the caller then reads through the page cache
         return self._disk.preadv(self._fd, into, offset)
 
     def _open_anew(self, stale: int, error: OSError) -> None:
-        """Instead of a descriptor that the server does not know any more. ``Stale`` if the name does not stand for that file now."""
+        """Replace a descriptor that the server no longer knows. Raise ``StaleHandle`` if the name refers to another file now."""
         with self._lock:
             if stale not in (self._fd, self._direct):
                 return  # another thread was first
@@ -437,25 +437,25 @@ class OpenFile:
             fd = -1
             try:
                 fd = self._disk.open_read(self._path)
-                found = self._disk.fstat(fd)
-                same = (found.st_dev, found.st_ino, found.st_size) == self._identity
-                told = "another file has its name now"
+                status = self._disk.fstat(fd)
+                same = (status.st_dev, status.st_ino, status.st_size) == self._identity
+                why = "another file has its name now"
             except OSError as second:
-                same, told = False, f"opening it anew failed: {errno.errorcode.get(second.errno or 0, str(second))}"
+                same, why = False, f"reopening it failed: {errno.errorcode.get(second.errno or 0, str(second))}"
             if not same:
                 if fd >= 0:
                     with contextlib.suppress(OSError):
                         self._disk.close(fd)
                 raise StaleHandle(
-                    f"the file is gone from the server while it is read here, and {told}",
+                    f"the file is gone from the server while it is read here, and {why}",
                     where=self._path,
-                    hint="it was deleted, or replaced, on another machine: choose what to read anew",
+                    hint="it was deleted or replaced on another machine: select the checkpoint again",
                 ) from error
-            self._given_up += [one for one in (self._fd, self._direct) if one >= 0]
+            self._given_up += [descriptor for descriptor in (self._fd, self._direct) if descriptor >= 0]
             self._fd, self._direct = fd, -1
 
     def close(self) -> None:
-        """Close; nothing can be lost by it."""
+        """Close all descriptors. Errors are ignored: nothing was written."""
         for fd in (self._fd, self._direct, *self._given_up):
             if fd >= 0:
                 with contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""A store of which every file but two kinds is encrypted: ``relight.json``, which says which store it is, and the slots of its keys.
+"""A store wrapper that encrypts every file except ``relight.json``, which identifies the store, and the key slots.
 
-What is above sees files as they are; what is beneath sees their names, and how long they are. Nothing is put there in the clear by
-mistake, and what lies there in the clear is not taken for what was written.
+Callers read and write plaintext. The inner store sees only names and lengths. Nothing is written in plaintext by mistake, and a plaintext
+file in the inner store is rejected.
 """
 
 from __future__ import annotations
@@ -43,30 +43,30 @@ from relight.store.keyring import KeyRing, open_ring, slots_in, some_unreadable
 from relight.store.wrapper import StoreWrapper, rewrites
 
 BATCH_PAGES = 32
-"""What is read at once: 4 MiB."""
+"""Pages per read: 4 MiB."""
 WRITE_PAGES = 128
-"""What is encrypted before it is handed on: 16 MiB, as much as whoever writes a checkpoint hands over. Smaller pieces cost a wait each."""
+"""Pages per write to the inner store: 16 MiB, the write size of a checkpoint's writer. Each smaller write would cost a wait."""
 ROOMS = 3
-"""Buffers of that size that take turns: one is filled while the others are written, so that the device always has something to do."""
+"""Write buffers: one is filled while the others are written, so that the device is always busy."""
 _TRIES = 2
 
 
 def is_clear(key: str) -> bool:
-    """Whether that file is never encrypted."""
+    """Return whether the file at ``key`` is never encrypted."""
     return key == STORE_FILE or key.startswith(f"{KEYS_DIR}/")
 
 
 class EncryptedStore(StoreWrapper):
-    """``inner``, encrypted. Threads may share it; a fork draws a data key of its own.
+    """``inner``, encrypted. Thread-safe. A forked process creates its own data key.
 
-    Nothing is asked of ``inner`` until it is used; then its slots are read once. Memory: three buffers of 16 MiB a writer, a range and two
-    pages a reading thread. Cost: a pass of AES-GCM over what is read or written, beside what the store does meanwhile.
+    Construction reads nothing; the first use reads the key slots once. Memory: three buffers of 16 MiB per writer; a range and two pages
+    per reading thread. Cost: one pass of AES-GCM over the data, in parallel with the inner store's I/O.
     """
 
     encrypts = True
 
     def __init__(self, inner: ByteStore, keychain: Keychain, *, takes_plain: bool = False) -> None:
-        """``takes_plain``: what lies there in the clear is read, too, while it is being encrypted."""
+        """``takes_plain``: also read plaintext files, while a store is being encrypted."""
         super().__init__(inner)
         self.keychain, self.takes_plain = keychain, takes_plain
         self._lock = threading.Lock()
@@ -78,13 +78,15 @@ class EncryptedStore(StoreWrapper):
         return (EncryptedStore, (self.inner, self.keychain))
 
     def _over(self, below: ByteStore) -> ByteStore:
-        found = EncryptedStore(below, self.keychain, takes_plain=self.takes_plain)
-        found._ring, found._data_key, found._slots = self._ring, self._data_key, self._slots
-        return found
+        wrapper = EncryptedStore(below, self.keychain, takes_plain=self.takes_plain)
+        wrapper._ring, wrapper._data_key, wrapper._slots = self._ring, self._data_key, self._slots
+        return wrapper
 
     def put_once(self, key: str, data: bytes) -> bool:
-        """See ``ByteStore``. Before a record is, it is seen that nobody has encrypted the store anew: ``WrongKey`` if what was written
-        until then could not be opened any more; what comes later is written with the new ring key."""
+        """See ``ByteStore``. Before a record is created, check whether the store was rekeyed.
+
+        Raise ``WrongKey`` if this process's earlier files cannot be opened any more. Later files use the new ring key.
+        """
         if is_clear(key) or not data:
             return self.inner.put_once(key, data)
         if is_record_key(key):
@@ -92,7 +94,7 @@ class EncryptedStore(StoreWrapper):
         return self.inner.put_once(key, encrypt_file(self._new_cipher(key), data))
 
     def write(self, key: str, size: int) -> Writer:
-        """See ``ByteStore``. An empty file is a word that something else is whole: before it, it is looked as before a record."""
+        """See ``ByteStore``. An empty file marks other files as complete, so the key slots are checked first, as before a record."""
         if not size:
             self._read_key_slots()
         if is_clear(key) or not size:
@@ -101,7 +103,7 @@ class EncryptedStore(StoreWrapper):
         return _EncryptingWriter(self.inner.write(key, stored_size(size)), cipher, size, key)
 
     def ring_of(self, key: str) -> bytes | None:
-        """Which ring key that file is encrypted with; None if it lies in the clear, or is empty."""
+        """Return the id of the ring key that encrypts the file; None if the file is plaintext or empty."""
         reader = self.inner.open(key)
         try:
             end = bytearray(min(TRAILER_BYTES, reader.size))
@@ -111,20 +113,20 @@ class EncryptedStore(StoreWrapper):
             reader.close()
 
     def is_empty(self, key: str) -> bool:
-        """Whether nothing is in that file, which is then stored as such."""
+        """Return whether the file is empty. Empty files are not encrypted."""
         reader = self.inner.open(key)
         reader.close()
         return not reader.size
 
     def rewrite(self, key: str, size: int) -> Writer:
-        """See ``Rewrites``: encrypted with the newest ring key."""
+        """See ``Rewrites``. The new file is encrypted with the newest ring key."""
         return _EncryptingWriter(rewrites(self.inner).rewrite(key, stored_size(size)), self._new_cipher(key), size, key)
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
         if is_clear(check_key(key)):
             return self.inner.get(key, limit)
-        for left in reversed(range(_TRIES)):  # what was damaged on its way is whole the next time
+        for left in reversed(range(_TRIES)):  # data that was damaged in transit is good at the next read
             data = self.inner.get(key, stored_size(limit) if limit else 0)
             try:
                 return self._decrypted(key, data, limit)
@@ -140,13 +142,13 @@ class EncryptedStore(StoreWrapper):
         trailer = parse_trailer(data[-TRAILER_BYTES:], len(data), key)
         if trailer.size > limit:
             raise UnsafeContent(f"{trailer.size} bytes where at most {limit} are allowed", where=key)
-        found, sealed = bytearray(trailer.size), memoryview(bytearray(data))
+        plain, sealed = bytearray(trailer.size), memoryview(bytearray(data))
         tags = sealed[trailer.size :][: pages_of(trailer.size) * TAG_BYTES]
-        decrypt_pages(self._cipher_of(trailer, key), 0, sealed, memoryview(bytes(tags)), memoryview(found))
-        return bytes(found)
+        decrypt_pages(self._cipher_of(trailer, key), 0, sealed, memoryview(bytes(tags)), memoryview(plain))
+        return bytes(plain)
 
     def open(self, key: str) -> Reader:
-        """See ``ByteStore``. Cost: reading the trailer, and the tags, besides. A copy nearby may be of before the store was rekeyed."""
+        """See ``ByteStore``. Cost: also reads trailer and tags. On failure, retry once without cached copies, which may predate a rekey."""
         try:
             return self._opened(key)
         except CorruptCheckpoint:
@@ -173,7 +175,7 @@ class EncryptedStore(StoreWrapper):
             raise
 
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
-        """See ``forget_copies``: of the pages that the range lies in; and of the end of the file, which says what they are read with."""
+        """See ``invalidate_cache``. Invalidate the pages of the range; without a range, the whole file."""
         if offset or length is not None:
             first = offset // PAGE_BYTES * PAGE_BYTES
             end = None if length is None else -(-(offset + length) // PAGE_BYTES) * PAGE_BYTES
@@ -184,7 +186,7 @@ class EncryptedStore(StoreWrapper):
     def _ring_now(self, make: bool = False) -> KeyRing:
         with self._lock:
             if self._ring is None:
-                names = self._slot_names()  # in front of it: what comes between is seen as new
+                names = self._slot_names()  # before the ring is opened, so that a slot added in between is detected as new
                 self._ring, self._slots = open_ring(self.inner, self.keychain, make=make), names
             return self._ring
 
@@ -192,7 +194,7 @@ class EncryptedStore(StoreWrapper):
         return frozenset(entry.name for entry in self.inner.list(KEYS_DIR))
 
     def _ring_with(self, ring: bytes, where: str) -> Secret:
-        """That ring key; the slots are looked at anew for one that this process has not seen."""
+        """Return the ring key with this id. If this process does not have it, read the key slots again."""
         key = self._ring_now().keys.get(ring)
         if key is None:
             with self._lock:
@@ -202,7 +204,7 @@ class EncryptedStore(StoreWrapper):
             raise WrongKey("none of the keys at hand opens what it is encrypted with", where=where, hint="relight keys status STORE")
         if key is None:
             raise CorruptCheckpoint(
-                "it is encrypted with a ring key of which this store has no slot: it was changed, or all who could open it were revoked",
+                "it is encrypted with a ring key without a slot in this store: it was changed, or all keys that could open it were revoked",
                 where=where,
             )
         return key
@@ -219,13 +221,13 @@ class EncryptedStore(StoreWrapper):
                 newest = max(slots_in(self.inner), key=lambda slot: slot.generation, default=None)
                 if newest is None or bytes.fromhex(newest.ring) != self._data_key[1].ring:
                     raise
-                return  # who opens it was exchanged, not what it is encrypted with: this process goes on with what it knows
+                return  # only key-encryption keys changed, not the ring key: this process continues with the key it has
             if self._data_key[1].ring in self._ring.keys:
                 if self._data_key[1].ring != self._ring.newest:
                     self._data_key = None
                 return
             self._data_key = None
-        raise WrongKey("the store was encrypted anew meanwhile", where=self.url, hint="the next save is made with its new key")
+        raise WrongKey("the store was rekeyed meanwhile", where=self.url, hint="the next save uses its new key")
 
     def _cipher_of(self, trailer: Trailer, key: str) -> FileCipher:
         ring_key, store_id = self._ring_with(trailer.ring, key), self._ring_now().store_id
@@ -244,8 +246,10 @@ class EncryptedStore(StoreWrapper):
 
 
 class _EncryptingWriter:
-    """Whole pages are encrypted as they come, and written by a thread while the next ones are encrypted; a part of a page waits for the
-    rest of it. Each page is encrypted once: what was handed over is never written again."""
+    """Encrypts whole pages as they arrive. A thread writes them while the next pages are encrypted. A partial page waits for its rest.
+
+    Each page is encrypted and written exactly once.
+    """
 
     align = 1
 
@@ -254,16 +258,16 @@ class _EncryptingWriter:
         self._lock = threading.Lock()
         self._tags: dict[int, bytes] = {}
         self._parts: dict[int, tuple[bytearray, int]] = {}
-        """Pages of which some has come: their bytes, and how many. In order as a rule, so there is one."""
+        """Partial pages: bytes, and number of bytes received. Usually one, as pieces arrive in order."""
         self._last: tuple[int, bytearray] | None = None
-        """The page with the highest number: it is written at the end, with what comes behind it."""
+        """The page with the highest number. It is written at the end, together with tags and trailer."""
         self._rooms: list[memoryview] = []
         self._turn = 0
         self._writing: list[Future[None] | None] = [None] * ROOMS
         self._thread: ThreadPool | None = None
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        data = data.cast("B")[: max(0, self._size - offset)]  # what is beyond is only there to fill up the last block
+        data = data.cast("B")[: max(0, self._size - offset)]  # bytes beyond the size only pad the last block
         with self._lock:
             while data:
                 number, within = divmod(offset, PAGE_BYTES)
@@ -281,12 +285,12 @@ class _EncryptingWriter:
             size = self._size if size is None else min(size, self._size)
             left = size - size // PAGE_BYTES * PAGE_BYTES if size % PAGE_BYTES else PAGE_BYTES
             last = pages_of(size) - 1
-            for number, (held, length) in list(self._parts.items()):
+            for number, (page, length) in list(self._parts.items()):
                 if number > last:
                     continue
                 if length < (left if number == last else PAGE_BYTES):
                     raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
-                self._page(number, memoryview(held)[: left if number == last else PAGE_BYTES])
+                self._page(number, memoryview(page)[: left if number == last else PAGE_BYTES])
             self._write_trailer()
             if sorted(self._tags) != list(range(last + 1)):
                 raise StoreUnavailable("a file that was not written whole cannot be finished", where=self._key, retryable=False)
@@ -299,33 +303,33 @@ class _EncryptingWriter:
         self._inner.abort()
 
     def _whole(self, number: int, length: int) -> int:
-        """How many whole pages from there on may be encrypted from where they lie; the last page of the file waits for its end."""
+        """Return how many whole pages from ``number`` on can be encrypted directly. The file's last page waits for ``finish``."""
         last = pages_of(self._size) - 1
         return max(0, min(length // PAGE_BYTES, last - number)) if number not in self._parts else 0
 
     def _gather(self, number: int, within: int, data: memoryview) -> None:
-        held, length = self._parts.get(number) or (bytearray(PAGE_BYTES), 0)
-        held[within : within + len(data)] = data
+        page, length = self._parts.get(number) or (bytearray(PAGE_BYTES), 0)
+        page[within : within + len(data)] = data
         length += len(data)
-        self._parts[number] = held, length
+        self._parts[number] = page, length
         if length == PAGE_BYTES and number < pages_of(self._size) - 1:
             del self._parts[number]
-            self._encrypt(number, memoryview(held))
+            self._encrypt(number, memoryview(page))
 
     def _encrypt(self, number: int, data: memoryview) -> None:
-        """Whole pages, in batches."""
-        at = 0
-        while at < len(data):
-            batch = data[at : at + WRITE_PAGES * PAGE_BYTES]
+        """Encrypt whole pages, in batches, and write them."""
+        done = 0
+        while done < len(data):
+            batch = data[done : done + WRITE_PAGES * PAGE_BYTES]
             room, mine = self._room(len(batch))
-            first = number + at // PAGE_BYTES
+            first = number + done // PAGE_BYTES
             for page in range(len(batch) // PAGE_BYTES):
                 self._seal(first + page, batch[page * PAGE_BYTES : (page + 1) * PAGE_BYTES], room[page * PAGE_BYTES :])
             self._hand_on(mine, first * PAGE_BYTES, room[: len(batch)])
-            at += len(batch)
+            done += len(batch)
 
     def _page(self, number: int, data: memoryview) -> None:
-        """The last page, perhaps a short one; kept for the end."""
+        """Encrypt the last page, which may be short, and keep it for ``finish``."""
         room = bytearray(len(data) + TAG_BYTES)
         self._seal(number, data, memoryview(room))
         self._last = number, room[: len(data)]
@@ -337,7 +341,7 @@ class _EncryptingWriter:
         self._tags[number] = bytes(room[len(data) : len(data) + TAG_BYTES])
 
     def _room(self, length: int) -> tuple[memoryview, int]:
-        """One of the buffers, once what it held is written."""
+        """Return the next buffer and its index, after its previous contents were written."""
         turn = self._turn = (self._turn + 1) % ROOMS
         if not self._rooms:
             size = min(WRITE_PAGES, pages_of(self._size)) * PAGE_BYTES + PAGE
@@ -363,19 +367,19 @@ class _EncryptingWriter:
             self._wait(turn)
 
     def _end(self, size: int, last: int) -> None:
-        """The last page, if it was not written, the tags and the trailer, in one."""
+        """Write the last page, if it was not written yet, the tags and the trailer in one write."""
         begin, body = size, b""
         if self._last is not None:
             begin, body = last * PAGE_BYTES, bytes(self._last[1])
         data = body + b"".join(self._tags[number] for number in range(last + 1)) + self._cipher.trailer(size)
         if self._last is None and begin % self._inner.align:
-            raise AssertionError("the last page was written without being asked for")
+            raise AssertionError("the last page was written too early")
         room = page_buffer(-(-len(data) // PAGE) * PAGE)
         room[: len(data)] = data
         step = WRITE_PAGES * PAGE_BYTES
-        for at in range(0, len(data), step):
-            piece = min(step, len(data) - at)
-            self._inner.write_at(begin + at, room[at : at + -(-piece // self._inner.align) * self._inner.align])
+        for start in range(0, len(data), step):
+            piece = min(step, len(data) - start)
+            self._inner.write_at(begin + start, room[start : start + -(-piece // self._inner.align) * self._inner.align])
 
     def _stop(self) -> None:
         thread, self._thread = self._thread, None
@@ -417,21 +421,21 @@ class _DecryptingReader:
         self._inner.close()
 
     def _span(self, offset: int, length: int) -> tuple[int, int, int, int]:
-        """The pages that hold a range: the first, how many, and from where to where they lie."""
+        """Return the pages that hold a range: first page, number of pages, and their begin and end in bytes."""
         if offset + length > self.size:
             raise CorruptCheckpoint(f"the file ends at byte {self.size}, sooner than it should", where=self._key)
         first, end = offset // PAGE_BYTES, pages_of(offset + length)
         return first, end - first, first * PAGE_BYTES, min(end * PAGE_BYTES, self.size)
 
     def _scratch(self, length: int) -> memoryview:
-        """Room for so many bytes read directly, and for a tag behind them."""
-        found: memoryview | None = getattr(self._rooms, "room", None)
-        if found is None or len(found) < length + 2 * PAGE:
-            found = self._rooms.room = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
-        return found
+        """Return a per-thread buffer for a direct read of ``length`` bytes, with space for a tag after them."""
+        scratch: memoryview | None = getattr(self._rooms, "room", None)
+        if scratch is None or len(scratch) < length + 2 * PAGE:
+            scratch = self._rooms.room = page_buffer(-(-length // PAGE) * PAGE + 3 * PAGE)
+        return scratch
 
     def _open(self, sealed: memoryview, scratch: memoryview, first: int, count: int, offset: int, into: memoryview) -> None:
-        """Pages ``first`` and on, of which ``into`` wants from ``offset`` on. What is read is in ``scratch``, with room behind it."""
+        """Decrypt ``count`` pages from ``first`` on, and copy the bytes from ``offset`` on to ``into``. ``sealed`` is in ``scratch``."""
         lead = offset - first * PAGE_BYTES
         tags = self._tags[first * TAG_BYTES : (first + count) * TAG_BYTES]
         whole = sealed if len(sealed) == 0 else _with_room(sealed, scratch)
@@ -454,6 +458,6 @@ class _DecryptingReader:
 
 
 def _with_room(sealed: memoryview, scratch: memoryview) -> memoryview:
-    """``sealed``, which lies in ``scratch``, and what is behind it there."""
-    at = ctypes.addressof(ctypes.c_char.from_buffer(sealed)) - ctypes.addressof(ctypes.c_char.from_buffer(scratch))
-    return scratch[at:]
+    """Return ``sealed``, which is part of ``scratch``, extended to the end of ``scratch``."""
+    offset = ctypes.addressof(ctypes.c_char.from_buffer(sealed)) - ctypes.addressof(ctypes.c_char.from_buffer(scratch))
+    return scratch[offset:]

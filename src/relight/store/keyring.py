@@ -1,4 +1,4 @@
-"""A store's ring keys: the slots in ``.keys``, opened with the keys at hand; the first one made when a store is."""
+"""A store's ring keys: the slots in ``.keys``, opened with the given keys. A new store gets its first slot here."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ from relight.store.base import ByteStore
 
 SLOTS_MAX = 10_000
 _LOOKS, _PAUSE_S = 6, 0.02
-"""How often it is looked for slots that can be read, where there is something, and the pause between two looks."""
+"""Number of reads while ``.keys`` has files but no readable slot, and the pause between two reads in seconds."""
 
 
 class KeyRing(NamedTuple):
-    """The ring keys of one store that could be opened, by their ids, and which of them encrypts what is new."""
+    """The opened ring keys of one store, by id, and the id of the key that encrypts new files."""
 
     store_id: str
     keys: dict[bytes, Secret]
@@ -45,41 +45,41 @@ class KeyRing(NamedTuple):
 
     @property
     def key(self) -> Secret:
-        """The one that encrypts what is new."""
+        """The ring key that encrypts new files."""
         return self.keys[self.newest]
 
 
 def store_id_of(inner: ByteStore) -> str:
-    """Which store it is, by ``relight.json``, or by its slots if that is gone. ``CheckpointNotFound`` if it is none."""
+    """Return the store's id from ``relight.json``, or from its slots if that is gone. Raise ``CheckpointNotFound`` if it is not a store."""
     try:
         return decode_store(inner.get(STORE_FILE, SEALED_BYTES_MAX), f"{inner.url}/{STORE_FILE}").id
     except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
-        found = {slot.store for slot in slots_in(inner)}
-        if len(found) == 1:
-            return found.pop()
+        store_ids = {slot.store for slot in slots_in(inner)}
+        if len(store_ids) == 1:
+            return store_ids.pop()
         raise
 
 
 def slots_in(inner: ByteStore) -> list[KeySlot]:
-    """All slots that can be read, the oldest generation first. What is damaged is left out: another may open the same."""
-    found = []
+    """Return all readable slots, the oldest generation first. Damaged slots are left out: another slot may open the same ring key."""
+    slots = []
     names = sorted(entry.name for entry in inner.list(KEYS_DIR) if parse_slot_file(entry.name) is not None)
     for name in names[:SLOTS_MAX]:
         where = f"{KEYS_DIR}/{name}"
         try:
-            found.append(decode_slot(inner.get(where, SEALED_BYTES_MAX), name, where))
+            slots.append(decode_slot(inner.get(where, SEALED_BYTES_MAX), name, where))
         except (CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
             continue
-    return found
+    return slots
 
 
 def some_unreadable(inner: ByteStore) -> bool:
-    """Whether there is a slot that cannot be read: it may be of any ring key."""
+    """Return whether a slot cannot be read. It may be of any ring key."""
     return sum(parse_slot_file(entry.name) is not None for entry in inner.list(KEYS_DIR)) > len(slots_in(inner))
 
 
 def open_slot(slot: KeySlot, keychain: Keychain) -> Secret | None:
-    """The ring key in it; None if none of these keys opens it. ``StoreUnavailable`` if a service that may does not answer."""
+    """Return the ring key in a slot; None if no key opens it. Raise ``StoreUnavailable`` if a key service does not answer."""
     where = f"{KEYS_DIR}/{slot.file}"
     for provider in keychain.providers:
         if not provider.fits(slot.kind, slot.kek):
@@ -94,7 +94,7 @@ def open_slot(slot: KeySlot, keychain: Keychain) -> Secret | None:
 
 
 def require_encrypted(inner: ByteStore) -> str:
-    """Which store it is; made now, encrypted, if there is nothing here. ``WrongKey`` if there are runs, which then lie in the clear."""
+    """Return the store's id. Create an encrypted store if there is none. Raise ``WrongKey`` if there are runs, which are then plaintext."""
     for _ in range(3):
         try:
             return store_id_of(inner)
@@ -109,7 +109,7 @@ def require_encrypted(inner: ByteStore) -> str:
 
 
 def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> KeyRing:
-    """The ring of the store. ``make``: the store may be new, and has one then. ``WrongKey`` if none of these keys opens it."""
+    """Return the store's key ring. ``make``: create store and ring if needed. Raise ``WrongKey`` if no given key opens the ring."""
     store_id = require_encrypted(inner) if make else store_id_of(inner)
     for left in reversed(range(_LOOKS)):
         slots = slots_in(inner)
@@ -125,14 +125,14 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ke
                 newest = max(newest or (0, b""), (slot.generation, ring))
         if newest is not None:
             return KeyRing(store_id, keys, newest[1])
-        there = bool(slots) or any(True for _ in inner.list(KEYS_DIR))
-        if there and not slots and left:  # what was not there a moment ago: somebody is making the store
+        has_slots = bool(slots) or any(True for _ in inner.list(KEYS_DIR))
+        if has_slots and not slots and left:  # another process is just creating the store
             time.sleep(_PAUSE_S)
             continue
-        if there:
+        if has_slots:
             raise WrongKey(
                 f"none of the keys at hand opens this store: {_named(keychain.providers)}",
-                where=inner.url, hint=f"it is opened by {_labels(slots)}; a key that was revoked opens nothing any more",
+                where=inner.url, hint=f"it is opened by {_labels(slots)}; a revoked key opens nothing any more",
             )  # fmt: skip
         if not make:
             raise WrongKey("this store's slots are gone", where=f"{inner.url}/{KEYS_DIR}", hint="restore .keys from a copy of the store")
@@ -141,29 +141,29 @@ def open_ring(inner: ByteStore, keychain: Keychain, *, make: bool = False) -> Ke
 
 
 def put_slot(inner: ByteStore, store_id: str, generation: int, key: Secret, provider: Provider, label: str = "") -> KeySlot:
-    """A slot of a ring key for one more key-encryption key, durable. One that is there is as good."""
+    """Create a durable slot of a ring key for one more key-encryption key, and return it. An existing slot is kept."""
     blank = KeySlot(
         store=store_id, generation=generation, ring=ring_id(key).hex(), kind=provider.kind, kek=provider.kek,
         label=label or provider.kind, created=_now(), wrapped="",
     )  # fmt: skip
-    wrapped, told = provider.wrap(key, blank.said)
-    slot = msgspec.structs.replace(blank, told=told, wrapped=base64.b64encode(wrapped).decode())
+    wrapped, wrapping = provider.wrap(key, blank.said)
+    slot = msgspec.structs.replace(blank, told=wrapping, wrapped=base64.b64encode(wrapped).decode())
     inner.put_once(f"{KEYS_DIR}/{slot.file}", encode_slot(slot))
     return slot
 
 
 def revoked_in(inner: ByteStore) -> list[Revoked]:
-    """Which keys had slots and lost them, as far as it can be read."""
-    found = []
+    """Return the readable records of revoked keys."""
+    revoked = []
     for name in sorted(entry.name for entry in inner.list(KEYS_DIR) if is_revoked_file(entry.name))[:SLOTS_MAX]:
         where = f"{KEYS_DIR}/{name}"
         with contextlib.suppress(CheckpointNotFound, CorruptCheckpoint, UnsafeContent):
-            found.append(decode_revoked(inner.get(where, SEALED_BYTES_MAX), name, where))
-    return found
+            revoked.append(decode_revoked(inner.get(where, SEALED_BYTES_MAX), name, where))
+    return revoked
 
 
 def drop_slot(inner: ByteStore, slot: KeySlot) -> None:
-    """Take a slot away, for good; that it was there stays known."""
+    """Delete a slot permanently. A record of the revoked key stays."""
     gone = Revoked(
         store=slot.store, generation=slot.generation, ring=slot.ring, kek=slot.kek, label=slot.label, created=slot.created, revoked=_now()
     )
@@ -178,7 +178,7 @@ def _now() -> str:
 
 
 def _named(providers: Iterable[Provider]) -> str:
-    return ", ".join(one.spec for one in providers)
+    return ", ".join(provider.spec for provider in providers)
 
 
 def _labels(slots: list[KeySlot]) -> str:

@@ -1,7 +1,8 @@
-"""A directory as a store: of a local file system, or a network one.
+"""A directory of a local or network file system as a store.
 
-On a network file system "not there" may be a memory of the client's, and what is open may have been deleted elsewhere: both are asked once
-more (``_asked_twice``) before they are believed. What NFS makes of deleted files that are open somewhere (``.nfs…``) is in no listing.
+On a network file system, "not found" may come from the client's cache, and another machine may have deleted an open file. Such operations
+are repeated once (``_asked_twice``) after the cache was revalidated. Listings omit the names of deleted files that are still open on an
+NFS client (``.nfs…``).
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from relight.store.durable import (
 T = TypeVar("T")
 _GONE_MAX = 20
 _SILLY = re.compile(r"\.nfs[0-9a-f]{16,}\Z")
-"""A file that was deleted while it was open on an NFS client has such a name until it is closed there."""
+"""Name of a file that was deleted while open on an NFS client, until it is closed there."""
 DIRECT_FROM_BYTES = 1 << 20
-"""Files from this size on are written and read past the page cache where the file system allows it."""
+"""Smallest file that is written and read with direct I/O, if the file system supports it."""
 
 
 class LocalStore:
-    """A store in the directory ``root``, which is made when first written to."""
+    """A store in the directory ``root``, which is created at the first write."""
 
     parallel_reads = READS_AT_ONCE
     shared = True
@@ -73,9 +74,10 @@ class LocalStore:
         return Replacement(self._disk, path, size, direct=self._direct and size >= DIRECT_FROM_BYTES)
 
     def sync(self, prefix: str) -> None:
-        """fsync the directory; of the store itself, also its own name and those above it.
+        """fsync the directory. For the store itself, also fsync its parent directories on the same device.
 
-        Whoever made the store may have been killed between a mkdir and the fsync of its parent, and nobody after him can tell.
+        The process that created the store may have been killed between a mkdir and the fsync of its parent. Later processes cannot
+        detect that.
         """
         path = self._path(prefix)
         self._asked_twice(path, lambda: sync_dir(self._disk, path))
@@ -86,7 +88,7 @@ class LocalStore:
             except StoreUnavailable as error:
                 if error.retryable:
                     raise
-                break  # not ours to open, so not made by us
+                break  # no permission to open it, so we did not create it
 
     def get(self, key: str, limit: int) -> bytes:
         """See ``ByteStore``."""
@@ -101,13 +103,13 @@ class LocalStore:
             reader.close()
 
     def open(self, key: str) -> Reader:
-        """See ``ByteStore``. Symbolic links below the root are refused, in the middle of the path too."""
+        """See ``ByteStore``. Symbolic links below the root are refused, also in the middle of the path."""
         path = self._path(key)
         self._check_parents(path)
         return self._asked_twice(path, lambda: OpenFile(self._disk, path, direct_from=DIRECT_FROM_BYTES if self._direct else None))
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """See ``ByteStore``. Opening a directory has a network client ask whether it changed, so what is listed is what was there then."""
+        """See ``ByteStore``. Opening a directory revalidates a network client's cache, so the listing is current."""
         path = self._path(prefix)
         self._check_parents(os.path.join(path, "x"))
         listed = 0
@@ -134,7 +136,7 @@ class LocalStore:
             self._asked_twice(path, lambda: self._removed(self._disk.unlink, path, "deleting"))
 
     def delete_dir(self, prefix: str) -> bool:
-        """See ``ByteStore``. On NFS one whose files are all deleted is not empty until whoever has one open there closes it."""
+        """See ``ByteStore``. On NFS, a directory of deleted files is not empty until the client that has one open closes it."""
         path = self._path(prefix)
         self._check_parents(path)
         with contextlib.suppress(CheckpointNotFound):
@@ -142,14 +144,14 @@ class LocalStore:
         return True
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
-        """There is no such thing here."""
+        """Return nothing: a directory has no uploads."""
         return []
 
     def drop_upload(self, upload: Upload) -> None:
         """Nothing to do."""
 
     def free_bytes(self) -> int | None:
-        """Of the file system that holds the root, or the nearest directory above it that exists."""
+        """Return the free bytes of the root's file system, or of the nearest existing parent directory."""
         path = self._root
         while True:
             with contextlib.suppress(OSError):
@@ -163,7 +165,7 @@ class LocalStore:
         return os.path.join(self._root, *(part for part in check_key(key).split("/") if part))
 
     def _made(self, path: str, make: Callable[[str], T]) -> T:
-        """What ``make`` makes in a directory that is there; somebody may just be deleting it, for it was empty a moment ago."""
+        """Create the parent directory and return ``make(path)``. Retry if another process deletes the empty directory meanwhile."""
         for _ in range(_GONE_MAX):
             try:
                 self._make_parent(path)
@@ -174,7 +176,7 @@ class LocalStore:
         raise StoreUnavailable(f"its directory is deleted as fast as it is made: {last.what}", where=path) from last
 
     def _asked_twice(self, path: str, call: Callable[[], T]) -> T:
-        """What ``call`` gives; if that is "not there" or "stale", what it gives once the directory was looked at anew."""
+        """Return ``call()``. After "not found" or "stale handle", revalidate the directory and call again."""
         try:
             return call()
         except (CheckpointNotFound, StaleHandle):
@@ -182,7 +184,7 @@ class LocalStore:
         return call()
 
     def _removed(self, remove: Callable[[str], None], path: str, doing: str) -> bool:
-        """Whether it is; not if it is a directory that is not empty."""
+        """Remove ``path``. Return False if it is a directory that is not empty."""
         try:
             remove(path)
         except OSError as error:
@@ -195,23 +197,23 @@ class LocalStore:
         parent = os.path.dirname(path)
         if not os.path.isabs(parent) or not parent.startswith(self._root):
             raise UnsafeContent("outside the store", where=path)
-        self._check_parents(path)  # a symbolic link in the middle would lead out
+        self._check_parents(path)  # a symbolic link in the middle of the path could lead outside the store
         base = self._root
-        while True:  # the root itself may be new, with directories above it
+        while True:  # the root and directories above it may be missing
             try:
                 self._disk.lstat(base)
                 break
             except FileNotFoundError:
                 base = os.path.dirname(base)
             except OSError as error:
-                raise translate(error, "looking at", base) from error
+                raise translate(error, "checking", base) from error
         make_dirs(self._disk, base, parent)
 
     def _device(self, path: str) -> int:
         try:
             return self._disk.lstat(path).st_dev
         except OSError as error:
-            raise translate(error, "looking at", path) from error
+            raise translate(error, "checking", path) from error
 
     def _check_parents(self, path: str) -> None:
         parent = os.path.dirname(path)
@@ -219,10 +221,10 @@ class LocalStore:
             try:
                 mode = self._disk.lstat(parent).st_mode
             except OSError as error:
-                if error.errno in (errno.ENOENT, errno.ESTALE):  # the operation itself will say so, or make it
+                if error.errno in (errno.ENOENT, errno.ESTALE):  # the operation itself reports it, or creates it
                     parent = os.path.dirname(parent)
                     continue
-                raise translate(error, "looking at", parent) from error
+                raise translate(error, "checking", parent) from error
             if not stat.S_ISDIR(mode):
                 raise UnsafeContent("not a directory, or a symbolic link, where a directory of the store should be", where=parent)
             parent = os.path.dirname(parent)

@@ -1,4 +1,4 @@
-"""A store in this process's memory: for tests, notebooks, and as the smallest example of the interface."""
+"""A store in the process's memory: for tests and notebooks, and the smallest example of the interface."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _shared_lock = threading.Lock()
 
 
 class MemoryStore:
-    """Files in a dict. ``MemoryStore.named(name)`` gives the same one again, as ``memory://name`` does."""
+    """Files in a dict. ``MemoryStore.named(name)`` returns the store of ``memory://name``."""
 
     parallel_reads = READS_AT_ONCE
     shared = False
@@ -26,12 +26,12 @@ class MemoryStore:
 
     @classmethod
     def named(cls, name: str) -> MemoryStore:
-        """The one store of that name in this process."""
+        """Return the store of that name. There is one per name and process."""
         with _shared_lock:
             return _shared.setdefault(name, cls(name))
 
     def properties(self) -> Properties:
-        """Exclusive within the process, gone with it."""
+        """Exclusive within the process; not durable."""
         return Properties(exclusive_create=True, durable=False)
 
     def put_once(self, key: str, data: bytes) -> bool:
@@ -82,18 +82,18 @@ class MemoryStore:
             self._files.pop(check_key(key), None)
 
     def delete_dir(self, prefix: str) -> bool:
-        """Directories are only prefixes here."""
+        """Return whether ``prefix`` has no files: directories are only prefixes."""
         return not any(True for _ in self.list(prefix))
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
-        """There is no such thing here."""
+        """Return nothing: memory has no uploads."""
         return []
 
     def drop_upload(self, upload: Upload) -> None:
         """Nothing to do."""
 
     def free_bytes(self) -> int | None:
-        """Unknown."""
+        """Return None: unknown."""
         return None
 
     def _file(self, key: str) -> bytes | bytearray:

@@ -1,7 +1,7 @@
-"""Clients of object stores, and what their errors mean. The library is obstore: S3 and compatible ones, Google Cloud Storage, Azure, HTTP.
+"""Clients of object stores, and translation of their errors. Uses obstore: S3 and compatible stores, Google Cloud Storage, Azure, HTTP.
 
-Credentials come from where each cloud's own tools take them: environment, instance or workload identity, application default
-credentials; for S3 also from profiles and single sign-on, where boto3 is installed. None is ever part of a URL, a file or an error.
+Credentials come from the usual sources of each cloud: environment, instance or workload identity, application default credentials; for
+S3 with boto3 installed, also profiles and single sign-on. No credential is ever part of a URL, a file or an error.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from relight.errors import CheckpointNotFound, ConfigError, NoSpace, RelightErro
 from relight.settings.process_defaults import get
 
 SCHEMES = {"s3": "s3", "s3a": "s3", "gs": "gs", "gcs": "gs", "az": "az", "azure": "az", "http": "http", "https": "https"}
-"""What URLs may begin with, and what they are called here."""
+"""URL schemes, each with its canonical name."""
 _QUERY = re.compile(r"(https?://[^\s?\"'<>]+)\?[^\s\"'<>]*")
 _USER = re.compile(r"://[^/\s@\"']+@")
 _STATUS = re.compile(r"non-2xx status code: (\d{3}) ?([A-Za-z ]*)")
@@ -25,18 +25,18 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>|\"(?:code|reason)\": *\"([^\"]*)\"")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>|\"message\": *\"([^\"]*)\"")
 _REQUEST = re.compile(r"performing ([A-Z]+) (\S+) in ")
 _PASSES = (408, 409, 425, 429)
-"""Answers of the caller's fault that are not: the same request may work later."""
+"""4xx statuses after which the same request may succeed later."""
 _WORDS_MAX = 400
 _FULL = ("QuotaExceeded", "StorageFull", "InsufficientStorage", "507 Insufficient")
 _ACCESS = "check the credentials, and that they allow to list, read, write and delete there"
 _METADATA = ("169.254.169.254", "metadata.google.internal")
-"""Who is asked for credentials on a cloud's machine, if nothing else gives any."""
+"""Metadata servers, which provide credentials on a cloud's machines if there are no others."""
 _NO_KEYS = "no credentials were found: set them, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give a path on a disk"
 _S3_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "AWS_SKIP_SIGNATURE")
 
 
 class RetryTimes(NamedTuple):
-    """How long an object store may take: one request, and all tries of one; how many pauses between them, growing, with jitter."""
+    """Timeouts in seconds of one request and of all its tries, number of retries, and first and longest pause (with backoff and jitter)."""
 
     request_s: float = 60.0
     deadline_s: float = 120.0
@@ -46,7 +46,7 @@ class RetryTimes(NamedTuple):
 
     @classmethod
     def usual(cls) -> RetryTimes:
-        """Of whoever says nothing: ``RELIGHT_STORE_PATIENCE_S`` is the deadline, in seconds."""
+        """Return the defaults. ``RELIGHT_STORE_PATIENCE_S`` sets the deadline in seconds."""
         text = get("RELIGHT_STORE_PATIENCE_S")
         try:
             deadline_s = float(text) if text else cls().deadline_s
@@ -58,7 +58,7 @@ class RetryTimes(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Where a URL leads: ``scheme`` as in ``SCHEMES``, a bucket, container or host, and the keys' common beginning."""
+    """Target of a URL: canonical ``scheme``, name of the bucket, container or host, and the keys' common prefix."""
 
     scheme: str
     name: str
@@ -66,7 +66,7 @@ class Bucket(NamedTuple):
 
     @classmethod
     def from_url(cls, url: str) -> Bucket:
-        """``ConfigError`` for what is no such URL, or holds a secret."""
+        """Parse a URL. Raise ``ConfigError`` if it is invalid or contains credentials."""
         scheme, _, rest = url.partition("://")
         name, _, prefix = rest.partition("/")
         if "?" in rest or "#" in rest or "@" in name:
@@ -83,7 +83,7 @@ class Bucket(NamedTuple):
 
 
 class Clients(NamedTuple):
-    """Two clients of one bucket: one that tries again by itself, and one that does not, for what must not be asked twice unknown."""
+    """Two clients of one bucket. ``patient`` retries by itself. ``once`` does not, for requests that are not idempotent."""
 
     patient: Any
     once: Any
@@ -93,30 +93,30 @@ _clients: dict[tuple[Any, ...], Clients] = {}
 _lock = threading.Lock()
 os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-defined]
 _process: int | None = None
-"""The process in which the library's own threads run. They do not survive a fork, and whoever needed them would wait for ever."""
+"""Process in which the library's threads run. They do not survive a fork: a forked process would wait for them forever."""
 
 
 def surroundings() -> frozenset[tuple[str, str]]:
-    """The settings that say which server and whose credentials: what was found out of one holds for no other."""
+    """Return the environment's server and credential settings. Cached knowledge about a server holds only for the same settings."""
     return frozenset((name, value) for name, value in os.environ.items() if name.startswith(("AWS_", "AZURE_", "GOOGLE_")))
 
 
 def clients_of(bucket: Bucket, patience: RetryTimes) -> Clients:
-    """The clients for a bucket, made at first use. ``ConfigError`` without the library, ``StoreUnavailable`` behind a fork."""
+    """Return a bucket's clients, created at first use. Raise ``ConfigError`` without the library, ``StoreUnavailable`` after a fork."""
     global _process
     with _lock:
         if _process not in (None, os.getpid()):
             raise StoreUnavailable(
                 "this process was forked from one that uses an object store, and the library does not survive that",
-                hint="start it anew: multiprocessing's 'spawn' or 'forkserver', started before the store is used",
+                hint="use multiprocessing's 'spawn' or 'forkserver', started before the store is used",
                 retryable=False,
             )
         key = (bucket.scheme, bucket.name, patience, surroundings())
-        found = _clients.get(key)
-        if found is None:
-            found = _clients[key] = Clients(_open(bucket, patience, patience.tries), _open(bucket, patience, 0))
+        clients = _clients.get(key)
+        if clients is None:
+            clients = _clients[key] = Clients(_open(bucket, patience, patience.tries), _open(bucket, patience, 0))
             _process = os.getpid()
-        return found
+        return clients
 
 
 def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
@@ -151,7 +151,7 @@ def _open(bucket: Bucket, patience: RetryTimes, tries: int) -> Any:
                 options["allow_http"] = True
             return stores.AzureStore(bucket.name, client_options=options, retry_config=retry)
         if _plain_http(os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT")):
-            options["allow_http"] = True  # whoever names such an endpoint means it
+            options["allow_http"] = True  # the user chose a plain http endpoint
         return stores.S3Store(
             bucket.name, client_options=options, retry_config=retry, credential_provider=_profile(), disable_bulk_delete=True
         )
@@ -164,31 +164,33 @@ def _plain_http(endpoint: str | None) -> bool:
 
 
 def _profile() -> Any:
-    """What boto3 finds where the library does not look: profiles, single sign-on, assumed roles. None to let the library look."""
+    """Return credentials that only boto3 finds: profiles, single sign-on, assumed roles. None: obstore finds its own."""
     if any(os.environ.get(name) for name in _S3_KEYS):
         return None
     try:
         boto3 = importlib.import_module("boto3")
         provider = importlib.import_module("obstore.auth.boto3").Boto3CredentialProvider
         session = boto3.Session()
-        found = session.get_credentials()
-        if found is None or found.method in ("iam-role", "container-role"):  # the library renews these by itself
+        credentials = session.get_credentials()
+        if credentials is None or credentials.method in ("iam-role", "container-role"):  # the library renews these by itself
             return None
         return provider(session)
-    except Exception:  # whatever is wrong with a profile, the library says what it misses
+    except Exception:  # a broken profile: obstore reports what is missing
         return None
 
 
 def shortened(error: BaseException) -> str:
-    """What an error of the library says, in one line: the request, the status, the server's own code and message. No query, no user, no
-    signature: what may be secret is left out."""
+    """Return a library error in one line: request, status, and the server's code and message.
+
+    Queries, users and signatures are left out, as they may be secret.
+    """
     text = _USER.sub("://", _QUERY.sub(r"\1", str(error).split("\n\nDebug source", 1)[0]))
     request, status = _REQUEST.search(text), _STATUS.search(text)
     if status is not None:
-        said = [f"{status[1]} {status[2]}".strip()]
+        words = [f"{status[1]} {status[2]}".strip()]
         code, message = _CODE.search(text), _MESSAGE.search(text)
-        said += [next(filter(None, found.groups()), "") for found in (code, message) if found is not None]
-        text = (f"{request[1]} {request[2]}: " if request else "") + ", ".join(filter(None, said))
+        words += [next(filter(None, match.groups()), "") for match in (code, message) if match is not None]
+        text = (f"{request[1]} {request[2]}: " if request else "") + ", ".join(filter(None, words))
     elif request is not None:
         text = f"{request[1]} {request[2]}: {text.rsplit(' - ', 1)[-1]}"
     text = " ".join(text.split())
@@ -196,11 +198,11 @@ def shortened(error: BaseException) -> str:
 
 
 def translate(error: BaseException, doing: str, where: str) -> RelightError:
-    """A library's error as one of ours."""
+    """Return the ``RelightError`` for a library error."""
     name, text = type(error).__name__, str(error)
     what = f"{doing} failed: {shortened(error)}"
     if "NoSuchBucket" in text or "ContainerNotFound" in text:
-        return StoreUnavailable(what, where=where, hint="make the bucket first, or check its name and the endpoint", retryable=False)
+        return StoreUnavailable(what, where=where, hint="create the bucket first, or check its name and the endpoint", retryable=False)
     if isinstance(error, FileNotFoundError):
         return CheckpointNotFound(f"{doing} failed: no such object", where=where)
     if name in ("PermissionDeniedError", "UnauthenticatedError"):
@@ -217,11 +219,11 @@ def translate(error: BaseException, doing: str, where: str) -> RelightError:
 
 
 def is_taken(error: BaseException) -> bool:
-    """Whether a creation was refused because the name is there, or because somebody is creating it."""
+    """Return whether a creation was refused because the name exists, or because another writer is creating it."""
     return type(error).__name__ in ("AlreadyExistsError", "PreconditionError")
 
 
 def is_behind_end(error: BaseException) -> bool:
-    """Whether a range was refused because the object has no byte of it."""
+    """Return whether a range request was refused because the range is beyond the object's end."""
     status = _STATUS.search(str(error))
     return status is not None and status[1] == "416"

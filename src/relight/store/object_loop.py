@@ -1,4 +1,4 @@
-"""An event loop that is left only when no other thread is still telling it something."""
+"""An event loop that closes only after no other thread is inside ``call_soon_threadsafe``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEFT_AFTER_S = 5.0
 
 
 class _Loop(asyncio.SelectorEventLoop):
-    """Counts who is within ``call_soon_threadsafe``."""
+    """Counts the threads inside ``call_soon_threadsafe``."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class _Loop(asyncio.SelectorEventLoop):
     def call_soon_threadsafe(  # type: ignore[override] # the same, in older words
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
-        # No interpreter gives way to another thread between the last count and the return: whoever sees 0 knows that it is over.
+        # No thread switch happens between the last decrement and the return: 0 means that no thread is inside.
         self.telling[0] += 1
         try:
             return super().call_soon_threadsafe(callback, *args, context=context)
@@ -31,8 +31,11 @@ class _Loop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``. The library's own threads tell the loop of a result, by a call that gives up the interpreter's lock on its way; a
-    process that ends just then would have them ended in the midst of foreign code, which aborts (SIGABRT, silently)."""
+    """Run a coroutine as ``asyncio.run`` does, and wait for the library's threads to leave the loop.
+
+    Those threads deliver results by ``call_soon_threadsafe``, which releases the interpreter's lock. If the process ended during that
+    call, the threads would be ended inside foreign code, which aborts the process silently (SIGABRT).
+    """
     with asyncio.Runner(loop_factory=_Loop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, _Loop)

@@ -1,4 +1,4 @@
-"""Multipart uploads that nobody will end: S3 keeps their parts, unlisted, and charges for them. Through boto3, where installed."""
+"""Abandoned multipart uploads: S3 keeps their parts, unlisted, and charges for them. Needs boto3."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ UPLOADS_MAX = 100_000
 
 
 def boto3_client() -> Any:
-    """A client with the environment's endpoint and credentials; None without boto3."""
+    """Return a client with the environment's endpoint and credentials; None without boto3."""
     try:
         boto3 = importlib.import_module("boto3")
     except ImportError:
@@ -18,21 +18,21 @@ def boto3_client() -> Any:
 
 
 def list_uploads(client: Any, bucket: str, prefix: str) -> list[tuple[str, str]]:
-    """``(key, id)`` of each below ``prefix``, ``UPLOADS_MAX`` at most: the next sweep finds the others."""
-    found: list[tuple[str, str]] = []
+    """Return ``(key, id)`` of the uploads below ``prefix``, at most ``UPLOADS_MAX``: the next sweep finds the others."""
+    uploads: list[tuple[str, str]] = []
     marker: dict[str, str] = {}
-    while len(found) < UPLOADS_MAX:
+    while len(uploads) < UPLOADS_MAX:
         page = client.list_multipart_uploads(Bucket=bucket, Prefix=prefix, **marker)
-        found += [(one["Key"], one["UploadId"]) for one in page.get("Uploads", ())]
+        uploads += [(upload["Key"], upload["UploadId"]) for upload in page.get("Uploads", ())]
         following = {"KeyMarker": page.get("NextKeyMarker", ""), "UploadIdMarker": page.get("NextUploadIdMarker", "")}
         if not page.get("IsTruncated") or following == marker:
             break
         marker = following
-    return found
+    return uploads
 
 
 def abort_upload(client: Any, bucket: str, key: str, upload_id: str) -> None:
-    """Call one off."""
+    """Abort an upload. A missing one is no error."""
     try:
         client.abort_multipart_upload(Bucket=bucket, Key=key, UploadId=upload_id)
     except client.exceptions.NoSuchUpload:

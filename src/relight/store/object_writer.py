@@ -1,4 +1,4 @@
-"""Writing an object: small ones in one put, others as a stream of parts, of which no more is in memory than a bounded window."""
+"""Write an object: a small one in one put, a large one as a multipart upload with a bounded window in memory."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from relight.comm import new_threads
 from relight.errors import RelightError, StoreUnavailable
 
 PART_BYTES = 8 << 20
-"""One part of a multipart upload, and the size up to which an object is put in one request."""
+"""Bytes of one part of a multipart upload, and the largest object that is put in one request."""
 PARTS_MAX = 9000
-"""S3 takes ten thousand."""
+"""Most parts of an upload. S3 allows ten thousand."""
 WINDOW_BYTES = 64 << 20
-"""What may have been handed over and not been taken by the upload yet."""
+"""Most bytes that are buffered for the upload."""
 STALL_S = 60.0
-"""How long a piece waits for one that should come before it."""
+"""Seconds that a piece waits for the piece before it."""
 PARALLEL = 8
 OBJECT_BYTES_MAX = 5 << 40
 
 
 class Put(Protocol):
-    """How an object gets to the store; ``part_bytes`` 0: in one request."""
+    """Upload an object. ``part_bytes`` 0: in one request."""
 
     def __call__(self, path: str, data: Any, part_bytes: int, parallel: int, /) -> None:
-        """Return once it is durable."""
+        """Return when the object is durable."""
 
 
 class _Aborted(Exception):
-    """Raised in the upload's own thread, which makes it call itself off."""
+    """Raised in the upload's thread to abort the upload."""
 
 
 class ObjectWriter:
-    """See ``Writer``. Any thread; pieces may be out of order within ``WINDOW_BYTES``."""
+    """See ``Writer``. Any thread. Pieces may arrive out of order within ``WINDOW_BYTES``."""
 
     align = 1
 
@@ -45,13 +45,13 @@ class ObjectWriter:
         self._pieces: dict[int, bytes] = {}
         self._held = 0
         self._next = 0
-        """Up to where the upload has taken the bytes."""
+        """Offset up to which the upload has consumed the bytes."""
         self._aborted = self._finished = False
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """See ``Writer``. Waits while the window is full and the upload can go on."""
+        """See ``Writer``. Waits while the window is full and the upload can continue."""
         data = data.cast("B")
         length = min(len(data), self._size - offset)  # the last piece may be padded
         if length <= 0:
@@ -60,11 +60,11 @@ class ObjectWriter:
             with self._changed:
                 self._pieces[offset] = bytes(data[:length])
             return
-        piece = bytes(data[:length])  # while the upload goes on with what it has
+        piece = bytes(data[:length])  # copied without the lock, so that the upload continues
         with self._changed:
             self._start()
             if not self._changed.wait_for(lambda: self._takes(offset, length), STALL_S) and self._next not in self._pieces:
-                what = f"nothing was written at byte {self._next}, and {WINDOW_BYTES >> 20} MiB behind it wait"
+                what = f"nothing was written at byte {self._next}, and {WINDOW_BYTES >> 20} MiB after it wait"
                 raise StoreUnavailable(what, where=self._path, retryable=False)
             self._changed.wait_for(lambda: self._takes(offset, length))
             self._raise()
@@ -91,14 +91,14 @@ class ObjectWriter:
         self._raise()
 
     def abort(self) -> None:
-        """See ``Writer``. The upload is called off; what of it had become an object is deleted."""
+        """See ``Writer``. The upload is aborted. If it has become an object, the object is deleted."""
         with self._changed:
             self._aborted = True
             self._pieces.clear()
             self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
-        if self._finished:  # it may have become an object, whatever the answer was
+        if self._finished:  # the object may exist even if the upload failed
             try:
                 self._delete(self._path)
             except RelightError:
@@ -114,7 +114,7 @@ class ObjectWriter:
             self._thread = thread
 
     def _takes(self, offset: int, length: int) -> bool:
-        """Whether a piece may come in: there is room, or it is the one that the upload waits for, or there is no upload any more."""
+        """Return whether a piece may be added: there is space, the upload waits for this piece, or the upload has ended."""
         return self._held + length <= WINDOW_BYTES or not self._held or offset == self._next or self._aborted or self._error is not None
 
     def _small(self) -> bytes:
@@ -143,10 +143,10 @@ class ObjectWriter:
         while self._next < self._size:
             with self._changed:
                 while self._next not in self._pieces:
-                    if self._finished and self._next >= self._size:  # it ended sooner than was announced
+                    if self._finished and self._next >= self._size:  # shorter than announced
                         return
                     if self._aborted:
-                        raise _Aborted("called off")
+                        raise _Aborted("aborted")
                     if self._finished:
                         raise StoreUnavailable(f"nothing was written at byte {self._next}", where=self._path, retryable=False)
                     self._changed.wait()

@@ -1,8 +1,10 @@
-"""Object stores as a store of bytes: see ``object_client`` for which.
+"""Object stores (S3, Google Cloud Storage, Azure, HTTP) as a ``ByteStore``; see ``object_client``.
 
-How the operations get there: ``put_once`` is a put with "create if absent", never multipart; ``write`` a put, or a multipart upload fed in
-order by a thread of its own, so that an object is there whole or not at all; what was answered is durable and listed, so ``settle`` does
-nothing; an open reader is bound to the version it found, whatever happens to its name; directories are only prefixes.
+- ``put_once`` is a conditional put ("create if absent"), never multipart.
+- ``write`` is a put, or a multipart upload that a separate thread feeds in order. An object is complete or does not exist.
+- An acknowledged operation is durable and listed, so ``sync`` does nothing.
+- An open reader reads the version that it opened, even if the name is replaced or deleted.
+- Directories are only prefixes.
 """
 
 from __future__ import annotations
@@ -28,26 +30,26 @@ from relight.store.retry import retry, sleep
 T = TypeVar("T")
 
 MARK = "relightmark"
-"""The attribute by which a creation knows its own work again, when its first answer was lost. Letters only: Azure and some proxies take no
-other sign."""
+"""Attribute that identifies our own object after the reply to its creation was lost. Letters only: Azure and some proxies reject other
+characters."""
 HEAD_BYTES = 64 << 10
-"""What opening brings along: all of a small object, which then stays readable after it is deleted."""
+"""Bytes that ``open`` reads: all of a small object, which then stays readable after it is deleted."""
 PIECE_BYTES = 4 << 20
-"""Longer reads are made of pieces, several at a time."""
+"""Bytes per request. Longer reads are split into pieces, which are read in parallel."""
 PARALLEL = 16
 IDLE_PAGES_MAX = 100
-"""Pages of a listing, one behind the other, without a name that is new."""
+"""Most consecutive pages of a listing without a new name."""
 
 
 class Version(NamedTuple):
-    """By which an object is known to be the same as when it was listed. ``tag`` is the server's, None where it gives none."""
+    """Size and ETag of a listed object, to detect a later replacement. ``tag``: None if the server gives no ETag."""
 
     size: int
     tag: str | None
 
 
 class ObjectStore:
-    """The store at ``url``, such as ``s3://bucket/some/prefix``. Making it asks nobody anything. Threads may share it."""
+    """Store at ``url``, such as ``s3://bucket/some/prefix``. Construction sends no request. Thread-safe."""
 
     parallel_reads = PARALLEL
     shared = True
@@ -67,11 +69,11 @@ class ObjectStore:
         return (_again, (type(self), self.url, self._patience))
 
     def properties(self) -> Properties:
-        """What the server was found to honour, by asking it once in a process: some ten small requests."""
+        """Return what the server supports, by trying it. Cost: about ten small requests, once per process."""
         return Properties(exclusive_create=exclusive_create(self), durable=True)
 
     def put_once(self, key: str, data: bytes) -> bool:
-        """See ``ByteStore``. ``ConfigError`` where the server ignores "create if absent", unless one writer is promised."""
+        """See ``ByteStore``. Raise ``ConfigError`` if the server ignores "create if absent", unless the user promised a single writer."""
         path = self._path(key, file=True)
         if exclusive_create(self):
             return self.create(path, data)
@@ -79,16 +81,16 @@ class ObjectStore:
             raise ConfigError(
                 "this server ignores 'create if absent': of two processes that commit at once, both would believe they did",
                 where=self.url,
-                hint="if only one process ever writes to this store, say so: RELIGHT_SINGLE_WRITER=1. Else choose another store",
+                hint="if only one process ever writes to this store, set RELIGHT_SINGLE_WRITER=1. Otherwise choose another store",
             )
-        emit("store.no_conditional_put", f"{self.url} ignores 'create if absent': nothing keeps a second writer out", url=self.url)
+        emit("store.no_conditional_put", f"{self.url} ignores 'create if absent': a second writer would not be detected", url=self.url)
         return self._put_alone(path, data)
 
     def create(self, path: str, data: bytes) -> bool:
-        """Create an object, or False if there is one: a conditional put, said again until it is answered.
+        """Create an object by a conditional put, repeated until it is answered. Return False if another writer created it.
 
-        ``Uncertain`` if the deadline comes first. Whether an object that is there is our own, of a request whose answer was lost, its mark
-        tells; where marks are not kept, its content, if an answer was lost.
+        Raise ``Uncertain`` if the deadline comes first. If the reply to an earlier try was lost, the existing object may be our own:
+        its mark identifies it. If the server does not keep marks, its content is compared.
         """
         mark = secrets.token_hex(16)
         ends = time.monotonic() + self._patience.deadline_s
@@ -101,26 +103,26 @@ class ObjectStore:
                 raise
             except Exception as error:
                 if is_taken(error):
-                    found = self._read_back(path, len(data))
-                    if found is not None:
-                        return found[0] == mark if found[0] else doubt is not None and found[1] == data
+                    existing = self._read_back(path, len(data))
+                    if existing is not None:
+                        return existing[0] == mark if existing[0] else doubt is not None and existing[1] == data
                 else:
                     known = translate(error, "creating an object", path)
                     if not known.retryable:
                         raise Uncertain(f"it may have been created: {known.what}", where=path) if doubt else known from None
                     doubt = known
             if time.monotonic() + pause > ends:
-                why = doubt.what if doubt else "it is refused as taken, and is not there"
-                raise Uncertain(f"cannot tell whether an object was created: {why}", where=path)
+                why = doubt.what if doubt else "the server reports that it exists, but it cannot be read"
+                raise Uncertain(f"cannot determine whether an object was created: {why}", where=path)
             sleep(pause)
             pause = min(2 * pause, self._patience.pause_max_s)
 
     def probe_path(self, name: str) -> str:
-        """Where the probe's objects lie."""
+        """Return the path of a probe's object."""
         return self._path(name, file=True)
 
     def overwrite(self, path: str, data: bytes) -> None:
-        """Put an object, whatever is there: for the probe, and where one writer is promised."""
+        """Put an object, replacing an existing one: for the probe, and if the user promised a single writer."""
         self._ask("writing an object", path, lambda: self._call("put")(self._clients().patient, path, data, use_multipart=False))
 
     def _put_alone(self, path: str, data: bytes) -> bool:
@@ -132,42 +134,42 @@ class ObjectStore:
             if not error.retryable:
                 raise
             raise Uncertain(f"it may have been created: {error.what}", where=path) from None
-        found = self._read_back(path, len(data))
-        return found is not None and found[1] == data
+        existing = self._read_back(path, len(data))
+        return existing is not None and existing[1] == data
 
     def _read_back(self, path: str, limit: int) -> tuple[str, bytes] | None:
-        """The same, once something may have been put there: ``Uncertain`` if it cannot be seen."""
+        """Return mark and content after a put. Raise ``Uncertain`` if the object cannot be read: the put may have taken effect."""
         try:
             return self._read_head(path, limit)
         except StoreUnavailable as error:
             raise Uncertain(f"it may have been created: {error.what}", where=path) from None
 
     def _read_head(self, path: str, limit: int) -> tuple[str, bytes] | None:
-        """Mark and beginning of an object; None if it is not there."""
+        """Return mark and content of an object, the content empty if longer than ``limit``; None if the object does not exist."""
 
-        def look() -> tuple[str, bytes]:
+        def read() -> tuple[str, bytes]:
             result = self._call("get")(self._clients().patient, path)
             mark = str(dict(result.attributes).get(MARK, ""))
             return mark, b"" if result.meta["size"] > limit else bytes(result.bytes())
 
         try:
-            return retry(self._patience, lambda: self._ask("looking at an object", path, look))
+            return retry(self._patience, lambda: self._ask("reading an object", path, read))
         except CheckpointNotFound:
             return None
 
     def write(self, key: str, size: int) -> Writer:
-        """See ``ByteStore``. Pieces may come out of order by as much as the writer keeps in memory: 64 MiB."""
+        """See ``ByteStore``. Pieces may arrive out of order within 64 MiB, which the writer keeps in memory."""
         path = self._path(key, file=True)
         if self._size(path) is not None:
             raise StoreUnavailable("that name exists", where=key, retryable=False)
         return ObjectWriter(self._put_stream, self._delete, path, size)
 
     def rewrite(self, key: str, size: int) -> Writer:
-        """See ``Rewrites``: an object is replaced by the whole of another."""
+        """See ``Rewrites``. The object is replaced atomically."""
         return ObjectWriter(self._put_stream, lambda path: None, self._path(key, file=True), size)
 
     def sync(self, prefix: str) -> None:
-        """Nothing to do: what was answered is there."""
+        """Do nothing: acknowledged objects are durable."""
         self._path(prefix)
 
     def get(self, key: str, limit: int) -> bytes:
@@ -181,13 +183,13 @@ class ObjectStore:
                 raise UnsafeContent(f"{size} bytes where at most {limit} are allowed", where=key)
             data = bytes(result.bytes())
             if len(data) != size:
-                raise StoreUnavailable(f"{len(data)} bytes came of {size}", where=key)
+                raise StoreUnavailable(f"only {len(data)} of {size} bytes were received", where=key)
             return data
 
         return retry(self._patience, lambda: self._ask("reading", path, read))
 
     def open(self, key: str) -> Reader:
-        """See ``ByteStore``. One request, which brings the first bytes along."""
+        """See ``ByteStore``. Cost: one request, which also reads the first ``HEAD_BYTES``."""
         path = self._path(key, file=True)
 
         def begin() -> _ObjectReader:
@@ -196,7 +198,7 @@ class ObjectStore:
                 result = self._call("get")(client, path, options={"range": (0, HEAD_BYTES)})
             except FileNotFoundError:
                 raise
-            except Exception as error:  # of an empty object, no range can be had
+            except Exception as error:  # a range request for an empty object fails
                 if not is_behind_end(error):
                     raise
                 meta = self._call("head")(client, path)
@@ -205,37 +207,37 @@ class ObjectStore:
                 return _ObjectReader(self, path, 0, None, b"")
             size, head = result.meta["size"], bytes(result.bytes())
             if len(head) != min(size, HEAD_BYTES):
-                raise StoreUnavailable(f"{len(head)} bytes came of the first {min(size, HEAD_BYTES)}", where=key)
+                raise StoreUnavailable(f"only {len(head)} of the first {min(size, HEAD_BYTES)} bytes were received", where=key)
             return _ObjectReader(self, path, size, result.meta["e_tag"], head)
 
         return retry(self._patience, lambda: self._ask("opening", path, begin))
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """See ``ByteStore``. ``StoreUnavailable`` if the listing has no end within the deadline."""
+        """See ``ByteStore``. Raise ``StoreUnavailable`` if the listing does not end within the deadline."""
         path = self._path(prefix)
-        found = retry(self._patience, lambda: self._ask("listing", path, lambda: self._listed(path)))
+        listing = retry(self._patience, lambda: self._ask("listing", path, lambda: self._listed(path)))
         start = len(path) + 1 if path else 0
-        names = {Entry(one.rstrip("/")[start:], True) for one in found["common_prefixes"]}
-        names |= {Entry(one["path"][start:], False) for one in found["objects"]}
-        return iter([one for one in names if one.name and "/" not in one.name])
+        names = {Entry(directory.rstrip("/")[start:], True) for directory in listing["common_prefixes"]}
+        names |= {Entry(item["path"][start:], False) for item in listing["objects"]}
+        return iter([entry for entry in names if entry.name and "/" not in entry.name])
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``."""
         self._delete(self._path(key))
 
     def delete_dir(self, prefix: str) -> bool:
-        """Directories are only prefixes here."""
+        """Return whether ``prefix`` has no objects: directories are only prefixes."""
         return not any(True for _ in self.list(prefix))
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
-        """See ``ByteStore``. Of S3, where boto3 is installed; Azure drops them by itself, elsewhere a rule of the bucket should."""
+        """See ``ByteStore``. Only for S3 with boto3 installed. Azure removes old uploads itself; elsewhere, a lifecycle rule should."""
         path = self._path(prefix)
         if self._bucket.scheme != "s3" or (client := boto3_client()) is None:
             return []
         start = len(self._bucket.prefix) + 1 if self._bucket.prefix else 0
         below = f"{path}/" if path else ""
-        found = self._ask("listing uploads", path, lambda: list_uploads(client, self._bucket.name, below))
-        return [Upload(key[start:], upload_id) for key, upload_id in found]
+        uploads = self._ask("listing uploads", path, lambda: list_uploads(client, self._bucket.name, below))
+        return [Upload(key[start:], upload_id) for key, upload_id in uploads]
 
     def drop_upload(self, upload: Upload) -> None:
         """See ``ByteStore``."""
@@ -244,44 +246,46 @@ class ObjectStore:
             self._ask("dropping an upload", path, lambda: abort_upload(client, self._bucket.name, path, upload.id))
 
     def free_bytes(self) -> int | None:
-        """Unknown."""
+        """Return None: object stores report no limit."""
         return None
 
     def versions(self, prefix: str, limit: int) -> dict[str, Version]:
-        """All objects below ``prefix``, at any depth, by their names from there on: some requests a thousand. ``UnsafeContent`` if they are
-        more than ``limit``."""
+        """Return all objects below ``prefix``, at any depth, by their names relative to it. Cost: a request per thousand objects.
+
+        Raise ``UnsafeContent`` if there are more than ``limit``.
+        """
         path = self._path(prefix)
-        start, found, idle = len(path) + 1 if path else 0, dict[str, Version](), 0
+        start, versions, idle = len(path) + 1 if path else 0, dict[str, Version](), 0
         pages = iter(self._call("list")(self._clients().patient, path or None, chunk_size=1000))
         while True:
             page = self._ask("listing", path, lambda: next(pages, None))
             if page is None:
-                return found
-            before = len(found)
-            found.update((str(one["path"])[start:], Version(int(one["size"]), one["e_tag"])) for one in page)
-            idle = idle + 1 if len(found) == before else 0
-            if len(found) > limit:
+                return versions
+            before = len(versions)
+            versions.update((str(item["path"])[start:], Version(int(item["size"]), item["e_tag"])) for item in page)
+            idle = idle + 1 if len(versions) == before else 0
+            if len(versions) > limit:
                 raise UnsafeContent(f"more than {limit:,} objects", where=f"{self.url}/{prefix}".rstrip("/"))
             if idle > IDLE_PAGES_MAX:
-                raise StoreUnavailable("the listing says the same again and again", where=self.url, retryable=False)
+                raise StoreUnavailable("the listing repeats itself without end", where=self.url, retryable=False)
 
     def version(self, key: str) -> Version | None:
-        """What is there under a name now; None if nothing is."""
+        """Return the current version of an object; None if it does not exist."""
         path = self._path(key, file=True)
         try:
-            meta = retry(self._patience, lambda: self._ask("looking at", path, lambda: self._call("head")(self._clients().patient, path)))
+            meta = retry(self._patience, lambda: self._ask("checking", path, lambda: self._call("head")(self._clients().patient, path)))
         except CheckpointNotFound:
             return None
         return Version(int(meta["size"]), meta["e_tag"])
 
     def at(self, key: str, version: Version) -> Reader:
-        """A reader of an object as it was listed. Asks for nothing yet; ``CorruptCheckpoint`` from it if there is another now."""
+        """Return a reader of a listed version. Sends no request. Reads raise ``CorruptCheckpoint`` if the object was replaced."""
         return _ObjectReader(self, self._path(key, file=True), version.size, version.tag, b"")
 
     # -- inside
 
     def read_range(self, path: str, etag: str | None, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from one version of an object."""
+        """Fill ``into`` from one version of an object, in parallel pieces."""
         if len(into) <= PIECE_BYTES:
             self._read_piece(path, etag, offset, into)
             return
@@ -292,7 +296,7 @@ class ObjectStore:
             self._pool.submit(self._read_piece, path, etag, offset + start, into[start : start + PIECE_BYTES])
             for start in range(0, len(into), PIECE_BYTES)
         ]
-        errors = [job.exception() for job in jobs]  # none of them may write to ``into`` once this has returned
+        errors = [job.exception() for job in jobs]  # wait for all: none may write to ``into`` after the return
         for error in errors:
             if error is not None:
                 raise error
@@ -309,15 +313,15 @@ class ObjectStore:
                 if is_taken(error):
                     raise CorruptCheckpoint("it was replaced while it was read", where=path) from None
                 raise
-            at = 0
+            filled = 0
             for piece in result.stream(min_chunk_size=1 << 20):
                 data = memoryview(piece).cast("B")
-                if at + len(data) > len(into):
-                    raise StoreUnavailable("more bytes came than were asked for", where=path)
-                into[at : at + len(data)] = data
-                at += len(data)
-            if at != len(into):
-                raise StoreUnavailable(f"{at} bytes came of {len(into)}", where=path)
+                if filled + len(data) > len(into):
+                    raise StoreUnavailable("more bytes were received than requested", where=path)
+                into[filled : filled + len(data)] = data
+                filled += len(data)
+            if filled != len(into):
+                raise StoreUnavailable(f"only {filled} of {len(into)} bytes were received", where=path)
 
         retry(self._patience, lambda: self._ask("reading", path, read))
 
@@ -337,37 +341,37 @@ class ObjectStore:
 
     def _size(self, path: str) -> int | None:
         try:
-            meta = self._ask("looking at an object", path, lambda: self._call("head")(self._clients().patient, path))
+            meta = self._ask("checking an object", path, lambda: self._call("head")(self._clients().patient, path))
         except CheckpointNotFound:
             return None
         return int(meta["size"])
 
     def _listed(self, path: str) -> Any:
-        """Within the deadline, or called off: a server may answer with one more page for ever."""
+        """Return the listing, or abort at the deadline: a server may send pages without end."""
         import asyncio  # not needed to start a command
 
         from relight.store.object_loop import run
 
         client, ask = self._clients().patient, self._call("list_with_delimiter_async")
-        told: list[Any] = []
+        outcome: list[Any] = []
 
         async def listing() -> Any:
             return await asyncio.wait_for(ask(client, f"{path}/" if path else None), self._patience.deadline_s)
 
         def work() -> None:
             try:
-                told.append((run(listing()), None))
+                outcome.append((run(listing()), None))
             except BaseException as error:
-                told.append((None, error))
+                outcome.append((None, error))
 
-        thread = threading.Thread(target=work, name="relight-list", daemon=True)  # the caller may be in an event loop of its own
+        thread = threading.Thread(target=work, name="relight-list", daemon=True)  # the caller may be inside an event loop
         if new_threads.start(thread):
             thread.join()
         else:
             work()
-        result, error = told[0]
+        result, error = outcome[0]
         if isinstance(error, (asyncio.TimeoutError, TimeoutError)):
-            raise StoreUnavailable(f"the listing had no end after {self._patience.deadline_s:.0f} s", where=self.url, retryable=False)
+            raise StoreUnavailable(f"the listing did not end within {self._patience.deadline_s:.0f} s", where=self.url, retryable=False)
         if error is not None:
             raise error
         return result
@@ -384,7 +388,7 @@ class ObjectStore:
         return clients_of(self._bucket, self._patience)
 
     def _call(self, name: str) -> Any:
-        self._clients()  # says what is missing, if it is
+        self._clients()  # raises ConfigError if the library is missing
         return getattr(importlib.import_module("obstore"), name)
 
     def _path(self, key: str, *, file: bool = False) -> str:

@@ -1,4 +1,4 @@
-"""A store that writes and reads no faster than a bound which all processes of the node keep together."""
+"""A store wrapper with bandwidth limits that all processes of the node share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from relight.store.base import PAGE, ByteStore, Reader, Writer
 from relight.store.wrapper import StoreWrapper, rewrites
 
 SMALL_BYTES = 64 << 10
-"""What is written or read whole and is no larger is not slowed down: log records, roots, listings."""
+"""Largest file that is not limited when written or read at once: log records, roots."""
 
 
 class Bound(Protocol):
-    """What keeps a bound: see ``NodePace``."""
+    """A bandwidth limit: see ``NodePace``."""
 
     @property
     def piece_bytes(self) -> int:
@@ -23,11 +23,11 @@ class Bound(Protocol):
         """Wait until ``length`` more bytes may be moved."""
 
     def spent(self, length: int) -> None:
-        """Wait until the time of ``length`` bytes is over, which were moved at once just now."""
+        """Wait for the time that ``length`` bytes take at the limit, after they were moved at once."""
 
 
 class PacedStore(StoreWrapper):
-    """``inner``, with a bound on what is written, and one on what is read; None for no bound."""
+    """``inner``, with a limit on writing and one on reading; None: no limit."""
 
     def __init__(self, inner: ByteStore, writing: Bound | None, reading: Bound | None) -> None:
         super().__init__(inner)
@@ -66,10 +66,10 @@ class _PacedWriter:
         self._piece = max(bound.piece_bytes // max(inner.align, PAGE), 1) * max(inner.align, PAGE)
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        for at in range(0, len(data), self._piece):
-            piece = data[at : at + self._piece]
+        for start in range(0, len(data), self._piece):
+            piece = data[start : start + self._piece]
             self._bound.spend(len(piece))
-            self._inner.write_at(offset + at, piece)
+            self._inner.write_at(offset + start, piece)
 
     def finish(self, size: int | None = None) -> None:
         self._inner.finish(size)
@@ -83,24 +83,26 @@ class _PacedReader:
         self._inner, self._bound, self.size = inner, bound, inner.size
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
-        found = self._inner.fetch(offset, length, room)
-        if found is not None:  # else the caller reads with ``read_into``
+        data = self._inner.fetch(offset, length, room)
+        if data is not None:  # None: the caller uses ``read_into``
             self._bound.spent(length)
-        return found
+        return data
 
     def read_into(self, offset: int, into: memoryview) -> None:
         piece = self._bound.piece_bytes
-        for at in range(0, len(into), piece):
-            self._bound.spend(len(into[at : at + piece]))
-            self._inner.read_into(offset + at, into[at : at + piece])
+        for start in range(0, len(into), piece):
+            self._bound.spend(len(into[start : start + piece]))
+            self._inner.read_into(offset + start, into[start : start + piece])
 
     def close(self) -> None:
         self._inner.close()
 
 
 def paced(store: ByteStore, purpose: str, write_bytes_per_second: float | None, read_bytes_per_second: float | None) -> ByteStore:
-    """Return ``store`` with the bounds of a run's ``Limits``; unchanged if there are none. ``purpose`` names run
-    and nearest store: stores with one purpose share each bound."""
+    """Return ``store`` with the bandwidth limits of a run; unchanged if there are none.
+
+    ``purpose`` names run and nearest store. Stores with the same purpose share each limit.
+    """
     if write_bytes_per_second is None and read_bytes_per_second is None:
         return store
     writing = None if write_bytes_per_second is None else NodePace(write_bytes_per_second, f"write {purpose}")

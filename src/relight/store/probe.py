@@ -1,8 +1,8 @@
-"""What a server really honours, found out by trying.
+"""Probe whether a server supports conditional puts ("create if absent").
 
-The commit is a put that must fail if the name is taken. Some servers ignore the condition, and answer as if all were well: two processes
-that commit at once would then both believe that they did. So a key is created twice, and one by several threads at the same moment, once
-in each process; nothing is remembered for longer: servers are upgraded, and others answer to their names.
+The commit is a put that must fail if the name exists. Some servers ignore the condition and report success: two processes that commit at
+once would then both succeed. So each process creates a key twice, and another key from several threads at once. The result is not stored
+on disk, as servers are upgraded or replaced.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ os.register_at_fork(after_in_child=_lock._at_fork_reinit)  # type: ignore[attr-d
 
 
 class Creates(Protocol):
-    """What the probe needs of a store."""
+    """Operations of a store that the probe needs."""
 
     url: str
 
@@ -34,23 +34,23 @@ class Creates(Protocol):
         """Create by a conditional put."""
 
     def probe_path(self, name: str) -> str:
-        """Where a name of the probe's lies."""
+        """Return the path of a probe's object."""
 
     def delete(self, key: str) -> None:
         """Remove."""
 
 
 def exclusive_create(store: Creates) -> bool:
-    """Whether of any number of creations of one name exactly one succeeds, as far as trying can tell. Asked once a process and store."""
+    """Return whether exactly one of several creations of a name succeeds, as far as a trial shows. Probed once per process and store."""
     key = (store.url, surroundings())
     with _lock:
         if key not in _found:
-            _found[key] = _probe(store) or _probe(store)  # a sweep may have taken the first one's objects away
+            _found[key] = _probe(store) or _probe(store)  # a sweep may have deleted the first probe's objects
         return _found[key]
 
 
 def forget() -> None:
-    """Ask again at the next use."""
+    """Discard the results: the next use probes again."""
     with _lock:
         _found.clear()
 
@@ -74,7 +74,7 @@ def _probe(store: Creates) -> bool:
 
 
 def single_writer_promised() -> bool:
-    """Whether the user says that one process at most writes to the store: ``RELIGHT_SINGLE_WRITER``."""
+    """Return whether the user promised by ``RELIGHT_SINGLE_WRITER`` that at most one process writes to the store."""
     text = os.environ.get("RELIGHT_SINGLE_WRITER", "0").lower()
     if text not in ("0", "1", "false", "true", "no", "yes"):
         raise ConfigError(f"RELIGHT_SINGLE_WRITER is 1 or 0, not {text[:40]!r}")

@@ -1,4 +1,4 @@
-"""Trying again: for reads, which change nothing, and whatever else may be done twice."""
+"""Retries with backoff and jitter, for reads and other idempotent operations."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ T = TypeVar("T")
 
 
 class RetryPauses(Protocol):
-    """What there is to know: see ``Patience``."""
+    """Deadline and pauses of retries: see ``RetryTimes``."""
 
     @property
     def deadline_s(self) -> float:
-        """No try begins later."""
+        """Seconds after which no try begins."""
 
     @property
     def pause_s(self) -> float:
-        """The first pause."""
+        """First pause in seconds."""
 
     @property
     def pause_max_s(self) -> float:
-        """The longest."""
+        """Longest pause in seconds."""
 
 
 def retry(patience: RetryPauses, call: Callable[[], T]) -> T:
-    """What ``call`` gives; called again after what may pass, until the deadline. The last error is the one that is raised."""
+    """Return ``call()``. Repeat it after retryable errors until the deadline, then raise the last error."""
     ends = time.monotonic() + patience.deadline_s
     pause = patience.pause_s
     while True:
@@ -45,7 +45,7 @@ def retry(patience: RetryPauses, call: Callable[[], T]) -> T:
 
 
 class FirstContact(NamedTuple):
-    """Patience at the first contact with a store, before any step is lost: one failing call must not end a job."""
+    """Retry times at the first contact with a store, before any step could be lost: one failed call must not end a job."""
 
     deadline_s: float = 3.0
     pause_s: float = 0.1
@@ -53,7 +53,7 @@ class FirstContact(NamedTuple):
 
 
 def first_contact(call: Callable[[], T], patience: FirstContact | None = None) -> T:
-    """Return what ``call`` gives; repeat it for a few seconds while the store fails. ``call`` must be safe to repeat.
+    """Return ``call()``. Repeat it for a few seconds while the store fails. ``call`` must be idempotent.
 
     The first failure is reported as an event. The last one is raised.
     """
@@ -65,22 +65,22 @@ def first_contact(call: Callable[[], T], patience: FirstContact | None = None) -
         except StoreUnavailable as error:
             if not reported and error.retryable:
                 reported.append(True)
-                emit("store.retried", f"the store failed at the first contact, and is tried again: {error}", kind=error.kind)
+                emit("store.retried", f"the first contact with the store failed, and is retried: {error}", kind=error.kind)
             raise
 
     return retry(patience or FirstContact(), watched)
 
 
 def sleep(pause_s: float) -> None:
-    """Wait about that long: who were turned away together do not come back together."""
+    """Wait ``pause_s`` ± 50% (jitter), so that processes that failed together do not retry together."""
     time.sleep(pause_s * (0.5 + random.random()))
 
 
 def decode_with_reread(get: Callable[[], bytes], decode: Callable[[bytes], T], where: str, believed: int = 2) -> T:
-    """What ``decode`` makes of what ``get`` reads. What is no good is read again: what was damaged on its way is whole the next time.
+    """Return ``decode(get())``. If decoding fails, read again: data that was damaged in transit is good at the next read.
 
-    ``believed``: how many times the same bytes must have come for their damage to be where they lie; ``decode``'s error is then raised.
-    ``StoreUnavailable`` if they come otherwise each time.
+    ``believed``: identical reads after which the damage counts as stored. ``decode``'s error is then raised.
+    Raise ``StoreUnavailable`` if the reads keep differing.
     """
     came: Counter[bytes] = Counter()
     for _ in range(2 * believed):
@@ -96,9 +96,9 @@ def decode_with_reread(get: Callable[[], bytes], decode: Callable[[bytes], T], w
         if came:
             report_reread(where)
         return value
-    raise StoreUnavailable(f"it comes otherwise each time it is read: {last.what}", where=where) from last
+    raise StoreUnavailable(f"each read returns other bytes: {last.what}", where=where) from last
 
 
 def report_reread(where: str) -> None:
-    """Say that bytes came damaged and were whole when read once more."""
+    """Emit ``read.retried``: a read returned damaged bytes, and a second read returned good ones."""
     emit("read.retried", f"{where} came damaged, and whole when read once more: memory, a cable or a server may be failing", where=where)

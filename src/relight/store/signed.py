@@ -1,6 +1,6 @@
-"""A store whose log's records are signed as they are written, and believed, when they are read, if somebody who is trusted signed them.
+"""A store wrapper that signs log records when they are written, and accepts only records of trusted signers when they are read.
 
-A record names the root by its hash, the root its parts, and these all bytes: so whoever signs COMMITs vouches for all of it.
+A COMMIT record names the root by its hash, the root its parts, and the parts all bytes. So a COMMIT's signature covers the checkpoint.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from relight.store.base import ByteStore
 from relight.store.wrapper import StoreWrapper
 
 _ROOM = 512
-"""What a signature takes at most."""
+"""Most bytes of a signature."""
 
 
 class SignedStore(StoreWrapper):
-    """``inner``, with records signed by ``signer``, if there is one, and believed by ``trust``: all, if that is None."""
+    """``inner``, with records signed by ``signer`` and verified by ``trust``. None: do not sign; accept all records."""
 
     def __init__(self, inner: ByteStore, signer: Ed25519Signer | HashSigner | None, trust: Trust | None) -> None:
         super().__init__(inner)
         self._signer, self._trust = signer, trust
         self.trusts = trust is not None
-        """Whether only records of named signers count."""
+        """Whether only records of named signers are accepted."""
 
     def __reduce__(self) -> tuple[object, ...]:
         raise TypeError("a store that signs is opened where it is used")
@@ -39,7 +39,7 @@ class SignedStore(StoreWrapper):
         return self.inner.put_once(key, data)
 
     def get(self, key: str, limit: int) -> bytes:
-        """See ``ByteStore``. A record without its signature; ``CorruptCheckpoint`` for one that nobody who is trusted has signed."""
+        """See ``ByteStore``. Return a record without its signature. Raise ``CorruptCheckpoint`` if no trusted signer signed it."""
         if not is_record_key(key):
             return self.inner.get(key, limit)
         record, signature = apart(self.inner.get(key, limit + _ROOM), key)

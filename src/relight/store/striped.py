@@ -1,8 +1,8 @@
-"""Several local directories as one store: packs are dealt out to all of them, everything else is in the first.
+"""Several local directories as one store (striping): packs are distributed over all of them, everything else is in the first.
 
-Each *place* holds a small file that says which stripe it is of, which of its places, and how many there are. No operation goes on
-unless all of them are there and in order: a drive that is not mounted is never an empty one, nothing is deleted by halves, and nothing is
-written to the directory that a drive should be mounted over.
+Each *place* has a small file with the stripe's id, the place's number and the number of places. Every operation requires all places, in
+order. So an unmounted drive never counts as empty, nothing is deleted partially, and nothing is written to the mount point of a missing
+drive.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _MOUNTED = "is its drive mounted?"
 
 
 class StripedStore:
-    """The directories ``places``, in their order, as one store; they are made, and known by their files, when it is first written to.
+    """The directories ``places``, in this order, as one store. The first write creates the directories and their stripe files.
 
-    Making it asks no disk. Threads may share it. Of N places that differ in room, N times what the smallest has can be used.
+    Construction does not touch a disk. Thread-safe. If N places differ in free space, N times the smallest can be used.
     """
 
     shared = True
@@ -46,7 +46,7 @@ class StripedStore:
             raise ConfigError("a stripe's directories have no comma in their names", where=SCHEME + " ".join(self._roots))
         self._places = [LocalStore(root, disk=self._disk, direct=direct) for root in self._roots]
         self._known: _Seen = ()
-        """Device and inode of each place's file, once all were found to be as they should."""
+        """Device and inode of each place's stripe file, after all were verified."""
         self.lanes = len(self._places)
         self.parallel_reads = READS_AT_ONCE * self.lanes
         self.url = f"{SCHEME}{','.join(self._roots)},"
@@ -58,8 +58,10 @@ class StripedStore:
         return (StripedStore, (self._roots,))
 
     def place_of(self, key: str) -> int:
-        """Where a file is. A checkpoint's packs go round: the next rank's, or the same rank's next, is at the next place. With which it
-        begins is a matter of the checkpoint, so that small ones, of one pack, fill all places alike."""
+        """Return the number of a file's place. A checkpoint's packs go round-robin over the places, by rank and by pack number.
+
+        The first place depends on the checkpoint's id, so that small checkpoints of one pack fill all places evenly.
+        """
         above, _, name = key.rpartition("/")
         pack, directory = parse_pack_file(rewritten_of(name) or name), parse_dir(above.rpartition("/")[2])
         if pack is None or directory is None:
@@ -67,21 +69,21 @@ class StripedStore:
         return (int(directory.id, 36) + sum(pack)) % len(self._places)
 
     def properties(self) -> Properties:
-        """Exclusive as the first place is; durable if all are."""
-        found = [place.properties() for place in self._places]
-        return Properties(found[0].exclusive_create, all(one.durable for one in found))
+        """Exclusive if the first place is; durable if all are."""
+        properties = [place.properties() for place in self._places]
+        return Properties(properties[0].exclusive_create, all(place_properties.durable for place_properties in properties))
 
     def put_once(self, key: str, data: bytes) -> bool:
         """See ``ByteStore``."""
-        at = self._at(key)
+        number = self._at(key)
         self._make()
-        return self._places[at].put_once(key, data)
+        return self._places[number].put_once(key, data)
 
     def write(self, key: str, size: int) -> Writer:
         """See ``ByteStore``."""
-        at = self._at(key)
+        number = self._at(key)
         self._make()
-        return self._places[at].write(key, size)
+        return self._places[number].write(key, size)
 
     def rewrite(self, key: str, size: int) -> Writer:
         """See ``Rewrites``."""
@@ -94,7 +96,7 @@ class StripedStore:
             self._places[0].sync(prefix)
             return
         settled = 0
-        for place in reversed(self._places):  # the first last: what it says of the others is true by then
+        for place in reversed(self._places):  # the first place last: its files refer to files in the others
             try:
                 place.sync(prefix)
                 settled += 1
@@ -113,25 +115,25 @@ class StripedStore:
         return self._read(key, lambda place: place.open(key))
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """See ``ByteStore``. What is in any place."""
+        """See ``ByteStore``. Lists the union of all places."""
         check_key(prefix)
         if not self._is_there():
             return iter(())
-        found = {entry.name: entry for place in reversed(self._places) for entry in place.list(prefix)}
+        entries = {entry.name: entry for place in reversed(self._places) for entry in place.list(prefix)}
         self._require()
         if not prefix:
-            found = {name: entry for name, entry in found.items() if STRIPE_FILE not in (name, temporary_of(name))}
-        return iter(found.values())
+            entries = {name: entry for name, entry in entries.items() if STRIPE_FILE not in (name, temporary_of(name))}
+        return iter(entries.values())
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``."""
-        at = self._at(key)
+        number = self._at(key)
         if self._is_there():
-            self._places[at].delete(key)
+            self._places[number].delete(key)
             self._require()
 
     def delete_dir(self, prefix: str) -> bool:
-        """See ``ByteStore``. In the first place last: as long as something of it is anywhere, it is there."""
+        """See ``ByteStore``. Deletes in the first place last, so that the directory stays visible while any place has it."""
         check_key(prefix)
         if not self._is_there():
             return True
@@ -143,14 +145,14 @@ class StripedStore:
         return gone
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
-        """There is no such thing here."""
+        """Return nothing: directories have no uploads."""
         return []
 
     def drop_upload(self, upload: Upload) -> None:
         """Nothing to do."""
 
     def free_bytes(self) -> int | None:
-        """What packs that are dealt out evenly can take, before the first file system is full. Two places may be on one."""
+        """Return the bytes that evenly distributed packs can take before the first file system is full. Two places may share one."""
         shares = Counter(self._device(root) for root in self._roots)
         rooms = [(place.free_bytes(), shares[self._device(root)]) for place, root in zip(self._places, self._roots, strict=True)]
         known = [room * len(self._places) // share for room, share in rooms if room is not None]
@@ -164,28 +166,30 @@ class StripedStore:
         return self.place_of(key)
 
     def _read(self, key: str, read: Callable[[LocalStore], T]) -> T:
-        at = self._at(key)
+        number = self._at(key)
         if not self._is_there():
-            raise CheckpointNotFound("no such file: the store is not there yet", where=key)
+            raise CheckpointNotFound("no such file: the store does not exist yet", where=key)
         try:
-            return read(self._places[at])
+            return read(self._places[number])
         except CheckpointNotFound:
-            self._require()  # a drive that went away meanwhile says the same
+            self._require()  # a drive that vanished meanwhile also reports "not found"
             raise
 
     def _require(self) -> None:
-        """``StoreUnavailable`` if it is not there any more: that is why something seemed not to be."""
+        """Raise ``StoreUnavailable`` if the store is no longer there: "not found" was then caused by a missing drive."""
         if not self._is_there():
             raise StoreUnavailable("its places are gone", where=self.url, hint="are the drives mounted?")
 
     def _is_there(self) -> bool:
-        """Whether the store is there, all of it; False if it was never made. ``StoreUnavailable`` names what is missing, ``ConfigError``
-        what is not as the URL says."""
+        """Return whether the whole store exists; False if it was never created.
+
+        Raise ``StoreUnavailable`` for a missing place, ``ConfigError`` for places that do not match the URL.
+        """
         known = self._known
         if known and known == self._seen():
             return True
-        # Others may be making it. Before this look: then nothing but their files is in the first place, or all have theirs. And they begin
-        # with the first place, so that whoever looks at it last finds it, if any other is there.
+        # Another process may be creating it. Check ``_is_new`` first: then the first place has nothing but stripe files, or all places
+        # have theirs. Creation begins with the first place, so read it last: if any other record exists, its record does too.
         is_new = self._is_new()
         records = [self._record(root, place) for root, place in reversed([*zip(self._roots, self._places, strict=True)])][::-1]
         if not any(records) and not known:
@@ -203,15 +207,15 @@ class StripedStore:
         return True
 
     def _seen(self) -> _Seen:
-        """Device and inode of each place's file; a pair of zeros where there is none."""
-        found = []
+        """Return device and inode of each place's stripe file; zeros if it is missing."""
+        files = []
         for root in self._roots:
             try:
                 seen = self._disk.lstat(os.path.join(root, STRIPE_FILE))
-                found.append((seen.st_dev, seen.st_ino))
+                files.append((seen.st_dev, seen.st_ino))
             except OSError:
-                found.append((0, 0))
-        return tuple(found)
+                files.append((0, 0))
+        return tuple(files)
 
     def _record(self, root: str, place: LocalStore) -> StripeRecord | None:
         where = os.path.join(root, STRIPE_FILE)
@@ -223,34 +227,37 @@ class StripedStore:
             raise
         except RelightError as error:
             raise StoreUnavailable(
-                f"cannot tell whether this is one of the store's places: {error.what}",
+                f"cannot determine whether this is one of the store's places: {error.what}",
                 where=where,
                 hint="if it is, and only this file is damaged, remove it and put it there again (docs/format.md)",
                 retryable=False,
             ) from error
 
     def _compare(self, records: Sequence[StripeRecord | None]) -> None:
-        """``ConfigError`` if a place is another store's, or not where the URL has it."""
-        found = [(number, self._roots[number], record) for number, record in enumerate(records) if record is not None]
-        for _, root, record in found:
-            if record.id != found[0][2].id:
-                raise ConfigError(f"{root} is of another store than {found[0][1]}", where=self.url)
+        """Raise ``ConfigError`` if a place belongs to another store, or the order differs from the URL."""
+        known = [(number, self._roots[number], record) for number, record in enumerate(records) if record is not None]
+        for _, root, record in known:
+            if record.id != known[0][2].id:
+                raise ConfigError(f"{root} is of another store than {known[0][1]}", where=self.url)
             if record.places != len(self._roots):
                 raise ConfigError(
                     f"this store has {record.places} places, and {len(self._roots)} are named", where=self.url, hint="name all, in order"
                 )
-        if any(record.place != number for number, _, record in found):
-            right = ", ".join(f"{root} is number {record.place + 1}" for _, root, record in found)
+        if any(record.place != number for number, _, record in known):
+            right = ", ".join(f"{root} is number {record.place + 1}" for _, root, record in known)
             raise ConfigError(f"its places are in another order: {right}", where=self.url)
 
     def _is_new(self) -> bool:
-        """Whether nothing is in the first place but what is there while the store is made."""
+        """Return whether the first place has only files of an unfinished creation."""
         names = {entry.name for entry in self._places[0].list("")}
         return all(name == STRIPE_FILE or name.startswith(TMP_PREFIX) for name in names)
 
     def _make(self) -> None:
-        """See that it is there, all of it. The first place's file decides which store it is; no other file is made before all places have
-        theirs, so that a making that was interrupted can be told from a drive that is missing, and is gone on with."""
+        """Create the store's missing places, if it does not exist yet. The first place's file has the store's identity.
+
+        No other file is written before all places have their stripe files. So an interrupted creation can be distinguished from a
+        missing drive, and is completed.
+        """
         if self._is_there():
             return
         for root, place in zip(self._roots, self._places, strict=True):
@@ -265,7 +272,7 @@ class StripedStore:
         for place in self._places:
             place.sync("")
         if not self._is_there():
-            raise StoreUnavailable("it vanishes as it is made", where=self.url)
+            raise StoreUnavailable("the store's files vanish while it is created", where=self.url)
 
     def _device(self, root: str) -> int:
         while True:
@@ -279,7 +286,7 @@ class StripedStore:
 
 
 def places_in(url: str) -> tuple[list[str], str]:
-    """``(directories, path below each of them)`` of a stripe's URL: a comma ends each directory, and the path comes behind the last.
+    """Return ``(directories, path below each)`` of a stripe's URL. A comma ends each directory; the path follows the last comma.
 
     >>> places_in("stripe:/nvme0,/nvme1,/ckpts/demo")
     (['/nvme0', '/nvme1'], '/ckpts/demo')
@@ -287,7 +294,7 @@ def places_in(url: str) -> tuple[list[str], str]:
     *places, below = url.removeprefix(SCHEME).split(",")
     if len(places) < 2 or not all(places) or (below and not below.startswith("/")):
         raise ConfigError(
-            f"{url[:200]!r}: a comma ends each of a stripe's directories, and what lies in all of them comes behind the last",
+            f"{url[:200]!r}: a comma must end each of a stripe's directories, and the path inside them follows the last comma",
             hint="for example stripe:/nvme0,/nvme1,/ckpts/demo: the run demo in a store of /nvme0/ckpts and /nvme1/ckpts",
         )
     return places, below.rstrip("/")

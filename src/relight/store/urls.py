@@ -1,4 +1,4 @@
-"""URLs to stores."""
+"""Open a store by its URL."""
 
 from __future__ import annotations
 
@@ -28,9 +28,12 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(.*)\Z", re.DOTALL)
 
 
 def open_bytes(url: str | os.PathLike[str], *, cache: BlockCache | None = None, guard: StoreSecurity | None = None) -> ByteStore:
-    """The store at ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``,
-    ``gs://``, ``az://`` and a bucket), or, for reading, a web server. What is far away is read through ``cache``, or the one that
-    ``RELIGHT_CACHE`` names. What is there is guarded as ``guard`` says, or the settings."""
+    """Return the store at ``url``.
+
+    ``url``: a path, ``file://…``, several paths (``stripe:/a,/b,``), ``memory://name``, an object store (``s3://``, ``gs://``, ``az://``
+    and a bucket), or, for reading, a web server. Remote stores are read through ``cache``, or the cache of ``RELIGHT_CACHE``. Encryption,
+    signatures and anchor follow ``guard``, or the settings.
+    """
     store = _open(path_text(url), cache)
     guard = StoreSecurity.from_settings() if guard is None else guard
     if guard.keys is not None:
@@ -45,7 +48,7 @@ def open_bytes(url: str | os.PathLike[str], *, cache: BlockCache | None = None, 
 
 
 def path_text(url: object) -> str:
-    """A path or URL as a text. ``ConfigError`` for another type: it must not become a file's name by accident."""
+    """Return a path or URL as a text. Raise ``ConfigError`` for other types, which must not become file names by accident."""
     text = os.fspath(url) if isinstance(url, (str, os.PathLike)) else None
     if not isinstance(text, str):
         raise ConfigError(f"a path is a text or a pathlib.Path, not {shown(url)}", where="path", hint="such as runs/demo")
@@ -54,7 +57,7 @@ def path_text(url: object) -> str:
 
 def _open(text: str, cache: BlockCache | None) -> ByteStore:
     if not text or "\0" in text:
-        raise ConfigError("an empty path, or one with a zero byte, is no store")
+        raise ConfigError("a store's path is empty or has a zero byte")
     if is_stripe(text):
         places, below = places_in(text)
         return StripedStore([f"{os.path.expanduser(place)}{below}" for place in places])
@@ -78,12 +81,12 @@ def _open(text: str, cache: BlockCache | None) -> ByteStore:
 
 
 def is_stripe(url: str) -> bool:
-    """Whether it names several directories as one store."""
+    """Return whether ``url`` names several directories as one store."""
     return url.startswith(SCHEME)
 
 
 def absolute(url: str) -> str:
-    """Local paths, also in a stripe, without ``~``, ``.`` and ``..``, so that the last component is a name. URLs are left alone."""
+    """Return local paths, also in a stripe, without ``~``, ``.`` and ``..``, so that the last component is a name. URLs stay unchanged."""
     if is_stripe(url) and "\0" not in url:
         places, below = places_in(url)
         below = os.path.normpath(below) if below else ""
@@ -94,7 +97,7 @@ def absolute(url: str) -> str:
 
 
 def _local(path: str) -> LocalStore:
-    """A directory as a store. One of a stripe's is none: what would be missing in it would look damaged, and be deleted by halves."""
+    """Return a directory as a store. Refuse one place of a stripe: it lacks files, which would count as damage or be partially deleted."""
     if os.path.lexists(os.path.join(path, STRIPE_FILE)):
         raise ConfigError(
             "this is one of several directories that are one store", where=path, hint="name all of them: stripe:/nvme0/ckpts,/nvme1/ckpts,"
@@ -103,7 +106,7 @@ def _local(path: str) -> LocalStore:
 
 
 def split_run(url: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return ``(store's URL, run's directory)``: the last component names the run. A name that no run may have is returned unchanged."""
+    """Return ``(store's URL, run's directory)``: the last component names the run. An invalid run name is returned unchanged."""
     text = path_text(url).rstrip("/")
     match = _SCHEME.match(text)
     scheme, rest = (f"{match[1]}://", match[2]) if match else ("", text)

@@ -1,6 +1,7 @@
-"""A store behind a web server, for reading: any that serves files, with their length and in ranges. It needs no listing.
+"""A read-only store on a web server that serves files with their length and supports range requests. No directory listing is needed.
 
-Records of a log are numbered without gaps, so the newest is found by asking: for 1, 2, 4, 8 and so on until one is missing, then between.
+Records of a log are numbered without gaps, so the newest is found by requests: for 1, 2, 4, 8 and so on until one is missing, then by
+binary search.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from relight.store.object_client import RetryTimes
 from relight.store.objects import ObjectStore
 
 _AHEAD = 8
-"""Records that are asked for behind the first that is missing: one may be damaged away."""
+"""Records that are requested after the first missing one, as a single record may be lost."""
 _SEQ_MAX = 1 << 31
 
 
 class WebStore(ObjectStore):
-    """``https://host/path``: what a store's files are under, as they are. Every operation that would change it is refused."""
+    """``https://host/path`` with a store's files, unchanged. Every write is refused."""
 
     def __init__(self, url: str, *, patience: RetryTimes | None = None) -> None:
         super().__init__(url, patience=patience)
         self._counts: dict[str, int] = {}
-        """Records that were there at the last listing, by log."""
+        """Number of records at the last listing, by log."""
 
     def properties(self) -> Properties:
-        """Nothing is written here."""
+        """No guarantees: the store is read-only."""
         return Properties(exclusive_create=False, durable=False)
 
     def list(self, prefix: str) -> Iterator[Entry]:
-        """The newest records of a log, found by their numbers, and the folders below ``log/``; of other directories nothing is known."""
+        """List a log's records and folders, found by their numbers. Other directories are empty: they cannot be listed."""
         self._path(prefix)
         above, _, name = prefix.rpartition("/")
         folder = parse_record_folder(name) if above.rpartition("/")[2] == LOG_DIR else 0 if name == LOG_DIR else None
@@ -46,8 +47,8 @@ class WebStore(ObjectStore):
         return iter([*records, *(Entry(folder_name(number), True) for number in folders)])
 
     def _count(self, prefix: str) -> int:
-        """How many records there are, as far as asking tells. Asking begins at what was there the last time."""
-        low, step = self._counts.get(prefix, 1) - 1, 1  # ``low`` is there
+        """Return the number of records, found by requests. The search begins at the number of the last listing."""
+        low, step = self._counts.get(prefix, 1) - 1, 1  # record ``low`` exists
         if not self._has(prefix, low) and (low == 0 or not self._has(prefix, low := 0)):
             return 0
         while low + step < _SEQ_MAX and self._has(prefix, low + step):
@@ -76,7 +77,7 @@ class WebStore(ObjectStore):
         self._refuse()
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
-        """There are none."""
+        """Return nothing: the store is read-only."""
         return []
 
     def _refuse(self) -> NoReturn:

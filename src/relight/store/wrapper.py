@@ -1,4 +1,4 @@
-"""A store around another: all of its operations, handed on. What is to be different is overridden."""
+"""Base class of store wrappers: it forwards every operation, and subclasses override some."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from relight.store.base import ByteStore, Entry, Properties, Reader, Rewrites, U
 
 
 class StoreWrapper:
-    """``inner``, as it is."""
+    """``inner``, unchanged."""
 
     guard: StoreSecurity
-    """How all stores of the run are guarded, on the outermost."""
+    """Encryption, signatures and anchor of all of the run's stores. Only set on the outermost wrapper."""
 
     def __init__(self, inner: ByteStore) -> None:
         self.inner = inner
@@ -23,19 +23,19 @@ class StoreWrapper:
         return f"{type(self).__name__}({self.inner!r})"
 
     def __getattr__(self, name: str) -> Any:
-        some = ("lanes", "blocks", "counts", "encrypts", "guard", "anchored", "trusts")  # what only some stores have
+        some = ("lanes", "blocks", "counts", "encrypts", "guard", "anchored", "trusts")  # attributes that only some stores have
         if name in some and "inner" in self.__dict__:
             return getattr(self.inner, name)
         raise AttributeError(name)
 
     @property
     def without_cache(self) -> ByteStore:
-        """Without the copies that may be kept nearby: see ``beneath``."""
+        """This store without a local cache: see ``base.without_cache``."""
         below = without_cache(self.inner)
         return self if below is self.inner else self._over(below)  # type: ignore[return-value]
 
     def _over(self, below: ByteStore) -> ByteStore:
-        """The same around another."""
+        """Return an equal wrapper around another store."""
         raise NotImplementedError
 
     def properties(self) -> Properties:
@@ -91,28 +91,28 @@ class StoreWrapper:
         return self.inner.free_bytes()
 
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
-        """See ``forget_copies``."""
+        """See ``invalidate_cache``."""
         invalidate_cache(self.inner, key, offset, length)
 
 
 def guard_of(store: ByteStore) -> StoreSecurity:
-    """How a store was opened to be guarded: other tiers of a run are alike."""
-    found: StoreSecurity = getattr(store, "guard", None) or StoreSecurity()
-    return found
+    """Return the security settings with which a store was opened. All tiers of a run use the same."""
+    guard: StoreSecurity = getattr(store, "guard", None) or StoreSecurity()
+    return guard
 
 
 def unwrap(store: ByteStore) -> ByteStore:
-    """The store as it lies there, without what guards it and without copies kept nearby."""
+    """Return the innermost store, without wrappers and without a local cache."""
     while isinstance(store, StoreWrapper):
         store = store.inner
     return without_cache(store)
 
 
 def rewrites(store: ByteStore) -> Rewrites:
-    """``store``, as one whose files can be replaced. ``StoreUnavailable`` if they cannot."""
+    """Return ``store`` as ``Rewrites``. Raise ``StoreUnavailable`` if its files cannot be replaced."""
     if not hasattr(store, "rewrite"):
         from relight.errors import StoreUnavailable
 
         raise StoreUnavailable("no file can take another's place in this store", where=store.url, retryable=False)
-    found: Rewrites = store  # type: ignore[assignment]
-    return found
+    rewritable: Rewrites = store  # type: ignore[assignment]
+    return rewritable

@@ -124,7 +124,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "making them durable once more, if they were new",
         CHAIN,
-        "            self._settled = len(there) == 2",
+        "            self._settled = len(existing) == 2",
         "            self._settled = True",
         "rules",
     ),
@@ -174,7 +174,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "telling errors of the disk as ours",
         DURABLE,
-        '        except OSError as error:\n            raise translate(error, "looking at", path) from error\n',
+        '        except OSError as error:\n            raise translate(error, "checking", path) from error\n',
         "",
         "faults",
     ),
@@ -189,7 +189,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "looking for links in the middle of a path", LOCAL, "            if not stat.S_ISDIR(mode):\n", "            if False:\n", "rules"
     ),
-    Mutation("only regular files are read", DURABLE, "        if not stat.S_ISREG(found.st_mode):\n", "        if False:\n", "rules"),
+    Mutation("only regular files are read", DURABLE, "        if not stat.S_ISREG(status.st_mode):\n", "        if False:\n", "rules"),
     Mutation(
         "names that leave the store", BASE, '    if key and any(part in ("", ".", "..") or', "    if key and any(part in () or", "suite"
     ),
@@ -203,7 +203,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "nothing is chained behind what cannot be read",
         CHAIN,
-        "        if unread is not None:  # it may be a FENCE, or the very COMMIT that is to be appended\n",
+        "        if unread is not None:  # it may be a FENCE, or the same COMMIT that is being appended\n",
         "        if False:\n",
         "rules",
     ),
@@ -385,8 +385,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "a piece begins where the one before it ended",
         PACKS,
-        "        copy_from(source, start, buffer[at : at + length])\n",
-        "        copy_from(source, 0, buffer[at : at + length])\n",
+        "        copy_from(source, start, buffer[filled : filled + length])\n",
+        "        copy_from(source, 0, buffer[filled : filled + length])\n",
         "rules",
     ),
     Mutation(

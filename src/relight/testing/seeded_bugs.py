@@ -85,10 +85,14 @@ PLANTED: dict[str, Bug] = {
             '        mark = ready\n        put(place.store, f"{prefix}/{part_file(seat.rank)}", data)\n',
         ),
     ),
-    "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if found is not None:", "if False:")),
+    "COMMIT is written without looking whether it is there": Bug(Edit(f"{TOGETHER}:_append", "if checkpoint is not None:", "if False:")),
     "COMMIT is written though a rank is missing": Bug(
         Edit(f"{TOGETHER}:_complete", "    if missing:\n", "    if len(missing) == seat.world:\n"),
-        Edit(f"{TOGETHER}:_complete", "[found[rank] for rank in range(seat.world)]", "[found[rank] for rank in sorted(found)]"),
+        Edit(
+            f"{TOGETHER}:_complete",
+            "[ready_by_rank[rank] for rank in range(seat.world)]",
+            "[ready_by_rank[rank] for rank in sorted(ready_by_rank)]",
+        ),
     ),
     "what ranks agreed on is not compared": Bug(Edit(f"{TOGETHER}:_complete", "if ready.plan != seat.plan[:PLAN_DIGITS]]", "if False]")),
     "a save that may have been committed is removed": Bug(
@@ -102,13 +106,13 @@ PLANTED: dict[str, Bug] = {
         Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")
     ),
     "a COMMIT is believed before it is durable": Bug(
-        Edit(f"{TOGETHER}:_committed", "    place.log.sync(found.seq)\n", ""),
+        Edit(f"{TOGETHER}:_committed", "    place.log.sync(checkpoint.seq)\n", ""),
     ),
     "a root is believed to be a COMMIT": Bug(
         Edit(
             f"{TOGETHER}:_await",
-            "                found = _committed(place, directory)\n",
-            "                found = _root(place, directory, prefix), 0\n",
+            "                committed = _committed(place, directory)\n",
+            "                committed = _root(place, directory, prefix), 0\n",
         ),
     ),
     "who appends for another does not make the root durable": Bug(
@@ -173,7 +177,9 @@ PLANTED: dict[str, Bug] = {
     ),
     "what was given up is recalled": Bug(
         Edit(
-            f"{HISTORY}:_apply", "if history.recallable.pop(one, None)}", "if history.recallable.pop(one, None) or one in history.retired}"
+            f"{HISTORY}:_apply",
+            "if history.recallable.pop(recalled, None)}",
+            "if history.recallable.pop(recalled, None) or recalled in history.retired}",
         ),
         Edit(f"{RECALL}:recall", "if checkpoint_id in history.recallable:", "if True:"),
     ),
