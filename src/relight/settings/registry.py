@@ -1,4 +1,5 @@
-"""All settings that there are: name, kind, default, what each is for. Data alone: commands, checks and the reference are made of it."""
+"""The registry of all settings: name, kind, default, purpose. Commands, checks and the reference are generated from it.
+Data only."""
 
 from __future__ import annotations
 
@@ -15,39 +16,41 @@ class Setting(NamedTuple):
 
     name: str
     kind: str
-    """What it may be, in words."""
+    """Allowed values, in words."""
     default: str
-    """In words too, as some defaults are worked out."""
+    """The default, in words, because some defaults are computed."""
     doc: str
     argument: str = ""
-    """The keyword argument or flag that says the same in a call, if there is one besides ``--set``."""
+    """The equivalent keyword argument or flag, if there is one in addition to ``--set``."""
     secret: bool = False
-    """Whether its value is told to nobody."""
+    """Whether its value is never shown."""
 
     @property
     def variable(self) -> str:
-        """The environment variable that says the same."""
+        """The equivalent environment variable."""
         return variable_of(self.name)
 
 
 _SHORT = {"checkpoint.background": "RELIGHT_BACKGROUND", "supervise.grace_s": "RELIGHT_GRACE_S"}
-"""Variables that are older than the way the others are named."""
+"""Variables with names from before the naming scheme."""
 TOLD = (
     "RELIGHT_SETTINGS", "RELIGHT_PULSE", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
     "RELIGHT_SPIKES",
 )  # fmt: skip
-"""Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
+"""Variables that are not settings of the file: one names the file, ``relight run`` sets the others for the processes it
+starts."""
 _PROTECTION = (
     "job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "keys_over_http", "peers_host",
     "events", "cache",
 )  # fmt: skip
 NAMED_ONLY = frozenset({*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model", "checkpoint.tiers"})
-"""Settings for protection, and of paths that are read, written and tidied. They count only in a file that is named, not in one that lies in
-the working directory."""
+"""Settings for security, and paths that are read, written and cleaned up. They count only in a named file, not in a
+file that happens to be in the working directory."""
 
 
 def variable_of(name: str) -> str:
-    """The prefix and the name in capitals, ``__`` for each dot; of ``environment.cache`` it is ``RELIGHT_CACHE``."""
+    """Return a setting's variable: prefix and name in capitals, ``__`` for each dot. For ``environment.cache`` it is
+    ``RELIGHT_CACHE``."""
     if name in _SHORT:
         return _SHORT[name]
     table, _, rest = name.partition(".")
