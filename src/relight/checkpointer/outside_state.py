@@ -148,7 +148,7 @@ def _is_given(owner: object, attribute: str, value: object) -> bool:
         return any(each is value or (isinstance(each, torch.Tensor) and each.data_ptr() == value.data_ptr()) for each in values)
     if isinstance(owner, torch.optim.Optimizer) or type(value) not in (int, float, str):
         return False
-    return any(type(one) is type(value) and one == value for one in values)
+    return any(type(each) is type(value) and each == value for each in values)
 
 
 def _gives_state_itself(module: nn.Module) -> bool:
@@ -158,11 +158,11 @@ def _gives_state_itself(module: nn.Module) -> bool:
 
 def _collect(value: object, keys: set[str], values: list[object], depth: int = 0) -> None:
     if isinstance(value, Mapping) and depth < 4:
-        for key, one in value.items():
+        for key, element in value.items():
             keys.add(str(key))
-            _collect(one, keys, values, depth + 1)
+            _collect(element, keys, values, depth + 1)
     elif isinstance(value, (list, tuple)) and depth < 4:
-        for one in value:
-            _collect(one, keys, values, depth + 1)
+        for element in value:
+            _collect(element, keys, values, depth + 1)
     else:
         values.append(value)
