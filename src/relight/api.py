@@ -1,4 +1,4 @@
-"""Without a loop: ``relight.save``, ``relight.load``, ``relight.open``."""
+"""Functions without a Checkpointer: ``relight.save``, ``relight.load``, ``relight.open``."""
 
 from __future__ import annotations
 
@@ -43,10 +43,12 @@ def save(
     metrics: Mapping[str, float] | None = None,
     encrypt: str | Sequence[str] | None = None,
 ) -> SaveReport:
-    """Save ``state``, a dict of anything a Checkpointer takes, as ``step`` of the run at ``url``. Durable when it returns.
+    """Save ``state``, a dict of any components that a Checkpointer takes, as ``step`` of the run at ``url``. Return its
+    report.
 
-    Takes charge of the run, as every saver does: one at a time. The new checkpoint continues the run's newest one.
-    ``encrypt``: where the key of an encrypted store is, as for a Checkpointer.
+    The checkpoint is durable on return. Its parent is the run's newest checkpoint. This process takes over the run, so
+    a Checkpointer that trains the run is fenced. ``encrypt``: place of the key of an encrypted store, as for a
+    Checkpointer.
     """
     from relight.capture import capture, class_paths, environment
     from relight.checkpointer.metric_values import check_metrics, numbers_of
@@ -83,18 +85,20 @@ def load(
     encrypt: str | Sequence[str] | None = None,
     mmap: bool = False,
 ) -> dict[str, Any]:
-    """The state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Verified while it is read; runs nothing.
+    """Return the state of a checkpoint as a plain tree: dicts, lists, values, CPU tensors, arrays. Bytes are verified
+    while they are read, and no stored code runs.
 
-    ``latest`` passes over damaged ones, with a warning; ``only=["model/*"]`` reads just what matches. What several ranks saved comes as
-    one: every tensor whole; of what each rank had of its own, rank 0's.
+    ``latest`` skips damaged checkpoints with a warning. ``only=["model/*"]`` reads only matching parts. A checkpoint of
+    several ranks is returned as one state: every tensor whole, and rank 0's own state.
 
-    ``mmap``: tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and **not checked**
-    (``relight verify`` does that). Writing to such a tensor changes this process's memory alone. Tensors that are coded, shared with an
-    earlier save or spread over ranks are read and checked as ever. It takes a store in a local directory that is not encrypted.
+    ``mmap=True``: tensors are mappings of the checkpoint's files. Their pages are read when they are first touched, and
+    **not verified** (``relight verify`` does that). Writing to such a tensor changes only this process's memory.
+    Tensors that are coded, shared with an earlier save or sharded over ranks are read and verified as usual. The store
+    must be a local directory without encryption.
     """
     which = which_of(which)
     check_bool(mmap, "load(mmap=…)")
-    take_environment()  # which may say where it is written down
+    take_environment()  # it may set the place of the audit log
     with recorded(
         "load", f"{url}@{which}", ActionFacts(given={"url": url, "which": which, "only": only, **({"mmap": True} if mmap else {})})
     ):
@@ -110,7 +114,7 @@ def _load(
     run = open_run(_opened(store_url, encrypt), run_name)
     view = run.require_whole_log()
     history = fold(view)
-    tried = [report(one) for one in choose_all(history, which)]
+    tried = [report(each) for each in choose_all(history, which)]
     if not tried:
         raise nothing_there(view, run_name, store_url)
     failed: list[str] = []
@@ -131,8 +135,8 @@ def _load(
                     mapped = Mapped(opened, joined) if mmap else None
                     plan = build_tree(joined.tensors, joined.tree_of(0), only=only, where=opened.prefix, check=check, mapped=mapped)
                     by_part = sinks_by_part(plan.sinks, joined.tensors, joined.pieces, len(opened.parts))
-            for one, sinks in zip(opened.parts, by_part, strict=True):
-                read_tensors(opened, one, sinks)
+            for stored, sinks in zip(opened.parts, by_part, strict=True):
+                read_tensors(opened, stored, sinks)
         except (CorruptCheckpoint, UnsafeContent) as error:
             if which != "latest":
                 raise
@@ -150,7 +154,7 @@ def _opened(url: str | os.PathLike[str], encrypt: str | Sequence[str] | None) ->
 
 
 class Store:
-    """A store, or one run of it, opened for looking and for housekeeping. ``relight.open(url)`` makes it."""
+    """A store, or one run of it, opened for reading and maintenance. ``relight.open(url)`` returns one."""
 
     def __init__(self, url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> None:
         bytes_at = _opened(url, encrypt)
@@ -158,7 +162,7 @@ class Store:
             read_store(bytes_at)
             self._bytes, self._run = bytes_at, None
         except CheckpointNotFound:
-            if anchored_runs(bytes_at):  # a store that was emptied: each of its runs is refused
+            if anchored_runs(bytes_at):  # the store was emptied: every access to its runs raises
                 self._bytes, self._run = bytes_at, None
                 return
             store_url, run = split_run(url)
@@ -167,35 +171,36 @@ class Store:
 
     @property
     def runs(self) -> list[str]:
-        """The names of the runs, or of the one that was opened."""
-        return [run_name(one) for one in ([self._run] if self._run else list_runs(self._bytes))]
+        """The names of the runs, or of the opened run."""
+        return [run_name(name) for name in ([self._run] if self._run else list_runs(self._bytes))]
 
     def run(self, name: str | None = None) -> Run:
-        """One run, for reading."""
+        """Return one run, for reading."""
         return open_run(self._bytes, self._name(name))
 
     def checkpoints(self, run: str | None = None) -> list[Checkpoint]:
-        """Committed checkpoints, oldest first."""
+        """Return the committed checkpoints, oldest first."""
         return self.run(run).history().live
 
     def latest(self, run: str | None = None) -> Checkpoint:
-        """The newest committed checkpoint, unread."""
+        """Return the newest committed checkpoint, without verifying it."""
         return choose(self.run(run).history(), "latest").checkpoint
 
     def verify(self, which: str | int | None = None, run: str | None = None) -> Iterator[tuple[Checkpoint, list[VerifyFinding]]]:
-        """Each checkpoint (or one) with what is wrong with it, while it is found out."""
+        """Verify all checkpoints, or one. Yield each with its findings as soon as it is read; no findings: it is
+        intact."""
         opened = self.run(run)
         view, history = opened.view(), opened.history()
-        for one in history.live if which is None else [report(choose(history, which_of(which)))]:
-            yield one, _verify(self._bytes, view, one)
+        for checkpoint in history.live if which is None else [report(choose(history, which_of(which)))]:
+            yield checkpoint, _verify(self._bytes, view, checkpoint)
 
     def tag(self, name: str, which: str | int | None, run: str | None = None) -> None:
-        """Point a tag at a checkpoint; None takes it away."""
+        """Point a tag at a checkpoint; ``which=None`` removes the tag."""
         opened = self.run(run)
         opened.tag(name, None if which is None else report(choose(opened.history(), which_of(which))).id)
 
     def branch(self, name: str, which: str | int = "latest", run: str | None = None, *, why: str = "") -> None:
-        """Make the run ``name``, which goes on from a checkpoint, at no cost in bytes. Said again it changes nothing."""
+        """Create the run ``name``, which continues from a checkpoint without copying its bytes. Idempotent."""
         from relight.versions.branching import branch
         from relight.versions.stages import who
 
@@ -203,18 +208,18 @@ class Store:
         branch(opened, report(choose(opened.history(), which_of(which))), name, by=who(), why=why)
 
     def promote(self, which: str | int = "latest", stage: str | None = None, run: str | None = None, *, why: str = "") -> str:
-        """Have a stage, by default the one behind where it is, be this checkpoint. Gives the stage."""
+        """Point a stage at this checkpoint, by default the stage after its present one. Return the stage."""
         from relight.versions.stages import promote
 
         opened = self.run(run)
         return promote(opened, report(choose(opened.history(), which_of(which))), stage, why=why)
 
     def plan_prune(self, rules: Keep, run: str | None = None) -> PrunePlan:
-        """What ``prune`` would do, with a reason for each checkpoint."""
+        """Return what ``prune`` would do, with a reason for each checkpoint. Changes nothing."""
         return plan_prune(self._bytes, self._name(run), rules)
 
     def prune(self, rules: Keep, run: str | None = None) -> PruneReport:
-        """Retire and delete what no rule keeps."""
+        """Retire the checkpoints that no rule keeps, and delete their bytes."""
         return execute(self.plan_prune(rules, run), self._bytes)
 
     def _name(self, run: str | None) -> str:
@@ -225,5 +230,6 @@ class Store:
 
 
 def open(url: str | os.PathLike[str], *, encrypt: str | Sequence[str] | None = None) -> Store:
-    """Open the store, or the run, at ``url`` for looking and housekeeping. ``encrypt``: where its key is, if it is encrypted."""
+    """Open the store, or the run, at ``url`` for reading and maintenance. ``encrypt``: place of the key of an encrypted
+    store."""
     return Store(url, encrypt=encrypt)

@@ -3,22 +3,22 @@
 ::
 
     RelightError
-    ├── CheckpointNotFound      choose another: nothing there under that name
-    ├── CorruptCheckpoint       choose another: bytes are not what was committed
-    ├── UnsafeContent           choose another: the file asks for something a reader must refuse
-    ├── IncompatibleState       change the code: what is stored and what is live do not fit
+    ├── CheckpointNotFound      choose another: no checkpoint, run, tag or file of that name
+    ├── CorruptCheckpoint       choose another: stored bytes differ from the committed ones
+    ├── UnsafeContent           choose another: the file contains something that a reader must refuse
+    ├── IncompatibleState       change the code: stored and live state do not fit
     ├── ConfigError             change the call: an option is wrong
-    ├── StoreUnavailable        try again: the store did not answer as it should
+    ├── StoreUnavailable        try again: the store refused or failed an operation
     ├── NoSpace                 make room: disk, quota, inodes
-    ├── LeaseHeld               wait: somebody else is at it
-    ├── Fenced                  stop: a newer attempt is in charge of this run
-    ├── WrongKey                set up: the key does not open this
-    ├── Diverged                go back: the loss is no number, or jumped
+    ├── LeaseHeld               wait: another process has the lease
+    ├── Fenced                  stop: a newer attempt has taken over this run
+    ├── WrongKey                set up: the key does not open this checkpoint
+    ├── Diverged                roll back: the loss is NaN or infinite, or jumped
     ├── InternalError           report it: a fault in Relight's own code
-    └── SaveFailed              a save did not become a checkpoint; training may go on
+    └── SaveFailed              a save did not become a checkpoint; training may continue
 
-Each carries ``kind`` (stable, for programs), ``what`` happened, ``where`` (file, chunk, tensor), ``hint`` (what to do) and
-``retryable``. ``details`` lists single findings where there are several.
+Each error has ``kind`` (stable, for programs), ``what`` happened, ``where`` (file, chunk, tensor), ``hint`` (what to
+do) and ``retryable``. ``details`` lists the findings if there are several.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from collections.abc import Sequence
 from relight.run_names import shown as shown_names
 
 PROGRAMMING_ERRORS = (TypeError, ValueError, AttributeError, AssertionError, LookupError, NameError, ArithmeticError, NotImplementedError)
-"""What faulty code raises. Stores, disks and networks raise ``RelightError`` or ``OSError``."""
+"""Errors that indicate faulty code. Failures of stores, disks and networks are ``RelightError`` or ``OSError``."""
 _FRAMES, _SHOWN_MAX = 8, 60
 _HERE, _LIBRARY = os.path.dirname(os.path.abspath(__file__)) + os.sep, os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
@@ -53,7 +53,7 @@ class RelightError(Exception):
         self.what = shown_names(what)
         self.where = shown_names(where)
         self.hint = shown_names(hint)
-        self.details = tuple(shown_names(one) for one in details)
+        self.details = tuple(shown_names(detail) for detail in details)
         if retryable is not None:
             self.retryable = retryable
         super().__init__(str(self))
@@ -77,23 +77,23 @@ def _rebuild(cls: type[RelightError], what: str, where: str, hint: str, details:
 
 
 def error_of(kind: str) -> type[RelightError]:
-    """The class of errors of that kind, as it was told by another process; ``SaveFailed`` for one that is not known here."""
-    found: list[type[RelightError]] = [RelightError]
-    for one in found:
-        if one.kind == kind and one is not RelightError:
-            return one
-        found += one.__subclasses__()
+    """Return the error class with ``kind``, which another process has sent; ``SaveFailed`` for an unknown kind."""
+    classes: list[type[RelightError]] = [RelightError]
+    for error_class in classes:
+        if error_class.kind == kind and error_class is not RelightError:
+            return error_class
+        classes += error_class.__subclasses__()
     return SaveFailed
 
 
 class CheckpointNotFound(RelightError):
-    """No checkpoint, run, tag or file of that name."""
+    """No checkpoint, run, tag or file has that name."""
 
     kind = "not_found"
 
 
 class CorruptCheckpoint(RelightError):
-    """Stored bytes differ from what was committed, or are not there."""
+    """Stored bytes differ from the committed ones, or are missing."""
 
     kind = "corrupt"
 
@@ -105,13 +105,13 @@ class RunRemoved(CorruptCheckpoint):
 
 
 class UnsafeContent(RelightError):
-    """A file asks for something no reader may do: leave the store, nest without end, claim absurd sizes."""
+    """A file contains something that a reader must refuse: a path outside the store, endless nesting, absurd sizes."""
 
     kind = "unsafe"
 
 
 class IncompatibleState(RelightError):
-    """What is stored does not fit what is live, or what is live cannot be stored."""
+    """Stored state does not fit the live state, or live state cannot be stored."""
 
     kind = "incompatible"
 
@@ -136,34 +136,34 @@ class NoSpace(StoreUnavailable):
 
 
 class LeaseHeld(RelightError):
-    """Somebody else holds what this operation needs alone."""
+    """Another process holds the lease that this operation needs exclusively."""
 
     kind = "lease"
     retryable = True
 
 
 class Fenced(RelightError):
-    """A newer attempt is in charge of this run; this one can never commit again."""
+    """A newer attempt has taken over this run; this attempt can never commit again."""
 
     kind = "fenced"
 
 
 class WrongKey(RelightError):
-    """The key at hand does not open this checkpoint."""
+    """The given key does not open this checkpoint."""
 
     kind = "wrong_key"
 
 
 class Diverged(RelightError):
-    """The loss is no number, or jumped and stayed. Raised only under ``relight run``, which then goes back to before it."""
+    """The loss is NaN or infinite, or jumped and stayed high. Raised only under ``relight run``, which then rolls
+    back."""
 
     kind = "diverged"
 
 
 class ReplicasDiffer(RelightError):
-    """Ranks that held the same tensor no longer do: one of them has computed wrongly. Raised only under ``relight run``, which then goes
-    back to before it.
-    """
+    """Replicas of a tensor have become different: one rank has computed wrongly. Raised only under ``relight run``,
+    which then rolls back."""
 
     kind = "replicas_differ"
 
@@ -182,7 +182,8 @@ class InternalError(RelightError):
 
 
 def is_fault(error: BaseException) -> bool:
-    """Whether ``error`` shows a fault in code, not a failure of a store. A certificate's error is a ``ValueError`` and an ``OSError``."""
+    """Return whether ``error`` indicates a fault in code, not a failure of a store. A certificate's error, which is
+    both ``ValueError`` and ``OSError``, is a failure of the store."""
     return isinstance(error, PROGRAMMING_ERRORS) and not isinstance(error, OSError)
 
 
@@ -199,7 +200,7 @@ def known(error: BaseException, where: str = "") -> RelightError:
     if not is_fault(error):
         made = SaveFailed(what, where=where)
     elif _raised_here(frames):
-        lines = [f"{_place(one.filename)}:{one.lineno} in {one.name}: {one.line or ''}" for one in frames[-_FRAMES:]]
+        lines = [f"{_place(frame.filename)}:{frame.lineno} in {frame.name}: {frame.line or ''}" for frame in frames[-_FRAMES:]]
         hint = "report this traceback to Relight's authors; the store did not fail"
         made = InternalError(f"internal error in Relight: {what}", where=where, details=lines, hint=hint)
     else:
@@ -210,22 +211,24 @@ def known(error: BaseException, where: str = "") -> RelightError:
 
 
 def _raised_here(frames: Sequence[traceback.FrameSummary]) -> bool:
-    """Whether the innermost frame outside the standard library is Relight's. Compiled code has no frames: its caller counts."""
-    for one in reversed(frames):
-        if one.filename.startswith(_HERE):
+    """Return whether the innermost frame outside the standard library is Relight's. Compiled code has no frames: its
+    caller counts."""
+    for frame in reversed(frames):
+        if frame.filename.startswith(_HERE):
             return True
-        if not one.filename.startswith((_LIBRARY, "<frozen ")) or "-packages" in one.filename:
+        if not frame.filename.startswith((_LIBRARY, "<frozen ")) or "-packages" in frame.filename:
             return False
     return False
 
 
 def _place(path: str) -> str:
-    """A source file's path from its package on: the message may be read on another machine."""
+    """Return the last three components of a source file's path: the message may be read on another machine."""
     return "/".join(path.replace("\\", "/").rsplit("/", 3)[-3:])
 
 
 def shown(value: object) -> str:
-    """A value for a message: short, without its elements if it is an array or a tensor (reading one waits for its device)."""
+    """Return a short text of a value for a message. Elements of an array or tensor are not read, which could wait for a
+    device."""
     shape, dtype = getattr(value, "shape", None), getattr(value, "dtype", None)
     if dtype is not None and isinstance(shape, tuple) and not isinstance(value, type):
         return f"a {type(value).__name__} of dtype {dtype} and shape {tuple(shape)}"

@@ -61,7 +61,7 @@ def test_a_rank_that_dies_behind_its_update_costs_nothing_either(tmp_path: Path)
     went_on = [(one.after.restored, one.after.steps_lost) for one in found if one.after]
     assert len(went_on) == 3, said
     assert sum(pair in went_on for pair in [(8, 0), (17, 0), (26, 0)]) >= 2, said  # on a busy machine a survivor may come too late once
-    assert said.count("in front of its update") >= len(plan) - 1, said
+    assert said.count("from before its update") >= len(plan) - 1, said
     assert end == straight, said
 
 

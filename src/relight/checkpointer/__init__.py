@@ -1,8 +1,8 @@
-"""What sits in the training loop: decides when, captures, saves, restores, minds signals and exceptions.
+"""The trainer's side: decides when to save, captures, saves and restores the state, and handles signals and exceptions.
 
-Always holds: a save that fails does not stop training unless asked; what a step() call saves is the state at that call; the signal that
-asked for an end gets it. This is the trainer's edge: the only room where a broad ``except`` may stand, and there it becomes an event,
-a counter and a warning. May import everything below it, and torch.
+Invariants: a failed save does not stop training unless the policy requires it. A ``step()`` call saves the state at
+that call. A signal that ends the job ends it after the save. Only this package may use a broad ``except``; each one
+turns the error into an event, a counter and a warning. It may import every package below it, and torch.
 """
 
 from relight.checkpointer.checkpointer import Checkpointer

@@ -1,6 +1,7 @@
-"""``relight.adaptive()`` in a running job: what is measured goes in, the interval that holds from now on comes out.
+"""``relight.adaptive()`` in a running job: computes the save interval from measurements.
 
-One rank decides, and asks the others to save as a clock does (``Ranks.why_now``): nothing is exchanged for it.
+One rank decides. It requests a save from the other ranks as a clock trigger does (``Ranks.agree_on_save``), without
+further exchanges.
 """
 
 from __future__ import annotations
@@ -33,33 +34,35 @@ from relight.policy import Adaptive, Tiers, Trigger
 from relight.policy.tiers import PACE_TOPIC
 
 REMEMBERED = 32
-"""Saves and steps whose medians count."""
+"""Number of saves and steps over which medians are computed."""
 LOSSES, LOSSES_LEAST = 256, 32
-"""Over how many steps the loss's usual scatter is taken, and from how many on something is said about it."""
+"""Number of steps over which the loss's usual scatter is computed, and the least number of losses for it."""
 JUMP = 1.5
-"""If the loss's restlessness changes by this factor, there is a decision between two saves, too."""
+"""Change of the loss's volatility, as a factor, that causes a decision between two saves."""
 LOOK_S = 1.0
-"""So often it is looked whether something is foreseen; while it is, the interval may move as often."""
+"""Seconds between two reads of the risk warning. While a failure is predicted, the interval may change as often."""
 _ENDED = ("end", "SIGTERM", "SIGINT", "SIGHUP")
 _INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
-"""What ``relight run`` has written down, of which the last so many are read."""
+"""Folder and file name suffix of the restart measurements of ``relight run``; how many files are read, the newest, and
+their largest size."""
 
 
 class AdaptiveSchedule:
-    """Of one Checkpointer. Without ``relight.adaptive()`` it does nothing.
+    """The adaptive schedule of one Checkpointer. Without ``relight.adaptive()`` it does nothing.
 
-    Rank 0 has the interval. Another has none, unless something is foreseen of its node: then it has one of its own as long as that lasts.
+    Rank 0 has the interval. Another rank has none, except while a failure of its node is predicted: then it has its
+    own.
     """
 
     def __init__(
         self, trigger: Trigger | None, rank: int, devices: int, clock: Callable[[], float] = monotonic, tiers: Tiers | None = None
     ) -> None:
-        found = trigger.adapts if trigger is not None else None
-        self._rules: Adaptive | None = found
+        rules = trigger.adapts if trigger is not None else None
+        self._rules: Adaptive | None = rules
         self._leads = rank == 0
-        self._onwards = TierPacer(tiers.tiers if tiers is not None and found is not None and self._leads else (), clock)
+        self._onwards = TierPacer(tiers.tiers if tiers is not None and rules is not None and self._leads else (), clock)
         self._devices, self._clock, self._began = devices, clock, clock()
-        self._bounds = IntervalBounds(found.at_least_s, found.at_most_s, found.overhead) if found is not None else IntervalBounds()
+        self._bounds = IntervalBounds(rules.at_least_s, rules.at_most_s, rules.overhead) if rules is not None else IntervalBounds()
         self._stalls, self._durables, self._waited = (deque[float](maxlen=REMEMBERED) for _ in range(3))
         self._quiet, self._losses = deque[float](maxlen=REMEMBERED), deque[float](maxlen=LOSSES)
         self._restarts: tuple[float, ...] = ()
@@ -92,7 +95,7 @@ class AdaptiveSchedule:
         self._phase = name
 
     def begin(self, attempt: Attempt, history: History) -> None:
-        """What the run's log, and what watched over it, say of earlier attempts."""
+        """Read earlier attempts' lifetimes, costs of saves and restart times from the run's log and incident files."""
         if self._rules is None:
             return
         self._began = self._clock()
@@ -108,7 +111,8 @@ class AdaptiveSchedule:
             self._restarts = measured_restarts(attempt)
 
     def interval(self, step: int, metrics: Mapping[str, float], writing: bool) -> float | None:
-        """What holds at the end of ``step``; ``writing``: whether a save is under way."""
+        """Return the interval in seconds at the end of ``step``; None: this rank has none. ``writing``: whether a save
+        is in progress."""
         if self._rules is None:
             return None
         now = self._clock()
@@ -119,14 +123,14 @@ class AdaptiveSchedule:
             self._losses.append(metrics.get(self._rules.loss, float("nan")))
         turned = self._has_turned(now)
         if not self._leads and not self._likely:
-            self.decision, self._due = None, True  # what is usual is rank 0's to say
+            self.decision, self._due = None, True  # without a predicted failure only rank 0 decides
             return None
         if self._due or turned or self._has_jumped():
             self._decide(now)
         return self._scaled(self._rules, self.decision, writing) if self.decision is not None else None
 
     def learn(self, timings: Mapping[str, float], stored: int, waits: bool) -> None:
-        """Of a save that became durable; ``waits``: another one is behind it already."""
+        """Record the costs of a durable save. ``waits``: whether another save already waits after it."""
         if self._rules is None:
             return
         blocked = timings.get("blocked", 0.0)
@@ -137,7 +141,7 @@ class AdaptiveSchedule:
         self._extra_s, self._bytes, self._due = 0.0, stored, True
 
     def close(self) -> None:
-        """The last decision is in the log, if the store takes it in a moment."""
+        """Wait up to 5 s until the last decision is in the log."""
         self._onwards.close()
         if self._writer is not None:
             self._writer.join(5.0)
@@ -145,23 +149,27 @@ class AdaptiveSchedule:
     # -- inside
 
     def _scaled(self, rules: Adaptive, decision: ScheduleDecision, writing: bool) -> float:
-        """The decision's interval in this phase, and with what else the machine does. A change is an event."""
+        """Return the decision's interval scaled for the phase and the machine's other load. Emit an event if the
+        scaling changes."""
         if not rules.phases and not rules.busy:
             return decision.interval_s
         if rules.busy and self._use is None and self._attempt is not None:
             self._use = ResourceUse(self._attempt.store.url, self._clock)
         if self._use is not None:
             self._use.sample(writing)
-        found, why = rules.scaled(decision.interval_s, self._phase, self._use.shares if self._use is not None else {})
+        interval_s, why = rules.scaled(decision.interval_s, self._phase, self._use.shares if self._use is not None else {})
         kind = why if not rules.busy else f"{self._phase} {'busy' if 'in use' in why else ''}"
         if kind != self._why and self._leads:
             self._why = kind
-            reason = f"every {span(found)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
-            emit("schedule.changed", f"from step {self._step} on: {reason}", step=self._step, interval_s=round(found, 3), reason=reason)
-        return found
+            reason = f"every {span(interval_s)}: {why or 'as decided, in no phase and with nothing busy'}; {decision.reason}"
+            emit(
+                "schedule.changed", f"from step {self._step} on: {reason}", step=self._step, interval_s=round(interval_s, 3), reason=reason
+            )
+        return interval_s
 
     def _took(self, seconds: float, writing: bool) -> None:
-        """A step behind which a save was written: what it took beyond the usual is the save's."""
+        """Record a step's seconds. If a save was in progress, the time beyond the usual step counts as a cost of the
+        save."""
         if not writing:
             self._quiet.append(seconds)
             self._onwards.stepped(self._clock(), seconds)
@@ -169,17 +177,18 @@ class AdaptiveSchedule:
             self._extra_s += seconds - median(self._quiet)
 
     def _has_turned(self, now: float) -> bool:
-        """Whether what is foreseen is another than at the last decision, or that one is still on its way to what it wants."""
+        """Return whether the predicted failure probability has changed since the last decision, or the interval is
+        still approaching the wanted one."""
         if now < self._look_again_s:
             return False
         self._look_again_s = now + LOOK_S
         path = heartbeat().path
         self._warned = read_risk(path) if path else None
         before, self._likely = self._likely, self._warned.remaining(now) if self._warned is not None else 0.0
-        told = self.decision.numbers["foreseen"] if self.decision is not None else before
-        if not self._likely or not told:
-            return self._likely != told
-        return max(told, self._likely) >= JUMP * min(told, self._likely) or self._moves()
+        decided = self.decision.numbers["foreseen"] if self.decision is not None else before
+        if not self._likely or not decided:
+            return self._likely != decided
+        return max(decided, self._likely) >= JUMP * min(decided, self._likely) or self._moves()
 
     def _moves(self) -> bool:
         if self.decision is None:
@@ -231,9 +240,10 @@ class AdaptiveSchedule:
         )  # fmt: skip
 
     def _write(self, attempt: Attempt) -> None:
-        """In a thread: the store may be far away. What it refuses is tried again with the next decision."""
+        """Append the waiting notes to the log. Runs in a thread, because the store may be slow. The next decision
+        retries a failure."""
         with contextlib.suppress(RelightError):
-            log = Log(attempt.store, attempt.run)  # of its own: the loop uses the attempt's
+            log = Log(attempt.store, attempt.run)  # a separate object: the training thread uses the attempt's log
             log.read()
             while self._unwritten:
                 note = self._unwritten[0]
@@ -242,32 +252,34 @@ class AdaptiveSchedule:
 
 
 def _shown(decision: ScheduleDecision) -> tuple[float, float]:
-    """What must change for a decision to be told: the interval, or that something is measured now which was a guess."""
+    """Return the values whose change makes a decision an event: the interval, and the number of guessed inputs."""
     return decision.interval_s, decision.numbers.get("guesses", 0.0)
 
 
 def _risk(rules: Adaptive) -> float:
-    """As the caller's own function says; what is no number counts as usual."""
-    found = rules.risk() if rules.risk is not None else 1.0
-    return float(found) if isinstance(found, (int, float)) and 0 < found < float("inf") else 1.0
+    """Return the result of the caller's risk function; 1 if it is not a finite number above 0."""
+    risk = rules.risk() if rules.risk is not None else 1.0
+    return float(risk) if isinstance(risk, (int, float)) and 0 < risk < float("inf") else 1.0
 
 
 def loss_volatility(losses: list[float]) -> float:
-    """How restless the newest eighth of losses is by all of them: the scatter around their own trend, step to step."""
+    """Return the volatility of the newest eighth of losses relative to the earlier ones (standard deviation of
+    step-to-step changes), at least 1."""
     if len(losses) < LOSSES_LEAST:
         return 1.0
     moves = [after - before for before, after in pairwise(losses)]
-    moves = [one for one in moves if abs(one) < float("inf")]
+    moves = [move for move in moves if abs(move) < float("inf")]
     newest = moves[-max(8, len(losses) // 8) :]
     usual = pstdev(moves[: -len(newest)]) if len(moves) > 2 * len(newest) else 0.0
     return max(1.0, pstdev(newest) / usual) if usual > 0 else 1.0
 
 
 def saves_cost(history: History) -> tuple[float, float] | None:
-    """Return what a save took from the steps and until durable, as the newest decision in the log has measured it; None if none has.
+    """Return the seconds that a save took from the steps, and until it was durable, from the newest decision in the log
+    that has measured them; None if none has.
 
-    A process that starts would otherwise guess a save to be cheap, and after each failure save again and again until its interval has
-    doubled to what an expensive save needs.
+    Otherwise a new process would guess that a save is cheap, and after each failure save too often until its interval
+    has doubled up to the right one for an expensive save.
     """
     for record in reversed(history.notes):
         body = record.body
@@ -279,11 +291,11 @@ def saves_cost(history: History) -> tuple[float, float] | None:
 
 
 def attempt_lifetimes(history: History, epoch: int) -> tuple[tuple[float, ...], float]:
-    """How long attempts before this one lived that failed after some progress, until their last save, and for how many seconds all were
-    seen to live."""
+    """Return the lifetimes in seconds, until their last save, of earlier attempts that failed after some progress, and
+    the total seconds for which earlier attempts were observed."""
     by_epoch: dict[int, list[Checkpoint]] = {}
-    for one in sorted([*history.live, *history.retired.values()], key=lambda one: one.seq):
-        by_epoch.setdefault(one.epoch, []).append(one)
+    for checkpoint in sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq):
+        by_epoch.setdefault(checkpoint.epoch, []).append(checkpoint)
     failed, seconds = list[float](), 0.0
     for fence in history.fences:
         saved = by_epoch.get(fence.epoch, [])
@@ -298,13 +310,14 @@ def attempt_lifetimes(history: History, epoch: int) -> tuple[tuple[float, ...], 
 
 
 def measured_restarts(attempt: Attempt) -> tuple[float, ...]:
-    """From a failure to the first step again, as ``relight run`` has measured it; nothing of what makes no sense."""
+    """Return the seconds from each failure to the first step after it, measured by ``relight run``. Invalid files are
+    skipped."""
     store, folder = attempt.place.store, f"{attempt.place.log.run}/{_INCIDENTS}"
     names = sorted(entry.name for entry in store.list(folder) if entry.name.endswith(_AFTER))[-_READ:]
-    found = []
+    restarts_s = []
     for name in names:
         with contextlib.suppress(RelightError, msgspec.MsgspecError, KeyError, TypeError, ValueError):
             took = float(msgspec.json.decode(store.get(f"{folder}/{name}", _BYTES_MAX))["seconds"]["all"])
             if 0 < took < float("inf"):
-                found.append(took)
-    return tuple(found)
+                restarts_s.append(took)
+    return tuple(restarts_s)

@@ -1,4 +1,5 @@
-"""Watching for metrics that saves and retention go by and that never come: a misspelt name must not be found out after the run."""
+"""Detect metrics that triggers or retention need and no step gives: a misspelt name must be reported before the run
+ends."""
 
 from __future__ import annotations
 
@@ -33,10 +34,10 @@ SEEN_MAX = 256
 
 
 class MultiRankWait:
-    """The metrics that have not come yet, of one Checkpointer. It costs nothing once all have come.
+    """Metrics of one Checkpointer that no step has given yet. It costs nothing once all were given.
 
-    Only a job that saves nothing without them is ended: a rule of retention whose metric is missing keeps every checkpoint. With several
-    ranks all of them end at the same step, as each counts its steps, and a metric may come on one of them only.
+    Only a job that saves nothing without them is ended: a retention rule with a missing metric keeps every checkpoint.
+    Several ranks end at the same step, because each counts its steps, and a metric may be given on only one of them.
     """
 
     def __init__(self, trigger: Trigger | None, rules: Sequence[Keep], leads: bool) -> None:
@@ -44,19 +45,19 @@ class MultiRankWait:
         """Whether the job saves nothing until one of its metrics comes."""
         self._leads = leads
         wanted = sorted(trigger.best_by) if trigger is not None and (leads or self._alone) else []
-        ranking = [one for one in rules if one.best and leads]
+        ranking = [keep for keep in rules if keep.best and leads]
         self._due = {metric: f'save=best("{metric}")' for metric, _ in wanted}
         """Metrics of the trigger that no step gave a finite value of."""
-        self._kept = {one.metric: f'keep(best={one.best}, metric="{one.metric}")' for one in ranking if one.metric is not None}
+        self._kept = {keep.metric: f'keep(best={keep.best}, metric="{keep.metric}")' for keep in ranking if keep.metric is not None}
         """Metrics of retention that no save has a finite value of."""
-        self._unnamed = next((f"keep(best={one.best})" for one in ranking if one.metric is None), "")
+        self._unnamed = next((f"keep(best={keep.best})" for keep in ranking if keep.metric is None), "")
         self._came = False
         """Whether a metric of the trigger has come on this rank, or is in a checkpoint: then something is saved."""
         self._seen: set[str] = set()
         self._steps = 0
         self._warned: set[str] = set()
         self._typos: set[str] = set()
-        """Metrics of the trigger that look like misspellings of what came."""
+        """Metrics of the trigger whose names are probably misspellings of given ones."""
 
     def begin(self, history: History) -> None:
         """Stop waiting for what checkpoints of the run have."""
@@ -72,7 +73,7 @@ class MultiRankWait:
             return
         self._steps += 1
         self._observe(metrics)
-        for name in [one for one in self._due if one in metrics and is_finite(one, metrics[one])]:
+        for name in [name for name in self._due if name in metrics and is_finite(name, metrics[name])]:
             del self._due[name]
             self._came = True
         patience = WARN_STEPS if self._alone else WARN_STEPS_ELSE
@@ -82,13 +83,13 @@ class MultiRankWait:
         if self._alone:
             error = self._error() if ranks is None else self._error_of_all(ranks)
             if error is not None:
-                save()  # nothing else has kept what was trained so far
+                save()  # no other save has the training so far
                 raise error
 
     def saved(self, numbers: Mapping[str, float]) -> None:
         """Count a save that has these metrics."""
         self._observe(numbers)
-        for name in [one for one in self._kept if math.isfinite(numbers.get(one, math.nan))]:
+        for name in [name for name in self._kept if math.isfinite(numbers.get(name, math.nan))]:
             del self._kept[name]
         for name, rule in self._kept.items():
             if name not in self._warned:
@@ -130,15 +131,15 @@ class MultiRankWait:
         if ranks.lost or (self._steps % TYPO_STEPS and self._steps % NEVER_STEPS):
             return None
         mine = self._error()
-        word = "came" if self._came else "" if mine is None else json.dumps([mine.what, mine.hint])
+        message = "came" if self._came else "" if mine is None else json.dumps([mine.what, mine.hint])
         try:
-            words = [one.decode() for one in ranks.world.gather(word.encode(), "comparing which metrics came")]
+            messages = [each.decode() for each in ranks.world.gather(message.encode(), "comparing which metrics came")]
         except RankTimeout:  # the next save reports it
             return None
-        if "came" in words:
+        if "came" in messages:
             self._alone = False  # the same on every rank: no further exchange
             return None
-        what, hint = next((json.loads(one) for one in words if one), ("", ""))
+        what, hint = next((json.loads(each) for each in messages if each), ("", ""))
         return ConfigError(what, hint=hint) if what else None
 
     def _never(self, name: str, rule: str) -> ConfigError:

@@ -1,4 +1,4 @@
-"""Saves that training does not wait for: the state goes into a slot of the agent's memory, and the agent does the rest."""
+"""Background saves: the state is copied to a slot in the agent's shared memory, and the agent writes and commits it."""
 
 from __future__ import annotations
 
@@ -57,17 +57,17 @@ from relight.snapshot import (
 from relight.store.wrapper import guard_of
 
 FOLLOWED_FROM = 16
-"""Slices, of a MiB mostly, from which the agent writes what is copied while the rest is being copied."""
+"""Number of slices (mostly 1 MiB) from which the agent starts to write while the rest is still being copied."""
 _WAYS_MAX = 4
 _UNHURRIED_S = 16.0
-"""Seconds left for a wait from which a stopped agent gets its full time to continue by itself; with less it gets that share."""
+"""Seconds left for a wait from which a stopped agent gets its full time to continue by itself; with less it gets that fraction."""
 REQUEST_ROOM = 1 << 20
-"""Beyond twice the first tree: what later trees, metrics and settings may need."""
+"""Bytes for a request beyond twice the first tree: room for larger later trees, metrics and settings."""
 
 
 @dataclass(slots=True)
 class _Shape:
-    """One layout of the state, the slots that were made for it, and how the part that is always the same gets there."""
+    """One layout of the state, the slots that were made for it, and copy plans for the state's fixed part."""
 
     key: tuple[Any, ...]
     plan: SavePlan
@@ -77,24 +77,24 @@ class _Shape:
     fixed: TemplateItems | None = None
     rest: tuple[Any, ...] = ()
     copies: dict[tuple[bool, frozenset[int]], SlotCopyPlan] = field(default_factory=dict)
-    """Of what is fixed, by whether some of it is copied while training goes on, and what is left out."""
+    """Copy plans of the fixed part, by whether some of it is copied while training continues, and by the items that are left out."""
     filled: dict[int, tuple[int, FrozenTensors, TensorMarks]] = field(default_factory=dict)
-    """By slot: the save that it was filled with, and how what is frozen looked then."""
+    """By slot: the save that it has, and the marks of the frozen tensors at that save."""
     pinned: frozenset[str] = frozenset()
-    """Kinds of accelerators that write to the slots by themselves."""
+    """Kinds of accelerators that copy to the slots by DMA, because the slots are pinned."""
 
     def is_of(self, state: Captured) -> bool:
-        """Whether the state is laid out so. At a glance, if what is fixed is the same."""
+        """Return whether the state has this layout. Cheap if its fixed part is the same object."""
         if state.fixed is not None and state.fixed is self.fixed:
             return _key(state.items[len(state.fixed.items) :]) == self.rest
         return _key(state.items) == self.key
 
     def streams_of(self, device: torch.device) -> Streams | None:
-        """How that accelerator copies while training goes on; None if it cannot."""
+        """Return the stream functions for copies from that accelerator while training continues; None if it cannot."""
         return torch.cuda if device.type in self.pinned else None  # type: ignore[return-value]
 
     def copies_of(self, state: Captured, overlap: bool, same: frozenset[int]) -> list[SlotCopyPlan]:
-        """How the state gets into a slot; for the fixed part, worked out once. ``same``: what is there already."""
+        """Return the plans that copy the state to a slot. The fixed part's plan is computed once. ``same``: items that the slot has."""
         places, packs, streams_of = self.plan.tensors, self.layout.packs, self.streams_of
         if state.fixed is None:
             return [SlotCopyPlan(state.items, places, packs, overlap, streams_of)]
@@ -105,29 +105,30 @@ class _Shape:
             if len(self.copies) >= _WAYS_MAX:
                 self.copies.clear()
             kept = [number for number in range(count) if number not in same]
-            items, there = [state.items[number] for number in kept], [places[number] for number in kept]
-            self.copies[overlap, same] = SlotCopyPlan(items, there, packs, overlap, streams_of)
+            items, kept_places = [state.items[number] for number in kept], [places[number] for number in kept]
+            self.copies[overlap, same] = SlotCopyPlan(items, kept_places, packs, overlap, streams_of)
         return [self.copies[overlap, same], SlotCopyPlan(state.items[count:], places[count:], packs, overlap, streams_of)]
 
     def address(self, index: int) -> int:
-        """Where a slot begins."""
+        """Return the address of a slot's first byte."""
         return ctypes.addressof(ctypes.c_char.from_buffer(self.slots[index].view))
 
     def same_there(self, index: int, frozen: FrozenTensors, now: TensorMarks, wrong: Callable[[str], None]) -> frozenset[int]:
-        """What is frozen and lies in a slot as it is, of the save that it was filled with last. ``wrong`` is told of what only seems so."""
+        """Return the frozen items whose bytes the slot still has from its last save. ``wrong`` is called with the name of an item that has
+        equal marks and other bytes."""
         number, before, then = self.filled.get(index, (0, None, None))
         if before is not frozen or then is None or self.slots[index].state() != (SEALED, number):
             return frozenset()
         same, base, places = frozen.same(then, now), self.address(index), self.plan.tensors
-        one = frozen.wrong(same, lambda i: base + self.layout.packs[places[i].pack] + places[i].offset)
-        if one is None:
+        mismatch = frozen.wrong(same, lambda i: base + self.layout.packs[places[i].pack] + places[i].offset)
+        if mismatch is None:
             return same
-        wrong(places[one].name)
+        wrong(places[mismatch].name)
         return frozenset()
 
 
 class Background:
-    """The way through the agent, for one attempt. ``on_done`` is called in another thread, once for each save that was begun."""
+    """Background saves through the agent, for one attempt. ``on_done`` is called in another thread, once for each started save."""
 
     def __init__(
         self,
@@ -156,42 +157,42 @@ class Background:
         self._hook = StepHook(self.barrier)
         self._number = 0
         self._seats: dict[int, tuple[int, Participant]] = {}
-        """Of the saves that are under way, where several ranks make them: step and seat."""
+        """Step and seat of each save in progress, if several ranks make it."""
         self._changed = threading.Condition()
         self.bound: Callable[[float], float] = lambda seconds: seconds
-        """The seconds that a wait may take instead of the deadline: fewer, if the trainer must end sooner."""
+        """Returns the seconds that a wait may take: fewer than the deadline if the trainer must end sooner."""
         self._refused: str = ""
         self._lost_reason = ""
-        """The last reason that was reported for there being no agent."""
+        """The last reported reason why there is no agent."""
         self._joining_since = self._join_again = 0.0
         self._warming: threading.Thread | None = None
         _all.add(self)
         self._untouched = True
-        """Cleared after a snapshot was touched by training: copying at once from then on."""
+        """False after training has written to a tensor while it was copied: later saves copy before ``step()`` returns."""
         self._way = Overlap()
         self._overlaps = self._was_busy = True
 
     def barrier(self) -> None:
-        """Return when nothing of the running snapshot is read from live tensors any more. Called before every ``optimizer.step``."""
+        """Wait until the running snapshot no longer reads live tensors. Called before every ``optimizer.step``."""
         if self._snapshot is not None:
             self._snapshot.wait()
             self._snapshot = None
-        for one in self._queued:
-            one.before_step()
+        for snapshot in self._queued:
+            snapshot.before_step()
         self._queued = []
 
     def interval(self, seconds: float) -> None:
-        """The time between two calls of ``step()``, which tells what a save costs beyond its own call."""
+        """Record the seconds between two calls of ``step()``, from which the cost of a save outside its own call is measured."""
         shape, before = self._shape, self._was_busy
         self._was_busy = shape is None or bool(shape.busy)
         self._way.interval(seconds, quiet=not (before or self._was_busy))
 
     def began(self, blocked_s: float) -> None:
-        """A save was begun, which took so long in the training's thread."""
+        """Record that a save was started, and took ``blocked_s`` seconds in the training thread."""
         self._way.began(self._overlaps, blocked_s)
 
     def warm_up(self, state: Captured) -> None:
-        """Have agent and memory made ready in a thread, for a state like this one: the first save then waits for neither. Once."""
+        """Start the agent and allocate memory for such a state, in a thread, so that the first save waits for neither. Idempotent."""
         if self._warming is not None:
             return
         tree_bytes = len(encode_tree(state.tree))
@@ -206,7 +207,7 @@ class Background:
 
     @property
     def warmed(self) -> bool:
-        """Whether agent and memory were asked for."""
+        """Whether agent and memory were requested."""
         return self._warming is not None or self._shape is not None
 
     @property
@@ -215,7 +216,7 @@ class Background:
 
     @property
     def agent_words(self) -> str:
-        """The agent and its state, for messages of waits that were in vain."""
+        """The agent's state, for the message of a wait that timed out."""
         return f"the agent: {self._agent.standstill.words}" if self._agent is not None else "there is no agent"
 
     def _warm(self, wait_s: float) -> bool:
@@ -225,8 +226,8 @@ class Background:
         return True
 
     def free_slot(self, wait_s: float = 0.0, hurry: bool = False, yields: Callable[[int], bool] | None = None) -> bool:
-        """Whether a save could begin now, without waiting for another to be written. ``hurry``: it must, so none may be held back.
-        ``yields``: asked for the number of each save that only waits, the newest first; True: its slot is taken."""
+        """Wait up to ``wait_s`` seconds for a free slot. Return whether there is one. ``hurry``: the save must start, so no earlier save
+        may be held back. ``yields`` is called with the number of each save that only waits, newest first; if True, its slot is taken."""
         self.barrier()
         if not self._warm(self.bound(wait_s)):
             return False
@@ -258,23 +259,23 @@ class Background:
                 return
 
     def hurry(self) -> None:
-        """Somebody waits for all saves that were begun."""
+        """Make the agent write all started saves without holding any back, because a caller waits for them."""
         if self._agent is not None:
             self._agent.hurry(self._number)
 
     @property
     def place(self) -> CommitTarget:
-        """Where it saves."""
+        """Store, run and attempt that these saves commit to."""
         return self._attempt.place
 
     @property
     def free_slots(self) -> int | None:
-        """Number of saves that could begin now, as far as memory goes; None if no memory was made ready yet."""
+        """Number of free slots; None if none were allocated yet."""
         shape = self._shape
         return None if shape is None else len(shape.slots) - len(shape.busy)
 
     def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
-        """Begin to save: the number that ``on_done`` will tell. None if it cannot be done this way now (no memory, no agent)."""
+        """Start a save, and return the number that ``on_done`` will report. Return None if it is impossible now (no memory, no agent)."""
         tree = encode_tree(state.tree)
         if not self._warm(self._deadline_s):
             return None
@@ -282,21 +283,21 @@ class Background:
         if shape is None:
             return None
         free = [i for i in range(len(shape.slots)) if i not in shape.busy]
-        index = min(free, key=lambda i: shape.slots[i].state()[1])  # the last save stays: to restore from, and to compare with
+        index = min(free, key=lambda i: shape.slots[i].state()[1])  # keep the newest save: a restore reads it, a save compares with it
         slot, agent = shape.slots[index], self._agent
         assert agent is not None
         number = self._number = self._number + 1
         checkpoint_id = checkpoint_id or new_id()
         frozen, same, asked = self._trusted.frozen(state), frozenset[int](), request(number, checkpoint_id, tree)
-        look = frozen.fingerprint() if frozen is not None else None
-        if frozen is not None and look is not None:
-            same = shape.same_there(index, frozen, look, self._trusted.wrong)
+        marks = frozen.fingerprint() if frozen is not None else None
+        if frozen is not None and marks is not None:
+            same = shape.same_there(index, frozen, marks, self._trusted.wrong)
             asked = msgspec.structs.replace(asked, same=to_bits(same), since=shape.filled.pop(index, (0,))[0])
         if not asked.patient:
             agent.hurry(number)
         body = msgspec.msgpack.encode(asked)
         if shape.layout.request + len(body) > shape.layout.size:
-            self._shape = None  # it has outgrown its room: larger slots, the next time
+            self._shape = None  # the request does not fit: the next save allocates larger slots
             return None
         with self._changed:
             shape.busy[index] = number
@@ -307,14 +308,14 @@ class Background:
             slot.begin(number)
             slot.view[shape.layout.request : shape.layout.request + len(body)] = body
             if self._finishing is not None:
-                self._finishing.result(self._deadline_s)  # what arrives from devices arrives in the same memory each time
+                self._finishing.result(self._deadline_s)  # copies from devices use the same buffers at each save
             base = shape.address(index)
             self._overlaps = self._untouched and can_overlap(self._components.values()) and self._way.choose()
             copies = shape.copies_of(state, self._overlaps, same)
-            for one in copies:
-                devices += [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in one.devices]
-            for one in copies:
-                one.copy_now(slot.view, base)
+            for plan in copies:
+                devices += [device.begin(torch.frombuffer(slot.view, dtype=torch.uint8)) for device in plan.devices]
+            for plan in copies:
+                plan.copy_now(slot.view, base)
         except BaseException as error:
             with contextlib.suppress(RuntimeError):
                 for device in devices:
@@ -324,10 +325,10 @@ class Background:
             self._give_up_part(number, checkpoint_id, error)
             if not isinstance(error, RelightError):
                 raise
-            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # what is elsewhere did not come
+            self._on_done(SaveOutcome(_report(number, checkpoint_id), error))  # another rank's bytes did not arrive
             return number
-        later = [one.later for one in copies if one.later.slices]
-        watched = later[0] if len(later) == 1 else GuardedTensors(in_order(placed for one in later for placed in one.placed))
+        later = [plan.later for plan in copies if plan.later.slices]
+        watched = later[0] if len(later) == 1 else GuardedTensors(in_order(placed for tensors in later for placed in tensors.placed))
         started = time.perf_counter()
 
         def complete(touched: list[str]) -> None:
@@ -337,7 +338,7 @@ class Background:
                 copied(touched)
 
         def arrived(touched: list[str]) -> None:
-            copied(sorted({*touched, *(name for one in devices for name in one.finish())}))
+            copied(sorted({*touched, *(name for device in devices for name in device.finish())}))
 
         def copied(touched: list[str]) -> None:
             if touched:
@@ -346,15 +347,15 @@ class Background:
                 self._free(number)
                 shown = ", ".join(touched[:3]) + (f" and {len(touched) - 3} more" if len(touched) > 3 else "")
                 error = StoreUnavailable(
-                    f"training wrote to what was being copied: {shown}",
+                    f"training wrote to tensors while they were copied: {shown}",
                     hint="the next saves copy before step() returns; call ckpt.barrier() before changing weights outside an optimizer",
                 )
                 self._give_up_part(number, checkpoint_id, error)
                 self._on_done(SaveOutcome(_report(number, checkpoint_id), error))
                 return
             slot.seal(number, shape.layout.request, len(body))
-            if frozen is not None and look is not None:
-                shape.filled[index] = (number, frozen, look)
+            if frozen is not None and marks is not None:
+                shape.filled[index] = (number, frozen, marks)
             self._on_sealed(number, time.perf_counter() - started)
             agent.save(index, number, checkpoint_id)
 
@@ -371,21 +372,21 @@ class Background:
 
     @property
     def pack_bytes(self) -> int:
-        """Bytes of the packs of a state as the last one was."""
+        """Bytes of the packs of the last state's layout."""
         return self._shape.plan.stored_bytes if self._shape is not None else 0
 
     def progress_of(self, number: int) -> tuple[float, float]:
-        """The shares of that save's bytes that are copied, and written."""
+        """Return the shares of that save's bytes that are copied and written, each from 0 to 1."""
         shape, snapshot = self._shape, self._snapshot
-        for index, held in [*shape.busy.items()] if shape is not None else ():
-            if held == number and shape is not None:
-                with contextlib.suppress(ValueError):  # its memory was given back this very moment
+        for index, busy_number in [*shape.busy.items()] if shape is not None else ():
+            if busy_number == number and shape is not None:
+                with contextlib.suppress(ValueError):  # its memory was unmapped in the meantime
                     written = shape.slots[index].written / shape.plan.stored_bytes
                     return (snapshot.copied if snapshot is not None else 1.0), min(1.0, written)
         return 0.0, 0.0
 
     def close(self, polite: bool = True) -> None:
-        """Finish copying, and part from the agent, which goes on writing what is sealed. ``polite``: nothing need be kept in memory."""
+        """Finish copying, and disconnect from the agent, which still writes sealed saves. ``polite``: no snapshot need stay in memory."""
         self.barrier()
         self._warm(self._deadline_s)
         self._hook.close()
@@ -403,7 +404,7 @@ class Background:
             _give_back(shape)
 
     def become_inert(self) -> None:
-        """Do nothing from now on, in a forked child: agent, threads and memory belong to its parent."""
+        """Disable this object in a forked child: agent, threads and memory belong to the parent."""
         self._hook.close()
         self._snapshot, self._queued, self._agent, self._warming = None, [], None, None
         self._changed = threading.Condition()  # another thread may have held the old one at the fork
@@ -411,14 +412,14 @@ class Background:
     # -- inside
 
     def number_from(self, former: Background) -> None:
-        """Count saves on from those of ``former``, of which some may not be known to have ended."""
+        """Continue the numbers of ``former``, because the end of some of its saves may be unknown."""
         self._number = former._number
 
     def _alive(self) -> bool:
         return self._agent is not None and self._agent.alive
 
     def _prepare(self, state: Captured, tree_bytes: int) -> _Shape | None:
-        """The layout of such a state with a free slot, laid out and told to the agent if that was not done yet."""
+        """Return the layout of such a state, with a free slot; None if there is no agent or slot. A new layout is sent to the agent."""
         if not self._alive() and (time.monotonic() < self._join_again or not self._join()):
             return None
         shape, agent = self._shape, self._agent
@@ -430,7 +431,7 @@ class Background:
             if not self._changed_wait(lambda: not shape.busy):
                 return None
         key = _key(state.items)
-        layout = TensorLayout([AgentItem(*one) for one in key], self._rank, self._lanes)
+        layout = TensorLayout([AgentItem(*fields) for fields in key], self._rank, self._lanes)
         plan = plan_layout(layout)
         laid_out = lay_out([pack.size for pack in plan.packs], 2 * tree_bytes + REQUEST_ROOM)
         if self._refused == f"{laid_out.size}":
@@ -441,7 +442,7 @@ class Background:
             self._shape = None
             slots = agent.slots(laid_out.size, 2, self._limits.memory, self._deadline_s)
             if not slots:
-                self._refused = f"{laid_out.size}"  # asked once for each size: the answer was told
+                self._refused = f"{laid_out.size}"  # the agent has reported the refusal: request each size once
                 return None
             agent.layout(layout)
         except (RelightError, OSError) as error:
@@ -453,7 +454,7 @@ class Background:
         return self._shape
 
     def _join(self) -> bool:
-        """Find or start the agent. False, and told, if there is none to be had: saves are then made by the trainer."""
+        """Find or start the agent. If that fails, report it and return False: the trainer then makes the saves."""
         place, self._joining_since = self._attempt.place, time.monotonic()
         old, self._agent, self._shape = self._agent, None, None
         if old is not None:
@@ -466,9 +467,9 @@ class Background:
             finished = weakref.WeakMethod(self._finished)
 
             def on_done(done: SaveOutcome) -> None:
-                tell = finished()
-                if tell is not None:
-                    tell(done)
+                callback = finished()
+                if callback is not None:
+                    callback(done)
 
             agent.on_done = on_done
             agent.place(
@@ -480,7 +481,7 @@ class Background:
                     guard.to_wire() if (guard := guard_of(place.store)) else None, self._limits.read_bytes_per_second,
                 )
             )  # fmt: skip
-        except (RelightError, OSError) as error:  # no descriptor, memory or process may be left for it
+        except (RelightError, OSError) as error:  # such as no descriptor, memory or process left
             self._lost(error)
             return False
         self._agent, self._lost_reason = agent, ""
@@ -488,13 +489,13 @@ class Background:
         return True
 
     def _lost(self, error: Exception) -> None:
-        """Report, once for each reason, that the trainer writes saves itself. Ask for an agent again after ten times what this try took."""
+        """Report, once for each reason, that the trainer writes saves itself. Retry the agent after ten times the seconds of this try."""
         took_s = time.monotonic() - self._joining_since
         self._join_again = time.monotonic() + (10 * took_s if took_s > 1 else 0.0)
-        found = known(error)
-        if f"{found.kind}: {found.what}" != self._lost_reason:
-            self._lost_reason = f"{found.kind}: {found.what}"
-            emit("agent.lost", f"saves are made by the trainer, which waits for them, until there is an agent: {error}", kind=found.kind)
+        failure = known(error)
+        if f"{failure.kind}: {failure.what}" != self._lost_reason:
+            self._lost_reason = f"{failure.kind}: {failure.what}"
+            emit("agent.lost", f"saves are made by the trainer, which waits for them, until there is an agent: {error}", kind=failure.kind)
 
     def _finished(self, done: SaveOutcome) -> None:
         self._free(done.report.number)
@@ -504,19 +505,19 @@ class Background:
             dead = self._agent is not None and not self._agent.alive  # else it is only this end that was closed
             if self._committed(done.report.id):
                 done = SaveOutcome(done.report, None)
-            elif seat is not None and dead:  # another rank may wait for this part, and this rank's training for that one
+            elif seat is not None and dead:  # another rank may wait for this part, and this rank's training for that rank
                 abort_part(self._attempt.place, step, done.report.id, seat, error)
         self._on_done(done)
 
     def _give_up_part(self, number: int, checkpoint_id: str, error: BaseException) -> None:
-        """This rank's part of that save comes from nobody: if there are other ranks, none of them need wait for it."""
+        """Abort this rank's part of the save, so that no other rank waits for it."""
         step, seat = self._seats.pop(number, (0, None))
         if seat is not None:
-            with contextlib.suppress(Exception):  # the save's own error is what counts; without a store the others wait for the deadline
+            with contextlib.suppress(Exception):  # the save's own error matters; without a store the other ranks wait for the deadline
                 abort_part(self._attempt.place, step, checkpoint_id, seat, known(error))
 
     def _committed(self, checkpoint_id: str) -> bool:
-        """Whether the log has a save of which the agent could not tell any more."""
+        """Return whether the log has a save whose outcome the agent could not report before it died."""
         place = self._attempt.place
         try:
             return fold(Log(place.store, place.log.run).read()).find(checkpoint_id) is not None
@@ -526,8 +527,8 @@ class Background:
     def _free(self, number: int) -> None:
         with self._changed:
             shape = self._shape
-            for index, held in list(shape.busy.items()) if shape is not None else ():
-                if held == number:
+            for index, busy_number in list(shape.busy.items()) if shape is not None else ():
+                if busy_number == number:
                     del shape.busy[index]  # type: ignore[union-attr]
             self._changed.notify_all()
 
@@ -541,16 +542,16 @@ _all: weakref.WeakSet[Background] = weakref.WeakSet()
 
 @atexit.register
 def _at_exit() -> None:
-    """The process ends as it should: what was begun is sealed, and the agent need not wait for another trainer."""
-    for one in list(_all):
+    """Seal the started saves at a normal exit, and disconnect, so that the agent does not wait for another trainer."""
+    for background in list(_all):
         with contextlib.suppress(Exception):
-            one.close()
+            background.close()
 
 
 def _in_child() -> None:
-    """A forked child ends without the saves and the agent of its parent."""
-    for one in list(_all):
-        one.become_inert()
+    """Disable the parent's saves and agent in a forked child."""
+    for background in list(_all):
+        background.become_inert()
     _all.clear()
 
 
@@ -558,7 +559,7 @@ os.register_at_fork(after_in_child=_in_child)
 
 
 def _let_go(owner: int, agent: Agent, copier: Copier) -> None:
-    """Whoever forgot the Checkpointer needs its agent no more. In a forked child, the agent is the parent's: nothing is done."""
+    """Disconnect from the agent of a Checkpointer that was garbage-collected. Do nothing in a forked child: the agent is its parent's."""
     if os.getpid() != owner:
         return
     copier.close(0)
@@ -567,19 +568,19 @@ def _let_go(owner: int, agent: Agent, copier: Copier) -> None:
 
 
 def _key(items: Sequence[Item]) -> tuple[Any, ...]:
-    """Equal for items that are laid out alike."""
+    """Return a key that is equal for items with equal layout."""
     return tuple((item.name, item.dtype, item.shape, item.role, item.source.length, item.trainable, item.box) for item in items)
 
 
 def _pin(slots: Sequence[Slot], items: Sequence[Item]) -> frozenset[str]:
-    """Have accelerators that hold some of ``items`` write to the slots by themselves. The kinds that do."""
+    """Pin the slots, so that the accelerators that have some of ``items`` copy to them by DMA. Return the kinds of accelerators that do."""
     if not any(getattr(item.source, "device_tensor", None) is not None and item.source.device_tensor.is_cuda for item in items):  # type: ignore[attr-defined]
         return frozenset()
     return frozenset({"cuda"}) if all(pin_slot(slot.view, register) for slot in slots) else frozenset()
 
 
 def _give_back(shape: _Shape) -> None:
-    """Unmap its slots; the agent keeps them as long as it needs them."""
+    """Unmap the slots; the agent keeps its own mapping as long as it needs them."""
     for slot in shape.slots:
         if shape.pinned:
             unregister(slot.view)

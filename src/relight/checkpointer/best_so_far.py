@@ -1,4 +1,4 @@
-"""The best value of each metric that a trigger asks for, and the run's own metric."""
+"""The best value so far of each metric that a trigger needs, and the run's own metric."""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ from relight.policy.best_by import listed
 
 
 class BestSoFar:
-    """``values`` by ``"name:mode"``, of what was saved. ``awaited``: the metrics that have not come yet."""
+    """Best values among saved checkpoints. ``values``: by ``"name:mode"``. ``awaited``: metrics that no step has given
+    yet."""
 
     def __init__(self, trigger: Trigger | None, keep: Keep | None = None, tiers: Tiers | None = None, rank: int = 0) -> None:
         self._wanted = tuple(trigger.metrics) if trigger is not None else ()
         self._leads = rank == 0
-        rules = [one for one in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if one is not None]
+        rules = [each for each in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if each is not None]
         self._own = own_metric(trigger, rules)
         self.values: dict[str, float] = {}
         self.awaited = MultiRankWait(trigger, rules, self._leads)
 
     def begin(self, attempt: Attempt, history: History) -> None:
-        """Learn from the run's checkpoints; on the rank that leads, record the run's own metric. Cost: one record, if it is new."""
+        """Learn from the run's checkpoints; on rank 0, record the run's own metric. Cost: one record, if it is new."""
         self.learn_from(history)
         if self._leads:
             try:
@@ -41,9 +42,9 @@ class BestSoFar:
     def learn_from(self, history: History) -> None:
         """Learn from the run's checkpoints."""
         for name, mode in self._wanted:
-            found = best(history.live, name, mode)
-            if found:
-                self.values[f"{name}:{mode}"] = metric_value(found.body.metrics[name])
+            checkpoint = best(history.live, name, mode)
+            if checkpoint:
+                self.values[f"{name}:{mode}"] = metric_value(checkpoint.body.metrics[name])
 
     def learn(self, metrics: Mapping[str, float]) -> None:
         """Learn from a save's metrics. NaN and infinite values are never the best: no later value would be better than NaN."""
@@ -55,15 +56,16 @@ class BestSoFar:
 
 
 def own_metric(trigger: Trigger | None, rules: Sequence[Keep]) -> tuple[str, str] | None:
-    """Return the metric and mode by which a run's "best" goes: that of its rules, nearest tier first, else that of its trigger.
+    """Return the metric and mode of a run's "best": those of its retention rules, nearest tier first, else those of its
+    trigger.
 
-    ``ConfigError`` if a rule needs a metric, names none, and the trigger has several.
+    Raise ``ConfigError`` if a rule needs a metric, names none, and the trigger has several.
     """
-    for one in rules:
-        if one.metric is not None and one.mode is not None:
-            return one.metric, one.mode
+    for keep in rules:
+        if keep.metric is not None and keep.mode is not None:
+            return keep.metric, keep.mode
     named = sorted(trigger.best_by) if trigger is not None else []
-    unnamed = next((one for one in rules if one.best), None)
+    unnamed = next((keep for keep in rules if keep.best), None)
     if unnamed is not None and len(named) > 1:
         raise ConfigError(
             f"keep(best={unnamed.best}) names no metric, and save= goes by {listed([name for name, _ in named])}",

@@ -1,4 +1,5 @@
-"""The last step boundary: the small state at the end of a step, so that an exception in the next one can still save a consistent whole."""
+"""Last step boundary: the small state at the end of a step, so that after an exception in the next step a consistent
+state can be saved."""
 
 from __future__ import annotations
 
@@ -18,29 +19,31 @@ from relight.observe import emit
 
 SHARE_MAX = 0.01
 FREE_S = 500e-6
-"""Remembering a boundary may cost this share of a step, or this many seconds, twice as many if it is left to heirs as well; beyond both it
-is given up, and said where it matters."""
+"""Upper limits of the cost of recording a boundary: a share of the step's time, and seconds (twice that if a handover
+needs the boundary). A boundary that costs more than both is not recorded, and a save that would need it reports
+that."""
 ARRAY_MAX = 64 << 10
-"""Arrays have no version: those up to so many bytes are looked at as a whole."""
+"""Largest array, in bytes, that is hashed to detect a change: arrays have no version counter."""
 AGAIN = 64
-"""So many steps later it is tried once more: something else may have held it up."""
+"""Steps after which the cost is measured again: another load may have slowed the measurement."""
 
 
 Leave = Callable[[int, Captured, RngSnapshot], None]
 
 
 class Boundary:
-    """What the state was when the last step ended: the large part by fingerprint, the small part by value."""
+    """The state at the end of the last step: the large part as a fingerprint, the small part by value."""
 
     def __init__(self, components: Mapping[str, object], recall: CaptureCache, leave: Leave | None = None) -> None:
-        """``recall`` is of captures of all ``components``, as no rank's among others are, which are of what ranks have in common. ``leave``
-        is told of each boundary, with the small state and the generators."""
+        """``recall`` must be a cache of captures of all ``components``. (With several ranks, captures have only the
+        replicated state, so their cache does not qualify.) ``leave`` is called at each boundary with the step, the
+        small state and the generators."""
         self._components, self._recall, self._leave = components, recall, leave
         self._free_s = FREE_S if leave is None else 2 * FREE_S
         self._known: dict[str, object] = {}
         self._small: dict[str, object] = {}
         self._loose: dict[str, list[Any]] = {}
-        """Tensors and arrays that are in neither a module nor an optimizer, by component: as they were found last."""
+        """Tensors and arrays that belong to neither a module nor an optimizer, by component, at the last check."""
         self._find_small()
         self.step: int | None = None
         self._captured: Captured | None = None
@@ -50,11 +53,12 @@ class Boundary:
         self._cost_s = 0.0
         self._measured = self._steps = 0
         self.step_s = 0.0
-        """The last step's, from boundary to boundary; 0: not known."""
+        """Seconds of the last step, from boundary to boundary; 0: unknown."""
         self._last_s = 0.0
 
     def remember(self, step: int, over: bool = True) -> None:
-        """Called at the end of every step. Cheap, or not done at all: nor if it is not ``over``, as its update is still to come."""
+        """Record the boundary after ``step``. Call it at the end of every step. Skip it if recording is too expensive,
+        or if the step is not ``over``: its update is still to come."""
         if not over:
             return
         now, used = time.perf_counter(), time.thread_time()
@@ -67,7 +71,7 @@ class Boundary:
             self._captured = capture(self._small, rng=False)
             self._generators = frozen_generators()
             if self._measured < 2 and self._recall.valid_template(self._components) is None:
-                capture(self._components, rng=False, recall=self._recall)  # so that later glances are cheap
+                capture(self._components, rng=False, recall=self._recall)  # fills the cache, so that later checks are cheap
                 self._cost_s = 0.0
             self._fingerprint, self._marks = self._glance(), _marks(self._held())
             if self._leave is not None:
@@ -80,14 +84,15 @@ class Boundary:
         self._last_s = time.perf_counter()
 
     def forget(self) -> None:
-        """There is no boundary to save any more: something newer is."""
+        """Drop the boundary, because a newer state was saved."""
         self.step = self._captured = None
 
     def consistent(self) -> Captured | None:
-        """The whole state as it was at the boundary, if parameters and optimizer have not changed since; else None."""
+        """Return the whole state at the boundary. Return None if parameters or optimizer have changed since, or nothing
+        was recorded."""
         if self._captured is None or self._generators is None:
             return None
-        self._recall.valid_template(self._components)  # forgotten, if anything was replaced
+        self._recall.valid_template(self._components)  # drops the cached template if a component was replaced
         if self._glance() != self._fingerprint:
             return None
         for name in self._loose:
@@ -99,15 +104,19 @@ class Boundary:
         return merge(capture(large, rng=False), small)
 
     def consistent_after(self, error: Exception) -> Captured | None:
-        """Return the state as it was at the boundary, for a save before ``error`` ends the process; report why there is none."""
+        """Return the state at the boundary, for a save before ``error`` ends the process. Report the reason if there is
+        none."""
         state = self.consistent()
         if state is None:
-            why = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
-            emit("save.inconsistent", f"{type(error).__name__} in the step after {self.step}: {why}, so nothing was saved", step=self.step)
+            cause = "parameters or optimizer had changed since its end (or remembering every step's end would have cost too much)"
+            emit(
+                "save.inconsistent", f"{type(error).__name__} in the step after {self.step}: {cause}, so nothing was saved", step=self.step
+            )
         return state
 
     def _find_small(self) -> None:
-        """Which components are small: those that the script has set since then are others now."""
+        """Classify components as small or large. A component that the script has replaced since the last call is
+        classified again."""
         for name, value in self._components.items():
             if name in self._known and value is self._known[name]:
                 continue
@@ -121,34 +130,35 @@ class Boundary:
                 self._small[name] = value
 
     def _held(self) -> list[Any]:
-        return [one for found in self._loose.values() for one in found]
+        return [memory for memories in self._loose.values() for memory in memories]
 
     def _glance(self) -> tuple[Any, ...]:
         return self._recall.glance() or fingerprint(self._components)
 
 
 def _memory_of(value: object) -> list[Any]:
-    """The tensors and arrays of a value, or of what a component gives as its state."""
+    """Return the tensors and arrays of a value, or of a component's ``state_dict``."""
     return list(memory_in(value if kind_of(value) == VALUE else value.state_dict()))  # type: ignore[attr-defined]
 
 
 def _marks(held: Sequence[Any]) -> tuple[Any, ...] | None:
-    """Equal as long as none of them is written or replaced; None if nobody can tell."""
-    found: list[Any] = []
-    for one in held:
-        if isinstance(one, torch.Tensor):
-            if one.is_inference() or one.layout != torch.strided:
+    """Return marks that stay equal until a tensor or array is written or replaced; None if a change could not be
+    detected."""
+    marks: list[Any] = []
+    for memory in held:
+        if isinstance(memory, torch.Tensor):
+            if memory.is_inference() or memory.layout != torch.strided:
                 return None
-            found.append((local_of(one).data_ptr(), one._version))
-        elif one.nbytes > ARRAY_MAX:
+            marks.append((local_of(memory).data_ptr(), memory._version))
+        elif memory.nbytes > ARRAY_MAX:
             return None
         else:
-            found.append((id(one), hash(one.tobytes()) if one.dtype != object else None))
-    return tuple(found)
+            marks.append((id(memory), hash(memory.tobytes()) if memory.dtype != object else None))
+    return tuple(marks)
 
 
 def merge(first: Captured, second: Captured) -> Captured:
-    """One captured state of two that have no component in common."""
+    """Return one captured state from two that have no component in common."""
     return replace(
         first,
         tree={**first.tree, **shifted(second.tree, len(first.items))},
@@ -159,7 +169,8 @@ def merge(first: Captured, second: Captured) -> Captured:
 
 
 def selected(state: Captured, names: Collection[str]) -> Captured:
-    """Of a captured state that is spread over no other ranks those components, with the tensors that they point at."""
+    """Return the components ``names`` of a captured state, with the tensors that they refer to. No tensor may be
+    sharded over ranks."""
     tree = {name: node for name, node in state.tree.items() if name in names}
     places: dict[int, int] = {}
     numbered = _renumbered(tree, lambda index: places.setdefault(index, len(places)))
@@ -168,7 +179,7 @@ def selected(state: Captured, names: Collection[str]) -> Captured:
 
 
 def shifted(tree: dict[str, Any], by: int) -> dict[str, Any]:
-    """A tree whose leaves point so many items further."""
+    """Return the tree with the item numbers of its leaves increased by ``by``."""
     moved: dict[str, Any] = _renumbered(tree, lambda index: index + by)
     return moved
 

@@ -42,9 +42,10 @@ class Calls:
         self.previous: int | None = None
         """The last step that ended before the current one."""
         self.begins_again = False
-        """Whether steps count from before a restored checkpoint: what was restored in part is the start of another training."""
+        """Whether steps count from before a partially restored checkpoint: then another training starts from the
+        restored part."""
         self._start: int | None = None
-        """The step after what was restored in part, until the first step is reported."""
+        """The step after a partially restored checkpoint, until the first step is reported."""
         self._reported = False
 
     @property
@@ -64,9 +65,11 @@ class Calls:
         return None
 
     def check(self, step: int | None, micro_step: int | None, last: int | None, last_micro: int | None, *, reports: bool) -> None:
-        """Raise ``ConfigError`` for a call from a forked process, or a step below the last one. Warn once of a step that is reported twice.
+        """Raise ``ConfigError`` for a call from a forked process or a step below the last one. Warn once about a step
+        reported twice.
 
-        ``step`` is None for a restore. ``reports``: the call is ``step()``; ``save()`` of the step that was just reported is usual.
+        ``step`` is None for a restore. ``reports``: the call is ``step()``; ``save()`` of the step that was just
+        reported is usual.
         """
         if self.elsewhere:
             raise ConfigError(

@@ -68,30 +68,30 @@ from relight.policy.triggers import check_trigger
 class Checkpointer(Holds):
     """Saves and restores the whole state of one training run.
 
-    ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store. Or it
-    is ``relight.Tiers(…)``: several of them, near to far.
-    Everything else that is not an option is a *component*: modules, optimizers, schedulers, scalers, loaders, anything with
-    ``state_dict``/``load_state_dict``, generators, tensors, arrays, containers. RNGs are captured without being asked. Plain values, and
-    components whose names are taken by options, go into ``state={"name": object}``; a plain value under a keyword is an error, as it
-    is most often a misspelt option.
+    ``path`` names the store and the run: ``runs/demo`` is run ``demo`` in store ``runs``; with ``run=`` the whole path is the store.
+    ``relight.Tiers(…)`` names several stores, near to far. Every other argument that is not an option is a *component*: a module,
+    optimizer, scheduler, scaler, loader, generator, tensor, array, container, or any object with ``state_dict`` and ``load_state_dict``.
+    RNGs are always captured. Pass plain values, and components with the name of an option, in ``state={"name": object}``: a plain value
+    under a keyword is an error, because it is usually a misspelt option.
 
-    Options: ``save`` when (``relight.every(…) | relight.best(…)``; by default ``relight.adaptive()``; None: only when asked, on signals
-    and at the end), ``keep`` which (``relight.keep(…)``; None: all), ``on_failure`` (``"warn"``, ``"retry"``, ``"raise"``,
-    ``relight.failure_policy(…)``), ``signals`` (False leaves them alone), ``metadata`` (JSON kept with each checkpoint), ``background``
-    (False: saves are made by this process, which waits for them), ``limits`` (``relight.Limits(…)``: what saves may take of the
-    machine), ``per_rank`` (names of components that each rank has its own of; loaders and generators are always), ``writer``
-    (``"rank 0"``: it gathers, writes and reads for all ranks, and only it opens the store), ``peers`` (``relight.Peers(…)``: nodes
-    hold what others' snapshots can be rebuilt from), ``compact`` (``relight.Compact(…)`` or True: what a save has in common with the
-    one before is stored once, and coded where that pays), ``encrypt`` (``"file:PATH"``, ``"kms:KEY"``…: what is stored is encrypted),
-    ``sign``, ``trust``, ``anchor`` (docs/security.md), ``fresh`` (True: begin from scratch in a run that has checkpoints; they all stay),
-    ``takeover`` (if another process still trains this run: ``"ask"``, ``"refuse"``, ``"take"``; None: refuse, unless a launcher restarts).
+    Options: ``save``: when to save (``relight.every(…) | relight.best(…)``; default ``relight.adaptive()``; None: only on ``save()``, on
+    signals and at the end). ``keep``: which checkpoints to keep (``relight.keep(…)``; None: all). ``on_failure``: ``"warn"``, ``"retry"``,
+    ``"raise"`` or ``relight.failure_policy(…)``. ``signals``: False installs no handlers. ``metadata``: JSON stored with each checkpoint.
+    ``background``: False makes saves in this process, which waits for them. ``limits``: resources that saves may use
+    (``relight.Limits(…)``). ``per_rank``: names of components that differ between ranks; loaders and generators always do. ``writer``: with
+    ``"rank 0"``, rank 0 gathers, writes and reads for all ranks, and only it opens the store. ``peers``: nodes keep redundant data, from
+    which another node's snapshots can be rebuilt (``relight.Peers(…)``). ``compact``: store data that a save shares with the previous one
+    once, and compress where that pays (``relight.Compact(…)`` or True). ``encrypt``: encrypt all stored data (``"file:PATH"``,
+    ``"kms:KEY"``…). ``sign``, ``trust``, ``anchor``: see docs/security.md. ``fresh``: True starts from scratch in a run that has
+    checkpoints; all of them stay. ``takeover``: what to do if another process still trains this run (``"ask"``, ``"refuse"``, ``"take"``;
+    None: refuse, unless a launcher restarts the job).
 
-    Where ``torch.distributed`` is initialised, all its ranks save one checkpoint together: every one of them makes the same calls. What
-    each holds whole is written once, what is spread over them (``DTensor``) in pieces, and any other number of ranks may restore it.
+    If ``torch.distributed`` is initialised, all ranks save one checkpoint together, and every rank must make the same calls. A replicated
+    tensor is written once, a sharded tensor (``DTensor``) in pieces. Any number of ranks can restore the checkpoint.
 
-    Errors: ``ConfigError`` and ``IncompatibleState`` at once and always; a store's errors by ``on_failure``; ``Fenced`` always, as this
-    process can never save again. ``InternalError``, a fault of Relight's own, is reported, never retried, and leaves training alone.
-    Not thread-safe: one loop uses it.
+    Errors: ``ConfigError`` and ``IncompatibleState`` are always raised at once, ``Fenced`` always, as this process can never save again.
+    ``on_failure`` handles a store's errors. ``InternalError``, a fault in Relight, is reported, never retried, and does not stop training.
+    Not thread-safe: only the thread of the training loop may use it.
     """
 
     def __init__(
@@ -172,42 +172,42 @@ class Checkpointer(Holds):
         strict: bool = True,
         map: Mapping[str, str] | Callable[[str], str] | None = None,
     ) -> int:
-        """Put the state back and give the first step still to do; 0 on a run without a checkpoint.
+        """Restore the state and return the first step that still has to run: 0 for a run without a checkpoint.
 
-        ``latest`` takes the newest checkpoint that verifies and warns about what it passed over; a tag, a step, an id, ``best`` or
-        ``best:METRIC`` takes that one or raises. ``only=["model/*"]`` restores just what matches and leaves the rest of the state alone;
-        ``strict=False`` restores what fits; ``map`` renames stored names to live ones. Bytes go straight into the live tensors.
+        ``latest`` restores the newest checkpoint that verifies, and warns about each checkpoint that it skipped. A tag, a step, an id,
+        ``best`` or ``best:METRIC`` restores that checkpoint or raises. ``only=["model/*"]`` restores the matching part of the state and
+        leaves the rest unchanged. ``strict=False`` restores the tensors that fit. ``map`` renames stored names to live names.
 
-        After an error the live state may be a mixture: do not train on it.
+        After an error the live state may be a mixture of two states: do not train on it.
         """
         which = options.check_restore(which, only, strict, map)
         self._ensure_started()
-        self._drain()  # what is restored now is the parent of the next save: no save of before may come between
+        self._drain()  # the restored checkpoint is the parent of the next save: no earlier save may be committed between them
         self._takeover.before_restore(whole=which == "latest" and only is None)
         self._neighbours.meet()
         if which == "latest" and self._fresh.applies(self._store, self._run, self._further, self._ranks):
-            found = Resumed()
+            resumed = Resumed()
         else:
-            found = resume_any(
+            resumed = resume_any(
                 self._store, self._run, self._components, which, only=only, strict=strict, rename=map, ranks=self._ranks,
                 further=self._further, remote=self._neighbours.remote,
             )  # fmt: skip
         self._neighbours.forget()
-        self._resumed = found
-        self._verified.update(dict.fromkeys(found.damaged, False))
-        if found.checkpoint is None:
+        self._resumed = resumed
+        self._verified.update(dict.fromkeys(resumed.damaged, False))
+        if resumed.checkpoint is None:
             self._preflight()
-            why = f"{'fresh=True' if self._fresh.used else 'it has no checkpoint yet'} (store {self._store.url})"
-            emit("restore.fresh", f"run {self._run!r} starts from scratch: {why}", run=self._run, store=self._store.url)
+            cause = f"{'fresh=True' if self._fresh.used else 'it has no checkpoint yet'} (store {self._store.url})"
+            emit("restore.fresh", f"run {self._run!r} starts from scratch: {cause}", run=self._run, store=self._store.url)
             start = 0
         else:
-            self._parent = None if (apart := self._fresh.wanted and which != "latest") else found.checkpoint.id
-            self._components.update({name: value for name, value in found.values.items() if name in self._components})
-            start = found.checkpoint.step + (1 if found.micro_step is None else 0)
-            self._last_saved = self._calls.restored(found.checkpoint.step, found.micro_step, part=apart or only is not None)
+            self._parent = None if (apart := self._fresh.wanted and which != "latest") else resumed.checkpoint.id
+            self._components.update({name: value for name, value in resumed.values.items() if name in self._components})
+            start = resumed.checkpoint.step + (1 if resumed.micro_step is None else 0)
+            self._last_saved = self._calls.restored(resumed.checkpoint.step, resumed.micro_step, part=apart or only is not None)
             self._last_step, self._last_micro_step = self._last_saved or (None, None)
-            report_restored(found, start, self._environment_info())
-        scale_learning_rates(self._components, found.cut, only if found.checkpoint is not None else None)
+            report_restored(resumed, start, self._environment_info())
+        scale_learning_rates(self._components, resumed.cut, only if resumed.checkpoint is not None else None)
         self._boundary = Boundary(self._components, self._recall if self._ranks is None else CaptureCache(), self._heirs.published_state)
         self._last_save_s = monotonic()
         for observer in observers:
@@ -215,12 +215,12 @@ class Checkpointer(Holds):
         return start
 
     def step(self, step: int, *, samples: Any = None, micro_step: int | None = None, **metrics: Any) -> Save | None:
-        """Tell that ``step`` ended; save if a trigger or a signal asks for it. Returns the save if there was one.
+        """Report the end of ``step``; save if a trigger or a signal requests it. Return the save, or None.
 
-        ``step`` is an int, or what ``operator.index`` takes; of a tensor on an accelerator that waits for the device at every call.
-        ``metrics`` are numbers or tensors of one element, which are read (waiting for the device) only when a save or trigger needs them.
-        ``micro_step=k`` says that micro-batch ``k`` of an unfinished step ended: gradients are then saved too. Ends the process, after
-        saving, if SIGTERM or SIGINT asked for that.
+        ``step`` is an int or an object that ``operator.index`` accepts. A tensor on an accelerator synchronises the device at every call.
+        ``metrics`` are numbers or tensors of one element. They are read (which synchronises the device) only if a save or trigger needs
+        them. ``micro_step=k`` reports the end of micro-batch ``k`` of an unfinished step; a save then includes the gradients. After SIGTERM
+        or SIGINT, this call saves and then ends the process.
         """
         step, micro_step = options.check_step(step, micro_step, metrics)
         self._ensure_started(micro_step, step, reports=True)
@@ -245,14 +245,14 @@ class Checkpointer(Holds):
         if self._signals is not None:
             self._signals.saved()
             at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
-            if self._signals.ending and (at_end or reason in ENDS):  # a signal that came since _why_now is for the next step
+            if self._signals.ending and (at_end or reason in ENDS):  # a signal since _save_reason() is handled at the next step
                 with self._saving():
                     self._drain()
                 self._finish(Closed.now(f"{self._signals.pending} ended the run", step), ends=True)
                 self._signals.end()
         if save is None and not self._warmed:
             self._warm_up()
-        self._boundary.remember(step, over=micro_step is None)  # behind the other: by then ranks know what they hold in common
+        self._boundary.remember(step, over=micro_step is None)  # after the warm-up, in which ranks learn which state is replicated
         self._best.awaited.step(metrics, micro_step, lambda: self.save(step, metrics=metrics), self._ranks)
         self._returned_s = perf_counter()
         if self._signals is not None:
@@ -270,10 +270,10 @@ class Checkpointer(Holds):
         micro_step: int | None = None,
         priority: str = "normal",
     ) -> Save:
-        """Save now, as the state at the end of ``step``. ``tag`` names it, which also keeps it. ``block=False`` does not wait until it is
-        durable, ``Save.wait`` does. ``priority``: ``"high"`` takes the place of a less urgent save that waits to be written.
+        """Save now, as the state at the end of ``step``, and return the handle. ``tag`` names the checkpoint, and retention keeps it.
+        ``block=False`` does not wait until the save is durable; ``Save.wait`` does. ``priority="high"``: replace a less urgent waiting one.
 
-        A store's failure is handled by ``on_failure`` and told by the handle's ``error``.
+        ``on_failure`` handles a store's failure, and the handle's ``error`` has it.
         """
         step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
         self._ensure_started(micro_step, step)
@@ -289,15 +289,15 @@ class Checkpointer(Holds):
         return save
 
     def barrier(self) -> None:
-        """Return when a running snapshot no longer reads live tensors. Relight calls it before every ``optimizer.step``; call it yourself
-        before changing weights or optimizer state in any other way, such as replaying a CUDA graph. Cheap when nothing is running."""
+        """Wait until a running snapshot no longer reads live tensors. Relight calls it before every ``optimizer.step``. Call it before any
+        other change of weights or optimizer state, such as replaying a CUDA graph. Cheap when no snapshot is running."""
         if self._background is not None:
             self._background.barrier()
 
     def close(self, *, save: bool = True) -> RunEnd:
-        """End the run's bookkeeping: save the last step if no save has it yet, give back signal handlers and loaders. Twice is fine.
+        """Save the last step if no save has it yet, and restore signal handlers and loaders. Idempotent.
 
-        Waits ``Limits(deadline_s=)`` for copies on further tiers. ``Ended`` names the missing ones; so does ``ended`` after a ``with``."""
+        Waits up to ``Limits(deadline_s=)`` seconds for copies on further tiers. The result, later also in ``ended``, names missing ones."""
         self._close("close() was called", save)
         return self.ended
 
@@ -315,14 +315,14 @@ class Checkpointer(Holds):
                 self._drain()
             self._outwards.finish(self._last_moments.bound(self._limits.deadline_s))
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
-                # the trainer before this one was killed after its last step
+                # The previous trainer was killed after its last step, and its agent may still be running.
                 dismiss(self._store.url, self._run, self._last_moments.bound(self._limits.deadline_s))
-            emit("attempt.ended", f"run {self._run!r} has come to its end", run=self._run)
+            emit("attempt.ended", f"run {self._run!r} ended", run=self._run)
             ends = True
         finally:
             self._finish(Closed.now(why, self._last_step, saves=save), ends=ends)
         if self._signals is not None:
-            self._signals.end()  # if it was asked for behind the last step
+            self._signals.end()  # if a signal came after the last step
 
     def __enter__(self) -> Checkpointer:
         return self
@@ -336,7 +336,7 @@ class Checkpointer(Holds):
     # -- inside --------------------------------------------------------------------------------------------------------------
 
     def _ensure_started(self, micro_step: int | None = None, step: int | None = None, *, reports: bool = False) -> None:
-        """Once: what a restore needs, too."""
+        """Start event logging, environment capture and signal handlers at the first call. Check the call's step at every call."""
         if self._closed is not None:
             self._closed.refuse(self._run)
         self._calls.check(step, micro_step, self._last_step, self._last_micro_step, reports=reports)
@@ -351,8 +351,8 @@ class Checkpointer(Holds):
             self._signals.install()
 
     def _preflight(self) -> None:
-        """Once, before anything is written: everything that should fail now rather than in hours. A run that resumes is looked at when its
-        first step is over: what it restored was saved before, and looking takes as long as a restore of many small tensors."""
+        """Check once, before the first write, everything that would otherwise fail hours later. A resumed run is checked at the end of its
+        first step: its state was saved before, and the check takes as long as a restore of many small tensors."""
         if self._looked_over:
             return
         try:
@@ -362,7 +362,7 @@ class Checkpointer(Holds):
             try_store(self._store, self._run, self._ranks, self._world.rank, options.full_bytes(state), self._keep.last or 2)
         except BaseException:
             if self._signals is not None:
-                self._signals.restore()  # nobody saves behind them
+                self._signals.restore()  # no save will follow these signals
             raise
         if self._signals is not None:
             self._signals.install()
@@ -371,7 +371,7 @@ class Checkpointer(Holds):
     def _begin_attempt(self) -> Attempt:
         if self._attempt is None:
             refuse = self._fresh.guard(self._resumed.looked, f"{self._store.url.rstrip('/')}/{self._run}", self._further)
-            self._parent = None if self._calls.begins_again else self._parent  # another line: retention leaves the one before alone
+            self._parent = None if self._calls.begins_again else self._parent  # another history: retention keeps the earlier one
             self._attempt = self._takeover.begin("restored" if self._parent else FRESH, self._best, refuse)
             self._attempt.make_smaller(self._compact)
             history = begun_history(self._attempt, self._parent, self._world.rank)
@@ -389,7 +389,7 @@ class Checkpointer(Holds):
         return self._attempt
 
     def _saving(self) -> AbstractContextManager[None]:
-        """What it does, for whoever watches: it may wait for an agent, for memory, for other ranks, until the deadline."""
+        """Publish the phase ``saving`` in the heartbeat: until the deadline, a save may wait for an agent, memory or other ranks."""
         return heartbeat().during("saving", self._limits.deadline_s / LATE_AFTER)
 
     def _save_reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
@@ -409,13 +409,13 @@ class Checkpointer(Holds):
     def _save(
         self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
     ) -> Save | None:
-        """None if the save was put off until a slot is free, which only happens if it need not be now (``may_wait`` is False)."""
+        """Save, and return the handle. Return None if the save was postponed because no slot is free; only if ``may_wait`` is False."""
         background = self._in_background()
         if background is not None:
-            may_wait = may_wait or self._ranks is not None  # they have agreed that there is room
+            may_wait = may_wait or self._ranks is not None  # the ranks have agreed that a slot is free
             wait_s = self._limits.deadline_s if may_wait or self._limits.when_busy == "queue" else 0.0
             if not wait_s and not background.warmed:
-                self._warm_up()  # making memory for a large state takes seconds; the save is made when there is some
+                self._warm_up()  # allocating memory for a large state takes seconds; until then this save is postponed
             yields = self._under_way.yields_to(step, reason) if self._ranks is None else None
             if not background.free_slot(wait_s, may_wait, yields) and not may_wait:
                 self._due = postpone(reason, step, "no snapshot slot is free")
@@ -424,7 +424,7 @@ class Checkpointer(Holds):
         try:
             state = self._capture(micro_step)
             if micro_step is not None:
-                self._boundary.forget()  # nothing older is to be saved behind it
+                self._boundary.forget()  # an older state must not be saved after this one
         except Exception as error:
             if not ends_a_save(error):
                 raise
@@ -434,7 +434,7 @@ class Checkpointer(Holds):
         if background is not None:
             if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
-            self._drain()  # this one is made here, and must not overtake those that the agent has
+            self._drain()  # this process makes this save, which must not be committed before the agent's earlier ones
             if self._last_moments.over:
                 return self._count_failure(never_in_time(step, reason))
         return self._write(state, step, reason, metrics, tag, micro_step)
@@ -445,7 +445,7 @@ class Checkpointer(Holds):
         return self._plans.check(self._components, capture(self._components, micro_step=micro_step, recall=self._recall))
 
     def _warm_up(self) -> None:
-        """After the first step that saved nothing: the agent and its memory are made ready while training goes on."""
+        """Start the agent and allocate its memory in the background, after the first step that saved nothing."""
         self._warmed = True
         background = self._in_background()
         if background is not None and self._trigger is not None:
@@ -472,7 +472,7 @@ class Checkpointer(Holds):
         micro_step: int | None,
         started: float,
     ) -> Save | None:
-        """Have the agent make the save; None if it cannot."""
+        """Pass the save to the agent and return its handle. Return None if the agent cannot make it."""
         numbers = numbers_of(metrics)
         save, parent = self._outwards.expect(Save(step, reason)), self._under_way.newest_id or self._parent
         seat = self._ranks.seat if self._ranks is not None else None
@@ -505,7 +505,7 @@ class Checkpointer(Holds):
         return save
 
     def _poll_completed(self, *, quiet: bool = False) -> None:
-        """What has become of saves since the last call. Raises what the policy, or being superseded, asks for, if it is not ``quiet``."""
+        """Process the saves that ended since the last call. Unless ``quiet``, raise ``Fenced``, or the error that the policy raises."""
         for begun, done in self._under_way.over():
             if done.error is None:
                 self._on_durable(begun, done)
@@ -519,12 +519,12 @@ class Checkpointer(Holds):
             self._count_failure(begun.save, quiet=quiet)
 
     def _drain(self, *, quiet: bool = False) -> None:
-        """Wait until nothing is being written any more, no longer than the deadline, or than there is time."""
+        """Wait until the agent has written every save, no longer than the deadline or the rest of the grace period."""
         if self._background is not None:
             self._background.barrier()
             self._background.hurry()
-        words = self._background.agent_words if self._background is not None else ""
-        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), words)
+        writer = self._background.agent_words if self._background is not None else ""
+        self._under_way.wait(self._last_moments.bound(self._limits.deadline_s), writer)
         self._poll_completed(quiet=quiet)
 
     def _on_durable(self, begun: InflightSave, done: SaveOutcome) -> None:
@@ -535,12 +535,12 @@ class Checkpointer(Holds):
         self._parent = done.report.id
 
     def _write(self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None) -> Save:
-        """Try, by the policy; never raises for a store's sake unless the policy says so."""
+        """Make the save in this process, with the policy's retries. Raise a store's error only if the policy requires it."""
         save = self._outwards.expect(Save(step, reason))
         started = perf_counter()
         save.mark_requested(started)
         numbers = numbers_of(metrics)
-        retries = self._policy.retries if self._ranks is None else 0  # several ranks try again at another step
+        retries = self._policy.retries if self._ranks is None else 0  # several ranks retry together, at a later step
         report = write_inline(save, lambda: self._commit(state, step, reason, numbers, micro_step), self._policy, retries)
         if report is None:
             self._due = self._policy.again(reason, save.error, self._failed_in_a_row) if self._ranks is not None else self._due
@@ -581,7 +581,7 @@ class Checkpointer(Holds):
         self._best.learn(metrics)
 
     def _finish(self, closed: Closed, *, over: bool = True, ends: bool = False) -> None:
-        """``over``: nobody restores from what is in memory here, so it may go. ``ends``: the caller then does as a signal asks."""
+        """Release all resources. ``over``: no process restores from this memory, so free it. ``ends``: ``SignalHandlers.end()`` follows."""
         self._curve.flush()
         if self._background is not None:
             self._drain(quiet=True)

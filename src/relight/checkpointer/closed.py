@@ -1,4 +1,4 @@
-"""Why a Checkpointer can be used no more: what ended it, at which step, and when."""
+"""End of a Checkpointer: what ended it, at which step, and when."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from relight.errors import ConfigError, Fenced
 
 
 class RunEnd(NamedTuple):
-    """How a run ended on this rank: after which step, and which checkpoints further tiers lack, as ids by tier. Rank 0 knows of tiers.
+    """How a run ended on this rank: its last step, and ids of the checkpoints that each further tier lacks. Only rank 0
+    knows the tiers.
 
-    ``unsaved``: no checkpoint has the last step, although it was due at the end: each save of it failed."""
+    ``unsaved``: no checkpoint has the last step, because each save of it at the end failed."""
 
     step: int | None
     missing: Mapping[str, Sequence[str]]
@@ -25,14 +26,15 @@ class RunEnd(NamedTuple):
 
 
 class Closed(NamedTuple):
-    """The end of a Checkpointer. ``superseded``: another one has the run now, so this process must not simply make a new one."""
+    """The end of a Checkpointer. ``superseded``: another Checkpointer has the run now, so this process must not create
+    a new one."""
 
     why: str
     step: int | None
     at: float
     superseded: bool = False
     saves: bool = True
-    """Whether the last step was to be saved."""
+    """Whether ``close()`` had to save the last step."""
 
     @classmethod
     def now(cls, why: str, step: int | None, *, superseded: bool = False, saves: bool = True) -> Closed:
@@ -40,7 +42,7 @@ class Closed(NamedTuple):
         return cls(why, step, monotonic(), superseded, saves)
 
     def refuse(self, run: str) -> None:
-        """Raise the error of a call that comes after the end."""
+        """Raise the error for a call after the end."""
         after = "before its first step" if self.step is None else f"after step {self.step}"
         what = f"this Checkpointer is closed: {self.why} {after}, {age_text(monotonic() - self.at)} ago"
         if self.superseded:

@@ -1,4 +1,4 @@
-"""Ranks agree: something is done by all of them or by none, and an error of one is raised on all."""
+"""Collective error handling: if an operation fails on one rank, all ranks raise an error."""
 
 from __future__ import annotations
 
@@ -17,41 +17,43 @@ from relight.store import ByteStore
 from relight.store.retry import first_contact
 
 _PASSED_OVER = ("corrupt", "unsafe", "store", "uncertain", "not_found")
-"""Kinds of errors with which a restore goes on to the next checkpoint."""
+"""Kinds of errors after which a restore tries the next checkpoint."""
 
 
 @contextmanager
 def raise_on_all_ranks(ranks: Ranks | None, doing: str) -> Iterator[None]:
-    """What every rank does, or none: an error on one of them is an error on all, after all have tried.
+    """Run the block on every rank. If it fails on any rank, raise an error on all ranks, after all have tried.
+    Collective.
 
-    Errors that a caller may pass over give way to those that it may not.
+    If ranks have different errors, an error that a caller must not skip takes precedence over one that it may skip.
     """
     error: Exception | None = None
     kind = ""
     try:
         yield
-    except RankTimeout:  # they have lost each other
+    except RankTimeout:  # no further exchange is possible
         raise
-    except Exception as found:  # whatever it is, also of the user's own code: the others wait to hear of it
+    except Exception as caught:  # any error, also of the user's code: the other ranks wait for this rank's outcome
         if ranks is None:
             raise
-        error, kind = found, known(found).kind
+        error, kind = caught, known(caught).kind
     if ranks is None:
         return
-    told = b"" if error is None else msgspec.json.encode([kind, str(known(error)).splitlines()[0]])
-    outcomes = [msgspec.json.decode(one) if one else None for one in ranks.world.gather(told, doing)]
-    serious = next((rank for rank, one in enumerate(outcomes) if one is not None and one[0] not in _PASSED_OVER), None)
-    rank = serious if serious is not None else next((rank for rank, one in enumerate(outcomes) if one is not None), None)
+    message = b"" if error is None else msgspec.json.encode([kind, str(known(error)).splitlines()[0]])
+    outcomes = [msgspec.json.decode(outcome) if outcome else None for outcome in ranks.world.gather(message, doing)]
+    failed = {rank: outcome for rank, outcome in enumerate(outcomes) if outcome is not None}
+    serious = next((rank for rank, outcome in failed.items() if outcome[0] not in _PASSED_OVER), None)
+    rank = serious if serious is not None else next(iter(failed), None)
     if rank is None:
         return
     if error is not None and (kind not in _PASSED_OVER or serious is None):
         raise error
-    kind, said = outcomes[rank] or ("", "")
-    raise error_of(kind)(f"rank {rank}: {said}", hint="that rank's own log has all of it") from error
+    kind, text = failed[rank]
+    raise error_of(kind)(f"rank {rank}: {text}", hint="read that rank's own log for the whole error") from error
 
 
 def begin_attempt_on_all(ranks: Ranks, store: ByteStore, run: str, reason: str, check: Callable[[History], None]) -> Attempt:
-    """One attempt for all ranks: rank 0 takes charge of the run, unless ``check`` raises."""
+    """Begin one attempt for all ranks: rank 0 takes over the run, unless ``check`` raises. Collective."""
     mine: list[Attempt] = []
 
     def begin() -> bytes:

@@ -1,4 +1,5 @@
-"""What a script does with its components: the batches that loaders deliver, the steps of optimizers, attributes that change."""
+"""Watch the script's use of its components: batches that loaders deliver, steps of optimizers, attributes that
+change."""
 
 from __future__ import annotations
 
@@ -28,14 +29,15 @@ class ComponentWatch:
         return [*self.ungiven.sentences, *self.outside.sentences]
 
     def saved(self) -> None:
-        """Report, after one of the first saves, what is not in it. Each is reported once."""
+        """Report, after one of the first saves, state that it does not have. Each finding is reported once."""
         self.ungiven.saved()
         self.outside.saved()
 
     def report(self, step: int | None, micro_step: int | None, last: tuple[int | None, int | None], each: bool) -> None:
-        """Note that ``step`` was reported, after ``last`` (step and micro step): how many batches its loaders' loop has used by now.
+        """Count the batches that the loop has used, at the report of ``step`` after ``last`` (step and micro-batch).
 
-        ``each``: whether every step is reported, as ``Checkpointer.step`` is; else the steps in between are counted by their numbers.
+        ``each``: whether every step is reported, as by ``Checkpointer.step``. Otherwise the steps between are counted
+        by their numbers.
         """
         if step is None:
             self.epochs.forget()  # a restore
@@ -55,6 +57,6 @@ class ComponentWatch:
                 )  # fmt: skip
 
     def close(self) -> None:
-        """Remove all hooks. Twice is fine."""
+        """Remove all hooks. Idempotent."""
         unwatch_loaders(self._components)
         self.ungiven.close()

@@ -1,4 +1,4 @@
-"""What a rank takes of what other ranks had of their own, where there is another number of them now."""
+"""Remap the ranks' own state (loaders, generators) to another number of ranks."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from relight.format import Digest
 
 
 class RemappedState(NamedTuple):
-    """``root`` and ``components`` without what cannot be carried over; sentences about that."""
+    """``root`` and ``components`` without the state that cannot be carried over, and notes about that."""
 
     root: Mapping[Any, Any]
     components: Mapping[str, object]
     notes: list[str]
     seeded: list[tuple[object, int]]
-    """Generators of loaders that begin anew, and their seeds."""
+    """Generators of loaders that start again, and their seeds."""
     alike: Sequence[Mapping[str, str]]
-    """Of each rank where its generators were; empty if each goes on where it was."""
+    """For each rank, the position of its generators before the restore; empty if each rank continues its own."""
 
     def finish(self, rank: int = 0, now: Sequence[Mapping[str, str]] = ()) -> None:
-        """Seed what begins anew, when all else is restored: by what follows from where it is, and the rank. ``now``: of each rank where
-        its generators are, if there was ``alike``."""
+        """Seed the generators that start again, after everything else is restored. A seed is derived from the
+        generator's position and the rank. ``now``: for each rank, the present position of its generators, if ``alike``
+        is not empty."""
         numbers = reseed_plan(self.alike, now) if now else []
-        several = [number for number, one in enumerate(numbers) if one]
+        several = [number for number, seeds in enumerate(numbers) if seeds]
         if several:
             self.notes.append(f"generators of {_named(several)} begin anew, from where those of others were")
             reseed(numbers[rank], self.components, _seed)
@@ -48,46 +49,51 @@ def remap_rank_state(
     own: Sequence[Mapping[Any, Any]],
     alike: Sequence[Mapping[str, str]] = (),
 ) -> RemappedState:
-    """Nothing is left out if ``world`` ranks go on with what as many ``saved``, and their loaders deal out to as many.
+    """Return the state that this rank restores when ``world`` ranks continue from a checkpoint of ``saved`` ranks.
 
-    Else a loader goes on with its share of what is left of its training epoch, if its samples were dealt out in an order that follows
-    from a seed, and begins that epoch anew if not. Generators of ranks that the script has seeded alike stay alike; those that would draw
-    what strangers draw, as there were no such ranks, get seeds that follow from where they are, and the rank: two runs that were the same
-    so far stay the same. ``key`` is for what loaders draw from. ``own``: what each rank that saved had of its own. ``alike``: of each rank
-    where its generators are; empty if ``world`` is ``saved``. Every rank comes to the same by itself.
+    If the number of ranks and the sharding of the loaders are unchanged, all state is kept.
+
+    Otherwise a loader continues with its share of the rest of its training epoch if its samples were sharded in an
+    order that follows from a seed. If not, it starts that epoch again. Generators that the script has seeded equally on
+    several ranks stay equal. A rank without a predecessor would draw another rank's numbers, so its generators get
+    seeds derived from their position and the rank. Two runs that were equal so far therefore stay equal.
+
+    ``key`` is part of the seeds of loaders' generators. ``own``: the own state of each rank that saved. ``alike``: for
+    each rank, the position of its generators; empty if ``world`` is ``saved``. Every rank computes the same result
+    without communication.
     """
     if not isinstance(root, dict):
         return RemappedState(root, components, [], [], ())
     out: set[str] = set()
-    told: dict[Any, Any] = {}
+    remapped: dict[Any, Any] = {}
     seeded: list[tuple[object, int]] = []
     notes: list[str] = []
     for name, value in components.items():
         if not isinstance(value, DataLoader) or (world == saved and (name not in root or as_it_was(dealt_in(root[name]), value))):
             continue
-        states = [one.get(name) for one in own]
-        found = _carry_loader(name, value, states, rank, key) if name in root else "the checkpoint has no loader of that name"
-        if isinstance(found, str):
-            notes.append(f"{name} begins its epoch anew: {found}")
+        states = [rank_state.get(name) for rank_state in own]
+        outcome = _carry_loader(name, value, states, rank, key) if name in root else "the checkpoint has no loader of that name"
+        if isinstance(outcome, str):
+            notes.append(f"{name} begins its epoch anew: {outcome}")
             out.add(name)
         else:
-            told[name] = found.state
-            seeded += found.seeded
-            notes += found.notes
-    if world == saved and not out and not told:
+            remapped[name] = outcome.state
+            seeded += outcome.seeded
+            notes += outcome.notes
+    if world == saved and not out and not remapped:
         return RemappedState(root, components, [], [], ())
     if world != saved:
         notes.insert(0, f"{_ranks(saved)} saved it and {_ranks(world)} {'goes' if world == 1 else 'go'} on")
     source = sources(alike, saved)[rank] if alike else {}
     return RemappedState(
-        {name: node for name, node in {**taken_from(root, own, source), **told}.items() if name not in out},
+        {name: node for name, node in {**taken_from(root, own, source), **remapped}.items() if name not in out},
         {name: value for name, value in components.items() if name not in out},
         notes, seeded, alike,
     )  # fmt: skip
 
 
 class _Loader(NamedTuple):
-    """The state a loader is to take, and what is said of it."""
+    """The state that a loader restores, and notes about it."""
 
     state: dict[str, Any]
     seeded: list[tuple[object, int]]
@@ -95,26 +101,28 @@ class _Loader(NamedTuple):
 
 
 def _carry_loader(name: str, loader: DataLoader[Any], states: Sequence[Any], rank: int, key: str) -> _Loader | str:
-    """What this rank's loader takes of what those of all ranks had, or why nothing."""
-    found = common_position([dealt_in(one) for one in states], loader)
-    if isinstance(found, str):
-        return found
-    # Generators are those of whoever had the same place in the deal: this rank's own, if it did.
-    alike = [one for one in (*states[rank : rank + 1], *states) if belongs_to_rank(dealt_in(one), found.rank)]
+    """Return the state for this rank's loader, from the states of all ranks' loaders, or the reason why there is
+    none."""
+    position = common_position([dealt_in(state) for state in states], loader)
+    if isinstance(position, str):
+        return position
+    # The generators are those of the rank that had the same shard: this rank's own, if it had.
+    alike = [state for state in (*states[rank : rank + 1], *states) if belongs_to_rank(dealt_in(state), position.rank)]
     seeded = []
     if not alike:
-        seed = _seed(f"{key}/{name}/{found.rank}")
+        seed = _seed(f"{key}/{name}/{position.rank}")
         seeded = [(generator, seed + number) for number, generator in enumerate(own_generators(loader).values())]
-    return _Loader(rest_state(loader, found, alike[0] if alike else None), seeded, _warnings(name, loader, found))
+    return _Loader(rest_state(loader, position, alike[0] if alike else None), seeded, _warnings(name, loader, position))
 
 
-def _warnings(name: str, loader: DataLoader[Any], found: SamplerPosition) -> list[str]:
-    if found.at is None:
+def _warnings(name: str, loader: DataLoader[Any], position: SamplerPosition) -> list[str]:
+    if position.at is None:
         return []
-    said = [f"{name} goes on behind {found.at} of its epoch's {found.length} samples, dealt out to {_ranks(found.replicas)} now"]
+    place = f"{position.at} of its epoch's {position.length} samples"
+    warnings = [f"{name} goes on behind {place}, dealt out to {_ranks(position.replicas)} now"]
     if hasattr(loader.dataset, "state_dict"):
-        said.append(f"{name}: the state of its data set is not carried over")
-    return said
+        warnings.append(f"{name}: the state of its data set is not carried over")
+    return warnings
 
 
 def _seed(text: str) -> int:

@@ -1,4 +1,4 @@
-"""What to do when a save fails: warn and go on, retry, or raise, as ``on_failure=`` says."""
+"""What to do when a save fails: warn and continue, retry, or raise (``on_failure=``)."""
 
 from __future__ import annotations
 
@@ -12,40 +12,44 @@ from relight.policy.units import whole_of
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
 _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
-"""Of torch's allocators, and of Python's threads."""
+"""Parts of the messages of torch's allocators and of Python's threads."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailurePolicy:
-    """Try a failed save ``retries`` times more; after ``raise_after`` failed saves in a row raise, None for never. ``begin_again``: begin a
-    new log if the run's directory was removed."""
+    """Retry a failed save up to ``retries`` times. Raise after ``raise_after`` failed saves in a row; None: never.
+    ``begin_again``: start a new log if the run's directory was removed."""
 
     retries: int = 0
     raise_after: int | None = None
     begin_again: bool = False
 
     def report(self, error: Exception, step: int, turn: int) -> RelightError:
-        """Report that the save at ``step`` failed at try ``turn``, and what follows. Return the error as one of ours.
+        """Report that attempt ``turn`` of the save at ``step`` failed, and what follows. Return the error as a
+        ``RelightError``.
 
-        A fault in code is named as such, with its traceback, and has no retry: the same state would meet the same fault. It does not stop
-        training, which is not at fault and may end well. It counts for ``raise_after``: a caller who asked to stop without checkpoints
+        A fault in code is reported as such, with its traceback, and is not retried: the same state would meet the same
+        fault. It does not stop training. It counts for ``raise_after``: a caller who wants to stop without checkpoints
         has none here either.
         """
         failed = known(error, f"step {step}")
         retried = turn < self.retries and may_retry(failed)
-        ahead = "trying again" if retried else "training continues; the next save will be tried as usual"
-        emit("save.failed", f"the save at step {step} failed: {failed}\n  {ahead}", step=step, kind=failed.kind, turn=turn)
+        action = "trying again" if retried else "training continues; the next save will be tried as usual"
+        emit("save.failed", f"the save at step {step} failed: {failed}\n  {action}", step=step, kind=failed.kind, turn=turn)
         return failed
 
     def again(self, reason: str, error: RelightError | None, failed_before: int) -> str | None:
-        """Return ``reason`` if the save must be tried again at a later step, None if not. ``failed_before``: failed saves in a row so far.
+        """Return ``reason`` if the save must be tried again at a later step, None if not. ``failed_before``: failed
+        saves in a row so far.
 
-        For saves that cannot be repeated at once: those of several ranks, and those of the agent, which have their step's state no more.
+        For saves that cannot be repeated at once, because their step's state is gone: saves of several ranks, and saves
+        of the agent.
         """
         return reason if error is not None and error.retryable and may_retry(error) and failed_before < self.retries else None
 
     def stop_after(self, in_a_row: int, error: RelightError | None, step: int) -> None:
-        """Raise if so many failed saves in a row are too many. A fault of Relight's own is raised itself, under its own name."""
+        """Raise ``SaveFailed`` after ``raise_after`` failed saves in a row. If the last error is a fault in Relight,
+        raise that error."""
         if self.raise_after is None or in_a_row < self.raise_after:
             return
         if isinstance(error, InternalError):
@@ -54,8 +58,8 @@ class FailurePolicy:
 
 
 def ends_a_save(error: Exception) -> bool:
-    """Whether an error while the state is captured ends that save alone: other ranks are late, or the system refused memory, a
-    descriptor, a thread. Anything else is a fault in the caller's components, and raised."""
+    """Return whether an error during the capture ends only that save: other ranks are late, or the system refused
+    memory, a descriptor or a thread. Any other error is a fault in the caller's components, and is raised."""
     if isinstance(error, (RankTimeout, MemoryError)):
         return True
     if isinstance(error, OSError):
@@ -64,24 +68,26 @@ def ends_a_save(error: Exception) -> bool:
 
 
 def may_retry(error: RelightError) -> bool:
-    """Whether the same save may be tried again: not after a fault in code."""
+    """Return whether the same save may be tried again: not after a fault in code."""
     return not isinstance(error, InternalError) and not (error.__cause__ is not None and is_fault(error.__cause__))
 
 
 def failure_policy(*, retries: int = 0, raise_after: int | None = None, begin_again: bool = False) -> FailurePolicy:
-    """The policy for ``Checkpointer(on_failure=…)``: how often to try again at once, and after how many failed saves in a row to raise.
+    """Return a policy for ``Checkpointer(on_failure=…)``: immediate retries, and the number of failed saves in a row
+    after which to raise.
 
-    ``begin_again=True``: if the run's directory is moved or deleted while it is trained, begin a new log in the same place and save there.
-    Only where one process saves.
+    ``begin_again=True``: if the run's directory is moved or deleted during training, start a new log in the same place
+    and save there. Only for a run of one process.
     """
     if not isinstance(begin_again, bool):
         raise ConfigError(f"begin_again= takes True or False, not {shown(begin_again)}")
-    most = None if raise_after is None else whole_of(raise_after, "raise_after")
-    return FailurePolicy(whole_of(retries, "retries", least=0, most=100), most, begin_again)
+    limit = None if raise_after is None else whole_of(raise_after, "raise_after")
+    return FailurePolicy(whole_of(retries, "retries", least=0, most=100), limit, begin_again)
 
 
 def check_failures(value: str | FailurePolicy) -> FailurePolicy:
-    """``warn``, ``retry``, ``raise`` or a policy as a policy."""
+    """Return the policy that ``value`` names: ``warn``, ``retry``, ``raise``, or a policy, which is returned
+    unchanged."""
     named = {"warn": FailurePolicy(), "retry": FailurePolicy(retries=2), "raise": FailurePolicy(raise_after=1)}
     if isinstance(value, FailurePolicy):
         return value
@@ -89,5 +95,5 @@ def check_failures(value: str | FailurePolicy) -> FailurePolicy:
         return named[value]
     raise ConfigError(
         f"on_failure= takes 'warn', 'retry', 'raise' or relight.failure_policy(…), not {shown(value)}",
-        hint="'warn' goes on training, 'retry' tries twice more first, 'raise' stops",
+        hint="'warn' continues training, 'retry' retries twice first, 'raise' stops",
     )

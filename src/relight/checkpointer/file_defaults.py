@@ -1,4 +1,5 @@
-"""What a Checkpointer takes from ``relight.toml``: keyword arguments beat ``RELIGHT_*``, which beats the file."""
+"""Default options of a Checkpointer from ``relight.toml``. Keyword arguments override ``RELIGHT_*``, which overrides
+the file."""
 
 from __future__ import annotations
 
@@ -26,10 +27,11 @@ NOT_GIVEN = NotGiven.NOT_GIVEN
 
 
 class CheckpointerOptions(NamedTuple):
-    """The options that the file may have, as they were given. Left out: ``NOT_GIVEN`` for ``save`` and ``keep``, None for the others.
+    """The caller's options that the file can also set. ``NOT_GIVEN`` marks a missing ``save`` or ``keep``, None any
+    other missing option.
 
-    ``save=None`` and ``keep=None`` are answers of the caller's, which the file does not change: a job that is to keep everything must
-    not lose checkpoints to a file in its working directory.
+    ``save=None`` and ``keep=None`` are the caller's values, and the file does not change them: a job that must keep
+    everything must not lose checkpoints because of a file in its working directory.
     """
 
     save: Trigger | NotGiven | None
@@ -42,11 +44,11 @@ class CheckpointerOptions(NamedTuple):
 
 
 _LEFT_OUT = {"save": NOT_GIVEN, "keep": NOT_GIVEN}
-"""What marks an option that was left out; None for the others."""
+"""The value that marks a missing option; None for options that are not listed."""
 
 
 class CompletedOptions(NamedTuple):
-    """The same options, each with what holds: the caller's, else the file's, else the default."""
+    """The options in effect: each is the caller's value, else the file's, else the default."""
 
     save: Trigger | None
     keep: Keep | None
@@ -61,28 +63,32 @@ class CompletedOptions(NamedTuple):
 def with_file_defaults(
     given: CheckpointerOptions, writer: str, tiers: Tiers | bool | None, place: tuple[str, str] | None = None
 ) -> CompletedOptions:
-    """With what the file says of those that were not given. Where tiers say what each keeps, the file does not; nor are there peers where
-    one rank writes, or where saves are not made in the background. Without ``save`` anywhere it is ``adaptive()``: a run that was
-    not set up saves, too. ``tiers`` are the caller's. Without them the file's count for the store and run in ``place``; None if an observer
-    has moved the run, so that copies of it would be junk."""
+    """Return the options with the file's values for those that the caller did not give.
+
+    With ``tiers``, the file's ``keep`` is ignored, because each tier has its own. The file's ``peers`` are ignored if
+    one rank writes for all, or if saves are not made in the background. If ``save`` is given nowhere, it is
+    ``adaptive()``, so that a run without settings saves, too. ``tiers`` are the caller's. Without them, the file's
+    tiers apply to the store and run in ``place``. ``place`` is None if an observer has moved the run, whose copies on
+    tiers would be useless.
+    """
     take_environment()
-    told, path = checked("checkpoint", defaults_of)
-    names = [one.name for one in fields(told) if one.name != "tiers"]
-    taken = {name: getattr(told, name) for name in names if getattr(given, name) is _LEFT_OUT.get(name)}
+    file_options, path = checked("checkpoint", defaults_of)
+    names = [field.name for field in fields(file_options) if field.name != "tiers"]
+    taken = {name: getattr(file_options, name) for name in names if getattr(given, name) is _LEFT_OUT.get(name)}
     if os.environ.get("RELIGHT_BACKGROUND"):
         taken.pop("background", None)
     if tiers:
         taken.pop("keep", None)
-    own = told.tiers.tiers_of(*place) if told.tiers is not None and not tiers and place is not None else None
+    own = file_options.tiers.tiers_of(*place) if file_options.tiers is not None and not tiers and place is not None else None
     background = given.background if given.background is not None else taken.get("background")
     if writer == "rank 0" or background is False or os.environ.get("RELIGHT_BACKGROUND", "1").lower() in ("0", "false", "no"):
         taken.pop("peers", None)
     taken = {name: value for name, value in taken.items() if value is not None}
     if taken or own is not None:
-        sayers = [*([str(path)] if path.exists() else []), *from_variables("checkpoint").values()]
+        origins = [*([str(path)] if path.exists() else []), *from_variables("checkpoint").values()]
         names = [*taken, *(["tiers"] if own is not None else [])]
-        emit("settings.read", f"{', '.join(names)} as said by {', '.join(sayers)}", path=str(path), names=names)
-    found = {**given._asdict(), **taken, "tiers": own if not isinstance(tiers, Tiers) else tiers}
-    found["save"] = adaptive() if found["save"] is NOT_GIVEN else found["save"]
-    found["keep"] = None if found["keep"] is NOT_GIVEN else found["keep"]
-    return CompletedOptions(**found)
+        emit("settings.read", f"{', '.join(names)} from {', '.join(origins)}", path=str(path), names=names)
+    options = {**given._asdict(), **taken, "tiers": own if not isinstance(tiers, Tiers) else tiers}
+    options["save"] = adaptive() if options["save"] is NOT_GIVEN else options["save"]
+    options["keep"] = None if options["keep"] is NOT_GIVEN else options["keep"]
+    return CompletedOptions(**options)

@@ -1,4 +1,4 @@
-"""Where an attempt begins: from the run's checkpoints, or from scratch on purpose. Never from scratch by an oversight."""
+"""``fresh=``: start an attempt from scratch on purpose, and refuse to do so by an oversight."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from relight.store import ByteStore
 
 
 class FreshStart:
-    """The option ``fresh=``. A job that its launcher starts again does not begin from scratch a second time."""
+    """The option ``fresh=``. A job that its launcher restarts does not start from scratch a second time."""
 
     def __init__(self, wanted: bool) -> None:
         if not isinstance(wanted, bool):
             raise ConfigError(f"fresh= is True or False, not {wanted!r}", hint="fresh=True begins a new branch of the run from scratch")
         self.wanted = wanted
         self.used = False
-        """Whether this attempt begins from scratch because of it."""
+        """Whether this attempt starts from scratch because of the option."""
         self._job = job_of(os.environ) if wanted else LauncherJob(frozenset())
         self._recorded = False
 
@@ -41,19 +41,20 @@ class FreshStart:
             return False
         if ranks is not None:
             names = ranks.world.gather(msgspec.json.encode(sorted(self._job.names)), "comparing launchers")
-            self._job = with_agents(self._job, {name for one in names for name in msgspec.json.decode(one)})
+            self._job = with_agents(self._job, {name for encoded in names for name in msgspec.json.decode(encoded)})
 
-        def look() -> bytes:
+        def search() -> bytes:
             return b"1" if self._has_progress(store, run, further) else b""
 
-        progress = look() if ranks is None else ranks.run_on_rank0(look, "looking for this job's own checkpoints")
+        progress = search() if ranks is None else ranks.run_on_rank0(search, "searching for this job's own checkpoints")
         self.used = not progress
         return self.used
 
     def guard(self, looked: bool, where: str, further: Sequence[Further]) -> Callable[[History], None]:
-        """Return what refuses to take charge of a run that has checkpoints, here or in ``further`` tiers, in a process that restored none.
+        """Return a function that raises ``ConfigError`` if the run has checkpoints, here or in ``further`` tiers, and
+        this process restored none.
 
-        ``looked``: whether ``restore()`` has looked for a checkpoint. The result raises ``ConfigError``.
+        ``looked``: whether ``restore()`` has searched for a checkpoint.
         """
 
         def refuse(history: History) -> None:
@@ -79,7 +80,7 @@ class FreshStart:
             return ""
         restored = history.find(parent) if parent is not None else None
         begins = f"continues from step {restored.step}" if restored is not None else "begins from scratch"
-        later = [one for one in history.live if restored is None or one.seq > restored.seq]
+        later = [checkpoint for checkpoint in history.live if restored is None or checkpoint.seq > restored.seq]
         return f" {begins}; it keeps {len(later)} checkpoints that it does not continue from, the newest of step {newest.step}"
 
     def _has_progress(self, store: ByteStore, run: str, further: Sequence[Further]) -> bool:
@@ -109,7 +110,7 @@ class FreshStart:
 
 def _continues(history: History, job: LauncherJob) -> bool:
     begun = [seq for seq, text in fresh_starts(history) if job.began(text)]
-    return bool(begun) and any(one.seq > begun[-1] for one in history.live)
+    return bool(begun) and any(checkpoint.seq > begun[-1] for checkpoint in history.live)
 
 
 def _refuse_unrestored(history: History, where: str) -> None:

@@ -1,4 +1,4 @@
-"""Parameters that are taken to be what they were, because nothing says that they were written to: where a run is told to trust that."""
+"""Frozen parameters that are assumed unchanged while their version counters are (``Compact(trust_versions=True)``)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from relight.snapshot import FrozenTensors, TensorMarks
 
 
 class FrozenParams:
-    """What is frozen of the state that was captured last, and how it looked when it was saved last by this process.
+    """The frozen parameters of the last captured state, and their marks at this process's last save.
 
-    Small ones are left to be copied: looking at them would cost as much.
+    Small parameters are always copied: checking them would cost as much.
     """
 
     def __init__(self, rules: Compact | None) -> None:
@@ -25,22 +25,23 @@ class FrozenParams:
         self._then: tuple[str, TensorMarks] | None = None
 
     def frozen(self, state: Captured) -> FrozenTensors | None:
-        """The same object as long as they are the same tensors in the same memory; None if there are none, or none is to be trusted."""
+        """Return the frozen parameters, the same object while they are the same tensors in the same memory; None if
+        there are none, or if version counters are not trusted."""
         if not self._asked or state.fixed is None:
             return None
         if state.fixed is not self._of:
-            found = []
+            tensors = []
             for number in sorted(state.frozen):
                 source = state.items[number].source
                 tensor = getattr(source, "host_tensor", None)
                 tensor = getattr(source, "device_tensor", None) if tensor is None else tensor
                 if tensor is not None and source.length >= OVERLAP_FROM and not tensor.is_inference():
-                    found.append((number, tensor))
-            self._of, self._frozen, self._then = state.fixed, FrozenTensors(found) if found else None, None
+                    tensors.append((number, tensor))
+            self._of, self._frozen, self._then = state.fixed, FrozenTensors(tensors) if tensors else None, None
         return self._frozen
 
     def vouched(self, state: Captured) -> UnchangedTensors | None:
-        """What this process's last save has of them as they are; to be asked at a save's call."""
+        """Return the parameters that are unchanged since this process's last save. Call it when a save starts."""
         frozen, self._now = self.frozen(state), None
         if frozen is None:
             return None
@@ -51,11 +52,11 @@ class FrozenParams:
         return UnchangedTensors(checkpoint_id, frozen.same(then, self._now), self.wrong)
 
     def committed(self, checkpoint_id: str) -> None:
-        """The save for which ``vouched`` was asked last is that checkpoint now."""
+        """Record that the save of the last ``vouched`` call is now the checkpoint ``checkpoint_id``."""
         self._then = (checkpoint_id, self._now) if self._now is not None else None
 
     def wrong(self, name: str) -> None:
-        """One was written to, and nothing told. None is trusted from now on."""
+        """Report a parameter that changed although its marks did not. From now on none is trusted."""
         self._asked, self._frozen, self._then = False, None, None
         emit(
             "frozen_param.modified",

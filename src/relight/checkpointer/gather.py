@@ -1,7 +1,9 @@
-"""Rank 0 gathers what the others hold: it asks for boxes, they give them, a few MiB at a time, straight to where they belong.
+"""Rank 0 gathers the other ranks' tensors: it requests boxes, and they send them, a few MiB at a time, straight into
+the target memory.
 
-Rank 0's state has sources (``Gathered``) that ask when they are read, and so they are read like any others: into a slot of the agent's
-memory, or slab by slab into a pack. Meanwhile the other ranks answer (``Desk.serve``) until they are told that it is over.
+Rank 0's state has sources (``GatheredSource``) that request bytes when they are read. So they are read like any other
+source: into a slot of the agent's memory, or slab by slab into a pack. Meanwhile the other ranks answer
+(``Rank0Exchange.answer_requests``) until rank 0 sends the end.
 """
 
 from __future__ import annotations
@@ -27,15 +29,15 @@ from relight.layout.shards import LocalBox, boxes_of_run, intersection, relative
 from relight.layout.sources import copy_from
 
 PIECE_BYTES = 4 << 20
-"""The most that is asked for, and sent, at once."""
+"""Most bytes that one request asks for, and one answer has."""
 AHEAD = 2
-"""Questions under way."""
+"""Number of requests that wait for an answer at the same time."""
 SMALL_BYTES = 64 << 10
-"""Tensors up to this are asked for together: a question costs more than their bytes."""
+"""Tensors up to this size are requested together: a request costs more than their bytes."""
 SMALL_HELD_BYTES = 8 << 20
-"""The most that is kept of those that were not asked for yet."""
+"""Most bytes of small tensors that are kept before they are read."""
 FRAME_BYTES = 1 << 10
-"""What comes in one go of a message; the rest, if there is any, in a second."""
+"""Size of a message's first frame; a longer message has a second frame with the rest."""
 _ALIGN = 16
 WEIGHTS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 """Elements that every kernel can copy, by bytes."""
@@ -53,48 +55,49 @@ class PieceRequest(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes of it."""
+        """Bytes of the box."""
         return self.into.nbytes
 
 
 class HeldPieces:
-    """What a rank can give: its items, and the pieces of each that it holds."""
+    """The tensors that a rank can send: its items, and the pieces of each that it has."""
 
     def __init__(self, items: Sequence[Item], spreads: Mapping[int, ShardingOf], pieces: Sequence[Sequence[LocalBox]]) -> None:
-        """``pieces`` of the first items; those behind them it has whole."""
+        """``pieces`` has the pieces of the first items; the rank has all later items whole."""
         self._items, self._spreads = items, spreads
         self._pieces = [*pieces, *([LocalBox(whole(item.shape), (0,) * len(item.shape))] for item in items[len(pieces) :])]
 
     def source(self, entry: int, piece: int, box: Box) -> Source:
-        """The bytes of that box."""
+        """Return a source for the bytes of that box."""
         return source_of(self._items[entry], self._spreads.get(entry), self._pieces[entry], Work(entry, box, piece))
 
 
 class GatheredSource:
-    """A source for all bytes of a tensor of ``shape`` that is on several ranks. To be read before the gathering is over."""
+    """A source for all bytes of a tensor of ``shape`` that is spread over ranks. Read it before the gathering ends."""
 
     def __init__(self, desk: Rank0Exchange, shape: Sequence[int], weight: int, routes: Sequence[Route]) -> None:
         self._desk, self.shape, self.weight, self.routes = desk, tuple(shape), weight, routes
         self.length = prod(self.shape) * weight
 
     def view(self) -> memoryview | None:
-        """They are not here."""
+        """Return None: the bytes are on other ranks."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Get them. One at a time; ``LateRanks`` if somebody does not answer."""
+        """Request the bytes and copy them to ``into``. One call at a time. Raise ``RankTimeout`` if a rank does not
+        answer."""
         self._desk.fill(self, start, into)
 
     def orders(self, start: int, into: memoryview) -> Iterator[PieceRequest]:
-        """What to ask for bytes from ``start`` on: boxes of ``PIECE_BYTES`` at most."""
+        """Yield the requests for the bytes from ``start`` on: boxes of at most ``PIECE_BYTES``."""
         flat = torch.frombuffer(into, dtype=WEIGHTS[self.weight])
         begin, end = start // self.weight, start // self.weight + len(flat)
         step = PIECE_BYTES // self.weight
         for first in range(begin, end, step):
-            at = first - begin
+            offset = first - begin
             for box in boxes_of_run(self.shape, first, min(end, first + step)):
-                target = flat[at : at + box.elements].view(box.size)
-                at += box.elements
+                target = flat[offset : offset + box.elements].view(box.size)
+                offset += box.elements
                 for route in self.routes:
                     shared = intersection(box, route.box)
                     if shared is not None:
@@ -102,7 +105,7 @@ class GatheredSource:
 
 
 class Rank0Exchange:
-    """One rank's end of the gathering. What rank 0 does is done by one thread at a time."""
+    """One rank's side of the gathering. On rank 0, one thread at a time may use it."""
 
     def __init__(self, world: Communicator) -> None:
         self.world = world
@@ -114,40 +117,42 @@ class Rank0Exchange:
         self._held: dict[int, bytearray] = {}
         self._held_bytes = 0
         self.lost = False
-        """Whether somebody did not answer: nothing more can be said then."""
+        """Whether a rank did not answer. Then nothing more can be exchanged."""
 
     # -- rank 0
 
     def begin(self, offers: HeldPieces, sources: Iterable[GatheredSource]) -> None:
-        """What rank 0 has itself, and what will be read, in the likely order."""
+        """Start a gathering on rank 0. ``offers``: rank 0's own tensors; ``sources``: what will be read, in the likely
+        order."""
         self._offers, self._held, self._held_bytes = offers, {}, 0
-        self._small = [one for one in sources if one.length <= SMALL_BYTES]
-        self._place = {id(one): at for at, one in enumerate(self._small)}
+        self._small = [source for source in sources if source.length <= SMALL_BYTES]
+        self._place = {id(source): index for index, source in enumerate(self._small)}
 
     def fill(self, source: GatheredSource, start: int, into: memoryview) -> None:
-        """See ``Gathered.fill``."""
+        """See ``GatheredSource.fill``."""
         with self._lock:
             if id(source) not in self._place:
                 self._pull(source.orders(start, into))
                 return
-            at = self._place[id(source)]
-            if at not in self._held:
-                self._pull_small(at)
-            held = self._held[at]
-            into[:] = held[start : start + len(into)]
-            if start + len(into) == len(held):
-                del self._held[at]
-                self._held_bytes -= len(held)
+            index = self._place[id(source)]
+            if index not in self._held:
+                self._pull_small(index)
+            data = self._held[index]
+            into[:] = data[start : start + len(into)]
+            if start + len(into) == len(data):
+                del self._held[index]
+                self._held_bytes -= len(data)
 
     def end(self, outcome: bytes, *, over: bool = True) -> None:
-        """It is over: ``serve`` gives ``outcome`` to the others. Nothing if they are lost."""
+        """End the gathering: ``answer_requests`` returns ``outcome`` on the other ranks. Send nothing if they are
+        lost."""
         if over:
             self._offers, self._held, self._small, self._place, self._room = None, {}, [], {}, None
         if not self.lost:
             self.send_message(_END + outcome, [rank for rank in range(self.world.size) if rank != self.world.rank])
 
     def _pull_small(self, at: int) -> None:
-        """That one, and those behind it that will be asked for soon."""
+        """Request the small tensor ``at``, and later ones that will be read soon."""
         orders: list[PieceRequest] = []
         taken = 0
         for number in range(at, len(self._small)):
@@ -169,7 +174,7 @@ class Rank0Exchange:
                 continue
             if len(under_way) == AHEAD:
                 self._take(*under_way.popleft())
-            self.send_message(_ASK + msgspec.msgpack.encode([(one.entry, one.piece, one.box) for one in batch]), [rank])
+            self.send_message(_ASK + msgspec.msgpack.encode([(each.entry, each.piece, each.box) for each in batch]), [rank])
             under_way.append((rank, batch))
         while under_way:
             self._take(*under_way.popleft())
@@ -179,51 +184,52 @@ class Rank0Exchange:
         if memory is not None and not len(memory) % _ALIGN:
             self.receive(memory, rank)
             return
-        room = self._scratch[: sum(_padded(one.length) for one in batch)]
+        room = self._scratch[: sum(_padded(request.length) for request in batch)]
         self.receive(room, rank)
-        at = 0
-        for one in batch:
-            _put(room[at : at + one.length], one.into)
-            at += _padded(one.length)
+        offset = 0
+        for request in batch:
+            _put(room[offset : offset + request.length], request.into)
+            offset += _padded(request.length)
 
     def _take_own(self, batch: list[PieceRequest]) -> None:
         assert self._offers is not None
-        for one in batch:
-            source, memory = self._offers.source(one.entry, one.piece, one.box), memory_of(one.into)
-            room = memory if memory is not None else self._scratch[: one.length]
+        for request in batch:
+            source, memory = self._offers.source(request.entry, request.piece, request.box), memory_of(request.into)
+            room = memory if memory is not None else self._scratch[: request.length]
             copy_from(source, 0, room)
             if memory is None:
-                _put(room, one.into)
+                _put(room, request.into)
 
     # -- the others
 
     def answer_requests(self, offers: HeldPieces) -> bytes:
-        """Give what rank 0 asks for, until it is over: what came of it. ``LateRanks`` if rank 0 says nothing any more."""
+        """Send the bytes that rank 0 requests, until it sends the end. Return the outcome. Raise ``RankTimeout`` if
+        rank 0 is silent."""
         try:
             while True:
-                word = self.receive_message(0)
-                if word[:1] == _END:
-                    return word[1:]
-                at = 0
-                for entry, piece, (start, size) in msgspec.msgpack.decode(word[1:]):
+                message = self.receive_message(0)
+                if message[:1] == _END:
+                    return message[1:]
+                offset = 0
+                for entry, piece, (start, size) in msgspec.msgpack.decode(message[1:]):
                     source = offers.source(entry, piece, Box(tuple(start), tuple(size)))
-                    copy_from(source, 0, self._scratch[at : at + source.length])
-                    at += _padded(source.length)
-                self.send(self._scratch[:at], (0,))
+                    copy_from(source, 0, self._scratch[offset : offset + source.length])
+                    offset += _padded(source.length)
+                self.send(self._scratch[:offset], (0,))
         finally:
             self._room = None
 
     # -- words
 
     def send_message(self, data: bytes, to: Sequence[int]) -> None:
-        """A message of any length."""
+        """Send a message of any length."""
         frame = bytearray(struct.pack("<Q", len(data)) + data[: FRAME_BYTES - 8])
         self.send(memoryview(frame.ljust(FRAME_BYTES, b"\0")), to)
         if len(data) > FRAME_BYTES - 8:
             self.send(memoryview(bytearray(data[FRAME_BYTES - 8 :])), to)
 
     def receive_message(self, source: int) -> bytes:
-        """The next message of that rank."""
+        """Return the next message of that rank."""
         frame = bytearray(FRAME_BYTES)
         self.receive(memoryview(frame), source)
         length = struct.unpack_from("<Q", frame)[0]
@@ -239,11 +245,11 @@ class Rank0Exchange:
         return self._room
 
     def send(self, data: memoryview, to: Sequence[int]) -> None:
-        """As ``World``."""
+        """See ``Communicator.send``."""
         self._watched(lambda: self.world.send(data, to, DOING))
 
     def receive(self, into: memoryview, source: int) -> None:
-        """As ``World``."""
+        """See ``Communicator.receive``."""
         self._watched(lambda: self.world.receive(into, source, DOING))
 
     def _watched(self, action: Callable[[], None]) -> None:
@@ -258,15 +264,15 @@ DOING = "handing the state over"
 
 
 def _batches(orders: Iterable[PieceRequest]) -> Iterator[tuple[int, list[PieceRequest]]]:
-    """By rank, as many as go into one answer."""
+    """Group requests by rank, as many as fit into one answer."""
     open_: dict[int, tuple[int, list[PieceRequest]]] = {}
-    for one in orders:
-        size, batch = open_.get(one.rank, (0, []))
-        if batch and size + _padded(one.length) > PIECE_BYTES:
-            yield one.rank, batch
+    for request in orders:
+        size, batch = open_.get(request.rank, (0, []))
+        if batch and size + _padded(request.length) > PIECE_BYTES:
+            yield request.rank, batch
             size, batch = 0, []
-        batch.append(one)
-        open_[one.rank] = size + _padded(one.length), batch
+        batch.append(request)
+        open_[request.rank] = size + _padded(request.length), batch
     for rank, (_, batch) in open_.items():
         yield rank, batch
 

@@ -1,4 +1,5 @@
-"""Between the signal that a job is to end and the end of its machine: how long there is, and whether a save still fits."""
+"""Grace period, from the signal that ends a job until its machine stops: how much time is left, and whether a save
+still fits."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _OUTLIVED_S = 10.0
 
 
 class GracePeriod:
-    """Of one Checkpointer. Where nobody says how long there is (``RELIGHT_GRACE_S``), there is all the time that is needed."""
+    """Grace period of one Checkpointer. Without ``RELIGHT_GRACE_S`` it is unlimited."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock, self._grace_s = clock, grace_of(os.environ.get(GRACE, ""))
@@ -33,28 +34,28 @@ class GracePeriod:
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
 
     def begin(self) -> None:
-        """A signal to end has come; the first counts."""
+        """Start the grace period at the first signal that ends the job. Later calls change nothing."""
         if self._ends is None and self._grace_s is not None:
             self._ends = self._clock() + self._grace_s
 
     def on_signal(self, name: str) -> None:
-        """Begin, if that signal ends the job."""
+        """Start the grace period if the signal ``name`` ends the job."""
         if name in ENDS:
             self.begin()
 
     def learn(self, timings: Mapping[str, float]) -> None:
-        """Of a save that became durable: not what it waited for those before it."""
+        """Record the seconds that a durable save took, without its wait for earlier saves."""
         self._took.append(sum(timings.get(name, 0.0) for name in ("blocked", "copy", "total")))
 
     @property
     def left_s(self) -> float | None:
-        """Until this process must have ended; None: for ever, or nobody knows."""
+        """Seconds until this process must have ended; None: unlimited or unknown."""
         left = None if self._ends is None else self._ends - self._clock()
         return None if left is None or left < -_OUTLIVED_S else left
 
     @property
     def over(self) -> bool:
-        """Whether there is no time any more."""
+        """Whether no time is left."""
         return self.left_s is not None and self.left_s <= 0
 
     def closing(self, seconds: float) -> None:
@@ -68,28 +69,30 @@ class GracePeriod:
         return self._closes is not None
 
     def bound(self, seconds: float) -> float:
-        """The seconds that a wait may take: ``seconds``, or what is left of the grace or of ``close()``, whichever is least."""
+        """Return the seconds that a wait may take: the least of ``seconds``, the rest of the grace period and the rest
+        of ``close()``."""
         left = [seconds, *([] if self.left_s is None else [self.left_s])]
         return max(0.0, min([*left, *([] if self._closes is None else [self._closes - self._clock()])]))
 
     def allow(self, step: int, begun: Iterable[Save], ranks: Ranks | None) -> bool:
-        """Whether to save the step that the job ends behind: the same on all ranks, who each ask at this point. Tells if not."""
+        """Return whether to save the last step before the job ends, and report it if not. Collective: every rank gets
+        the same answer."""
         self.begin()
-        before = sum(1.0 - save.progress.written for save in begun if not save.done and save.error is None)
-        mine = GraceState(self.left_s, max(self._took, default=0.0), before)
+        pending = sum(1.0 - save.progress.written for save in begun if not save.done and save.error is None)
+        mine = GraceState(self.left_s, max(self._took, default=0.0), pending)
         try:
-            told = ranks.world.gather(msgspec.json.encode(mine), "ending") if ranks is not None else []
-        except RankTimeout:  # which the save will say
+            messages = ranks.world.gather(msgspec.json.encode(mine), "ending") if ranks is not None else []
+        except RankTimeout:  # the save will report it
             return True
-        fit = fits([from_json_bytes(one, GraceState) for one in told] or [mine])
+        fit = fits([from_json_bytes(message, GraceState) for message in messages] or [mine])
         if not fit.fits:
-            emit("save.skipped_no_time", f"step {step} is not saved, the checkpoint before it stands: {fit.why}", step=step)
+            emit("save.skipped_no_time", f"step {step} not saved: {fit.why}; the previous checkpoint remains the newest", step=step)
         return fit.fits
 
 
 def never_in_time(step: int, reason: str) -> Save:
-    """Report a save for which no time is left, as those before it took all of it. Return its handle, which has the error."""
+    """Report a save for which earlier saves have left no time. Return its handle, which has the error."""
     save = Save(step, reason)
-    save.error = StoreUnavailable("not begun: the grace of the signal is over", where=f"step {step}")
-    emit("save.skipped_no_time", f"step {step} is not saved, the checkpoint before it stands: no time is left", step=step)
+    save.error = StoreUnavailable("not started: the grace period is over", where=f"step {step}")
+    emit("save.skipped_no_time", f"step {step} not saved: no time is left; the previous checkpoint remains the newest", step=step)
     return save

@@ -1,13 +1,13 @@
-"""A rank has failed, and its replica lives: nothing since the last step is lost.
+"""Handover: after a rank has failed, a surviving replica saves the last step for all ranks.
 
-Where all ranks of a job are on one node and hold the same model, any of them has all of the state but what is each rank's own: generators,
-where its loader is. That little every rank leaves at the end of each step in a file of memory (``relight.heartbeat.rank_state``), which
-outlives it.
-The first survivor whose state is still that of the step's end saves the checkpoint, everybody's parts of it.
+If all ranks of a job are on one node and have the same model, each rank has the whole state except the other ranks' own
+state: generators and the loader's position. Each rank publishes its own state at the end of each step in a file in
+memory (``relight.heartbeat.rank_state``), which stays readable after the rank's death. The first survivor whose state
+is still that of the step's end saves all ranks' parts.
 
-A rank may die in the midst of its update, or behind it, when the others have all they need to end the step. So each leaves in front of its
-update, too, what is its own by then. That counts as what it had at the step's end if it has been the same at each step so far, and if it
-was the same at this one for the survivor.
+A rank may die during its update or after it, when the other ranks have all they need to end the step. So each rank
+publishes its own state before its update, too. That state is used for the step's end if the two were equal at every
+step so far on the dead rank, and at this step on the survivor.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ from relight.observe import emit
 from relight.snapshot.hooks import StepHook
 
 WAIT_S = 0.3
-"""How long a survivor waits for what other ranks leave at the end of the same step."""
+"""Seconds that a survivor waits for the states that other ranks publish at the end of the same step."""
 SLACK_S = 0.5
-"""A save that takes that long is made, however little it saves."""
+"""Seconds that a save may take even if the steps that it keeps took no time."""
 
 
 Ask = Callable[[Captured, int, str, Mapping[str, float], int | None], SaveRequest]
 
 
 class Handover:
-    """This rank's side of it."""
+    """This rank's side of the handover: publishes its own state, and saves for all ranks after a failure."""
 
     def __init__(self, ranks: Ranks | None, components: Mapping[str, object], run: str) -> None:
-        """``run``: which one, and where, as all its ranks have it. A process may have several at once."""
+        """``run``: store and run, the same text on all ranks. A process may train several runs at once."""
         self._ranks, self._page = ranks, heartbeat().path
         self._run = hexdigest(run.encode())[:16]
         self._own: frozenset[str] = frozenset()
         self._will: RankStateWriter | None = None
         self._seldom: tuple[RngSnapshot, list[Any]] | None = None
-        """Generators as they were, and packed."""
+        """The host generators at the last change, and their encoded state."""
         self._components = components
         self._left: int | None = None
-        """The step at whose end this rank left its will; None: it did not."""
+        """The last step, if this rank published its state at its end; else None."""
         self._before: int | None = None
-        """The step of the will before that."""
+        """The value of ``_left`` one step earlier."""
         self._ahead = PreUpdateState()
         if not self._page or type(ranks) is not Ranks or os.environ.get("LOCAL_WORLD_SIZE") != str(ranks.world.size):
             return
@@ -80,15 +80,16 @@ class Handover:
 
     @property
     def published_state(self) -> Leave | None:
-        """What a boundary is to tell of itself, if anybody could ever make use of it."""
+        """The function that a boundary calls to publish itself; None if no handover is possible."""
         return None if self._will is None else self.leave
 
     def leave(self, step: int, small: Captured, generators: RngSnapshot) -> None:
-        """At the end of ``step``: what is this rank's own. 100 µs. ``LateRanks`` if another rank has failed."""
+        """Publish this rank's own state at the end of ``step``. Cost: 100 µs. Raise ``RankTimeout`` if another rank has
+        failed."""
         self._before, self._left = self._left, None
         if self._will is None or self._ranks is None or not self._ranks.is_fully_replicated or not self._own <= small.tree.keys():
             self._ahead.parts = None
-            return  # the last: one of them was set to what is large since
+            return  # the last condition fails if a component has been replaced by a large one
         parts = self._parts(selected(small, self._own), generators)
         self._ahead.ends(parts)
         if self._will.write(step, msgspec.msgpack.encode(parts)):
@@ -98,14 +99,14 @@ class Handover:
             raise RankTimeout("another rank has failed", hint="the first rank that failed says why")
 
     def _update_begins(self) -> None:
-        """In front of an optimizer's step, for the first time since a step's end: what is this rank's own by now."""
+        """Publish this rank's own state before the first optimizer step since the last step's end."""
         if self._left is None or self._ahead.parts is not None or self._ahead.will is None:
             return
         began = time.thread_time()
         try:
             small = capture({name: value for name, value in self._components.items() if name in self._own}, rng=False)
             self._ahead.begins(self._left, self._parts(selected(small, self._own), frozen_generators()))
-        except Exception:  # training does not fail for that
+        except Exception:  # training must not fail because of this
             self._ahead.will = None
             return
         heartbeat().updates()
@@ -117,9 +118,10 @@ class Handover:
         return [self._key(), _packed(own), self._seldom[1], _packed(capture_generators(generators.device()))]
 
     def hand_over(self, error: Exception, boundary: Boundary, place: CommitTarget, request: Ask, begun: Iterable[Save]) -> bool:
-        """Save the end of the last step as all ranks of the job held it. False if it is not to be had, needed, or worth it.
+        """Save the last completed step for all ranks. Return False if that is impossible, unnecessary, or slower than
+        redoing the steps.
 
-        ``begun`` are called off before it is committed: they are older, and must not come behind it.
+        The saves ``begun`` are aborted before the commit: they are older, and must not be committed after it.
         """
         step = boundary.step
         if self._will is None or step is None or self._ranks is None or not self._ranks.is_fully_replicated:
@@ -134,52 +136,55 @@ class Handover:
                 if state is None or state.spreads:
                     return False
                 common = selected(state, frozenset(state.tree) - self._own - {"rng"})
-                wills = self._wills(step) if self._ranks.is_still_fully_replicated(common) else None
-                if wills is None or not self._is_first(step):
+                states = self._wills(step) if self._ranks.is_still_fully_replicated(common) else None
+                if states is None or not self._is_first(step):
                     return False
-                under_way = [(one.step, one.id) for one in begun if one.id and not one.done]
+                under_way = [(save.step, save.id) for save in begun if save.id and not save.done]
                 whole = request(state, step, f"exception: {type(error).__name__}", {}, None)
                 try:
-                    self._save(whole, common, wills, place, under_way)
-                except BaseException:  # it may be this rank's own device that cannot be read any more
+                    self._save(whole, common, states, place, under_way)
+                except BaseException:  # this rank's own device may be unreadable; another survivor may succeed
                     self._claim(step).unlink(missing_ok=True)
                     raise
                 return True
-        except Exception as second:  # the caller's exception matters more than ours
+        except Exception as second:  # the caller's exception must not be hidden by this one
             emit("save.failed", f"saving step {step} for all ranks failed: {second}", step=step, kind="exception")
             return False
         finally:
-            heartbeat().is_heir(False)  # nobody need wait for it any more
+            heartbeat().is_heir(False)  # the supervisor need not wait for this rank any more
 
     # -- inside
 
     def _sealed(self) -> int:
-        """The last step that all ranks have sealed: its save comes to its end without them. −1: none."""
+        """Return the last step that all ranks have sealed or restored, or −1. The agents commit a sealed step without
+        the ranks."""
         beats = [read_beat(Path(self._page).with_name(f"pulse-{rank}")) for rank in range(self._size)]
         return min((max(beat.sealed, beat.restored) if beat is not None else -1 for beat in beats), default=-1)
 
     def _wills(self, step: int) -> tuple[list[list[Any]], list[int]] | None:
-        """What each rank had as its own, and of which ranks that is as it was in front of their updates. None: not of all."""
+        """Return each rank's own state, and the ranks whose state is from before their update. Return None if a rank's
+        state is missing."""
         ends = time.monotonic() + WAIT_S
         while True:
-            found = [self._will_of(rank, step) for rank in range(self._size)]
-            missing = [rank for rank, one in enumerate(found) if one is None]
+            states = [self._will_of(rank, step) for rank in range(self._size)]
+            missing = [rank for rank, state in enumerate(states) if state is None]
             if not missing:
                 break
             if all(self._is_gone(rank) for rank in missing) or time.monotonic() > ends:
                 for rank in missing:
-                    found[rank] = self._ahead_of(rank)
+                    states[rank] = self._ahead_of(rank)
                 break
             time.sleep(0.005)
-        whole = [one for one in found if one is not None]
-        return (whole, missing) if len(whole) == len(found) else None
+        whole = [state for state in states if state is not None]
+        return (whole, missing) if len(whole) == len(states) else None
 
     def _will_of(self, rank: int, step: int) -> list[Any] | None:
         left = read_rank_state(rank_state_path(self._page, rank))
         return self._mine(msgspec.msgpack.decode(left.data)) if left is not None and left.step == step else None
 
     def _ahead_of(self, rank: int) -> list[Any] | None:
-        """What it left in front of the update of the step that this rank has ended, if that is to be believed."""
+        """Return the state that ``rank`` published before its update of this rank's last step; None if it may have
+        changed since."""
         left = read_rank_state(rank_state_path(self._page, rank, ahead=True))
         if left is None or left.step != self._before or not self._ahead.was_alike:
             return None
@@ -200,7 +205,7 @@ class Handover:
         return False
 
     def _is_first(self, step: int) -> bool:
-        """Of the survivors. The others leave it to this one."""
+        """Claim the handover of ``step``. Return False if another survivor has claimed it."""
         try:
             os.close(os.open(self._claim(step), os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
             return True
@@ -211,24 +216,25 @@ class Handover:
         return Path(self._page).with_name(f"heir-{self._run}-{step}")
 
     def _key(self) -> list[Any]:
-        """What a will is of: what another Checkpointer of the same process leaves is no use to this one."""
+        """Return the key of a published state: run and component names. It tells apart several Checkpointers of one
+        process."""
         return [self._run, sorted(self._own)]
 
     def _save(
-        self, whole: SaveRequest, common: Captured, found: tuple[Sequence[list[Any]], Sequence[int]], place: CommitTarget,
+        self, whole: SaveRequest, common: Captured, states: tuple[Sequence[list[Any]], Sequence[int]], place: CommitTarget,
         under_way: Sequence[tuple[int, str]],
     ) -> None:  # fmt: skip
         assert self._ranks is not None and self._ranks.seat is not None
-        seat, (wills, early) = self._ranks.seat, found
-        id_ = self._ranks.id_of(place, f"/heir-{seat.rank}")  # if it comes to nothing, the next one's is another
+        seat, (own_states, early) = self._ranks.seat, states
+        id_ = self._ranks.id_of(place, f"/heir-{seat.rank}")  # if this save fails, another survivor's has another id
 
         def of_rank(rank: int) -> None:
             items = list(common.items) if not rank else []
             tree = dict(common.tree) if not rank else {}
             own: dict[str, Any] = {"rng": {}}
-            for part in wills[rank]:
-                node, found = _unpacked(part, len(items))
-                items += (owned(item, rank) for item in found)
+            for part in own_states[rank]:
+                node, part_items = _unpacked(part, len(items))
+                items += (owned(item, rank) for item in part_items)
                 own = {**own, **node, "rng": {**own["rng"], **node.get("rng", {})}}
             mine = replace(
                 whole, tree=encode_tree({**tree, "rank": own}), items=items, id=id_, seat=seat._replace(rank=rank), urgent=True,
@@ -238,10 +244,10 @@ class Handover:
 
         with ThreadPoolExecutor(self._size, thread_name_prefix="relight-heir") as pool:
             list(pool.map(of_rank, range(self._size)))
-        say = f"step {whole.step} is saved for all {self._size} ranks, as one has failed"
+        message = f"step {whole.step} is saved for all {self._size} ranks, as one has failed"
         if early:
-            say += f"; of rank {', '.join(map(str, early))} with the generators and loaders it had in front of its update"
-        emit("rank.state_recovered", say, step=whole.step, id=id_)
+            message += f"; rank {', '.join(map(str, early))} with its generators and loaders from before its update"
+        emit("rank.state_recovered", message, step=whole.step, id=id_)
 
     @property
     def _size(self) -> int:
@@ -249,14 +255,14 @@ class Handover:
 
 
 def is_worth_it(steps: int, step_s: float, save_s: float) -> bool:
-    """Whether a save takes no longer than doing again what it keeps, about. ``save_s``: of one in the background, which takes twice as long
-    as one that nothing goes on beside."""
+    """Return whether the save takes about no longer than redoing the steps that it keeps. ``save_s``: seconds of a
+    background save, which takes twice as long as a save while training does not run."""
     return save_s <= 2 * steps * step_s + SLACK_S
 
 
 def _abort(place: CommitTarget, under_way: Sequence[tuple[int, str]]) -> None:
     for step, id_ in under_way:
-        void_checkpoint(place, step, id_, "a later step is saved in its place, as a rank has failed")
+        void_checkpoint(place, step, id_, "a later step is saved instead, as a rank has failed")
 
 
 def _packed(state: Captured) -> list[Any]:
@@ -269,7 +275,7 @@ def _packed(state: Captured) -> list[Any]:
 
 
 def _unpacked(part: Sequence[Any], behind: int) -> tuple[dict[str, Any], list[Item]]:
-    """A tree whose leaves point behind so many items, and its items."""
+    """Decode a part: return its tree, with item numbers that start at ``behind``, and its items."""
     data, packed = part
     items = [Item(name, dtype, tuple(shape), role, Bytes(content)) for name, dtype, shape, role, content in packed]
     return shifted(decode_tree(data, len(items), "what a rank left"), behind), items

@@ -1,4 +1,4 @@
-"""What the loop tells whoever watches over this process, through the page that it was given: see ``relight.heartbeat``."""
+"""Publish the loop's progress in the heartbeat page that the supervisor reads: see ``relight.heartbeat``."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
 
 AWAY_EVERY = 10
-"""So often a loss that lies on an accelerator is read, a step later: it is there by then, so that nothing waits for it."""
+"""Read a device-resident loss only every N steps, one step late, so that reading never synchronises the device."""
 
 
 class HeartbeatObserver:
-    """An ``Observer`` that hears of saves as well. A few microseconds a step. ``Diverged`` if the loss is no number, or jumped."""
+    """An ``Observer`` that also receives the events of saves. Costs a few microseconds per step. Raises ``Diverged`` if
+    the loss is NaN or infinite, or jumped."""
 
     def __init__(self, teller: HeartbeatWriter) -> None:
         self._teller = teller
@@ -41,33 +42,35 @@ class HeartbeatObserver:
         last_words.append(self._leave)
 
     def place(self, url: str, run: str) -> tuple[str, str]:
-        """Where it is."""
+        """Publish store and run, and leave them unchanged."""
         self._teller.at(absolute(url), run)
         return url, run
 
     def on_start(self, ckpt: Checkpointer) -> None:
-        """It is open: should the script end by an error, it is left as a ``with`` would leave it."""
+        """Remember an open Checkpointer: if the script ends by an error, it is closed as a ``with`` block would close
+        it."""
         self._open.add(ckpt)
 
     def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
-        """From where it goes on."""
+        """Publish the last step that the restored checkpoint has; −1 for a fresh run."""
         self._teller.restored(step - 1 if checkpoint_id is not None else -1)
 
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
-        """That a step ended, and whether its loss is one to go on with."""
+        """Publish the end of a step and its loss. Raise ``Diverged`` or ``ReplicasDiffer`` if training must roll
+        back."""
         if ckpt.replica_mismatch:
             hint = "relight run goes back to before it; what differs by design goes into per_rank="
             raise ReplicasDiffer(ckpt.replica_mismatch, where=f"before step {step}", hint=hint)
-        at, loss = self._read(step, metrics.get("loss"))
+        loss_step, loss = self._read(step, metrics.get("loss"))
         self._teller.stepped(step, loss)
         if ckpt._signals is None or not ckpt._signals.ending:
             self._pauses.after_step(self._teller.path)
-        jump = None if at is None else self._spikes.update(at, loss)
+        jump = None if loss_step is None else self._spikes.update(loss_step, loss)
         if jump is not None:
             raise Diverged(jump.why, where=f"onset {jump.onset}", hint="relight run goes back to before it")
 
     def on_end(self, ckpt: Checkpointer) -> None:
-        """The script may do anything now."""
+        """Publish the phase ``ending``: the rest of the script may take any time."""
         self._open.discard(ckpt)
         self._teller.phase("ending")
 
@@ -77,7 +80,7 @@ class HeartbeatObserver:
                 ckpt.__exit__(type(error), error, error.__traceback__)
 
     def _read(self, step: int, loss: Any) -> tuple[int | None, float]:
-        """The newest loss that can be had without waiting, and whose it is."""
+        """Return the newest loss that can be read without waiting for a device, and its step (None: there is none)."""
         if type(loss) in (float, int):
             return step, float(loss)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -102,6 +105,6 @@ class HeartbeatObserver:
 
 
 def attach_heartbeat() -> None:
-    """Tell whoever watches over this process, if somebody does; once."""
-    if heartbeat().has_reader and not any(isinstance(one, HeartbeatObserver) for one in observers):
+    """Add the observer if a supervisor reads this process's heartbeat. Idempotent."""
+    if heartbeat().has_reader and not any(isinstance(observer, HeartbeatObserver) for observer in observers):
         observers.append(HeartbeatObserver(heartbeat()))

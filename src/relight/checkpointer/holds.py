@@ -1,4 +1,4 @@
-"""The half of a Checkpointer that only answers: what it was given, what it knows of where the run stands."""
+"""Read access to a Checkpointer: its components, store and run, and the state of the run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Holds:
-    """The part of a ``Checkpointer`` that is asked, and does nothing."""
+    """Base class of ``Checkpointer`` with its properties and item access. Nothing here saves or restores."""
 
     _components: dict[str, object]
     _run: str
@@ -40,7 +40,7 @@ class Holds:
     _ranks: Ranks | None
     _watch: ComponentWatch
     _parent: str | None
-    """The checkpoint that the next one follows."""
+    """The parent of the next checkpoint."""
     _closed: Closed | None
     _outwards: TierReplicator
     _schedule: AdaptiveSchedule
@@ -52,13 +52,13 @@ class Holds:
     """The micro-batch that ended last, if the last step is not over."""
     _metadata: dict[str, Any]
     _due: str | None
-    """The reason of a save that was put off."""
+    """The reason of a postponed save."""
     _verified: dict[str, bool]
     _environment: Callable[[], dict[str, Any]] | None
 
     @property
     def ended(self) -> RunEnd:
-        """How the run ended here, once ``close()`` or the ``with`` block is over."""
+        """How the run ended on this rank, after ``close()`` or the ``with`` block."""
         return RunEnd(self._last_step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and self._unsaved)
 
     @property
@@ -70,7 +70,10 @@ class Holds:
 
     @property
     def phase(self) -> str:
-        """The named phase that training is in, of those of ``relight.adaptive(phases=…)``; an empty name: none. Set it on all ranks."""
+        """The current phase of training, one of ``relight.adaptive(phases=…)``; an empty name: none.
+
+        Set it on all ranks.
+        """
         return self._schedule.phase
 
     @phase.setter
@@ -82,13 +85,16 @@ class Holds:
         return self._last_saved[0] if self._last_saved is not None else None
 
     def describe_state(self) -> dict[str, Any]:
-        """What a save would hold: ``found`` and ``missed``, as lists of sentences, ``bytes`` and ``tensors``. Copies nothing."""
+        """Return what a save would contain: ``found`` and ``missed`` (lists of sentences), ``bytes`` and ``tensors``.
+
+        Copies nothing.
+        """
         state = capture(self._components)
         missed = [*state.missed, *self._watch.sentences]
         return {"found": state.found, "missed": missed, "bytes": state.logical_bytes, "tensors": len(state.items)}
 
     def __getitem__(self, name: str) -> Any:
-        """A component; for plain values, what was restored or last set."""
+        """Return a component; for a plain value, the value that was restored or last set."""
         return self._components[name]
 
     def __setitem__(self, name: str, value: object) -> None:
@@ -99,7 +105,8 @@ class Holds:
 
     @property
     def store_urls(self) -> list[str]:
-        """The URLs of the stores that this rank writes to, the nearest first; last, where it is written down how far the log goes."""
+        """The URLs of the stores that this rank writes to, nearest first; last the anchor, which records the end of the
+        log."""
         anchor = guard_of(self._store).anchor
         return [self._store.url, *(store.url for _, store, _ in self._further), *([anchor] if anchor else [])]
 
@@ -115,24 +122,26 @@ class Holds:
 
     @property
     def micro_step(self) -> int | None:
-        """The first micro-batch still to do of the step ``restore`` returned, if it was saved in the middle of one."""
+        """The first micro-batch still to run of the step that ``restore`` returned, if the checkpoint was saved within
+        a step."""
         return None if self._resumed.micro_step is None else self._resumed.micro_step + 1
 
     def should_skip(self, step: int) -> bool:
-        """Whether the run has given up the samples of ``step``, behind which the loss was no number or jumped: draw the batch, and do not
-        train on it. Says what was known when ``restore`` was called."""
+        """Return whether to skip the samples of ``step``, because the loss was not finite or jumped after them: draw
+        the batch, and do not train on it. The answer is as of the last ``restore``."""
         step = step_of(step)
         return any(first <= step <= last for first, last in self._resumed.skips)
 
     @property
     def replica_mismatch(self) -> str:
-        """What of the replicas is not equal any more that was at an earlier save, as the last one has found; empty if nothing."""
+        """Tensors whose replicas were equal at an earlier save and differed at the last one, as a sentence; empty if
+        none."""
         return self._ranks.turned if self._ranks is not None else ""
 
     @property
     def micro_batch_split(self) -> int:
-        """Into how many more micro-batches than usual each is to be split: 1, or more after an accelerator ran out of memory under
-        ``relight run`` with ``[supervise] split = true``."""
+        """The number of parts into which to split each micro-batch: 1, or more after an accelerator ran out of memory
+        under ``relight run`` with ``[supervise] split = true``."""
         text = os.environ.get(SPLIT, "1")
         if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
             raise ConfigError(f"{SPLIT} is a whole number from 1 on, not {text[:40]!r}")

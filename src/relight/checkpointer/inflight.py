@@ -1,4 +1,4 @@
-"""Saves that the agent has: what became of each is told by other threads, and heard by the loop at its next call."""
+"""Saves in the agent. Other threads record each outcome, and the training loop processes it at its next call."""
 
 from __future__ import annotations
 
@@ -16,41 +16,43 @@ from relight.errors import RelightError, SaveFailed
 from relight.observe import emit
 
 PRIORITIES = ("low", "normal", "high")
-"""The urgent ones of signals and exceptions are high."""
+"""Saves for signals and exceptions are always ``high``."""
 At = tuple[int, int | None]
-"""A step, and the micro-batch that ended last of it; None if the step is over."""
+"""A step, and its last ended micro-batch; None if the step is over."""
 
 
 class InflightSave(NamedTuple):
-    """A save that the agent has: what is to be known when it is done."""
+    """A save in the agent, with what the loop needs to know when it ends."""
 
     save: Save
     metrics: Mapping[str, float]
     at: At
-    """What it is a save of."""
+    """The step that it saves."""
     before: At | None
-    """What was saved before it, if this one fails."""
+    """The step of the save before it, which is the last one if this save fails."""
     tag: str | None = None
     priority: int = 1
 
 
 class InflightSaves:
-    """Those of one Checkpointer, by their numbers. True as long as there are any of which the loop has not heard."""
+    """Saves in the agent of one Checkpointer, by number. True while the loop has not processed the outcome of all of
+    them."""
 
     def __init__(self) -> None:
         self._begun: dict[int, InflightSave] = {}
         self._outcomes: deque[SaveOutcome] = deque()
         self._decided: set[int] = set()
-        """Saves whose outcome is known, and not collected yet. Two threads may bring one: by the agent's answer, and by its end."""
+        """Saves with a known outcome that the loop has not processed. Two threads may report one: the agent's answer,
+        and its end."""
         self._deciding = threading.Lock()
         self._reported: set[int] = set()
-        """Saves that were reported as not durable in time: once each, however many waits follow."""
+        """Saves that were reported as not durable in time. Each is reported once, even if several waits follow."""
 
         self._priority = 1
 
     @contextlib.contextmanager
     def priority(self, name: str) -> Iterator[None]:
-        """The priority of the saves that are begun in this block."""
+        """Set the priority of the saves that are started in this block."""
         self._priority = PRIORITIES.index(name)
         try:
             yield
@@ -58,13 +60,15 @@ class InflightSaves:
             self._priority = PRIORITIES.index("normal")
 
     def patient(self, reason: str) -> bool:
-        """Return whether the save that is being begun may be held back for room, and coded: it is not urgent."""
+        """Return whether the save that is being started is not urgent, so that it may wait for free space and be
+        compressed."""
         return self._rank(reason) < PRIORITIES.index("high")
 
     def yields_to(self, step: int, reason: str) -> Callable[[int], bool]:
-        """Return what decides whether a waiting save gives its slot to the one that is being begun: a less urgent one without a tag does.
+        """Return a function that decides whether a waiting save gives its slot to the new save: it does if it is less
+        urgent and has no tag.
 
-        It is then over, and its handle has the error. The new save continues from the save before it.
+        The waiting save then ends, with an error in its handle. The new save's parent is the save before it.
         """
         rank = self._rank(reason)
 
@@ -89,7 +93,7 @@ class InflightSaves:
 
     @property
     def saves(self) -> list[Save]:
-        """Their handles, the oldest first."""
+        """Their handles, oldest first."""
         return [begun.save for begun in self._begun.values()]
 
     @property
@@ -98,21 +102,21 @@ class InflightSaves:
         return next((save.id for save in reversed(self.saves) if save.id and save.error is None), None)
 
     def add(self, number: int, begun: InflightSave) -> None:
-        """The agent is about to have it."""
+        """Add a save, before it is passed to the agent."""
         self._begun[number] = begun._replace(priority=self._rank(begun.save.reason))
 
     def drop(self, save: Save) -> None:
-        """The agent does not have it after all."""
+        """Remove a save that could not be passed to the agent."""
         self._begun = {number: begun for number, begun in self._begun.items() if begun.save is not save}
 
     def on_sealed(self, number: int, seconds: float) -> None:
-        """In whichever thread copied last."""
+        """Mark a save as sealed. Called in the thread that made the last copy."""
         begun = self._begun.get(number)
         if begun is not None:
             begun.save.mark_sealed(seconds)
 
     def on_done(self, done: SaveOutcome) -> None:
-        """In another thread: tell the handle; the loop hears of it at its next call."""
+        """Record a save's outcome in its handle, and queue it for the loop's next call. Called in another thread."""
         with self._deciding:
             begun = self._begun.get(done.report.number)
             if begun is None or done.report.number in self._decided:
@@ -128,7 +132,8 @@ class InflightSaves:
             save._notify(error=done.error)
 
     def over(self) -> Iterator[tuple[InflightSave, SaveOutcome]]:
-        """What has become of saves since the last call, one after the other: whoever stops in between hears of the rest the next time."""
+        """Yield the saves that ended since the last call, with their outcomes. If the caller stops early, the next call
+        yields the rest."""
         while self._outcomes:
             done = self._outcomes.popleft()
             self._reported.discard(done.report.number)
@@ -138,8 +143,8 @@ class InflightSaves:
                 yield begun, done
 
     def wait(self, seconds: float, writer: str = "") -> None:
-        """Wait until nothing is being written, ``seconds`` at most. Report each save that is not durable by then, once; ``writer``: what
-        the process that writes it does."""
+        """Wait up to ``seconds`` until every save has ended. Report each save that is not durable by then, once.
+        ``writer``: what the writer process does now, for that report."""
         ends = monotonic() + seconds
         for number, begun in list(self._begun.items()):
             save = begun.save

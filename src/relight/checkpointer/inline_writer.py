@@ -16,8 +16,9 @@ from relight.policy import Keep
 def write_inline(save: Save, commit: Callable[[], SaveReport], policy: FailurePolicy, retries: int) -> SaveReport | None:
     """Call ``commit`` until it succeeds, at most ``1 + retries`` times. Return its report, or None if every try failed.
 
-    ``save.error`` is the last failure, None after a success. ``Fenced``, ``IncompatibleState`` and ``ConfigError`` are raised at once.
-    A fault in code (``TypeError`` and its like) is reported as ``InternalError`` and not retried: see ``Failures.tell``.
+    ``save.error`` is the last failure, None after a success. ``Fenced``, ``IncompatibleState`` and ``ConfigError`` are
+    raised at once. A fault in code (``TypeError`` and similar) is reported as ``InternalError`` and not retried: see
+    ``FailurePolicy.report``.
     """
     for turn in range(1 + retries):
         try:
@@ -25,7 +26,7 @@ def write_inline(save: Save, commit: Callable[[], SaveReport], policy: FailurePo
         except (Fenced, IncompatibleState, ConfigError) as error:
             save.error = error
             raise
-        except Exception as error:  # the trainer's edge: reported and counted; the policy decides what follows
+        except Exception as error:  # outermost level: reported and counted; the policy decides what follows
             save.error = policy.report(error, save.step, turn)
             if not may_retry(save.error):
                 return None

@@ -1,4 +1,5 @@
-"""The end of a Checkpointer by an exception: save the end of the last step, and end as a signal asks if the exception follows from it."""
+"""End of a Checkpointer by an exception: save the last step boundary, and end by the signal if the exception follows
+from a signal."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 
 def leave(ckpt: Checkpointer, error: BaseException) -> None:
-    """Save what the last step left, unless ``error`` forbids it, and close ``ckpt``. End the process if ``error`` is part of an ending."""
+    """Save the last step boundary, unless ``error`` forbids it, and close ``ckpt``. End the process if ``error``
+    follows from a signal."""
     signals = ckpt._signals
     ending = ends_by(signals, error)
     ckpt._last_moments.closing(ckpt._limits.deadline_s)
@@ -24,14 +26,14 @@ def leave(ckpt: Checkpointer, error: BaseException) -> None:
             _save_boundary(ckpt, error)
     finally:
         closed = Closed.now(f"{type(error).__name__} ended its with block", ckpt._last_step)
-        over = ending or ckpt._ranks is None or not isinstance(error, Exception)  # else the job goes on after one rank's error
+        over = ending or ckpt._ranks is None or not isinstance(error, Exception)  # else other ranks continue after one rank's error
         ckpt._finish(closed, over=over, ends=ending)
     if ending and signals is not None:
         signals.end()
 
 
 def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
-    """Return whether the last step was saved for all ranks, where one has died and another can save."""
+    """Return whether this rank saved the last step for all ranks, after another rank died."""
     if ckpt._attempt is None:
         return False
     boundary = ckpt._boundary
@@ -41,7 +43,7 @@ def _handed_over(ckpt: Checkpointer, error: Exception) -> bool:
 
 
 def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
-    """Save the end of the last step, if parameters and optimizer still hold it."""
+    """Save the end of the last step, if parameters and optimizer have not changed since."""
     step = ckpt._boundary.step
     if ckpt._attempt is None or step is None or ckpt._last_saved == (step, None) or ckpt._ranks is not None:
         return
@@ -49,5 +51,5 @@ def _save_boundary(ckpt: Checkpointer, error: Exception) -> None:
         state = ckpt._boundary.consistent_after(error)
         if state is not None:
             ckpt._write(state, step, reason_of(ckpt._signals, error, step), ckpt._last_metrics, None, None)
-    except Exception as second:  # the caller's exception matters more than ours
+    except Exception as second:  # the caller's exception must not be hidden by this one
         emit("save.failed", f"saving after {type(error).__name__} failed: {second}", step=step, kind="exception")

@@ -1,4 +1,5 @@
-"""The nearest tiers: checkpoints whose bytes are still in this node's memory, or its peers'. Only the bytes: what counts, the log says."""
+"""Restore sources nearer than the store: bytes in the memory of this node or its peers. The log alone decides which
+checkpoints exist."""
 
 from __future__ import annotations
 
@@ -19,18 +20,18 @@ from relight.peers import Remote
 from relight.store import ByteStore, Reader
 
 ASK_S = 150.0
-"""Longer than the agent waits for what it is writing."""
+"""Seconds to wait for the agent's answer: longer than the agent waits for its own running save."""
 
 
 PEERS_AT_ONCE = 4
-"""Reads from peers at once."""
+"""Reads from peers at the same time."""
 MEMORY, PEERS = "memory", "peers"
-"""Where bytes may be found that are nearer than any store."""
+"""Names of the sources that are nearer than any store."""
 
 
 class MemorySources:
-    """What the run's agent, if there is one, has in memory, and what ``remote`` gives: its peers'. Waits until the agent has written what
-    the trainer before this one left."""
+    """The snapshots in the memory of the run's agent, if there is one, and in that of its peers (``remote``). Waits
+    until the agent has written the previous trainer's saves."""
 
     def __init__(self, store: ByteStore, run: str, remote: Callable[[], Remote | None] = lambda: None) -> None:
         self._remote = remote
@@ -39,15 +40,15 @@ class MemorySources:
         try:
             self._agent = reach(store.url, run, ASK_S)
             if self._agent is not None:
-                self._held = {(one.id, one.rank): one for one in self._agent.held(ASK_S)}
-        except (RelightError, OSError) as error:  # no descriptor may be left, or no memory: the store has it all
+                self._held = {(part.id, part.rank): part for part in self._agent.held(ASK_S)}
+        except (RelightError, OSError) as error:  # such as no descriptor or memory left: the store has everything
             emit("agent.lost", f"nothing is restored from memory: {error}", kind=known(error).kind)
 
     def views(self, opened: Opened, number: int = 0) -> Iterator[tuple[str, Opened]]:
-        """``opened`` with the packs of that part read from ``MEMORY``, and from ``PEERS``, of what there is."""
-        found = self._in_memory(opened, number)
-        if found is not None:
-            yield MEMORY, found
+        """Yield ``opened`` with the packs of that part read from ``MEMORY``, then from ``PEERS``, if they have them."""
+        in_memory = self._in_memory(opened, number)
+        if in_memory is not None:
+            yield MEMORY, in_memory
         remote, part = self._remote(), opened.parts[number]
         if remote is not None and part.packs and remote.has(opened.checkpoint.id, part.rank) is not None:
             keys = [f"{opened.prefix}/{pack.file}" for pack in part.packs]
@@ -55,39 +56,42 @@ class MemorySources:
             yield PEERS, replace(opened, store=_OverlayStore(opened.store, openers, PEERS_AT_ONCE), spares=())
 
     def check(self, opened: Opened) -> Callable[[int, int], None]:
-        """Tells of a part's pack, by their numbers, whether it is there, nearer or in the store: raises ``CorruptCheckpoint`` if not.
-        Asked before memory is made for its tensors, of each of them, and looks once."""
+        """Return a function that raises ``CorruptCheckpoint`` if pack ``index`` of part ``number`` is missing in
+        memory, peers and store.
+
+        It is called before memory is allocated for each tensor, and checks each pack once.
+        """
 
         @functools.cache
-        def look(number: int, index: int) -> None:
-            for _, found in self.views(opened, number):  # peers are asked only if memory has not got it
-                with contextlib.suppress(CorruptCheckpoint, StoreUnavailable):  # what is in the store may still be whole
-                    check_pack(found, found.parts[number], index)
+        def check_once(number: int, index: int) -> None:
+            for _, view in self.views(opened, number):  # peers are read only if this node's memory lacks the pack
+                with contextlib.suppress(CorruptCheckpoint, StoreUnavailable):  # the pack in the store may still be intact
+                    check_pack(view, view.parts[number], index)
                     return
             check_pack(opened, opened.parts[number], index)
 
-        return look
+        return check_once
 
     def _in_memory(self, opened: Opened, number: int) -> Opened | None:
         part = opened.parts[number]
-        held = self._held.get((opened.checkpoint.id, part.rank))
-        if held is None or len(part.packs) != len(held.starts):
+        snapshot = self._held.get((opened.checkpoint.id, part.rank))
+        if snapshot is None or len(part.packs) != len(snapshot.starts):
             return None
-        places = zip(part.packs, held.starts, strict=True)
-        openers = {f"{opened.prefix}/{pack.file}": partial(_OverlayReader, held, start, pack.size) for pack, start in places}
+        places = zip(part.packs, snapshot.starts, strict=True)
+        openers = {f"{opened.prefix}/{pack.file}": partial(_OverlayReader, snapshot, start, pack.size) for pack, start in places}
         return replace(opened, store=_OverlayStore(opened.store, openers, opened.store.parallel_reads), spares=())
 
     def close(self) -> None:
-        """Let go of agent and memory."""
+        """Disconnect from the agent and unmap its memory."""
         if self._agent is not None:
             self._agent.close()
-        for one in self._held.values():
-            one.memory.close()
+        for part in self._held.values():
+            part.memory.close()
         self._held = {}
 
 
 class _OverlayStore:
-    """A store of which some files are opened nearer by, each as ``openers`` say."""
+    """Wrapper of a store that opens some files from a nearer source, with ``openers``."""
 
     def __init__(self, store: ByteStore, openers: Mapping[str, Callable[[], Reader]], parallel_reads: int) -> None:
         self._store, self._openers, self.parallel_reads = store, openers, parallel_reads
@@ -96,16 +100,16 @@ class _OverlayStore:
         return getattr(self._store, name)
 
     def open(self, key: str) -> Reader:
-        """From where it is nearest."""
+        """Open the file from its nearest source."""
         opener = self._openers.get(key)
         return self._store.open(key) if opener is None else opener()
 
 
 def _at_peers(remote: Remote, checkpoint_id: str, rank: int, index: int, key: str) -> Reader:
-    found = remote.reader(checkpoint_id, rank, index)
-    if found is None:
+    reader = remote.reader(checkpoint_id, rank, index)
+    if reader is None:
         raise CorruptCheckpoint("the peers do not have it any more", where=key)
-    return found
+    return reader
 
 
 class _OverlayReader:

@@ -1,4 +1,4 @@
-"""Watching the loop from outside."""
+"""Observers of the training loop."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ if TYPE_CHECKING:
 
 
 class Observer(Protocol):
-    """Somebody who watches the loop, such as ``relight prove``. Called in the training thread."""
+    """Observer of the training loop, such as ``relight prove``. Its methods are called in the training thread."""
 
     def place(self, url: str, run: str) -> tuple[str, str]:
-        """Where a Checkpointer that was given this store and run is to save instead."""
+        """Return the store and run where a Checkpointer that was given ``url`` and ``run`` must save instead."""
 
     def on_start(self, ckpt: Checkpointer) -> None:
-        """A Checkpointer was made."""
+        """Called when a Checkpointer was made."""
 
     def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
-        """State was restored from ``checkpoint_id``, None on a fresh run; ``step`` is the first still to do."""
+        """Called after a restore from ``checkpoint_id`` (None for a fresh run); ``step`` is the first step still to
+        run."""
 
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
-        """Step ``step`` ended; nothing was decided yet."""
+        """Called when ``step`` ended, before Relight decides whether to save."""
 
     def on_end(self, ckpt: Checkpointer) -> None:
-        """The Checkpointer is closed."""
+        """Called when the Checkpointer was closed."""
 
 
 observers: list[Observer] = []
-"""Told by every Checkpointer of this process."""
+"""Observers that every Checkpointer of this process notifies."""

@@ -1,6 +1,6 @@
-"""Ranks of which one writes and reads: rank 0 gathers what there is, and only it ever touches the store.
+"""``writer="rank 0"``: rank 0 gathers all state, and only rank 0 accesses the store.
 
-The other files of it: ``rank_0`` (the way of a save), ``gather`` (rank 0 asks for boxes), ``resume_from_one`` (restoring), and
+See also ``rank_0`` (saves), ``gather`` (rank 0 requests boxes), ``resume_from_one`` (restore) and
 ``catalog.one_writer`` (the checkpoint that results, and reading it).
 """
 
@@ -28,7 +28,7 @@ Given = TypeVar("Given")
 
 
 class _Meta(NamedTuple):
-    """One tensor that a rank has of its own."""
+    """Description of one tensor of a rank's own state."""
 
     name: str
     dtype: str
@@ -38,7 +38,8 @@ class _Meta(NamedTuple):
 
 
 class _Word(msgspec.Struct, frozen=True, array_like=True):
-    """What a rank tells rank 0 of its state: all but the tensors' bytes. ``common`` is empty if rank 0 has it, too."""
+    """A rank's description of its state for rank 0: everything but the tensors' bytes. ``common`` is empty if rank 0
+    has the same."""
 
     own: bytes
     own_items: list[_Meta]
@@ -47,7 +48,7 @@ class _Word(msgspec.Struct, frozen=True, array_like=True):
 
 
 class OneWriter(Ranks):
-    """A rank among others, of which rank 0 writes for all. Every rank makes the same calls."""
+    """One rank of a job in which rank 0 writes for all. Every rank must make the same calls."""
 
     def __init__(self, world: Communicator, per_rank: Sequence[str], timeout_s: float) -> None:
         super().__init__(world, per_rank, timeout_s)
@@ -57,22 +58,24 @@ class OneWriter(Ranks):
 
     @property
     def leads(self) -> bool:
-        """Whether this one writes."""
+        """Whether this rank writes."""
         return self.world.rank == 0
 
     @property
     def root_user_fields(self) -> dict[str, Any]:
-        """See ``Ranks``; and how many ranks there are."""
+        """Fields for the root's ``user``, with the number of ranks."""
         return {**super().root_user_fields, RANKS: self.world.size}
 
     def serve(self) -> bytes:
-        """Give rank 0 what it asks for of the last capture: what it says at the end. ``LateRanks`` if it says nothing any more."""
+        """Send the bytes of the last capture that rank 0 requests. Return its outcome. Raise ``RankTimeout`` if rank 0
+        is silent."""
         offers = self._offers
         assert offers is not None
         return self.run_exchange(lambda: self.desk.answer_requests(offers))
 
     def run_exchange(self, action: Callable[[], Given]) -> Given:
-        """What ``action`` gives; if somebody did not answer, nothing more is said by this job."""
+        """Return the result of ``action``. If a rank does not answer, mark the ranks as lost: this job then exchanges
+        nothing more."""
         try:
             return action()
         except RankTimeout:
@@ -80,13 +83,13 @@ class OneWriter(Ranks):
             raise
 
     def end(self, outcome: bytes) -> None:
-        """Rank 0 has all it needs, or needs no more: the others go on, with ``outcome``."""
+        """End the gathering on rank 0: the other ranks continue with ``outcome``."""
         self._lost = self._lost or self.desk.lost
         if not self._lost:
             self.run_exchange(lambda: self.desk.end(outcome))
 
     def interrupt(self, why: bytes) -> None:
-        """The others hear ``why``, and are to ``serve`` once more."""
+        """Send ``why`` to the other ranks, which must call ``serve`` once more."""
         self.run_exchange(lambda: self.desk.end(why, over=False))
 
     # -- inside
@@ -105,22 +108,23 @@ class OneWriter(Ranks):
         return Captured({}, [], {**common.kinds, **own.kinds}, [*common.notes, *own.notes])
 
     def _all(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
-        """The whole state, as one process would have it; what others hold of it is gathered when it is read."""
+        """Return the whole state as one process would capture it. Other ranks' bytes are gathered when they are
+        read."""
         if self._routes is None or self._routes[0] is not plan:
             self._routes = plan, gatherings(plan.roster)
-        found = self._routes[1]
-        words = {rank: from_msgpack(self.desk.receive_message(rank), _Word) for rank in range(1, self.world.size)}
-        tree, trainable = _common_tree(common, plan, found, words)
-        items = [self._item(common, index, one, trainable) for index, one in enumerate(found)]
+        gathered = self._routes[1]
+        messages = {rank: from_msgpack(self.desk.receive_message(rank), _Word) for rank in range(1, self.world.size)}
+        tree, trainable = _common_tree(common, plan, gathered, messages)
+        items = [self._item(common, index, gathering, trainable) for index, gathering in enumerate(gathered)]
         own = capture(mine, behind=items)
         items = own.items
         others = []
-        for rank, word in words.items():
+        for rank, message in messages.items():
             entries = len(plan.roster.tables[plan.roster.table_of[rank]].entries)
-            node = decode_tree(word.own, len(word.own_items), f"rank {rank}'s own state")
-            others.append(renumber_leaves(node, list(range(len(items), len(items) + len(word.own_items)))))
-            items = [*items, *(self._own_item(rank, entries + number, meta) for number, meta in enumerate(word.own_items))]
-        offers = HeldPieces([*common.items, *own.items[len(found) :]], common.spreads, plan.pieces)
+            node = decode_tree(message.own, len(message.own_items), f"rank {rank}'s own state")
+            others.append(renumber_leaves(node, list(range(len(items), len(items) + len(message.own_items)))))
+            items = [*items, *(self._own_item(rank, entries + number, meta) for number, meta in enumerate(message.own_items))]
+        offers = HeldPieces([*common.items, *own.items[len(gathered) :]], common.spreads, plan.pieces)
         self.desk.begin(offers, (item.source for item in items if isinstance(item.source, GatheredSource)))
         return Captured(
             {**tree, **own.tree, OWN: others}, items, {**common.kinds, **own.kinds}, [*common.notes, *own.notes],
@@ -128,7 +132,7 @@ class OneWriter(Ranks):
         )  # fmt: skip
 
     def _item(self, common: Captured, index: int, one: Gathering, trainable: Mapping[str, bool]) -> Item:
-        """One of what the ranks have in common, whole: rank 0's own item if it has all of it."""
+        """Return a whole tensor of the common state: rank 0's own item if rank 0 has all of it."""
         entry, routes = one
         here = index < len(common.items)
         if here and all(route.rank == 0 and route.box == whole(entry.shape) for route in routes):
@@ -145,18 +149,19 @@ class OneWriter(Ranks):
 
 
 def _common_tree(
-    common: Captured, plan: TablePlan, found: Sequence[Gathering], words: Mapping[int, _Word]
+    common: Captured, plan: TablePlan, gathered: Sequence[Gathering], messages: Mapping[int, _Word]
 ) -> tuple[dict[str, Any], dict[str, bool]]:
-    """Rank 0's tree, with what ranks that hold other tensors have besides; and which of those are trained."""
-    told = {rank: word for rank, word in words.items() if word.common}
-    if not told:
+    """Return rank 0's tree merged with the trees of ranks that have other tensors, and which of those tensors are
+    trained."""
+    others = {rank: message for rank, message in messages.items() if message.common}
+    if not others:
         return common.tree, {}
-    numbers = {one.entry.name: number for number, one in enumerate(found)}
+    numbers = {gathering.entry.name: number for number, gathering in enumerate(gathered)}
     trainable: dict[str, bool] = {}
     tree = decode_tree(encode_tree(common.tree), len(common.items), "the state")
-    for rank, word in told.items():
+    for rank, message in others.items():
         entries = plan.roster.tables[plan.roster.table_of[rank]].entries
-        trainable.update({entry.name: trains for entry, trains in zip(entries, word.trainable, strict=True)})
-        theirs = decode_tree(word.common, len(entries), f"rank {rank}'s state")
+        trainable.update({entry.name: trains for entry, trains in zip(entries, message.trainable, strict=True)})
+        theirs = decode_tree(message.common, len(entries), f"rank {rank}'s state")
         merge(tree, renumber_leaves(theirs, [numbers[entry.name] for entry in entries]))
     return tree, trainable

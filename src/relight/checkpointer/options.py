@@ -1,4 +1,4 @@
-"""What users hand over, checked: each with an error that says what to give instead."""
+"""Check the arguments of a Checkpointer and its methods. Each error states what to pass instead."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from relight.policy.units import check_bool, one_of
 from relight.store.urls import is_stripe, path_text, split_run
 
 EVERY, ONE = "every rank", "rank 0"
-"""Who may write."""
+"""Values of ``writer=``."""
 NAME_MAX, METADATA_MAX = 512, 1 << 20
-"""Bytes of a component's name, and of all metadata: a root of 4 MiB holds both, with what else is in it."""
+"""Most bytes of a component's name, and of all metadata: both must fit into a root of 4 MiB."""
 OWN_KEYS = "relight."
-"""How keys of metadata begin that Relight adds by itself."""
+"""Prefix of the metadata keys that Relight adds itself."""
 
 
 def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str, str, Tiers | None, bool]:
-    """The store that saves commit in, the run's name, all tiers if there are further ones, and whether this is the place that was given:
-    observers may have it elsewhere."""
+    """Return the store in which saves commit, the run's name, all tiers if there are several, and whether this is the
+    caller's place: observers may redirect the run to another one."""
     tiers = path if isinstance(path, Tiers) else None
     if tiers is not None and run is not None:
         raise ConfigError("run= does not go with Tiers(…)", hint="each tier's URL ends in the run's name")
@@ -56,7 +56,8 @@ def where_to(path: str | os.PathLike[str] | Tiers, run: str | None) -> tuple[str
 
 
 def check_path(path: object) -> None:
-    """``ConfigError`` for what is no path, is empty, or is a file where the run or its store would be a directory."""
+    """Raise ``ConfigError`` for an invalid or empty path, and for a file where the run or its store must be a
+    directory."""
     example = 'Checkpointer("runs/demo", model=model, …)'
     if isinstance(path, Tier):
         raise ConfigError("one tier is not Tiers(…)", where="path", hint="Checkpointer(relight.Tiers(hot=…, cold=…), …)")
@@ -67,24 +68,24 @@ def check_path(path: object) -> None:
         raise ConfigError("the path is empty", where="path", hint=example)
     if "://" not in text and not is_stripe(text) and "\0" not in text:
         local = os.path.abspath(os.path.expanduser(text))
-        found = next((one for one in (local, os.path.dirname(local)) if os.path.isfile(one)), None)
-        if found is not None:
+        file = next((path for path in (local, os.path.dirname(local)) if os.path.isfile(path)), None)
+        if file is not None:
             hint = "name the store's directory and the run, as in runs/demo; relight import reads files of other frameworks"
-            raise ConfigError(f"{found} is a file; a run is a directory", where="path", hint=hint)
+            raise ConfigError(f"{file} is a file; a run is a directory", where="path", hint=hint)
 
 
 def check_background(option: bool | None) -> bool | None:
-    """The option, if it is True, False or None: ``"no"`` would count as True."""
+    """Return the option if it is True, False or None, else raise ``ConfigError``: ``"no"`` would count as True."""
     return None if option is None else check_bool(option, "background=")
 
 
 def check_signals(option: bool) -> bool:
-    """The option, if it is True or False."""
+    """Return the option if it is True or False, else raise ``ConfigError``."""
     return check_bool(option, "signals=")
 
 
 def wants_background(option: bool | None) -> bool:
-    """The option, else ``RELIGHT_BACKGROUND``, else yes."""
+    """Return the option, else ``RELIGHT_BACKGROUND``, else True."""
     if option is not None:
         return option
     text = os.environ.get("RELIGHT_BACKGROUND", "1").lower()
@@ -94,19 +95,19 @@ def wants_background(option: bool | None) -> bool:
 
 
 def check_writer(writer: str) -> str:
-    """Who writes."""
+    """Return ``writer`` if it is valid, else raise ``ConfigError``."""
     return one_of(writer, (EVERY, ONE), "writer=")
 
 
 def check_limits(limits: Limits | None) -> Limits:
-    """What saves may take; the defaults for None."""
+    """Return the limits, or the defaults for None. Raise ``ConfigError`` for another type."""
     if limits is not None and not isinstance(limits, Limits):
         raise ConfigError(f"limits= takes relight.Limits(…), not {shown(limits)}", where="limits=", hint=_called(limits, "Limits"))
     return limits or Limits()
 
 
 def check_keep(keep: Keep | None) -> Keep | None:
-    """Which to keep."""
+    """Return the retention rules. Raise ``ConfigError`` for another type."""
     if keep is not None and not isinstance(keep, Keep):
         hint = f"keep=relight.keep(last={keep})" if isinstance(keep, int) and not isinstance(keep, bool) else _called(keep, "keep")
         raise ConfigError(f"keep= takes relight.keep(…), not {shown(keep)}", where="keep=", hint=hint)
@@ -114,7 +115,7 @@ def check_keep(keep: Keep | None) -> Keep | None:
 
 
 def check_compact(compact: Compact | bool | None) -> Compact | None:
-    """How saves are made smaller; ``True`` is the usual way."""
+    """Return the rules of compaction: the defaults for ``True``, None if it is off, changed by ``RELIGHT_LOSSY``."""
     if compact is not None and not isinstance(compact, (Compact, bool)):
         raise ConfigError(f"compact= takes relight.Compact(…), True or False, not {shown(compact)}", hint=_called(compact, "Compact"))
     rules = Compact() if compact is True else compact or None
@@ -123,7 +124,7 @@ def check_compact(compact: Compact | bool | None) -> Compact | None:
 
 
 def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | None:
-    """Who protects whom."""
+    """Return the peers' rules. Raise ``ConfigError`` if they do not fit the other options."""
     if peers is None:
         return None
     if not isinstance(peers, Peers):
@@ -136,14 +137,14 @@ def check_peers(peers: Peers | None, writer: str, background: bool) -> Peers | N
 
 
 def _called(value: object, name: str) -> str:
-    """The way out for a dict of arguments, or a function that was not called."""
+    """Return a hint for a dict of arguments, or for a function that was not called; else an empty text."""
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return f"relight.{name}({', '.join(f'{key}={one!r}' for key, one in [*value.items()][:4])})"
+        return f"relight.{name}({', '.join(f'{key}={item!r}' for key, item in [*value.items()][:4])})"
     return f"call it: relight.{name}(…)" if callable(value) else ""
 
 
 def check_components(state: Mapping[str, object] | None, components: dict[str, object], options: Iterable[str]) -> dict[str, object]:
-    """All components by name. ``options``: the Checkpointer's own keywords, one of which a stray keyword may be meant for."""
+    """Return all components by name. ``options``: the Checkpointer's own keywords, to detect misspelt options."""
     if state is not None and not isinstance(state, Mapping):
         hint = f"state={{{'model' if kind_of(state) == MODULE else 'name'!r}: …}}"
         raise ConfigError(f"state= is a dict of components by name, not {shown(state)}", where="state=", hint=hint)
@@ -168,14 +169,15 @@ def check_components(state: Mapping[str, object] | None, components: dict[str, o
 
 
 def _apart(components: Mapping[Any, object]) -> Iterator[tuple[Any, object]]:
-    """The components, with those inside lists, tuples and dicts on their own: ``optimizers=[a, b]`` gives optimizers.0 and optimizers.1.
+    """Yield the components, each component of a list, tuple or dict separately: ``optimizers=[a, b]`` gives
+    optimizers.0 and optimizers.1.
 
-    ``ConfigError`` for a container that holds plain values as well: a restore would have to put those back into it.
+    Raise ``ConfigError`` for a container that also has plain values: a restore would have to put those back into it.
     """
     for name, value in components.items():
         pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, (list, tuple)) else ()
-        inside = {f"{name}.{key}": one for key, one in pairs}
-        stateful = [key for key, one in inside.items() if _holds_stateful(one)]
+        inside = {f"{name}.{key}": element for key, element in pairs}
+        stateful = [key for key, element in inside.items() if _holds_stateful(element)]
         if not stateful:
             yield name, value
         elif len(stateful) < len(inside):
@@ -198,8 +200,9 @@ def _holds_stateful(value: object) -> bool:
 
 
 def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[str, ...]:
-    """Names of components that each rank has its own of. A text would count as one name for each letter."""
-    if isinstance(per_rank, str) or not isinstance(per_rank, Collection) or not all(isinstance(one, str) for one in per_rank):
+    """Return the names of components that differ between ranks. A text is refused: it would count as one name for each
+    letter."""
+    if isinstance(per_rank, str) or not isinstance(per_rank, Collection) or not all(isinstance(name, str) for name in per_rank):
         hint = f"per_rank=[{per_rank!r}]" if isinstance(per_rank, str) else 'per_rank=["data"]'
         raise ConfigError(f"per_rank= is a list of components' names, not {shown(per_rank)}", where="per_rank=", hint=hint)
     unknown = sorted(set(per_rank) - components.keys())
@@ -211,7 +214,8 @@ def check_per_rank(per_rank: object, components: Mapping[str, object]) -> tuple[
 
 
 def check_metadata(metadata: object) -> dict[str, Any]:
-    """A copy that is JSON and nothing else, and that a checkpoint can hold: a save would find out too late, and fail for good."""
+    """Return a copy of the metadata. Raise ``ConfigError`` if it is not pure JSON or too large: otherwise every save
+    would fail."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
@@ -228,15 +232,15 @@ def check_metadata(metadata: object) -> dict[str, Any]:
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             hint = "text, numbers, True, False, None, lists and dicts of these; other values, as text: str(…)"
             raise ConfigError(f"metadata {key!r} is not JSON: {error}", where=f"metadata {key}", hint=hint) from None
-    found: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
-    if len(json.dumps(found)) > METADATA_MAX:
+    copied: dict[str, Any] = json.loads(json.dumps(dict(metadata), allow_nan=False))
+    if len(json.dumps(copied)) > METADATA_MAX:
         raise ConfigError(f"metadata takes more than {METADATA_MAX} bytes", where="metadata=", hint="keep large things in state={…}")
-    return found
+    return copied
 
 
 def check_restore(which: Any, only: Any, strict: Any, rename: Any) -> str | int:
-    """The checkpoint that ``restore`` is asked for; ``ConfigError`` for arguments of another type."""
-    if only is not None and (isinstance(only, str) or not isinstance(only, Collection) or not all(isinstance(one, str) for one in only)):
+    """Return the requested checkpoint. Raise ``ConfigError`` for an argument of another type."""
+    if only is not None and (isinstance(only, str) or not isinstance(only, Collection) or not all(isinstance(name, str) for name in only)):
         hint = f"only=[{only!r}]" if isinstance(only, str) else 'only=["model/*"]'
         raise ConfigError(f"only= is a list of patterns, not {shown(only)}", where="only=", hint=hint)
     check_bool(strict, "strict=")
@@ -246,9 +250,10 @@ def check_restore(which: Any, only: Any, strict: Any, rename: Any) -> str | int:
 
 
 def check_step(step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason: Any = "asked") -> tuple[int, int | None]:
-    """``step`` and ``micro_step`` as ints; ``ConfigError`` at once for what a save could not record later, hours into training.
+    """Return ``step`` and ``micro_step`` as ints. Raise ``ConfigError`` now for a value that a later save could not
+    record.
 
-    A tag and a reason are texts, and short enough for a record.
+    A tag and a reason must be texts that are short enough for a record.
     """
     number, micro = step_of(step), None if micro_step is None else step_of(micro_step, "micro_step")
     check_metrics(metrics if metrics is not None else {})
@@ -263,12 +268,12 @@ def check_step(step: Any, micro_step: Any, metrics: Any, tag: Any = None, reason
 
 
 def check_priority(priority: Any) -> str:
-    """The priority of a save."""
+    """Return the priority of a save if it is valid, else raise ``ConfigError``."""
     return one_of(priority, PRIORITIES, "save(priority=…)")
 
 
 def full_bytes(state: Captured) -> int:
-    """The size of the state, of all ranks together, once an optimizer that has no state yet has two moments a parameter."""
+    """Return the bytes of the state of all ranks, plus two moments per parameter if the optimizer has no state yet."""
     sizes = [(math.prod(item.shape) * dtype_named(item.dtype).itemsize, item) for item in state.items]
     trainable = sum(size for size, item in sizes if item.trainable)
     has_moments = any(item.role == "optim" for item in state.items)
@@ -276,6 +281,6 @@ def full_bytes(state: Captured) -> int:
 
 
 def numbers_for(trigger: Trigger | None, metrics: Mapping[str, Any]) -> dict[str, float]:
-    """Those of ``metrics`` that the trigger asks for, read."""
+    """Return the values of the metrics that the trigger needs. Reading a tensor waits for its device."""
     wanted = {name for name, _ in trigger.metrics} if trigger is not None else ()
     return {name: number for name in wanted if name in metrics and (number := number_of(name, metrics[name])) is not None}

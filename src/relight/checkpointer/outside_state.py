@@ -1,4 +1,5 @@
-"""State that changes in training and that no checkpoint holds: attributes of components that their ``state_dict()`` leaves out."""
+"""State that changes in training and is in no checkpoint: attributes of components that their ``state_dict()`` leaves
+out."""
 
 from __future__ import annotations
 
@@ -14,11 +15,13 @@ from relight.capture.kinds import MODULE, OPTIMIZER, SCHEDULER, STATEFUL, kind_o
 from relight.observe import emit
 
 SHOWN_MAX, ELEMENTS_MAX = 5, 16
-"""Attributes that one sentence names, and elements of a container that are compared."""
+"""Most attributes that one sentence names, and most elements of a container that are compared."""
 SAVES_MAX = 2
-"""Saves after which is looked for such state: what did not change by then is reported by ``describe_state()`` only."""
+"""Number of saves after which such state is searched for. State that changes later is only reported by
+``describe_state()``."""
 _SKIPPED_HOMES = ("torch.", "torchdata.", "accelerate.", "lightning", "pytorch_lightning", "deepspeed.", "datasets.")
-"""Packages of which no class is looked at: their objects keep caches and counters, or give all that a resume needs in their state."""
+"""Packages whose classes are skipped: their objects have caches and counters, or their state has all that a resume
+needs."""
 _TORCHS = frozenset(vars(nn.Module())) | {
     "training", "_opt_called", "_step_count", "_zero_grad_profile_name", "_warned_capturable_if_run_uncaptured",
 }  # fmt: skip
@@ -29,20 +32,21 @@ _PLAIN = (bool, int, float, complex, str, type(None))
 class _StatePath(NamedTuple):
     component: str
     path: str
-    """Of the object within the component; empty for the component itself."""
+    """Path of the object within the component; empty for the component itself."""
     attribute: str
 
 
 class OutsideState:
-    """The attributes of one Checkpointer's components: as they were when it was made, and which of them have changed since.
+    """Attributes of one Checkpointer's components that have changed since it was made and are in no checkpoint.
 
-    Looking costs about 2 µs for each module and attribute of a class that is not torch's. Nothing of them is copied or held.
+    A check costs about 2 µs for each module and attribute of a class that is not torch's. It copies nothing and keeps
+    no references.
     """
 
     def __init__(self, components: Mapping[str, object], reports: bool) -> None:
         """``reports``: whether this rank emits events."""
         self._components, self._reports = components, reports
-        self._before = {at: _mark(value) for at, value, _ in _attributes(components)}
+        self._before = {path: _mark(value) for path, value, _ in _attributes(components)}
         self._saves = 0
 
     @property
@@ -61,13 +65,13 @@ class OutsideState:
 
     def _found(self) -> list[tuple[str, str, list[str]]]:
         changed: dict[str, list[str]] = {}
-        for at, value, owner in _attributes(self._components):
-            if at in self._before and self._before[at] == _mark(value):
+        for path, value, owner in _attributes(self._components):
+            if path in self._before and self._before[path] == _mark(value):
                 continue
-            if at not in self._before and value is None:
+            if path not in self._before and value is None:
                 continue
-            if not _is_passing(value) and not _is_given(owner, at.attribute, value):
-                changed.setdefault(at.component, []).append(f"{at.path}.{at.attribute}" if at.path else at.attribute)
+            if not _is_passing(value) and not _is_given(owner, path.attribute, value):
+                changed.setdefault(path.component, []).append(f"{path.path}.{path.attribute}" if path.path else path.attribute)
         return [(name, _sentence(name, self._components[name], names), names) for name, names in changed.items()]
 
 
@@ -79,7 +83,7 @@ def _sentence(name: str, component: object, names: list[str]) -> str:
 
 
 def _attributes(components: Mapping[str, object]) -> Iterator[tuple[_StatePath, Any, object]]:
-    """Each attribute that may be state: where it is, its value, and the object that has it."""
+    """Yield each attribute that may be state: its path, its value, and the object that has it."""
     for name, component in components.items():
         kind = kind_of(component)
         if kind == MODULE:
@@ -106,44 +110,45 @@ def _is_looked_at(value: object) -> bool:
 
 
 def _mark(value: Any) -> object:
-    """What tells two values of an attribute apart; equal for the same one."""
+    """Return a mark of an attribute's value that changes when the value changes."""
     if isinstance(value, torch.Tensor):
         return id(value), 0 if value.is_inference() else value._version
     if isinstance(value, (list, tuple, deque, dict, set)):
         elements = list(value.items() if isinstance(value, dict) else value) if len(value) <= ELEMENTS_MAX else []
-        return type(value), len(value), repr([one for one in elements if _is_plain(one)])
+        return type(value), len(value), repr([element for element in elements if _is_plain(element)])
     return type(value), repr(value)
 
 
 def _is_plain(value: object) -> bool:
-    return type(value) in _PLAIN or (type(value) is tuple and all(type(one) in _PLAIN for one in value))
+    return type(value) in _PLAIN or (type(value) is tuple and all(type(element) in _PLAIN for element in value))
 
 
 def _is_passing(value: object) -> bool:
-    """Whether it is a result of the last forward pass: the next one makes it again."""
+    """Return whether the value is a result of the last forward pass, which the next forward pass computes again."""
     return isinstance(value, torch.Tensor) and value.grad_fn is not None
 
 
 def _is_given(owner: object, attribute: str, value: object) -> bool:
-    """Whether the object's state has the attribute: by its name, a tensor by its memory, a plain value by what it is.
+    """Return whether the object's state has the attribute: under its name, or a tensor with the same memory, or an
+    equal plain value.
 
-    An optimizer's state has numbers of all kinds, so there a plain value counts by its name only.
+    An optimizer's state has many numbers, so for an optimizer a plain value counts only under its name.
     """
     if isinstance(owner, nn.Module) and not _gives_state_itself(owner):
         return False
     try:
         state = owner.state_dict()  # type: ignore[attr-defined]
-    except Exception:  # another object's code, asked for a report only
+    except Exception:  # the object's own code failed; this check only serves a report
         return True
     keys, values = set[str](), list[object]()
     _collect(state, keys, values)
     if attribute in keys or attribute.strip("_") in {key.strip("_") for key in keys}:
         return True
     if isinstance(value, torch.Tensor):
-        return any(one is value or (isinstance(one, torch.Tensor) and one.data_ptr() == value.data_ptr()) for one in values)
+        return any(each is value or (isinstance(each, torch.Tensor) and each.data_ptr() == value.data_ptr()) for each in values)
     if isinstance(owner, torch.optim.Optimizer) or type(value) not in (int, float, str):
         return False
-    return any(type(one) is type(value) and one == value for one in values)
+    return any(type(each) is type(value) and each == value for each in values)
 
 
 def _gives_state_itself(module: nn.Module) -> bool:
@@ -153,11 +158,11 @@ def _gives_state_itself(module: nn.Module) -> bool:
 
 def _collect(value: object, keys: set[str], values: list[object], depth: int = 0) -> None:
     if isinstance(value, Mapping) and depth < 4:
-        for key, one in value.items():
+        for key, element in value.items():
             keys.add(str(key))
-            _collect(one, keys, values, depth + 1)
+            _collect(element, keys, values, depth + 1)
     elif isinstance(value, (list, tuple)) and depth < 4:
-        for one in value:
-            _collect(one, keys, values, depth + 1)
+        for element in value:
+            _collect(element, keys, values, depth + 1)
     else:
         values.append(value)

@@ -1,4 +1,4 @@
-"""The items of one rank's part: pieces of what it holds, as live memory."""
+"""Items of one rank's part: pieces of the rank's tensors, in live memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _EMPTY = Bytes(b"")
 
 
 def owned(item: Item, rank: int) -> Item:
-    """One that is this rank's own: its name says whose."""
+    """Return the item marked as this rank's own by its name."""
     return replace(item, name=f"{item.name}@rank{rank}")
 
 
@@ -28,8 +28,8 @@ def part_items(
     works: Sequence[Work],
     leads: bool,
 ) -> list[Item]:
-    """The part's items. Of one that leads: an item for each of the state's, in their order, as its tree points at them; then more
-    pieces.
+    """Return the part's items. A leading rank has one item for each item of the state, in the order that its tree
+    refers to, then further pieces.
     """
     by_entry: dict[int, list[Item]] = {}
     for work in works:
@@ -38,13 +38,13 @@ def part_items(
         box = None if work.box == whole(item.shape) else work.box
         by_entry.setdefault(work.entry, []).append(Item(item.name, item.dtype, item.shape, item.role, source, box, item.trainable))
     if not leads:
-        return [one for index in sorted(by_entry) for one in by_entry[index]]
+        return [piece for index in sorted(by_entry) for piece in by_entry[index]]
     first = [by_entry[index][0] if index in by_entry else _placeholder(item) for index, item in enumerate(items)]
-    return [*first, *(one for index in sorted(by_entry) for one in by_entry[index][1:])]
+    return [*first, *(piece for index in sorted(by_entry) for piece in by_entry[index][1:])]
 
 
 def source_of(item: Item, spread: ShardingOf | None, pieces: Sequence[LocalBox], work: Work) -> Source:
-    """The bytes of ``work.box``, of what this rank holds of an item in ``pieces``."""
+    """Return a source for the bytes of ``work.box``, from this rank's ``pieces`` of an item."""
     if not item.shape:
         return item.source
     piece = pieces[work.piece]
@@ -56,8 +56,8 @@ def source_of(item: Item, spread: ShardingOf | None, pieces: Sequence[LocalBox],
         first, last = run_of(inner, item.shape)
         weight = item.source.length // whole(item.shape).elements
         return Bytes(view[first * weight : last * weight])
-    held = part(local if spread is None else spread.held(piece), inner)
-    return item.source if held is local else TensorSource(held.detach())
+    tensor = part(local if spread is None else spread.held(piece), inner)
+    return item.source if tensor is local else TensorSource(tensor.detach())
 
 
 def _tensor_of(item: Item) -> Any:

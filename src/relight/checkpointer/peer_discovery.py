@@ -1,4 +1,5 @@
-"""Nodes that protect each other's snapshots: they meet when an attempt begins, and are asked when a node's own memory has nothing."""
+"""Peer discovery: nodes that protect each other's snapshots connect at an attempt's start; a restore reads from them if
+needed."""
 
 from __future__ import annotations
 
@@ -21,13 +22,14 @@ from relight.peers import Peer as RosterPeer
 from relight.policy import Limits, Peers
 
 MEET_S = 30.0
-"""How long an agent may take to say where it is."""
+"""Seconds that an agent may take to report its address."""
 ASK_S = 20.0
-"""How long a peer may take to answer."""
+"""Seconds that a peer may take to answer."""
 
 
 class PeerDiscovery:
-    """The ranks' agents, made known to each other. All ranks make the same calls. Without ``wanted``, or with one rank, it does nothing."""
+    """Connects the ranks' agents with each other. All ranks make the same calls. Without ``wanted``, or with one rank,
+    it does nothing."""
 
     def __init__(
         self, wanted: Peers | None, writer: str, background: bool, ranks: Ranks | None, url: str, run: str, limits: Limits
@@ -42,66 +44,69 @@ class PeerDiscovery:
         self._met = False
 
     def meet(self) -> None:
-        """Once: have this node's agent started, and tell it of the others. Exchanges a few hundred bytes a rank."""
+        """Start this node's agent and send it the other agents' addresses. Idempotent. Exchanges a few hundred bytes
+        per rank."""
         wanted, ranks = self._wanted, self._ranks
         if wanted is None or self._met:
             return
         self._met = True
         if ranks is None:
-            emit("peers.failed", "peers= are for several nodes: there is one rank here, and nothing is done", why="one rank")
+            emit("peers.failed", "peers= need several nodes: this job has one rank, so no peer protects it", why="one rank")
             return
-        candidate = ranks.run_on_rank0(lambda: secrets.token_bytes(TOKEN_BYTES), "telling the peers' token")
+        candidate = ranks.run_on_rank0(lambda: secrets.token_bytes(TOKEN_BYTES), "sharing the peers' token")
         met = self._reach(wanted, candidate)
         host, rack = os.environ.get("RELIGHT_NODE") or socket.gethostname(), os.environ.get("RELIGHT_RACK", "")
-        word = msgspec.msgpack.encode([met.id, met.address, met.token, met.others, host, rack])
-        told = [msgspec.msgpack.decode(one) for one in ranks.world.gather(word, "telling where the peers are")]
-        # Agents of nodes that are not in this job any more know the token of the one before it, which most of those that are here know too.
-        tokens = Counter(bytes(one[2]) for one in told if one[0] and one[2])
-        self._token = max(tokens, key=lambda one: (tokens[one], one)) if tokens else candidate
+        message = msgspec.msgpack.encode([met.id, met.address, met.token, met.others, host, rack])
+        answers = [msgspec.msgpack.decode(each) for each in ranks.world.gather(message, "sharing the peers' addresses")]
+        # Agents of nodes that have left the job still use the previous token, which most agents of the present nodes also know.
+        tokens = Counter(bytes(each[2]) for each in answers if each[0] and each[2])
+        self._token = max(tokens, key=lambda each: (tokens[each], each)) if tokens else candidate
         agents: dict[str, tuple[str, str, str, str, list[int]]] = {}
-        for rank, (agent_id, address, _, _, its_host, its_rack) in enumerate(told):
+        for rank, (agent_id, address, _, _, its_host, its_rack) in enumerate(answers):
             if agent_id:
                 agents.setdefault(agent_id, (agent_id, its_host, its_rack, address, []))[4].append(rank)
         roster = list(agents.values())
-        here = [one[3] for one in roster]
-        others = {address for one in told if one[0] and bytes(one[2]) == self._token for address in one[3]}
+        here = [each[3] for each in roster]
+        others = {address for each in answers if each[0] and bytes(each[2]) == self._token for address in each[3]}
         self._addresses = [*here, *sorted(others - {*here})]
-        with contextlib.suppress(RelightError):  # an agent that is gone is told of by whoever needs it next
+        with contextlib.suppress(RelightError):  # the next save or restore that needs a dead agent reports it
             if self._agent is not None:
                 self._agent.meet(ListenForPeers(self._token, change=True), MEET_S)
-        ranks.world.gather(b"", "meeting the peers")  # none is told of others before those know the token
+        ranks.world.gather(b"", "meeting the peers")  # no agent gets another's address before that one knows the token
         with contextlib.suppress(RelightError):
             if self._agent is not None:
                 self._agent.join(JoinPeers(roster, met.id, wanted.data, wanted.parity))
         if ranks.world.rank == 0:
-            found = rings([RosterPeer(one[0], one[1], one[2], one[3], tuple(one[4])) for one in roster], wanted.data, wanted.parity)
-            short = [found.short] if found.short else []
-            lost = [str(one) for one in found.shared if not one.survived]
+            placement = rings(
+                [RosterPeer(each[0], each[1], each[2], each[3], tuple(each[4])) for each in roster], wanted.data, wanted.parity
+            )
+            short = [placement.short] if placement.short else []
+            lost = [str(each) for each in placement.shared if not each.survived]
             if short or lost:
                 emit("peers.degraded", "; ".join(["peers protect less than was asked for", *short, *lost]), agents=len(roster))
 
     def remote(self) -> Remote | None:
-        """What all agents have in memory, asked when it is wanted first; None if there are no peers."""
+        """Return access to all agents' memory, connected at the first use; None if there are no peers."""
         with self._lock:
             if self._remote is None and self._addresses:
                 self._remote = Remote(self._addresses, self._token, ASK_S)
             return self._remote
 
     def forget(self) -> None:
-        """What the agents have is asked anew when it is wanted next."""
+        """Close the connections: the next use queries the agents again."""
         with self._lock:
             if self._remote is not None:
                 self._remote.close()
                 self._remote = None
 
     def ends(self) -> None:
-        """The run comes to its end: what is saved from now on need not be held by others, some of whom are gone already."""
+        """Announce the run's end: later saves need no copies on peers, some of which have ended already."""
         if self._agent is not None:
             with contextlib.suppress(RelightError):
                 self._agent.leave()
 
     def close(self, polite: bool = True) -> None:
-        """Let go of the agent, which ends when nobody needs it any more."""
+        """Disconnect from the agent, which ends when no process needs it any more."""
         self.forget()
         if self._agent is not None:
             if polite:
@@ -110,7 +115,7 @@ class PeerDiscovery:
             self._agent = None
 
     def _reach(self, wanted: Peers, candidate: bytes) -> PeerAddress:
-        """This node's agent; without id and address, and told, if there is none to be had."""
+        """Start this node's agent and return its address. If that fails, report it and return an empty address."""
         try:
             self._agent = connect(self._url, self._run, nice=self._limits.nice)
             host = os.environ.get("RELIGHT_PEERS_HOST", "")

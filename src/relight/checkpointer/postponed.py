@@ -11,6 +11,6 @@ def postpone(reason: str, step: int, why: str) -> str:
     """Report that the save due at ``step`` is postponed, and return the reason that the later save has. A second call changes nothing."""
     if _MARK in reason:
         return reason
-    say = f"step {step}: save postponed, {why}; it will be taken at the next step that has one, with that step's state"
-    emit("save.coalesced", say, step=step)
+    message = f"step {step}: save postponed, {why}; it will be taken at the next step that has one, with that step's state"
+    emit("save.coalesced", message, step=step)
     return f"{reason}{_MARK}{step})"

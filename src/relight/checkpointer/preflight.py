@@ -1,4 +1,5 @@
-"""Before the first step: does the store have room for what is to be kept? (Whether it works at all is tried by ``log.tried``.)"""
+"""Check before the first save: whether the store works (``log.write_probe``), and has room for the checkpoints that
+will be kept."""
 
 from __future__ import annotations
 
@@ -14,7 +15,8 @@ __all__ = ["check_room", "probe", "try_store"]
 
 
 def try_store(store: ByteStore, run: str, ranks: Ranks | None, rank: int, state_bytes: int, checkpoints: int) -> None:
-    """Write to the store, and compare its room with what is to be kept; by rank 0. Where one rank writes for all, all raise its error."""
+    """Try a write to the store and check its free space, on rank 0. If rank 0 writes for all ranks, all ranks raise its
+    error."""
     with raise_on_all_ranks(ranks if isinstance(ranks, OneWriter) else None, "trying the store"):
         if rank == 0:
             first_contact(lambda: probe(store, run))
@@ -22,7 +24,8 @@ def try_store(store: ByteStore, run: str, ranks: Ranks | None, rank: int, state_
 
 
 def check_room(store: ByteStore, state_bytes: int, checkpoints: int) -> str | None:
-    """A warning, with numbers, if there is not room for two more checkpoints, or for all that the retention rules will keep."""
+    """Emit and return a warning if the store has no room for two checkpoints, or for all that the retention rules keep;
+    else None."""
     free = store.free_bytes()
     if free is None or not state_bytes:
         return None

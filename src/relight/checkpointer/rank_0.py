@@ -1,7 +1,8 @@
-"""The way of a save where rank 0 writes for all: what each of them has in place of an attempt and of a way through the agent.
+"""Saves where rank 0 writes for all ranks: each rank's replacement for ``Attempt`` and ``Background``.
 
-Rank 0's are the usual ones, which also tell the others. The others' give what is asked for, and hear what came of it: at once of a save
-that rank 0 makes while it waits, later, from the board, of one that its agent makes.
+Rank 0 has subclasses of the usual classes, which also send the outcome to other ranks. Other ranks send the requested
+bytes and receive the outcome: at once for a save that rank 0 makes itself, later, from the published outcomes, for a
+save that its agent makes.
 """
 
 from __future__ import annotations
@@ -42,30 +43,33 @@ from relight.store.retry import first_contact
 from relight.store.wrapper import guard_of
 
 BACKGROUND, FOREGROUND, FAILED, MADE = b"b", b"f", b"-", b"+"
-"""How what rank 0 says at the end of the gathering begins: its agent has it; it makes it itself, now; neither, and why; it is made."""
+"""First byte of rank 0's reply after the gathering: b = passed to its agent, f = rank 0 makes the save in the
+foreground,
+- = failed (the error follows), + = committed (the report follows)."""
 POLL_S = 0.02
 KEPT = 64
-"""Outcomes that stay on the board."""
+"""Number of outcomes that stay published."""
 GRACE_S = 5.0
-"""How long rank 0 waits, at its end, until the others have read the last outcome."""
+"""Seconds that rank 0 waits in ``close()`` until the other ranks have read the last outcome."""
 
 
 def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, writer: str, settings: Mapping[str, object]) -> Ranks | None:
-    """This process among the others; None where there are none.
+    """Return this process's ``Ranks``; None for a job of one process.
 
-    ``ConfigError`` if they were not given the same ``writer``, or ``settings`` that say who exchanges what when.
+    Collective. Raise ``ConfigError`` if ``writer`` or a setting in ``settings`` differs between ranks: these settings
+    decide which exchanges follow.
     """
     check_writer(writer)
     if world.size == 1:
         refuse_unconnected()
         return None
     mine = {"writer": writer, **settings}
-    told = [msgspec.json.decode(one) for one in world.gather(msgspec.json.encode(mine), "comparing settings")]
+    answers = [msgspec.json.decode(answer) for answer in world.gather(msgspec.json.encode(mine), "comparing settings")]
     for name in mine:
-        for rank, one in enumerate(told):
-            if one[name] != told[0][name]:
+        for rank, answer in enumerate(answers):
+            if answer[name] != answers[0][name]:
                 raise ConfigError(
-                    f"{name}= is {told[0][name]!r} on rank 0, and {one[name]!r} on rank {rank}", hint="every rank is given the same"
+                    f"{name}= is {answers[0][name]!r} on rank 0, and {answer[name]!r} on rank {rank}", hint="every rank is given the same"
                 )
     return (OneWriter if writer == ONE else Ranks)(world, per_rank, timeout_s)
 
@@ -73,14 +77,14 @@ def ranks_of(world: Communicator, per_rank: Sequence[str], timeout_s: float, wri
 def open_for(
     ranks: Ranks | None, url: str, tiers: Tiers | None, wants_background: bool, guard: StoreSecurity, limits: Limits, run: str
 ) -> tuple[ByteStore, Sequence[Further], bool]:
-    """The store, the tiers behind it, and whether saves are made in the background: only a local store's can be. ``limits`` bound what
-    is written to the store and read from all of them."""
+    """Open the store and its further tiers. Return them, and whether saves are made in the background, which needs a
+    local store. ``limits`` bound the writes to the store and the reads from all of them."""
     read_bound = limits.read_bytes_per_second
 
     def open_all() -> tuple[ByteStore, Sequence[Further]]:
         store = open_bytes(url, guard=guard)
         purpose, further = f"{store.url}/{run}", open_further(tiers, guard_of(store))
-        slowed = [(name, paced(one, purpose, None, read_bound), there) for name, one, there in further]
+        slowed = [(name, paced(tier, purpose, None, read_bound), tier_run) for name, tier, tier_run in further]
         return paced(store, purpose, limits.bytes_per_second, read_bound), slowed
 
     if not isinstance(ranks, OneWriter):
@@ -97,7 +101,7 @@ def open_for(
 
 
 def begin(ranks: Ranks | None, store: ByteStore, run: str, reason: str, best: BestSoFar, check: Callable[[History], None]) -> Attempt:
-    """One attempt for all: this process, or rank 0, takes charge of the run, unless ``check`` raises."""
+    """Begin one attempt for all ranks: this process, or rank 0, takes over the run, unless ``check`` raises."""
     if ranks is None:
         return first_contact(lambda: Attempt.begin(store, run, reason=reason, check=check))
     attempt = begin_attempt_on_all(ranks, store, run, reason, check)
@@ -122,7 +126,7 @@ def background_of(
     on_sealed: Callable[[int, float], None],
     trusted: FrozenParams,
 ) -> Background | BackgroundElsewhere:
-    """The way through the agent."""
+    """Return this rank's background saves."""
     if not isinstance(ranks, OneWriter):
         rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
         return Background(attempt, components, keep, limits, on_done, on_sealed, rank, world, trusted)
@@ -132,7 +136,7 @@ def background_of(
 
 
 class Elsewhere:
-    """The store, as ranks see it that do not write: not at all."""
+    """Placeholder for the store on ranks that do not open it: every operation raises."""
 
     anchored = None
     """Rank 0 compares the log with its anchor."""
@@ -145,7 +149,7 @@ class Elsewhere:
 
 
 class AttemptForAll(Attempt):
-    """Rank 0's: the others wait for what comes of a save."""
+    """Rank 0's attempt. The other ranks wait for each save's outcome, which this class sends."""
 
     def __init__(self, ranks: OneWriter, place: CommitTarget) -> None:
         super().__init__(place)
@@ -159,32 +163,32 @@ class AttemptForAll(Attempt):
             with contextlib.suppress(RankTimeout):
                 self._ranks.end(FAILED + encode_error(error))
             raise
-        with contextlib.suppress(RankTimeout):  # it is made, all the same
+        with contextlib.suppress(RankTimeout):  # the save is committed anyway
             self._ranks.end(MADE + msgspec.msgpack.encode(report))
         return report
 
 
 class AttemptElsewhere(Attempt):
-    """Another rank's."""
+    """The attempt of a rank other than 0. Its saves send bytes to rank 0."""
 
     def __init__(self, ranks: OneWriter, place: CommitTarget) -> None:
         super().__init__(place)
         self._ranks = ranks
 
     def history(self) -> History:
-        """Rank 0 knows it."""
+        """Return an empty history: only rank 0 knows it."""
         return History()
 
     def save(self, request: SaveRequest) -> SaveReport:
-        """Give what is asked for. The report, or the error, is rank 0's."""
-        word = self._ranks.serve()
-        if word[:1] == MADE:
-            return from_msgpack(word[1:], SaveReport)
-        raise decode_error(word[1:])
+        """Send the requested bytes. Return rank 0's report, or raise its error."""
+        reply = self._ranks.serve()
+        if reply[:1] == MADE:
+            return from_msgpack(reply[1:], SaveReport)
+        raise decode_error(reply[1:])
 
 
 class BackgroundForAll(Background):
-    """Rank 0's: what comes of a save is put on the board."""
+    """Rank 0's background saves. Each outcome is published for the other ranks."""
 
     def __init__(
         self,
@@ -201,7 +205,7 @@ class BackgroundForAll(Background):
         self._told: deque[str] = deque()
 
     def save(self, state: Captured, request: Callable[[int, str, bytes], Request], checkpoint_id: str = "") -> int | None:
-        """See ``Background``. All is gathered when it returns."""
+        """See ``Background``. When it returns, all ranks' bytes are gathered."""
         try:
             number = super().save(state, request, checkpoint_id)
         except BaseException as error:
@@ -209,14 +213,15 @@ class BackgroundForAll(Background):
                 self._ranks.end(FAILED + encode_error(error))
             raise
         if number is not None:
-            with contextlib.suppress(RankTimeout):  # it is on its way, all the same
+            with contextlib.suppress(RankTimeout):  # the agent makes the save anyway
                 self._ranks.end(BACKGROUND)
             return number
         self._ranks.interrupt(FOREGROUND)
         return None
 
     def close(self, polite: bool = True) -> None:
-        """See ``Background``. Whoever ends takes the board along: the others are to have read it."""
+        """See ``Background``. Published outcomes end with this process, so wait until the other ranks have read the
+        last one."""
         super().close(polite)
         ends = time.monotonic() + self.bound(GRACE_S)
         names = [f"{self._told[-1]}/{rank}" for rank in range(1, self._ranks.world.size)] if self._told else []
@@ -240,13 +245,14 @@ class BackgroundForAll(Background):
 
 
 class BackgroundElsewhere:
-    """Another rank's: what is asked for is given inside ``save``, and the outcome looked for by a thread."""
+    """Background saves of a rank other than 0: ``save`` sends the requested bytes, and a thread polls for the
+    outcome."""
 
     warmed = True
     pack_bytes = 0
     agent_words = "rank 0's agent writes it"
     free_slots: int | None = None
-    """It needs none."""
+    """None: this rank needs no slots."""
 
     def __init__(
         self, ranks: OneWriter, place: CommitTarget, on_done: Callable[[SaveOutcome], None], on_sealed: Callable[[int, float], None]
@@ -256,7 +262,7 @@ class BackgroundElsewhere:
         self._ranks, self._on_done, self._on_sealed = ranks, on_done, on_sealed
         self._number = 0
         self._waiting: deque[tuple[SaveResult, float]] = deque()
-        """And since when."""
+        """Saves without a known outcome, each with the time since when it waits."""
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -268,14 +274,14 @@ class BackgroundElsewhere:
         report = SaveResult(self._number, checkpoint_id)
         started = time.perf_counter()
         try:
-            word = self._ranks.serve()
+            reply = self._ranks.serve()
         except RankTimeout as error:
             self._on_done(SaveOutcome(report, error))
             return self._number
-        if word[:1] == FOREGROUND:
+        if reply[:1] == FOREGROUND:
             return None
-        if word[:1] == FAILED:
-            raise decode_error(word[1:])
+        if reply[:1] == FAILED:
+            raise decode_error(reply[1:])
         self._on_sealed(self._number, time.perf_counter() - started)
         with self._changed:
             self._waiting.append((report, time.monotonic()))
@@ -289,30 +295,30 @@ class BackgroundElsewhere:
         return self._number
 
     def hurry(self) -> None:
-        """Rank 0 sees to it."""
+        """Do nothing: rank 0 hurries its agent."""
 
     def progress_of(self, number: int) -> tuple[float, float]:
-        """What was asked for is given; of what is written nothing is known here."""
+        """Return 1.0 copied, as ``save`` has sent all bytes, and 0.0 written, as this rank does not know it."""
         return 1.0, 0.0
 
     def free_slot(self, wait_s: float = 0.0, hurry: bool = False, yields: Callable[[int], bool] | None = None) -> bool:
-        """It needs none."""
+        """Return True: this rank needs no slot."""
         return True
 
     def barrier(self) -> None:
-        """What is given is copied at once."""
+        """Do nothing: ``save`` has copied all bytes when it returns."""
 
     def interval(self, seconds: float) -> None:
-        """Nothing is chosen here."""
+        """Do nothing: this rank makes no choice that depends on it."""
 
     def began(self, blocked_s: float) -> None:
-        """Nothing is chosen here."""
+        """Do nothing: this rank makes no choice that depends on it."""
 
     def warm_up(self, state: Captured) -> None:
-        """There is nothing to make ready."""
+        """Do nothing: this rank has no agent and no slots."""
 
     def close(self, polite: bool = True) -> None:
-        """Look no longer."""
+        """Stop polling for outcomes."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -320,7 +326,7 @@ class BackgroundElsewhere:
             self._thread.join(self.bound(self._ranks.timeout_s))
 
     def _poll(self) -> None:
-        """In a thread."""
+        """Poll for outcomes until ``close()``. Runs in a thread."""
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or self._waiting)
@@ -330,22 +336,22 @@ class BackgroundElsewhere:
             self._poll_once(report, since)
 
     def _poll_once(self, report: SaveResult, since: float) -> None:
-        """Report the outcome of the first save that waits, if it is known or late; else pause."""
+        """Report the outcome of the first waiting save, if it is known or late; else sleep ``POLL_S``."""
         try:
-            found = self._ranks.world.lookup(report.id)
-            if found is not None:
+            encoded = self._ranks.world.lookup(report.id)
+            if encoded is not None:
                 self._ranks.world.publish(f"{report.id}/{self._ranks.world.rank}", b"read")
         except RankTimeout as error:
             self._waiting.popleft()
             self._on_done(SaveOutcome(report, error))
             return
         waited = time.monotonic() - since
-        if found is None and waited <= self._ranks.timeout_s:
+        if encoded is None and waited <= self._ranks.timeout_s:
             time.sleep(POLL_S)
             return
         self._waiting.popleft()
-        if found is None:
+        if encoded is None:
             self._on_done(SaveOutcome(report, late([0], "telling what came of a save", waited)))
             return
-        told = msgspec.structs.replace(from_msgpack(found, SaveResult), number=report.number)
-        self._on_done(SaveOutcome(told, None if told.error is None else error_from(*told.error)))
+        outcome = msgspec.structs.replace(from_msgpack(encoded, SaveResult), number=report.number)
+        self._on_done(SaveOutcome(outcome, None if outcome.error is None else error_from(*outcome.error)))

@@ -1,4 +1,5 @@
-"""Several ranks, one state: who writes what of it, agreed on once and remembered as long as nobody's tensors change."""
+"""Several ranks save one state: they agree on which rank writes what. The agreement holds until a rank's tensors
+change."""
 
 from __future__ import annotations
 
@@ -31,11 +32,11 @@ from relight.policy import Trigger, TriggerInput
 _DIGITS = string.digits + string.ascii_lowercase
 _NOTHING = b"\0" * 8
 _ASKED = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM")
-"""What ranks may ask for, the weightier the later: nothing, what a trigger says, what signals say."""
+"""What a rank may request, in order of priority: nothing, a save by its trigger, a save for a signal."""
 
 
 class TablePlan(NamedTuple):
-    """What follows from tables as they were, for this rank."""
+    """What this rank writes, computed from the tables of all ranks' tensors."""
 
     digests: tuple[bytes, ...]
     roster: TensorOwnership
@@ -44,18 +45,18 @@ class TablePlan(NamedTuple):
     leads: bool
     replicas: Replicas
     whole: bool
-    """Whether every rank has all that ranks have in common."""
+    """Whether every rank has all of the common state."""
 
 
 class Written(NamedTuple):
-    """The items of a part that are the same in every save, if ``fixed`` still is."""
+    """The items of a part that are the same in every save while ``fixed`` is the same object."""
 
     items: tuple[Item, ...]
     fixed: object
 
 
 class Ranks:
-    """A rank among others. Every rank makes the same calls."""
+    """This rank's side of a save by several ranks. Every rank must make the same calls."""
 
     def __init__(self, world: Communicator, per_rank: Sequence[str], timeout_s: float) -> None:
         self.world, self._per_rank, self.timeout_s = world, tuple(per_rank), timeout_s
@@ -66,17 +67,19 @@ class Ranks:
         self._count = 0
         self._told: set[str] = set()
         self.suspect = ""
-        """Why the last capture is suspect: replicas that are not equal. The same on every rank."""
+        """Why the last capture is suspect: replicas that are not equal. The same text on every rank."""
         self.turned = ""
-        """The same, if earlier ones were equal: what differs by design has differed from the first."""
+        """``suspect``, but only if replicas were equal before: state that differs by design differs from the first save
+        on."""
         self._were_equal = False
         self._lost = False
         self._put_off: str | None = None
         self.seat: Participant | None = None
-        """Of the last capture."""
+        """This rank's place in the last capture."""
 
     def split(self, components: Mapping[str, object]) -> tuple[dict[str, object], dict[str, object]]:
-        """What is the same for all ranks, and what is this one's: loaders, generators, and what ``per_rank`` names."""
+        """Return the components that all ranks have in common, and this rank's own: loaders, generators, and those in
+        ``per_rank``."""
         unknown = set(self._per_rank) - components.keys()
         if unknown:
             raise ConfigError(f"per_rank= names {sorted(unknown)[0]!r}, which is no component", hint="components are keyword arguments")
@@ -86,9 +89,12 @@ class Ranks:
     def capture(
         self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: CaptureCache | None
     ) -> Captured:
-        """Read this rank's state, as its part of the checkpoint will have it, and agree with the others on who writes what. They exchange
-        16 bytes and one for each component, unless somebody's tensors have changed. ``LateRanks`` if some do not come;
-        ``IncompatibleState`` if they disagree about a tensor, or if a rank's state could not be restored, on all ranks."""
+        """Capture this rank's part of the checkpoint, and agree with the other ranks on which rank writes what.
+
+        Collective. Unless a rank's tensors have changed, each rank sends a 16-byte digest of its tensors and 8 bytes
+        for each component. Raise ``RankTimeout`` if a rank is late, and ``IncompatibleState`` on all ranks if they
+        disagree about a tensor, or if a rank's state could not be restored.
+        """
         if micro_step is not None:
             self.refuse_micro_step()
         if self._lost:
@@ -99,28 +105,29 @@ class Ranks:
         values = {name: Digest(encode_tree(node)).digest()[:8] for name, node in common.tree.items()}
         try:
             plan = self._agree(common, values, plans.error(shared, common))
-        except RankTimeout:  # what is exchanged from now on would not be answered, or answered by what was meant for this
+        except RankTimeout:  # a later exchange would get no answer, or an answer that was meant for this one
             self._lost = True
             raise
         return self._part(common, plan, mine)
 
     @property
     def lost(self) -> bool:
-        """Whether they have lost each other: nothing more is saved by this job."""
+        """Whether an exchange has failed: then this job saves nothing more."""
         return self._lost
 
     def refuse_micro_step(self) -> None:
-        """``ConfigError``: what each rank has summed up in the midst of a step is no part of a checkpoint of all of them."""
+        """Raise ``ConfigError``: a checkpoint of several ranks cannot contain the gradients that each has summed within
+        a step."""
         raise ConfigError("micro_step= saves one process's gradients", hint="save at the end of a step when several ranks train")
 
     @property
     def is_fully_replicated(self) -> bool:
-        """Whether each of the ranks could save all that they have in common, as the last capture has shown."""
+        """Whether, at the last capture, each rank had all of the common state, so that any rank could save it."""
         return self._shared is not None and self._shared.whole
 
     def is_still_fully_replicated(self, common: Captured) -> bool:
-        """Whether that is so, and what ranks have in common is of the same tensors still: one that has come since then, as an optimizer's
-        state does with its first step, may be on this rank alone."""
+        """Return whether the state was fully replicated and still has the same tensors. A tensor that was added since
+        the last capture, such as an optimizer's state at its first step, may be on this rank alone."""
         if not self.is_fully_replicated or self._table is None:
             return False
         then, now = self._table[2].entries, table_of(common.items, {}).entries
@@ -128,12 +135,12 @@ class Ranks:
 
     @property
     def root_user_fields(self) -> dict[str, Any]:
-        """What the root's ``user`` says of the last capture."""
+        """Fields for the root's ``user`` about the last capture."""
         return {SUSPECT: self.suspect} if self.suspect else {}
 
     def id_of(self, place: CommitTarget, more: str = "") -> str:
-        """The id of what was captured last, as a checkpoint of that attempt: the same on every rank, and never again. ``more``: of
-        something else that was saved behind that."""
+        """Return the checkpoint id of the last capture in that attempt: the same on every rank, and never used again.
+        ``more`` distinguishes another save after that capture."""
         text = f"{place.store_id}/{place.run_id}/{place.epoch}/{self._count}{more}"
         number = int.from_bytes(Digest(text.encode()).digest()[:8], "big")
         digits = []
@@ -151,14 +158,16 @@ class Ranks:
         nearly_busy: bool = False,
         due: str | None = None,
     ) -> str | None:
-        """The reason for all ranks to save now, or None: the step's number tells each of them, or one of them asked at the step before.
+        """Return the reason for all ranks to save now, or None. Collective; it does not wait for other ranks.
 
-        What a clock, a metric or a signal says to one rank is asked of all of them, and done at the end of the next step. Nobody waits for
-        it: the exchange that was begun at the last call has had a step's time, in which the ranks met in training's own exchanges.
+        A save is due because of the step's number, which is the same on all ranks, or because a rank requested it at
+        the step before. If a clock, a metric or a signal makes a save due on one rank, that rank requests it from all,
+        and they save at the end of the next step. The exchange that was started at the last call has had a step's time,
+        in which training's own collectives ran.
 
-        ``busy``: this rank has no memory for a save now. What is due while one of them has none is made once all have. ``nearly_busy``: a
-        save at this step takes its last memory. Ranks learn of it one step later, when the next save may be due. ``due``: the reason of a
-        save of this rank that failed and must be tried again.
+        ``busy``: this rank has no free slot. A save that is due while a rank has none is postponed until all ranks have
+        one. ``nearly_busy``: a save at this step takes this rank's last slot. Other ranks learn that one step later,
+        when the next save may be due. ``due``: the reason of a failed save of this rank that must be tried again.
         """
         if self._lost:
             return None
@@ -167,7 +176,7 @@ class Ranks:
             agreed = self.world.agreed()
             if agreed is not None and agreed[0]:
                 asked = _ASKED[agreed[0]]
-                reason = asked or reason or (trigger.due(facts) if trigger is not None else None) or due or "another rank asked"
+                reason = asked or reason or (trigger.due(facts) if trigger is not None else None) or due or "another rank requested it"
                 if asked and signals is not None:
                     signals.adopt(asked)
             if reason is not None and reason not in _ASKED and agreed is not None and agreed[1]:
@@ -193,32 +202,33 @@ class Ranks:
         return reason
 
     def run_on_rank0(self, action: Callable[[], bytes], doing: str) -> bytes:
-        """What rank 0's ``action`` gives, on every rank; its error, too."""
-        told = b""
+        """Run ``action`` on rank 0, and return its result on every rank. Its error is raised on every rank."""
+        message = b""
         error: Exception | None = None
         if self.world.rank == 0:
             try:
-                told = b"+" + action()
-            except Exception as found:  # whatever it is: the others wait to hear of it
-                error = found
-                told = b"-" + encode_error(found)
-        told = self.world.broadcast(told if self.world.rank == 0 else None, 0, doing)
+                message = b"+" + action()
+            except Exception as caught:  # any error: the other ranks wait for the outcome
+                error = caught
+                message = b"-" + encode_error(caught)
+        message = self.world.broadcast(message if self.world.rank == 0 else None, 0, doing)
         if error is not None:
             raise error
-        if told[:1] == b"-":
-            raise decode_error(told[1:])
-        return told[1:]
+        if message[:1] == b"-":
+            raise decode_error(message[1:])
+        return message[1:]
 
     def unused_on_all(self, unused: Sequence[str]) -> list[str]:
-        """Of what is stored and has no place on this rank, what has none on any."""
-        told = self.world.gather(msgspec.json.encode(list(unused)), "comparing what is not used")
-        common = set(unused).intersection(*(msgspec.json.decode(one) for one in told))
-        return [one for one in unused if one in common]
+        """Return the stored names that no rank uses, of those in ``unused``, which this rank does not use.
+        Collective."""
+        gathered = self.world.gather(msgspec.json.encode(list(unused)), "comparing unused names")
+        common = set(unused).intersection(*(msgspec.json.decode(names) for names in gathered))
+        return [name for name in unused if name in common]
 
     # -- inside
 
     def _part(self, common: Captured, plan: TablePlan, mine: Mapping[str, object]) -> Captured:
-        """What this rank writes: its share of what is common, and its own."""
+        """Return what this rank writes: its share of the common state, and its own state."""
         written = self._write(common, plan)
         own = capture(mine, behind=written.items)
         theirs = (owned(item, self.world.rank) for item in own.items[len(written.items) :])
@@ -233,19 +243,19 @@ class Ranks:
 
     def _agree(self, common: Captured, values: Mapping[str, bytes], error: IncompatibleState | None) -> TablePlan:
         digest, table = self._own_table(common)
-        word = msgspec.msgpack.encode([digest, list(values.items()), "" if error is None else str(error)])
-        words = [msgspec.msgpack.decode(one) for one in self.world.gather(word, "comparing what the ranks hold")]
-        for rank, (_, _, refused) in enumerate(words):
+        message = msgspec.msgpack.encode([digest, list(values.items()), "" if error is None else str(error)])
+        answers = [msgspec.msgpack.decode(answer) for answer in self.world.gather(message, "comparing the ranks' state")]
+        for rank, (_, _, refused) in enumerate(answers):
             if refused:
                 raise error or IncompatibleState(f"rank {rank}: {refused}")
-        digests = tuple(one[0] for one in words)
-        self._compare(digests, [dict(one[1]) for one in words])
+        digests = tuple(answer[0] for answer in answers)
+        self._compare(digests, [dict(answer[1]) for answer in answers])
         if self._shared is None or self._shared.digests != digests:
             self._learn(digests, digest, table)
-            known = {one: number for number, one in enumerate(dict.fromkeys(digests))}
-            roster = TensorOwnership([self._tables[one] for one in known], [known[one] for one in digests])
+            numbers = {each: number for number, each in enumerate(dict.fromkeys(digests))}
+            roster = TensorOwnership([self._tables[each] for each in numbers], [numbers[each] for each in digests])
             rank = self.world.rank
-            whole = len(known) == 1 and not common.spreads
+            whole = len(numbers) == 1 and not common.spreads
             self._shared = TablePlan(
                 digests, roster, roster.pieces(rank), roster.work(rank), roster.leads(rank), Replicas(roster, rank), whole
             )
@@ -255,21 +265,22 @@ class Ranks:
         return self._shared
 
     def _compare_replicas(self, replicas: Replicas, common: Captured) -> str:
-        """What is not the same on ranks that should hold the same, in words; empty if nothing was found."""
+        """Return a sentence about tensors that differ between replicas; empty if all are equal. Collective."""
         chosen = replicas.choose()
-        found = {key: sums(stretches, common.items, common.spreads) for key, stretches in chosen.items()}
-        word = msgspec.msgpack.encode([(key, combined(one)) for key, one in found.items()])
-        words = [dict(msgspec.msgpack.decode(one)) for one in self.world.gather(word, "comparing replicas")]
-        said: list[str] = []
-        for key in differing(words):
-            mine = [(common.items[one.copy.item].name, value) for one, value in zip(chosen.get(key, ()), found.get(key, ()), strict=True)]
-            told = [msgspec.msgpack.decode(one) for one in self.world.gather(msgspec.msgpack.encode(mine), "comparing replicas")]
-            said += map(str, differences({rank: told[rank] for rank, one in enumerate(words) if key in one}))
-        if said:
-            shown = "; ".join(said[:3]) + (f"; and {len(said) - 3} more" if len(said) > 3 else "")
+        own_sums = {key: sums(stretches, common.items, common.spreads) for key, stretches in chosen.items()}
+        message = msgspec.msgpack.encode([(key, combined(values)) for key, values in own_sums.items()])
+        answers = [dict(msgspec.msgpack.decode(answer)) for answer in self.world.gather(message, "comparing replicas")]
+        texts: list[str] = []
+        for key in differing(answers):
+            pairs = zip(chosen.get(key, ()), own_sums.get(key, ()), strict=True)
+            mine = [(common.items[stretch.copy.item].name, value) for stretch, value in pairs]
+            details = [msgspec.msgpack.decode(detail) for detail in self.world.gather(msgspec.msgpack.encode(mine), "comparing replicas")]
+            texts += map(str, differences({rank: details[rank] for rank, answer in enumerate(answers) if key in answer}))
+        if texts:
+            shown = "; ".join(texts[:3]) + (f"; and {len(texts) - 3} more" if len(texts) > 3 else "")
             if self.world.rank == 0:
                 why = "what differs by design goes into per_rank=…, else a rank computes wrongly"
-                emit("replicas.differ", f"{shown}: the checkpoint is marked as suspect; {why}", tensors=len(said))
+                emit("replicas.differ", f"{shown}: the checkpoint is marked as suspect; {why}", tensors=len(texts))
             return shown
         return ""
 
@@ -282,7 +293,7 @@ class Ranks:
 
     def _own_table(self, common: Captured) -> tuple[bytes, Table]:
         key: object = _all_fixed(common) or tuple(
-            (item.name, item.dtype, item.shape, item.role, None if (one := common.spreads.get(index)) is None else one.how)
+            (item.name, item.dtype, item.shape, item.role, None if (spread := common.spreads.get(index)) is None else spread.how)
             for index, item in enumerate(common.items)
         )
         if self._table is None or self._table[0] != key:
@@ -291,18 +302,19 @@ class Ranks:
         return self._table[1:]
 
     def _learn(self, digests: Sequence[bytes], own: bytes, table: Table) -> None:
-        """Tables that are new, from the lowest rank that has them."""
+        """Receive the tables that are new to this rank, each from the lowest rank that has it. Collective."""
         new = [digest for digest in dict.fromkeys(digests) if digest not in self._tables]
         if not new:
             return
-        tells = own in new and digests.index(own) == self.world.rank
-        data = msgspec.msgpack.encode(table) if tells else b""
-        for digest, one in zip(digests, self.world.gather(data, "telling which tensors there are"), strict=True):
-            if one:
-                self._tables[digest] = from_msgpack(one, Table)
+        sends = own in new and digests.index(own) == self.world.rank
+        data = msgspec.msgpack.encode(table) if sends else b""
+        for digest, encoded in zip(digests, self.world.gather(data, "exchanging tables of tensors"), strict=True):
+            if encoded:
+                self._tables[digest] = from_msgpack(encoded, Table)
 
     def _compare(self, digests: Sequence[bytes], values: Sequence[Mapping[str, bytes]]) -> None:
-        """Tell, once, of values that should be the same on ranks with equal tensors, and are not. The lowest rank's are saved."""
+        """Report, once for each name, values that differ between ranks with equal tensors. The lowest rank's value is
+        saved."""
         leaders: dict[bytes, int] = {}
         for rank, digest in enumerate(digests):
             leader = leaders.setdefault(digest, rank)
@@ -312,7 +324,7 @@ class Ranks:
                     if self.world.rank == 0:
                         emit(
                             "ranks.differ",
-                            f"{name}: rank {rank} holds other values than rank {leader}, whose are saved; "
+                            f"{name}: rank {rank} has other values than rank {leader}; those of rank {leader} are saved; "
                             f"per_rank=[{name!r}] keeps one for each rank",
                             component=name,
                             ranks=[leader, rank],
@@ -320,5 +332,6 @@ class Ranks:
 
 
 def _all_fixed(common: Captured) -> object | None:
-    """What all of the state's items come from, the same object as long as they are the same; None if some are made anew each time."""
+    """Return the object from which all items of the state come, the same one while they are unchanged; None if some are
+    new each time."""
     return common.fixed if common.fixed is not None and len(common.fixed.items) == len(common.items) else None

@@ -1,4 +1,4 @@
-"""Errors as words that one rank says to others: of the same kind there, with all they say."""
+"""Encode an error on one rank and raise it on another, with the same kind and texts."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from relight.decode import from_msgpack
 from relight.errors import RelightError, error_of
 
 Told = tuple[str, str, str, str, bool, list[str]]
-"""As ``relight.agent.messages.words_of`` makes it."""
+"""The result of ``relight.agent.messages.words_of``: kind, what, where, hint, retryable, details."""
 
 
 def encode_error(error: BaseException) -> bytes:
-    """What is said of it."""
-    told: Told = words_of(error)
-    return msgspec.msgpack.encode(told)
+    """Return the error's kind and texts as bytes."""
+    fields: Told = words_of(error)
+    return msgspec.msgpack.encode(fields)
 
 
 def decode_error(word: bytes) -> RelightError:
-    """Rank 0's, as the others raise it."""
+    """Return rank 0's error, for another rank to raise."""
     return error_from(*from_msgpack(word, Told))  # type: ignore[arg-type]
 
 
 def error_from(kind: str, what: str, where: str, hint: str, retryable: bool, details: Sequence[str]) -> RelightError:
-    """See ``told_error``."""
+    """Return rank 0's error from its fields, marked as rank 0's."""
     return error_of(kind)(f"rank 0: {what}", where=where, hint=hint, retryable=retryable, details=details)

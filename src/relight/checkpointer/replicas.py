@@ -1,7 +1,9 @@
-"""Are replicas equal? What several ranks hold is written once; a rank whose copy differs trains another model, and nobody would see it.
+"""Compare replicas. A replicated tensor is written once; if a rank's copy differed, that rank would train another model
+unnoticed.
 
-Each save compares sums over some of what is replicated, in turns, so that it costs little and all of it comes up again and again; the first
-save with a layout compares all of it. Sums of 64-bit words: any single change alters them, whatever the dtype.
+Each save compares checksums over a part of the replicated tensors, in turn, which keeps the cost low. The first save
+with a layout compares all of them. The checksums are sums of 64-bit words: any single change alters them, for every
+dtype.
 """
 
 from __future__ import annotations
@@ -21,13 +23,13 @@ from relight.layout.shards import LocalBox
 from relight.layout.sources import Source, copy_from
 
 CHECKED_BYTES = 32 << 20
-"""How much of what is replicated each save compares, besides the first."""
+"""Bytes of replicated tensors that each save after the first compares."""
 _MASK = (1 << 64) - 1
 _SLAB_BYTES = 16 << 20
 
 
 class ReplicatedPiece(NamedTuple):
-    """A piece that other ranks hold as well: of which item, and its bytes."""
+    """A piece that other ranks have as well: its item and its length in bytes."""
 
     item: int
     piece: LocalBox
@@ -43,9 +45,8 @@ class CopyRange(NamedTuple):
 
 
 class ReplicaDifference(NamedTuple):
-    """A tensor that is not the same on all ranks that should hold the same. ``odd``: those that differ from most; all, if there is no
-    most.
-    """
+    """A tensor that differs between its replicas. ``odd``: the ranks that differ from the majority; all ranks if there
+    is no majority."""
 
     name: str
     odd: tuple[int, ...]
@@ -59,7 +60,8 @@ class ReplicaDifference(NamedTuple):
 
 
 class Replicas:
-    """What one rank shares with others, set by set of ranks. Sets go by a key of 8 bytes that all of their ranks come to."""
+    """The pieces that one rank shares with other ranks, by set of ranks. All ranks of a set compute the same 8-byte key
+    for it."""
 
     def __init__(self, roster: TensorOwnership, rank: int) -> None:
         self._lines: dict[bytes, list[ReplicatedPiece]] = defaultdict(list)
@@ -73,7 +75,8 @@ class Replicas:
         self._whole = True
 
     def choose(self) -> dict[bytes, list[CopyRange]]:
-        """What to compare at this save: everything at first, then a stretch of each line, on from the last one's end."""
+        """Return the byte ranges to compare at this save, by key: everything at first, then the next range of each
+        set's pieces."""
         chosen = {}
         for key, line in self._lines.items():
             total = sum(copy.length for copy in line)
@@ -87,20 +90,20 @@ class Replicas:
 
 
 def _between(line: Sequence[ReplicatedPiece], begin: int, end: int) -> list[CopyRange]:
-    found, at = [], 0
+    ranges, offset = [], 0
     for copy in line:
-        first, last = max(begin - at, 0) // 16 * 16, min(end - at, copy.length)
+        first, last = max(begin - offset, 0) // 16 * 16, min(end - offset, copy.length)
         if first < last:
-            found.append(CopyRange(copy, first, last))
-        at += copy.length
-    return found
+            ranges.append(CopyRange(copy, first, last))
+        offset += copy.length
+    return ranges
 
 
 def sums(stretches: Sequence[CopyRange], items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> list[int]:
-    """The sum of each stretch: 64-bit words, added up, the last one filled up with zeros. In the memory's own device where it lies in order
-    there, else by way of a slab.
+    """Return the sum of each range: 64-bit words, the last one padded with zeros. A contiguous tensor is summed on its
+    own device, any other through a buffer in host memory.
     """
-    return [_sum(_source(one.copy, items, spreads), one.start, one.end) for one in stretches]
+    return [_sum(_source(stretch.copy, items, spreads), stretch.start, stretch.end) for stretch in stretches]
 
 
 def _sum(source: Source, start: int, end: int) -> int:
@@ -110,9 +113,9 @@ def _sum(source: Source, start: int, end: int) -> int:
         if data.storage_offset() % 8 == 0:
             return _added(data)
     total = 0
-    for at in range(start, end, _SLAB_BYTES):
-        slab = bytearray(min(_SLAB_BYTES, end - at))
-        copy_from(source, at, memoryview(slab))
+    for offset in range(start, end, _SLAB_BYTES):
+        slab = bytearray(min(_SLAB_BYTES, end - offset))
+        copy_from(source, offset, memoryview(slab))
         total += _added(torch.frombuffer(slab, dtype=torch.uint8))
     return total & _MASK
 
@@ -123,38 +126,39 @@ def _source(copy: ReplicatedPiece, items: Sequence[Item], spreads: Mapping[int, 
 
 
 def _added(data: torch.Tensor) -> int:
-    """Of bytes whose address is one of a word."""
+    """Return the sum of bytes that start at an 8-byte boundary."""
     whole = data.numel() // 8 * 8
     total = int(data[:whole].view(torch.int64).sum()) if whole else 0
     return (total + int.from_bytes(bytes(data[whole:].cpu().tolist()), "little")) & _MASK
 
 
-def combined(found: Sequence[int]) -> bytes:
-    """One word for many sums."""
-    return Digest(b"".join(one.to_bytes(8, "little") for one in found)).digest()[:8]
+def combined(values: Sequence[int]) -> bytes:
+    """Return one 8-byte digest of many sums."""
+    return Digest(b"".join(value.to_bytes(8, "little") for value in values)).digest()[:8]
 
 
 def differing(words: Sequence[Mapping[bytes, bytes]]) -> list[bytes]:
-    """Keys of sets of which not all ranks have the same word, given every rank's words by key."""
+    """Return the keys of sets whose ranks have different digests. ``words``: every rank's digests by key."""
     seen: dict[bytes, bytes] = {}
     odd = []
-    for one in words:
-        for key, word in one.items():
-            if seen.setdefault(key, word) != word and key not in odd:
+    for digests in words:
+        for key, digest in digests.items():
+            if seen.setdefault(key, digest) != digest and key not in odd:
                 odd.append(key)
     return sorted(odd)
 
 
-def differences(told: Mapping[int, Sequence[tuple[str, int]]]) -> list[ReplicaDifference]:
-    """Which tensors differ and where, given by rank the names and sums of one set's stretches, in the same order."""
-    found = []
-    ranks = tuple(sorted(told))
-    for place in zip(*(told[rank] for rank in ranks), strict=True):
+def differences(by_rank: Mapping[int, Sequence[tuple[str, int]]]) -> list[ReplicaDifference]:
+    """Return the tensors that differ, and their ranks. ``by_rank``: names and sums of one set's ranges, in the same
+    order on all ranks."""
+    different = []
+    ranks = tuple(sorted(by_rank))
+    for place in zip(*(by_rank[rank] for rank in ranks), strict=True):
         counts = Counter(value for _, value in place)
         if len(counts) == 1:
             continue
         (most, times), *others = counts.most_common()
         clear = not others or others[0][1] < times
         odd = tuple(rank for rank, (_, value) in zip(ranks, place, strict=True) if value != most) if clear else ranks
-        found.append(ReplicaDifference(place[0][0], odd, ranks))
-    return found
+        different.append(ReplicaDifference(place[0][0], odd, ranks))
+    return different

@@ -1,5 +1,5 @@
-"""Reading what was planned: from this node's memory and its peers' what is there; the rest from the store, once a node if several ranks
-need it."""
+"""Read the planned bytes: first from the memory of this node and its peers, the rest from the store, once per node for
+several ranks."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from relight.observe import emit
 
 
 class RestoreReader:
-    """What is to be read of a checkpoint: sinks for each of its parts."""
+    """Reads a checkpoint into sinks, which are given for each of its parts."""
 
     def __init__(self, opened: Opened, sinks: Sequence[Mapping[int, Sink]], near: MemorySources) -> None:
         self._opened, self._near = opened, near
-        self._sinks = {number: held for number, held in enumerate(sinks) if held or len(sinks) == 1}
+        self._sinks = {number: by_tensor for number, by_tensor in enumerate(sinks) if by_tensor or len(sinks) == 1}
         self.bytes_read = 0
         self.source = MEMORY
 
     def from_memory(self) -> None:
-        """What this node has in memory, or its peers have, if it is what was committed."""
+        """Read the parts that this node or its peers have in memory, if the bytes are the committed ones."""
         for number in list(self._sinks):
             for source, nearer in self._near.views(self._opened, number):
                 try:
@@ -41,12 +41,13 @@ class RestoreReader:
                 break
 
     def from_store(self, ranks: Ranks | None) -> None:
-        """The rest. All ranks call it, those that want nothing more as well."""
+        """Read the remaining parts from the store. Collective: every rank must call it, even if it needs nothing
+        more."""
         if self._sinks:
             self.source = "store"
         parts = self._opened.parts
         if ranks is None:
-            self.bytes_read += sum(read_tensors(self._opened, parts[number], held) for number, held in self._sinks.items())
+            self.bytes_read += sum(read_tensors(self._opened, parts[number], by_tensor) for number, by_tensor in self._sinks.items())
             return
-        wanted = {number: plan_wants(parts[number], held) for number, held in self._sinks.items()}
+        wanted = {number: plan_wants(parts[number], by_tensor) for number, by_tensor in self._sinks.items()}
         self.bytes_read += read_together(ranks.world.gather, ranks.world.rank, this_node(), self._opened, wanted)

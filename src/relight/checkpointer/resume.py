@@ -1,4 +1,4 @@
-"""Restoring: the newest good checkpoint, into live objects, saying what was passed over."""
+"""Restore the newest good checkpoint into live objects, and report the checkpoints that were skipped."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Resumed:
     damaged: dict[str, str] = field(default_factory=dict)
     """Checkpoints of the nearest tier that could not be restored, by id, and what is wrong with each."""
     damaged_copies: dict[int, dict[str, str]] = field(default_factory=dict)
-    """The same for further tiers, by the tier's place: 1 is the first one after the nearest."""
+    """Damaged checkpoints of further tiers, by the tier's position: 1 is the first tier after the nearest."""
     run: str = ""
     where: str = ""
     """The store's URL."""
@@ -66,11 +66,11 @@ class Resumed:
 
     @property
     def cut(self) -> float:
-        """By what learning rates are to be multiplied: roll-backs came behind what was restored."""
+        """Factor for the learning rates: rollbacks after the restored checkpoint may have requested one."""
         return self.cuts.get(self.checkpoint.id if self.checkpoint is not None else "", 1.0)
 
     def notice_newer(self, history: History) -> None:
-        """Warn if a checkpoint has come into the run since this restore looked."""
+        """Warn if another process has committed a checkpoint to the run since this restore read the log."""
         newest = history.live[-1].id if history.live else None
         if newest is not None and self.looked and newest != self.newest_seen:
             emit(
@@ -93,10 +93,11 @@ def resume(
     further: Sequence[Further] = (),
     remote: Callable[[], Remote | None] = lambda: None,
 ) -> Resumed:
-    """Restore ``which`` into ``components``. ``latest`` walks from newest to oldest until one verifies; others are that one or an error.
+    """Restore ``which`` into ``components``. ``latest`` tries checkpoints from newest to oldest until one verifies; any
+    other value names one checkpoint, which is restored or an error is raised.
 
-    Of each checkpoint the nearest copy that verifies is taken; ``further`` are the tiers behind the store. Several ranks all take the same,
-    which is one that verifies for each of them. ``remote``: what other nodes have in memory.
+    The nearest copy of a checkpoint that verifies is used; ``further`` are the tiers after the store. All ranks restore
+    the same checkpoint, which verifies for each of them. ``remote``: snapshots in the memory of other nodes.
     """
     near = MemorySources(store, run, remote)
     try:
@@ -121,22 +122,24 @@ def _walk(
     started = perf_counter()
     result = Resumed(looked=True)
     view: LogView | None = None
-    behind: list[Reach] = []
+    reaches: list[Reach] = []
     for leads in (True, False) if ranks is not None else (True,):
         with raise_on_all_ranks(ranks, "reading the log"):
-            if ranks is None or leads == (ranks.world.rank == 0):  # the first one first: what it sees, the others then see as well
+            # rank 0 first: other ranks then read at least the records that it read
+            if ranks is None or leads == (ranks.world.rank == 0):
                 with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                     view = first_contact(lambda: whole_log(store, run))
-                behind = read_further(further, fold(view) if view is not None else History())
-                refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
+                reaches = read_further(further, fold(view) if view is not None else History())
+                refuse_nothing(view, reaches, which, f"{store.url.rstrip('/')}/{run}")
     if view is None and ranks is None and not further:
         return result
     for fault in view.faults if view is not None else ():
         emit("log.damaged", f"{fault.file}: {fault.reason}; the record counts for nothing", file=fault.file, reason=fault.reason)
-    history = fold(view) if view is not None else History()  # of several ranks the first one's decides whether there is a run
+    # with several ranks, rank 0's log decides whether the run exists
+    history = fold(view) if view is not None else History()
     result.newest_seen, result.skips = history.live[-1].id if history.live else None, history.skips
     result.cuts = history.lr_factors
-    places = [Reach("store", store, run, view), *behind]
+    places = [Reach("store", store, run, view), *reaches]
     merged = merge([place.history for place in places]) if further else None
     history = merged.history if merged is not None else history
     if which == "latest" and not history.live and ranks is None:
@@ -147,14 +150,15 @@ def _walk(
 
     def attempt(copy: TierCopy) -> None:
         place = places[copy.place]
-        assert place.view is not None  # a rank that has not read the log takes none of it
-        spares = [one for one in (merged.copies[copy.checkpoint.original_id] if merged is not None else ()) if one.place not in silent]
-        lies = [(places[one.place].store, one.checkpoint.lies_in(places[one.place].run)) for one in spares if one != copy]
+        assert place.view is not None  # a rank that has not read the log has no copy to try
+        copies_of_it = merged.copies[copy.checkpoint.original_id] if merged is not None else ()
+        others = [other for other in copies_of_it if other.place not in silent and other != copy]
+        locations = [(places[other.place].store, other.checkpoint.lies_in(places[other.place].run)) for other in others]
         try:
-            # The collector is paused until all that is made for the restore is gone.
+            # The garbage collector stays paused until all objects made for the restore are freed.
             with raise_on_all_ranks(ranks, f"restoring checkpoint {copy.checkpoint.id}"), collector_paused():
                 _restore(
-                    place.store, place.view, copy.checkpoint, components, result, near, lies,
+                    place.store, place.view, copy.checkpoint, components, result, near, locations,
                     only=only, strict=strict, rename=rename, ranks=ranks,
                 )  # fmt: skip
         except StoreUnavailable:
@@ -163,17 +167,18 @@ def _walk(
         if copy.place and result.source == "store":
             result.source = place.name
 
-    found = reported(history, which) if ranks is None else _agreed(ranks, history, which)
-    copies = (copy for one in found for copy in (merged.copies[one.id] if merged is not None else [TierCopy(0, one)]))
+    chosen = reported(history, which) if ranks is None else _agreed(ranks, history, which)
+    copies = (copy for checkpoint in chosen for copy in ([TierCopy(0, checkpoint)] if merged is None else merged.copies[checkpoint.id]))
     if first_good(copies, attempt, which, result, run=run, where=store.url):
         result.seconds = perf_counter() - started
     return result
 
 
 def begun_history(attempt: Attempt, parent: str | None, rank: int) -> History:
-    """Return the run's history as ``attempt`` began. If the log never had ``parent``, rank 0 notes that it is known all the same.
+    """Return the run's history at the start of ``attempt``. If the log never had ``parent``, rank 0 writes a note that
+    names it.
 
-    Without that note, a first save that was killed before its COMMIT would look like the proof of a lost record.
+    Without that note, a first save that was killed before its COMMIT would look like proof of a lost record.
     """
     history = first_contact(attempt.history)
     if rank == 0 and parent is not None and parent not in history.by_id and parent not in history.retired:
@@ -182,9 +187,10 @@ def begun_history(attempt: Attempt, parent: str | None, rank: int) -> History:
 
 
 def refuse_nothing(view: LogView | None, further: Sequence[Reach], which: str | int, where: str) -> None:
-    """``CorruptCheckpoint`` for the latest of a run of which there is nothing but records that count for nothing: damaged, or signed by
-    somebody who is not trusted here. It is not to be taken for a fresh one, and begun anew."""
-    if which != "latest" or view is None or not view.faults or fold(view).live or any(one.history.live for one in further):
+    """Raise ``CorruptCheckpoint`` if ``latest`` is wanted and the run has only records that do not count: damaged ones,
+    or records whose signer is not trusted here. Such a run must not be taken for a fresh one and started from
+    scratch."""
+    if which != "latest" or view is None or not view.faults or fold(view).live or any(reach.history.live for reach in further):
         return
     raise nothing_counts(view, where)
 
@@ -192,10 +198,10 @@ def refuse_nothing(view: LogView | None, further: Sequence[Reach], which: str | 
 def first_good(
     found: Iterable[TierCopy], attempt: Callable[[TierCopy], None], which: str | int, result: Resumed, *, run: str, where: str
 ) -> bool:
-    """``attempt`` one after the other until one is restored; what cannot be is told, and passed over if the latest is wanted, or if
-    another copy of it comes next.
+    """Call ``attempt`` with one copy after another until one is restored. Report each copy that cannot be restored, and
+    skip it if the latest checkpoint is wanted, or if another copy of the same checkpoint follows.
 
-    False if there is none to try. ``CorruptCheckpoint`` if none can be restored.
+    Return False if there is no copy to try. Raise ``CorruptCheckpoint`` if no copy can be restored.
     """
     failed: list[RelightError] = []
     result.run, result.where = run, where
@@ -231,40 +237,42 @@ def first_good(
 
 
 def reported(history: History, which: str | int) -> list[Checkpoint]:
-    """Return what to try, in order, and emit by which metric it was chosen."""
-    return [report(one) for one in choose_all(history, which)]
+    """Return the checkpoints to try, in order. Emit the metric by which a checkpoint was chosen."""
+    return [report(checkpoint) for checkpoint in choose_all(history, which)]
 
 
 def report_suspect(history: History, which: str | int) -> None:
-    """Tell of checkpoints that are newer than the one that is tried first, and are not, as they are suspect."""
+    """Report suspect checkpoints that are newer than the first one to try, and are skipped."""
     first = next(iter(candidates(history, which)), None) if which == "latest" else None
-    for one in history.live:
-        if first is not None and one.body.suspect and one.seq > first.seq:
+    for checkpoint in history.live:
+        if first is not None and checkpoint.body.suspect and checkpoint.seq > first.seq:
             emit(
                 "restore.skipped",
-                f"checkpoint {one.id} (step {one.step}) is passed over: ranks differed in what they should have had in common when it "
-                f"was saved; restore({one.id!r}) takes it",
-                id=one.id,
-                step=one.step,
+                f"checkpoint {checkpoint.id} (step {checkpoint.step}) is passed over: "
+                f"ranks differed in what they should have had in common when it was saved; restore({checkpoint.id!r}) takes it",
+                id=checkpoint.id,
+                step=checkpoint.step,
                 kind="suspect",
             )
 
 
 def _agreed(ranks: Ranks, history: History, which: str | int) -> Iterator[Checkpoint]:
-    """What rank 0 would try, in its order."""
-    wanted = ranks.run_on_rank0(lambda: msgspec.json.encode([one.id for one in reported(history, which)]), "choosing a checkpoint")
+    """Yield the checkpoints that rank 0 would try, in its order."""
+    wanted = ranks.run_on_rank0(
+        lambda: msgspec.json.encode([checkpoint.id for checkpoint in reported(history, which)]), "choosing a checkpoint"
+    )
     ids = msgspec.json.decode(wanted)
     if not ids:
         with raise_on_all_ranks(ranks, "choosing a checkpoint"):
             if candidates(history, which):
-                raise StoreUnavailable("this rank sees checkpoints, and rank 0 sees none", hint="is the same store there on all of them?")
+                raise StoreUnavailable("this rank sees checkpoints, and rank 0 sees none", hint="check that all ranks use the same store")
     for checkpoint_id in ids:
-        found = history.find(checkpoint_id)
+        checkpoint = history.find(checkpoint_id)
         with raise_on_all_ranks(ranks, "choosing a checkpoint"):
-            if found is None:
-                raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet, as this rank sees it")
-        assert found is not None
-        yield found
+            if checkpoint is None:
+                raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log yet that this rank reads")
+        assert checkpoint is not None
+        yield checkpoint
 
 
 def _restore(
@@ -282,7 +290,7 @@ def _restore(
     ranks: Ranks | None,
 ) -> None:
     rank, world = (ranks.world.rank, ranks.world.size) if ranks is not None else (0, 1)
-    # No rank goes on to the exchange of all ranks while another rank gives up.
+    # No rank may continue to the collective exchange while another rank aborts.
     with raise_on_all_ranks(ranks, f"opening checkpoint {checkpoint.id}"):
         opened = open_checkpoint(store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
         opened = replace(opened, spares=tuple(spares))
@@ -321,11 +329,12 @@ def _restore(
         reading.from_memory()
     reading.from_store(ranks)
     result.bytes_read, result.source = reading.bytes_read, reading.source
-    with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):  # what components make of it is their own code
+    # calls the components' own code, which may raise
+    with raise_on_all_ranks(ranks, f"finishing checkpoint {checkpoint.id}"):
         plan.finish()
     if only is None:
         now = gather_rng_positions(ranks.world, components) if ranks is not None and carried.alike else ()
-        with raise_on_all_ranks(ranks, f"seeding anew behind checkpoint {checkpoint.id}"):
+        with raise_on_all_ranks(ranks, f"seeding again after checkpoint {checkpoint.id}"):
             carried.finish(rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
@@ -335,13 +344,13 @@ def _restore(
     result.micro_step = micro if isinstance(micro, int) else None
 
 
-def _skipped(found: Resumed) -> str:
-    """The end of the sentence about a restore: steps of newer checkpoints, with the reason why each was skipped."""
-    return "".join(f"; skipped step {step}: {why}" for step, why in dict.fromkeys(found.skipped))
+def _skipped(result: Resumed) -> str:
+    """Return the end of a restore's message: the steps of newer checkpoints, and why each was skipped."""
+    return "".join(f"; skipped step {step}: {why}" for step, why in dict.fromkeys(result.skipped))
 
 
 def report_restored(found: Resumed, start: int, environment: dict[str, Any]) -> None:
-    """Tell what was restored, from where, and why it may not go on to the bit."""
+    """Emit what was restored, from where, and why training may not continue bit-exactly."""
     assert found.checkpoint is not None
     emit(
         "restore.done",

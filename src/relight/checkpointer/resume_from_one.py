@@ -1,6 +1,8 @@
-"""Restoring where rank 0 alone opens the store: it tells the others what there is, hears what they need, and sends them that.
+"""Restore where only rank 0 opens the store: it broadcasts the manifest, receives the boxes that each rank needs, and
+sends them.
 
-Every rank plans for itself. Rank 0 reads, checks, and cuts what it read to the boxes that were asked for, a few MiB at a time.
+Every rank plans its own restore. Rank 0 reads and verifies the bytes, and cuts them to the requested boxes, a few MiB
+at a time.
 """
 
 from __future__ import annotations
@@ -60,8 +62,10 @@ _DATA, _END, _FAILED = b":", b".", b"-"
 
 
 class _Manifest(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 tells of a checkpoint: all but the tensors' bytes. ``own`` are the trees of what each rank had; empty:
-    the tree."""
+    """Rank 0's description of a checkpoint: everything but the tensors' bytes.
+
+    ``own`` has the tree of each rank's own state; an empty entry stands for ``tree``.
+    """
 
     tensors: list[Tensor]
     tree: bytes
@@ -73,14 +77,14 @@ class _Manifest(msgspec.Struct, frozen=True, array_like=True):
     user: dict[str, Any]
 
     def trees(self) -> tuple[Any, list[Any]]:
-        """What is common, and what each rank had."""
+        """Return the common tree, and the tree of each rank's own state."""
         count = len(self.tensors)
         tree = decode_tree(self.tree, count, self.prefix)
-        return tree, [decode_tree(one, count, self.prefix) if one else tree for one in self.own]
+        return tree, [decode_tree(encoded, count, self.prefix) if encoded else tree for encoded in self.own]
 
 
 class _Asked(NamedTuple):
-    """What is to be restored, of what."""
+    """The components to restore, and the caller's options."""
 
     components: Mapping[str, object]
     only: Sequence[str] | None
@@ -101,18 +105,20 @@ def resume_any(
     further: Sequence[Further] = (),
     remote: Callable[[], Remote | None] = lambda: None,
 ) -> Resumed:
-    """Restore ``which`` into ``components``, each rank by itself or from rank 0. ``latest`` walks from newest to oldest until one
-    verifies; others are that one or an error.
+    """Restore ``which`` into ``components``; each rank reads the store itself, or all receive the state from rank 0.
+
+    ``latest`` tries checkpoints from newest to oldest until one verifies; any other value names one checkpoint, which
+    is restored or an error is raised.
     """
     heartbeat().phase("restoring")
     apply_requested_rollback(store, run, ranks)
     asked = _Asked(components, only, strict, rename)
     if ranks is not None and ranks.world.rank:
         return _resumed(store, run, asked, which, ranks, further, remote)
-    with record_if_possible("restore", f"{store.url}/{run}@{which}", ActionFacts(run, given={"which": which, "only": only})) as says:
-        found = _resumed(store, run, asked, which, ranks, further, remote)
-        says.append(f"step {found.checkpoint.step}, {found.checkpoint.id}" if found.checkpoint is not None else "there was none yet")
-        return found
+    with record_if_possible("restore", f"{store.url}/{run}@{which}", ActionFacts(run, given={"which": which, "only": only})) as notes:
+        resumed = _resumed(store, run, asked, which, ranks, further, remote)
+        notes.append(f"step {resumed.checkpoint.step}, {resumed.checkpoint.id}" if resumed.checkpoint is not None else "there was none yet")
+        return resumed
 
 
 def _resumed(
@@ -161,7 +167,7 @@ def _walk(
 
 
 class _Shelf(NamedTuple):
-    """Where rank 0 finds a checkpoint: its tier, and where else it lies."""
+    """The tier from which rank 0 reads a checkpoint, and other places (``spares``) that have its bytes."""
 
     store: ByteStore
     view: LogView
@@ -169,7 +175,7 @@ class _Shelf(NamedTuple):
 
 
 class _Shelves(NamedTuple):
-    """All tiers, as rank 0 sees them; ``silent`` are those that did not answer."""
+    """All tiers, as rank 0 sees them; ``silent`` has the positions of tiers that did not answer."""
 
     places: Sequence[Reach]
     copies: Mapping[str, Sequence[TierCopy]]
@@ -177,14 +183,18 @@ class _Shelves(NamedTuple):
 
     def take(self, copy: TierCopy) -> _Shelf:
         place = self.places[copy.place]
-        assert place.view is not None  # it has listed the checkpoint
-        others = [one for one in self.copies.get(copy.checkpoint.original_id, ()) if one != copy and one.place not in self.silent]
-        lies = tuple((self.places[one.place].store, one.checkpoint.lies_in(self.places[one.place].run)) for one in others)
-        return _Shelf(place.store, place.view, lies)
+        assert place.view is not None  # the tier's log has the checkpoint
+        others = [other for other in self.copies.get(copy.checkpoint.original_id, ()) if other != copy and other.place not in self.silent]
+        spares = tuple((self.places[other.place].store, other.checkpoint.lies_in(self.places[other.place].run)) for other in others)
+        return _Shelf(place.store, place.view, spares)
 
 
 class _Listing(msgspec.Struct, frozen=True, array_like=True):
-    """What rank 0 would try, in its order: of each the tier, whether another copy comes next, and the log's record. ``tiers``: names."""
+    """The copies that rank 0 would try, in its order.
+
+    Each row: the tier's position, whether another copy of the same checkpoint follows, and the fields of the log's
+    record. ``tiers``: the tiers' names.
+    """
 
     tiers: list[str]
     copies: list[tuple[int, bool, int, str, int, CommitBody]]
@@ -195,7 +205,7 @@ class _Listing(msgspec.Struct, frozen=True, array_like=True):
 def _listed(
     store: ByteStore, run: str, which: str | int, further: Sequence[Further], result: Resumed, ranks: OneWriter
 ) -> tuple[_Shelves | None, list[str], list[TierCopy]]:
-    """What to try, in rank 0's order: nothing for the latest of a fresh run."""
+    """Return the copies to try, in rank 0's order: none for the latest of a fresh run."""
     shelves: _Shelves | None = None
     listing = _Listing([], [])
     with raise_on_all_ranks(ranks, "reading the log"):
@@ -204,22 +214,24 @@ def _listed(
             with suppress(*([CheckpointNotFound] if which == "latest" or further else [])):
                 view = whole_log(store, run)
             near = _looked(view, result) if view is not None else History()
-            behind = read_further(further, near)
-            refuse_nothing(view, behind, which, f"{store.url.rstrip('/')}/{run}")
-            places = [Reach("store", store, run, view), *behind]
+            reaches = read_further(further, near)
+            refuse_nothing(view, reaches, which, f"{store.url.rstrip('/')}/{run}")
+            places = [Reach("store", store, run, view), *reaches]
             merged = (
-                merge([place.history for place in places]) if further else Merged(near, {one.id: [TierCopy(0, one)] for one in near.live})
+                merge([place.history for place in places])
+                if further
+                else Merged(near, {checkpoint.id: [TierCopy(0, checkpoint)] for checkpoint in near.live})
             )
             report_suspect(merged.history, which)
             shelves = _Shelves(places, merged.copies, set())
-            found = [copy for one in reported(merged.history, which) for copy in merged.copies[one.id]]
-            told = [(one.place, one.has_next, one.checkpoint) for one in found]
-            rows = [(at, more, it.seq, it.time, it.epoch, it.body) for at, more, it in told]
+            chosen = [copy for checkpoint in reported(merged.history, which) for copy in merged.copies[checkpoint.id]]
+            listed = [(copy.place, copy.has_next, copy.checkpoint) for copy in chosen]
+            rows = [(place, has_next, record.seq, record.time, record.epoch, record.body) for place, has_next, record in listed]
             listing = _Listing([place.name for place in places], rows, result.skips, result.cuts)
-    word = ranks.world.broadcast(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
-    listing = from_msgpack(word, _Listing)
+    message = ranks.world.broadcast(msgspec.msgpack.encode(listing) if ranks.leads else None, 0, "choosing a checkpoint")
+    listing = from_msgpack(message, _Listing)
     result.skips, result.cuts = listing.skips, listing.cuts
-    copies = [TierCopy(at, Checkpoint(seq, time, epoch, body), more) for at, more, seq, time, epoch, body in listing.copies]
+    copies = [TierCopy(tier, Checkpoint(seq, time, epoch, body), has_next) for tier, has_next, seq, time, epoch, body in listing.copies]
     return shelves, listing.tiers, copies
 
 
@@ -237,7 +249,7 @@ def _restore(
 ) -> None:
     opened: Opened | None = None
     joined: MergedCheckpoint | None = None
-    word = b""
+    message = b""
     doing = f"restoring checkpoint {checkpoint.id}"
     with raise_on_all_ranks(ranks, doing), collector_paused():
         if shelf is not None and near is not None:
@@ -245,22 +257,22 @@ def _restore(
             opened = open_checkpoint(shelf.store, view.run, checkpoint, store_id=view.store_id, run_id=view.run_id)
             opened = replace(opened, spares=shelf.spares)
             joined = whole_of(opened)
-            word = _manifest(opened, joined)
-            if asked.only is None:  # before memory is made for what is there
-                look = near.check(opened)
-                for number, one in enumerate(opened.parts):
-                    for index in range(len(one.packs)):
-                        look(number, index)
-    told = from_msgpack(ranks.world.broadcast(word if ranks.leads else None, 0, doing), _Manifest)
-    alike = gather_rng_positions(ranks.world, asked.components) if ranks.world.size != told.saved else ()
+            message = _manifest(opened, joined)
+            if asked.only is None:  # before memory is allocated for the tensors
+                check = near.check(opened)
+                for number, stored in enumerate(opened.parts):
+                    for index in range(len(stored.packs)):
+                        check(number, index)
+    manifest = from_msgpack(ranks.world.broadcast(message if ranks.leads else None, 0, doing), _Manifest)
+    alike = gather_rng_positions(ranks.world, asked.components) if ranks.world.size != manifest.saved else ()
     with raise_on_all_ranks(ranks, doing), collector_paused():
-        plan, carried = _planned(asked, told, checkpoint, ranks, alike)
+        plan, carried = _planned(asked, manifest, checkpoint, ranks, alike)
     plan.refuse(ranks.unused_on_all(plan.unused))
-    needs = {index: _boxes(sink, told.tensors[index]) for index, sink in plan.sinks.items() if told.tensors[index].length}
+    needs = {index: _boxes(sink, manifest.tensors[index]) for index, sink in plan.sinks.items() if manifest.tensors[index].length}
     result.bytes_read, result.source = 0, "memory"
     if opened is None or joined is None or near is None:
         ranks.desk.send_message(msgspec.msgpack.encode(list(needs.items())), [0])
-        error = _take(ranks.desk, plan.sinks, told.tensors)
+        error = _take(ranks.desk, plan.sinks, manifest.tensors)
         result.source = "store"
     else:
         error = _give(opened, joined, plan.sinks, needs, near, ranks, result)
@@ -275,37 +287,37 @@ def _restore(
             carried.finish(ranks.world.rank, now)
     result.checkpoint = checkpoint
     result.values = plan.values
-    result.environment = told.environment
-    result.notes = [*told.exact, *carried.notes, *plan.notes] if asked.only is None else plan.notes
-    micro = told.user.get("relight.micro_step")
+    result.environment = manifest.environment
+    result.notes = [*manifest.exact, *carried.notes, *plan.notes] if asked.only is None else plan.notes
+    micro = manifest.user.get("relight.micro_step")
     result.micro_step = micro if isinstance(micro, int) else None
 
 
 def _manifest(opened: Opened, joined: MergedCheckpoint) -> bytes:
-    root, own = opened.root, [b"" if one is joined.tree else encode_tree(one) for one in joined.own]
-    told = _Manifest(
+    root, own = opened.root, [b"" if tree is joined.tree else encode_tree(tree) for tree in joined.own]
+    manifest = _Manifest(
         list(joined.tensors), encode_tree(joined.tree), own, saved_by(root), opened.prefix, root.environment, list(root.exact), root.user
     )
-    return msgspec.msgpack.encode(told)
+    return msgspec.msgpack.encode(manifest)
 
 
 def _planned(
-    asked: _Asked, told: _Manifest, checkpoint: Checkpoint, ranks: OneWriter, alike: Sequence[Mapping[str, str]]
+    asked: _Asked, manifest: _Manifest, checkpoint: Checkpoint, ranks: OneWriter, alike: Sequence[Mapping[str, str]]
 ) -> tuple[RestorePlan, RemappedState]:
     rank, world = ranks.world.rank, ranks.world.size
-    tree, own = told.trees()
+    tree, own = manifest.trees()
     root = with_own(tree, own, rank)
     key = f"step {checkpoint.step}"
-    carried = remap_rank_state(root, asked.components, rank=rank, world=world, saved=told.saved, key=key, own=own, alike=alike)
+    carried = remap_rank_state(root, asked.components, rank=rank, world=world, saved=manifest.saved, key=key, own=own, alike=alike)
     plan = plan_restore(
-        carried.components, told.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename, where=told.prefix,
-        elsewhere=True, classes=recorded_classes(told.user),
+        carried.components, manifest.tensors, carried.root, only=asked.only, strict=asked.strict, rename=asked.rename,
+        where=manifest.prefix, elsewhere=True, classes=recorded_classes(manifest.user),
     )  # fmt: skip
     return plan, carried
 
 
 def _boxes(sink: Sink, tensor: Tensor) -> list[Box]:
-    """What of a tensor lives here."""
+    """Return the boxes of a tensor that this rank's sink needs."""
     return list(dict.fromkeys(region.box for region in regions_of(sink, tensor.shape) if region.box.elements))
 
 
@@ -313,7 +325,8 @@ def _boxes(sink: Sink, tensor: Tensor) -> list[Box]:
 
 
 class _Dealer:
-    """Deals out what is read: to this rank at once, to others in letters of some MiB. Called by any thread."""
+    """Distributes the bytes that are read: to this rank's sinks at once, to other ranks in batches of some MiB.
+    Thread-safe."""
 
     def __init__(self, desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> None:
         self._desk, self._sinks, self._tensors = desk, sinks, tensors
@@ -321,9 +334,9 @@ class _Dealer:
         self._letters: dict[tuple[int, ...], _Letter] = {}
 
     def deal(self, index: int, ranks: tuple[int, ...], box: Box, data: torch.Tensor) -> None:
-        """``data`` is ``box`` of tensor ``index``, and ``ranks`` need it."""
-        held = data.contiguous()
-        memory = memory_of(held)
+        """Deliver ``data``, which is ``box`` of tensor ``index``, to ``ranks``."""
+        contiguous = data.contiguous()
+        memory = memory_of(contiguous)
         assert memory is not None
         with self._lock:
             if ranks == (0,):
@@ -337,7 +350,7 @@ class _Dealer:
             letter.data += memory
 
     def end(self, outcome: bytes) -> None:
-        """All was dealt, or no more will be."""
+        """Send the remaining batches if ``outcome`` is success, then send ``outcome`` to all other ranks."""
         with self._lock:
             if outcome == _END:
                 for ranks in list(self._letters):
@@ -358,7 +371,10 @@ class _Letter:
 
 
 class _Dealt:
-    """A sink for ``box`` of tensor ``index``, which is stored in a piece of its own. ``wanted``: boxes, and the ranks that need each."""
+    """A sink for the stored piece ``box`` of tensor ``index``.
+
+    ``wanted``: the boxes that are needed, and the ranks that need each.
+    """
 
     def __init__(self, dealer: _Dealer, index: int, tensor: Tensor, box: Box, wanted: Sequence[tuple[tuple[int, ...], Box]]) -> None:
         self._dealer, self._index, self._box, self._wanted = dealer, index, box, wanted
@@ -366,21 +382,21 @@ class _Dealt:
         self.length = box.elements * self._weight
 
     def view(self) -> memoryview | None:
-        """It goes to several places."""
+        """Return None: the bytes go to several places."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """Cut it up."""
-        held = torch.frombuffer(data, dtype=WEIGHTS[self._weight])
-        first, at = start // self._weight, 0
-        for run in boxes_of_run(self._box.size, first, first + len(held)):
+        """Cut the bytes into the wanted boxes, and deliver each to its ranks."""
+        elements = torch.frombuffer(data, dtype=WEIGHTS[self._weight])
+        first, offset = start // self._weight, 0
+        for run in boxes_of_run(self._box.size, first, first + len(elements)):
             box = placed(run, self._box)
-            here = held[at : at + run.elements].view(run.size)
-            at += run.elements
+            values = elements[offset : offset + run.elements].view(run.size)
+            offset += run.elements
             for ranks, wanted in self._wanted:
                 shared = intersection(box, wanted)
                 if shared is not None:
-                    self._dealer.deal(self._index, ranks, shared, part(here, relative(shared, box)))
+                    self._dealer.deal(self._index, ranks, shared, part(values, relative(shared, box)))
 
 
 def _give(
@@ -392,7 +408,7 @@ def _give(
     ranks: OneWriter,
     result: Resumed,
 ) -> RelightError | None:
-    """Read what all ranks need, and send it; why it could not be read."""
+    """Read the bytes that all ranks need, and send them. Return the error if they could not be read."""
     desk, world = ranks.desk, ranks.world.size
     wanted: dict[int, dict[Box, list[int]]] = {}
     for rank in range(world):
@@ -402,10 +418,10 @@ def _give(
     dealer = _Dealer(desk, sinks, joined.tensors)
     by_part: list[dict[int, Sink]] = [{} for _ in opened.parts]
     for index, owners in wanted.items():
-        for one in joined.pieces[index]:
-            sink = _sink(dealer, index, joined.tensors[index], one.box, owners, sinks)
+        for piece in joined.pieces[index]:
+            sink = _sink(dealer, index, joined.tensors[index], piece.box, owners, sinks)
             if sink is not None:
-                by_part[one.part][one.tensor] = sink
+                by_part[piece.part][piece.tensor] = sink
     reading = RestoreReader(opened, by_part, near)
     try:
         reading.from_memory()
@@ -427,14 +443,15 @@ def _decode_boxes(word: bytes) -> Iterator[tuple[int, list[Box]]]:
 def _sink(
     dealer: _Dealer, index: int, tensor: Tensor, box: Box, wanted: Mapping[Box, Sequence[int]], sinks: Mapping[int, Sink]
 ) -> Sink | None:
-    """For a stored piece: to where it belongs, if nobody else needs any of it, else to be dealt out."""
-    needed = [(tuple(ranks), one) for one, ranks in wanted.items() if intersection(one, box) is not None]
+    """Return the sink for a stored piece: this rank's own if no other rank needs any of it, a distributing one
+    otherwise, None if no rank needs it."""
+    needed = [(tuple(ranks), box_needed) for box_needed, ranks in wanted.items() if intersection(box_needed, box) is not None]
     if not needed:
         return None
     if all(ranks == (0,) for ranks, _ in needed):
         return sink_of_piece(sinks[index], tensor.shape, TORCH_DTYPES[tensor.dtype], box)
-    own = [((0,), one) for ranks, one in needed if 0 in ranks]
-    others = [(rest, one) for ranks, one in needed if (rest := tuple(rank for rank in ranks if rank))]
+    own = [((0,), box_needed) for ranks, box_needed in needed if 0 in ranks]
+    others = [(rest, box_needed) for ranks, box_needed in needed if (rest := tuple(rank for rank in ranks if rank))]
     return _Dealt(dealer, index, tensor, box, [*own, *others])
 
 
@@ -442,32 +459,32 @@ def _sink(
 
 
 def _take(desk: Rank0Exchange, sinks: Mapping[int, Sink], tensors: Sequence[Tensor]) -> RelightError | None:
-    """Put what comes where it belongs, until all of it came; why not all of it did."""
+    """Receive batches and write them to the sinks, until rank 0 reports the end. Return rank 0's error, or None."""
     while True:
-        word = desk.receive_message(0)
-        if word[:1] == _END:
+        message = desk.receive_message(0)
+        if message[:1] == _END:
             return None
-        if word[:1] == _FAILED:
-            return decode_error(word[1:])
-        size, heads = from_msgpack(word[1:], tuple[int, list[tuple[int, Box]]])
+        if message[:1] == _FAILED:
+            return decode_error(message[1:])
+        size, heads = from_msgpack(message[1:], tuple[int, list[tuple[int, Box]]])
         data = memoryview(bytearray(size))
         desk.receive(data, 0)
-        at = 0
+        offset = 0
         for index, box in heads:
             length = box.elements * TORCH_DTYPES[tensors[index].dtype].itemsize
-            _put(sinks[index], tensors[index], box, data[at : at + length])
-            at += length
+            _put(sinks[index], tensors[index], box, data[offset : offset + length])
+            offset += length
 
 
 def _put(sink: Sink, tensor: Tensor, box: Box, data: memoryview) -> None:
-    """``data`` is ``box`` of the tensor: to where that lives here."""
-    one = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], box)
-    if one is None:
+    """Write ``data``, which is ``box`` of the tensor, to the part of ``sink`` that has it."""
+    target = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], box)
+    if target is None:
         return
-    skip = getattr(one, "skip", 0)
-    data = data[skip : skip + one.length]
-    view = one.view()
+    skip = getattr(target, "skip", 0)
+    data = data[skip : skip + target.length]
+    view = target.view()
     if view is not None:
         copy_bytes(data, view)
     else:
-        one.absorb(0, data)
+        target.absorb(0, data)

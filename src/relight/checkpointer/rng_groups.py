@@ -1,7 +1,9 @@
-"""Whose generators a rank goes on with where there is another number of ranks: those that a script has seeded alike stay alike.
+"""Assign generator states to ranks after a change of their number: generators that the script has seeded equally stay
+equal.
 
-Which ranks have to draw the same numbers follows from how they share the work: those that share a layer by tensor parallelism leave out the
-same of it. Checkpoints know nothing of how it is shared behind them, but the script does: it has seeded this process before it restores.
+Which ranks must draw the same numbers depends on the parallel layout: ranks that share a layer by tensor parallelism
+must drop the same elements of it. A checkpoint does not know the new layout, but the script does: it has seeded this
+process before it restores.
 """
 
 from __future__ import annotations
@@ -18,42 +20,45 @@ from relight.comm import Communicator
 from relight.decode import from_json_bytes
 
 WITH_TORCH = ("torch", "cuda", "xpu", "mps")
-"""Accelerators' generators go where torch's of the host goes."""
+"""Generators that come from the same rank as torch's generator of the host."""
 _HANDED = "handed over: "
 
 
 def gather_rng_positions(world: Communicator, components: Mapping[str, object]) -> list[dict[str, str]]:
-    """Of each rank where its generators are now. Every rank of ``world`` comes here."""
-    told = world.gather(msgspec.json.encode(_seeded(components)), "comparing how generators are seeded")
-    return [from_json_bytes(one, dict[str, str]) for one in told]
+    """Return for each rank the present positions of its generators. Collective."""
+    encoded = world.gather(msgspec.json.encode(_seeded(components)), "comparing how generators are seeded")
+    return [from_json_bytes(positions, dict[str, str]) for positions in encoded]
 
 
 def sources(alike: Sequence[Mapping[str, str]], saved: int) -> list[dict[str, int]]:
-    """Of each rank and generator, whose state of the ``saved`` it takes: that of the first of those which are seeded alike.
+    """Return for each rank and generator the saved rank whose state it restores: the first of the ranks that are seeded
+    equally.
 
-    ``alike`` is what ``seeded_by_all`` found before the restore.
+    ``alike``: the positions from ``gather_rng_positions`` before the restore.
     """
-    return [{name: lead % saved for name, lead in one.items()} for one in _leads(alike)]
+    return [{name: lead % saved for name, lead in leads.items()} for leads in _leads(alike)]
 
 
 def reseed_plan(alike: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> list[dict[str, int]]:
-    """Of each rank, which generators begin anew, and by which number: those that are where others' are which are not seeded alike.
+    """Return for each rank the generators that must be seeded again, each with a number for its seed. These are the
+    generators whose position equals that of a rank which was not seeded equally.
 
-    ``now`` is what ``seeded_by_all`` found behind the restore. Those that are seeded alike get the same number, and nobody else does.
+    ``now``: the positions from ``gather_rng_positions`` after the restore. Generators that were seeded equally get the
+    same number, others get different ones.
     """
     first: dict[tuple[str, str], int] = {}
-    found: list[dict[str, int]] = []
+    plan: list[dict[str, int]] = []
     for rank, leads in enumerate(_leads(alike)):
-        here = {name: lead for name, lead in leads.items() if name in now[rank]}
-        found.append({name: lead for name, lead in here.items() if first.setdefault((name, now[rank][name]), lead) != lead})
-    return found
+        restored = {name: lead for name, lead in leads.items() if name in now[rank]}
+        plan.append({name: lead for name, lead in restored.items() if first.setdefault((name, now[rank][name]), lead) != lead})
+    return plan
 
 
 def taken_from(root: Mapping[Any, Any], own: Sequence[Mapping[Any, Any]], source: Mapping[str, int]) -> dict[Any, Any]:
-    """``root`` with the generators of those whose state is taken."""
+    """Return ``root`` with the generators' states from the ranks in ``source``."""
     taken = dict(root)
-    for name, one in source.items():
-        theirs = own[one] if own else root
+    for name, saved_rank in source.items():
+        theirs = own[saved_rank] if own else root
         if name.startswith(_HANDED):
             component = name.removeprefix(_HANDED)
             if component in theirs:
@@ -65,23 +70,23 @@ def taken_from(root: Mapping[Any, Any], own: Sequence[Mapping[Any, Any]], source
 
 
 def reseed(numbers: Mapping[str, int], components: Mapping[str, object], seed_of: Callable[[str], int]) -> None:
-    """Seed each of these generators by what follows from where it is, and its number."""
+    """Seed each of these generators with a seed derived from its position and its number."""
 
     def seed(number: int, drawn: int) -> int:
         return seed_of(f"{drawn}/{number}")
 
     for name, number in numbers.items():
         if name.startswith(_HANDED):
-            one = components[name.removeprefix(_HANDED)]
-            seed_generator(one, seed(number, draw_seed(one)))
+            generator = components[name.removeprefix(_HANDED)]
+            seed_generator(generator, seed(number, draw_seed(generator)))
         else:
             reseed_host(name, partial(seed, number))
 
 
 def _leads(alike: Sequence[Mapping[str, str]]) -> Iterator[dict[str, int]]:
     first: dict[tuple[str, str], int] = {}
-    for rank, one in enumerate(alike):
-        yield {name: first.setdefault((name, place), rank) for name, place in one.items()}
+    for rank, positions in enumerate(alike):
+        yield {name: first.setdefault((name, place), rank) for name, place in positions.items()}
 
 
 def _seeded(components: Mapping[str, object]) -> dict[str, str]:

@@ -1,4 +1,5 @@
-"""Going back: what ``relight run`` told this life of the job to do, written into the run's log, where it holds for every life to come."""
+"""Apply a rollback that ``relight run`` requests by environment variables: record it in the run's log, so that later
+attempts follow it."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ from relight.store import ByteStore
 
 
 def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) -> None:
-    """Have the run go on from before a step, if this process was told to; once. Cost, then: one record."""
+    """Record that the run continues from before a step, if ``relight run`` requested that. Once per process. Cost: one
+    record, then."""
     before, skip, cut = (os.environ.pop(name, "") for name in (BEFORE, SKIP, CUT))
     if not before.isdecimal():
         return
@@ -45,14 +47,15 @@ def apply_requested_rollback(store: ByteStore, run: str, ranks: Ranks | None) ->
     if ranks is None:
         write()
     else:
-        ranks.run_on_rank0(write, "going back")
+        ranks.run_on_rank0(write, "rolling back")
     past = f", past the samples of steps {skip}" if skip else ""
     rates = f", learning rates × {cut}" if cut else ""
     emit("restore.rolled_back", f"going back to before step {before}{past}{rates}", before=int(before), skip=skip)
 
 
 def scale_learning_rates(components: Mapping[str, object], factor: float, only: Sequence[str] | None = None) -> None:
-    """Of all optimizers, and of what schedulers go by; where ``only`` some was restored, of that. ``factor`` of 1: nothing."""
+    """Multiply the learning rates of all optimizers, and the base rates of schedulers, by ``factor``. If ``only`` a
+    part was restored, change only restored components. A ``factor`` of 1 changes nothing."""
     taken = [value for name, value in components.items() if factor != 1.0 and _is_restored(name, value, only)]
     done: set[int] = set()
     for value in taken:
@@ -68,14 +71,15 @@ def scale_learning_rates(components: Mapping[str, object], factor: float, only: 
 
 
 def _is_restored(name: str, value: object, only: Sequence[str] | None) -> bool:
-    """Whether its rates are the checkpoint's now, if it has any: what was left as it is has been lowered already, or need not be."""
+    """Return whether the component's rates were restored. Rates that were not restored have been lowered already, or
+    need not be."""
     if isinstance(value, torch.optim.Optimizer):
         return selected(f"{join_path('', name)}/groups", only)
     return isinstance(value, torch.optim.lr_scheduler.LRScheduler) and selected(join_path("", name), only)
 
 
 def _cut_schedule(schedule: object, factor: float, done: set[int]) -> None:
-    """Once, with those that it is made of: each goes by rates of its own."""
+    """Scale a scheduler once, and its inner schedulers, which have their own base rates."""
     if id(schedule) in done:
         return
     done.add(id(schedule))

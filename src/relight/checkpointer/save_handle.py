@@ -1,4 +1,4 @@
-"""What a save tells its caller."""
+"""Handle of a save: its progress, outcome and timings."""
 
 from __future__ import annotations
 
@@ -12,21 +12,24 @@ from relight.observe import emit, record_span
 
 
 class Progress(NamedTuple):
-    """How far a save is: the shares of its bytes that are copied and that are written, and seconds to go at this rate."""
+    """Progress of a save: the shares of its bytes that are copied and written (0 to 1), and the estimated seconds
+    left."""
 
     copied: float
     written: float
     eta_s: float | None
-    """None as long as there is no rate."""
+    """None while no bytes were written, so that there is no rate."""
 
 
 class Save:
-    """One save, and how far it is. Four facts, each later than the one before: *requested* (this handle exists), *sealed* (its values are
-    copied: training may change them, the process may die), *done* (durable: committed, survives the machine), *drained* (safe on the last
-    tier; with one store the same as durable). ``timings`` holds seconds: ``blocked`` is what the caller waited.
-    ``bytes`` are those of the packs at first, and all that it takes in the store once it is durable.
+    """Handle of one save.
 
-    A save that could not go through the agent is durable, or has failed, by the time the caller holds it.
+    A save passes four states: *requested* (this handle exists), *sealed* (its values are copied: training may change
+    them, and the process may die), *done* (durable: committed, survives the machine), *drained* (stored on the last
+    tier; with one store the same as durable). ``timings`` holds seconds; ``blocked`` is the time that the caller
+    waited. ``bytes`` is the size of the packs, and once the save is durable, everything that it occupies in the store.
+
+    If the agent could not make the save, it is already durable or failed when the caller gets the handle.
     """
 
     def __init__(self, step: int, reason: str) -> None:
@@ -38,11 +41,11 @@ class Save:
         self.done = False
         self.drained = False
         self.has_remote_tiers = False
-        """Whether there are further tiers."""
+        """Whether the run has further tiers."""
         self._asks_further: Callable[[], None] = lambda: None
-        """What has it go to the further tiers, though its turn may not have come."""
+        """Requests the copy to the further tiers ahead of its turn."""
         self.superseded = False
-        """Whether a newer one went to the further tiers instead."""
+        """Whether a newer checkpoint was copied to the further tiers instead."""
         self.bytes = 0
         self.timings: dict[str, float] = {}
         self._changed = threading.Condition()
@@ -65,7 +68,7 @@ class Save:
 
     @property
     def progress(self) -> Progress:
-        """How far it is, at this moment."""
+        """The current progress."""
         if self.done:
             return Progress(1.0, 1.0, 0.0)
         copied, written = self._look() if self._look is not None else (0.0, 0.0)
@@ -77,7 +80,7 @@ class Save:
     def wait(self, timeout: float | None = None, until: str = "durable") -> Save:
         """Wait until the save is ``sealed``, ``durable`` or ``drained``; raise its error if it failed.
 
-        ``timeout`` is in seconds; ``StoreUnavailable`` when it is over. The save goes on all the same.
+        Raise ``StoreUnavailable`` after ``timeout`` seconds. The save continues anyway.
         """
         if until not in ("sealed", "durable", "drained"):
             raise ConfigError(f"until is 'sealed', 'durable' or 'drained', not {until!r}")
@@ -85,12 +88,12 @@ class Save:
             self._asks_further()
         started = monotonic()
         with self._changed:
-            there = self._changed.wait_for(lambda: self.error is not None or self.superseded or self._is(until), timeout)
+            is_over = self._changed.wait_for(lambda: self.error is not None or self.superseded or self._is(until), timeout)
         if self.error is not None:
             raise self.error
-        if there and not self._is(until):
+        if is_over and not self._is(until):
             raise StoreUnavailable("a newer save went to the further tiers instead", where=f"the save at step {self.step}", retryable=False)
-        if not there:
+        if not is_over:
             raise StoreUnavailable(f"not {until} after {monotonic() - started:.1f} s", where=f"the save at step {self.step}")
         return self
 
@@ -100,14 +103,15 @@ class Save:
         return self.done or (what == "sealed" and self.sealed)
 
     def mark_requested(self, started: float, now: float | None = None) -> None:
-        """Tell that it was asked for, at ``started`` of the performance counter; ``now``, when the caller goes on, if it does already."""
+        """Emit ``save.requested``. ``started``: the request's time, of the performance counter. ``now``: when the
+        caller continued, if known."""
         if now is not None:
             self.timings["blocked"] = now - started
             record_span("blocked", self.id or "", self.step, started, now)
         emit("save.requested", step=self.step, reason=self.reason, id=self.id)
 
     def mark_sealed(self, seconds: float) -> None:
-        """Tell that its values are copied, which took so long, to everybody who listens and who waits."""
+        """Mark the save as sealed after a copy of ``seconds``; wake waiting threads and emit ``save.sealed``."""
         now = perf_counter()
         self.timings["copy"] = seconds
         self._notify(sealed=True)
@@ -115,7 +119,8 @@ class Save:
         emit("save.sealed", step=self.step, id=self.id, seconds=round(seconds, 6))
 
     def mark_durable(self, how: str, waited_s: float = 0.0) -> None:
-        """Tell everybody who listens that it is; ``how`` ends the sentence. ``waited_s``: how long the caller has waited for all of it."""
+        """Emit ``save.durable``; ``how`` ends its message. ``waited_s``: seconds that the caller waited for the whole
+        save."""
         if waited_s:
             now = perf_counter()
             record_span("blocked", self.id or "", self.step, now - waited_s, now)
@@ -131,7 +136,7 @@ class Save:
         )
 
     def _notify(self, **facts: object) -> None:
-        """Set facts, and wake who waits for them."""
+        """Set attributes, and wake the threads that wait for them."""
         if facts.get("sealed") and self._sealed_s is None:
             self._sealed_s = monotonic()
         with self._changed:

@@ -1,4 +1,4 @@
-"""What a save is asked for with, where this process makes it itself."""
+"""Build the request for a save that this process makes itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from relight.format.class_names import CLASSES
 def user_of(
     metadata: Mapping[str, Any], words: Mapping[str, Any], components: Mapping[str, object], micro_step: int | None
 ) -> dict[str, Any]:
-    """Return a checkpoint's metadata: the caller's, what several ranks found out, and what a restore needs to know."""
+    """Return a checkpoint's metadata: the caller's, the results of comparing ranks, and what a restore needs to
+    know."""
     micro = {} if micro_step is None else {"relight.micro_step": micro_step}
     return {**metadata, **words, **micro, CLASSES: class_paths(components)}
 
@@ -31,7 +32,7 @@ def request_of(
     parent: str | None,
     pace: WriteLimits | None = None,
 ) -> SaveRequest:
-    """A captured state as a save of ``step``, behind ``parent``."""
+    """Return the request to save a captured state as ``step``, as a child of the checkpoint ``parent``."""
     return SaveRequest(
         step=step,
         tree=encode_tree(state.tree),

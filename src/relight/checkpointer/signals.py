@@ -1,4 +1,4 @@
-"""Signals: finish the step, save, end as the signal asks. SIGUSR1 only saves."""
+"""Signal handlers: finish the step, save, then end by the signal. SIGUSR1 only saves."""
 
 from __future__ import annotations
 
@@ -19,35 +19,41 @@ from relight.observe import emit
 
 ENDING = workers.ENDING
 SAVING = (signal.SIGUSR1,)
-ENDS = frozenset(one.name for one in ENDING)
-"""Reasons behind which a job ends."""
-_SAVES = frozenset(one.name for one in SAVING)
+ENDS = frozenset(number.name for number in ENDING)
+"""Reasons of saves after which the job ends."""
+_SAVES = frozenset(number.name for number in SAVING)
 URGENT = ENDS | _SAVES
-"""Reasons that are not put off."""
+"""Reasons of saves that are never postponed."""
 
 
 def is_urgent(reason: str) -> bool:
-    """Whether somebody waits for that save: it is not put off, and takes no longer than it must."""
+    """Return whether a person or process waits for the save: then it is not postponed, and takes no longer than
+    necessary."""
     return reason in URGENT or reason.startswith((ASKED_FOR, FORESEEN))
 
 
 def add_requester(reason: str) -> str:
-    """Return the reason for the checkpoint: of a signal that only saves, the one that ``relight run`` left: who asked, or which alarm."""
+    """Return the reason to record.
+
+    For a signal that only saves, it is the one that ``relight run`` stored: the requester, or an alarm.
+    """
     return (take_request(heartbeat().path) if reason in _SAVES else "") or reason
 
 
 class SignalHandlers:
-    """Signal handlers that only take note; ``pending`` is asked at the end of each step.
+    """Signal handlers that only record the signal. The loop reads ``pending`` at the end of each step.
 
     - A signal that was ignored when they were installed (``nohup``, ``&`` in a script) stays ignored.
-    - Where the script has a handler of its own, it is called as well, and the script decides whether the process ends: Relight saves at the
-      end of the step and continues. It is called when the signal comes, or at the end of the step if Relight is working at that moment, or
-      if there are several ranks: then on all of them, at the same step. What it raises is raised after the save.
-    - Else a signal that ends processes ends this one, after the save.
+    - Where the script has a handler of its own, it is called as well, and the script decides whether the process ends:
+      Relight saves at the end of the step and continues. The script's handler is called when the signal arrives, or at
+      the end of the step if the signal has interrupted Relight's own code, or if there are several ranks: then on all
+      ranks, at the same step. Its exception is raised after the save.
+    - Otherwise a signal that ends processes ends this one, after the save.
 
-    A second SIGINT ends at once. A second SIGTERM changes nothing: a job's owner and its launcher may each send one, and the save must not
-    be lost by that. A data loader's worker ignores all of them, as the trainer needs its workers to finish the step (see ``workers``). Any
-    other forked child leaves SIGINT to its parent, and ends of SIGTERM and SIGHUP: after its parent, if the parent must end, too.
+    A second SIGINT ends the process at once. A second SIGTERM changes nothing: a job's owner and its launcher may each
+    send one, and the save must not be lost by that. A data loader's worker ignores all these signals, as the trainer
+    needs its workers to finish the step (see ``workers``). Any other forked child leaves SIGINT to its parent, and ends
+    by SIGTERM and SIGHUP, after its parent if that must end, too.
     """
 
     def __init__(self, on_signal: Callable[[str], None], several_ranks: bool = False) -> None:
@@ -61,18 +67,19 @@ class SignalHandlers:
         self._wanted: set[int] = set()
         """Signals that want a save after which the process continues."""
         self._seen: set[int] = set()
-        """Those of them that the loop has seen: a signal that comes during a save is for the next step."""
+        """The wanted signals that the loop has read: a signal that arrives during a save is handled at the next
+        step."""
         self._due: list[int] = []
-        """Signals of which the script's own handler has not been called yet."""
+        """Signals for which the script's own handler has not been called yet."""
         self._raised: BaseException | None = None
-        """What the script's own handler raised, to be raised after the save."""
+        """The exception of the script's own handler, raised after the save."""
         self._reported: set[int] = set()
         self._uncount: Callable[[], object] = lambda: None
         workers.protect()
 
     @property
     def installed(self) -> bool:
-        """Whether signals still reach it."""
+        """Whether these handlers still receive signals."""
         return self._installed
 
     def install(self) -> None:
@@ -95,7 +102,7 @@ class SignalHandlers:
         self._uncount = workers.handled(self)
 
     def restore(self) -> None:
-        """Give the handlers back, where they are still ours."""
+        """Restore the former handlers, for each signal whose handler is still Relight's."""
         if os.getpid() != self._owner:
             return
         self._installed = False  # from here on our handler calls the former one
@@ -122,7 +129,7 @@ class SignalHandlers:
         return self._ending is not None
 
     def adopt(self, name: str) -> None:
-        """Act as if that signal had come: another rank has it."""
+        """Act as if the signal ``name`` had arrived: another rank has received it."""
         number = signal.Signals[name]
         if number in SAVING or self._script_decides(number):
             self._wanted.add(number)
@@ -130,7 +137,7 @@ class SignalHandlers:
             self._ending = number
 
     def saved(self) -> None:
-        """Note that the wanted save was tried. Report handlers that have taken the place of these."""
+        """Record that the wanted save was tried. Report handlers that have replaced these."""
         self._wanted -= self._seen
         if self._installed:
             for number in self._previous:
@@ -138,8 +145,10 @@ class SignalHandlers:
                     self._replaced(number)
 
     def hand_on(self, reason: str | None, alone: bool) -> None:
-        """Call the script's own handlers that are still to be called, and raise what one of them raised. ``reason``: that of the step's
-        save, which all ranks have in common. ``alone``: no other rank waits for this one."""
+        """Call the script's own handlers that are still due, and raise the exception of one of them.
+
+        ``reason``: the reason of the step's save, the same on all ranks. ``alone``: no other rank waits for this one.
+        """
         if alone:
             due, self._due = self._due, []
         else:
@@ -152,7 +161,8 @@ class SignalHandlers:
             raise raised
 
     def end(self) -> None:
-        """End as the signal asks: its former handler, then its default."""
+        """End by the signal: call its former handler, else restore the default action and send the signal to this
+        process."""
         number = self._ending
         if number is None:
             self.hand_on(None, True)
@@ -210,11 +220,13 @@ class SignalHandlers:
             self._raised = self._raised or error
 
     def _script_decides(self, number: int) -> bool:
-        """Whether the script has a handler of its own for it, installed before these or around them."""
+        """Return whether the script has its own handler for the signal, installed before these handlers or around
+        them."""
         return _is_scripts(self._previous.get(number), number) or self._outer(number) is not None
 
     def _outer(self, number: int) -> Callable[..., Any] | None:
-        """The script's handler that was installed after these, and is the one that the system calls."""
+        """Return the script's handler that was installed after these, and which the system therefore calls; None if
+        there is none."""
         now: Any = signal.getsignal(number)
         while isinstance(now, _SignalHandler) and now is not self._handler:
             now = now.previous.get(number)
@@ -225,20 +237,24 @@ class SignalHandlers:
         if isinstance(now, _SignalHandler) or number in self._reported:
             return
         main = threading.current_thread() is threading.main_thread()
-        if now is signal.default_int_handler and "ipykernel" in sys.modules and main:  # which puts it in place for each cell
+        # ipykernel installs it for each cell
+        if now is signal.default_int_handler and "ipykernel" in sys.modules and main:
             signal.signal(number, self._handler)
             return
-        why = f"another handler was installed after Relight's; unless it calls the former one, {name} makes no save"
-        self._report(number, f"{name}: {why}")
+        cause = f"another handler was installed after Relight's; unless it calls the former one, {name} makes no save"
+        self._report(number, f"{name}: {cause}")
 
-    def _report(self, number: int, say: str) -> None:
+    def _report(self, number: int, message: str) -> None:
         if number not in self._reported:
             self._reported.add(number)
-            emit("signal.unhandled", say, signal=signal.Signals(number).name if number else "")
+            emit("signal.unhandled", message, signal=signal.Signals(number).name if number else "")
 
 
 class _SignalHandler:
-    """A handler that neither keeps a forgotten Checkpointer alive nor swallows signals in its name: then the former handler is called."""
+    """A handler that does not keep an unreferenced Checkpointer alive.
+
+    Once that is gone or closed, it calls the former handler.
+    """
 
     def __init__(self, signals: weakref.ref[SignalHandlers], previous: dict[int, Any]) -> None:
         self._signals, self.previous = signals, previous
@@ -250,7 +266,7 @@ class _SignalHandler:
         return signals is not None and signals.installed and signals._owner == os.getpid()
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        """Take note of the signal."""
+        """Record the signal, or call the former handler."""
         signals = self._signals()
         if signals is not None and signals.installed:
             signals._handle(number, frame)
@@ -264,7 +280,10 @@ class _SignalHandler:
 
 
 def _is_scripts(handler: object, number: int) -> bool:
-    """Whether a handler is the script's own: not the system's or Python's default, nor that of a Checkpointer without such a one."""
+    """Return whether a handler is the script's own.
+
+    A Checkpointer's handler counts as the former handler that it calls.
+    """
     while isinstance(handler, _SignalHandler):
         handler = handler.previous.get(number)
     return callable(handler) and handler is not signal.default_int_handler
@@ -278,7 +297,8 @@ def _live(handler: Any, number: int) -> Any:
 
 
 def _in_relight(frame: FrameType | None) -> bool:
-    """Whether the signal interrupted Relight's own code: a handler that calls the Checkpointer must not enter it twice."""
+    """Return whether the signal interrupted Relight's own code: a handler that calls the Checkpointer must not enter it
+    twice."""
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("relight."):
             return True

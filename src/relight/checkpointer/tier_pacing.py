@@ -1,4 +1,5 @@
-"""How often each further tier gets what ``relight.adaptive()`` saves: by how long copies take, and what from the steps."""
+"""How often each further tier gets a checkpoint under ``relight.adaptive()``: by the time of a copy, and its cost to
+the steps."""
 
 from __future__ import annotations
 
@@ -16,15 +17,16 @@ from relight.observe import Event, emit, subscribe
 from relight.policy.tiers import Tier, groups_of
 
 REMEMBERED = 16
-"""Copies to a tier whose medians count."""
+"""Number of copies to a tier over which medians are computed."""
 STEPS, STEPS_LEAST = 4096, 8
-"""Steps that are remembered, to tell what a copy took from them, and how many are needed within and beside it."""
+"""Steps that are remembered to measure how much a copy slows them, and the least number of steps needed during a copy
+and outside it."""
 NOTICED = 0.02
-"""By less than this share of a step, steps differ by themselves."""
+"""Smallest slowdown, as a share of a step, that counts: smaller differences between steps are noise."""
 
 
 class Copied(NamedTuple):
-    """One copy: when it was there, how long it took, and what that took from the steps."""
+    """One finished copy to a tier: the clock's time when it ended, and how many seconds it took."""
 
     tier: str
     at: float
@@ -32,12 +34,13 @@ class Copied(NamedTuple):
 
 
 class TierPacer:
-    """Of the rank that leads, in the loop's thread but for ``_hear``. Without further tiers it does nothing."""
+    """Paces copies to further tiers, on rank 0. All but ``_measure`` runs in the training thread. Without further tiers
+    it does nothing."""
 
     def __init__(self, tiers: Sequence[Tier], clock: Callable[[], float]) -> None:
         self._clock = clock
         self._groups = groups_of(tiers)
-        self._lags = {one.name: one.lag_s for one in tiers[1:]}
+        self._lags = {tier.name: tier.lag_s for tier in tiers[1:]}
         self._heard: deque[Copied] = deque(maxlen=64)
         self._steps: deque[tuple[float, float]] = deque(maxlen=STEPS)
         self._took: dict[str, deque[float]] = {}
@@ -46,75 +49,77 @@ class TierPacer:
         self._undo = subscribe(self._measure) if self._groups else lambda: None
 
     def stepped(self, at: float, seconds: float) -> None:
-        """A step without a save ended."""
+        """Record a step that ended at ``at`` without a save."""
         if self._groups:
             self._steps.append((at, seconds))
 
     def decide(
         self, decision: ScheduleDecision | None, overhead: float, at_most_s: float | None = math.inf
     ) -> dict[str, str | float] | None:
-        """What a note is to say, if that is another than before: the least seconds between two copies to each tier, and why."""
+        """Return the fields for a note if the pace has changed: the least seconds between two copies to each tier, and
+        the reasons."""
         new = bool(self._heard)
         while self._heard:
             self._learn(self._heard.popleft())
         if decision is None or not (new or self.told) or not set(self._took).issuperset(self._lags):
-            return None  # as long as a tier was not seen to take a copy, each gets every save
+            return None  # until each tier has taken a copy, each gets every save
         levels = [self._level(name, number, decision) for number, (name, _, _) in enumerate(self._groups)]
         rate = decision.numbers["rate_per_h"] / 3600
-        found = onwards(rate, max(decision.interval_s, 1e-3), levels, overhead, at_most_s)
-        if _are_alike(found, self.told):
+        paces = onwards(rate, max(decision.interval_s, 1e-3), levels, overhead, at_most_s)
+        if _are_alike(paces, self.told):
             return None
-        self.told = found
-        return self._event_fields(found, levels, decision.interval_s)
+        self.told = paces
+        return self._event_fields(paces, levels, decision.interval_s)
 
     def close(self) -> None:
-        """No more of it."""
+        """Unsubscribe from events."""
         self._undo()
 
     # -- inside
 
     def _measure(self, event: Event) -> None:
-        """In another thread."""
+        """Queue a finished copy. Called in another thread."""
         tier, took_s = event.fields.get("tier"), event.fields.get("seconds")
         if event.name == "drain.done" and tier in self._lags and isinstance(took_s, (int, float)) and math.isfinite(took_s):
             self._heard.append(Copied(str(tier), self._clock(), max(0.0, float(took_s))))
 
-    def _learn(self, one: Copied) -> None:
-        """What a copy took from the steps beside it, by the steps behind and in front of it; nothing if there are too few of either."""
-        self._took.setdefault(one.tier, deque(maxlen=REMEMBERED)).append(one.took_s)
-        within = [seconds for at, seconds in self._steps if one.at - one.took_s < at <= one.at]
-        beside = [seconds for at, seconds in self._steps if not one.at - one.took_s < at <= one.at]
-        if min(len(within), len(beside)) >= STEPS_LEAST:
-            more_s = median(within) - median(beside)
-            extra_s = more_s * len(within) if more_s > NOTICED * median(beside) else 0.0
-            self._stalls.setdefault(one.tier, deque(maxlen=REMEMBERED)).append(extra_s)
+    def _learn(self, copied: Copied) -> None:
+        """Record how long a copy took, and how much it slowed the steps during it, compared with the other remembered
+        steps. Too few steps of either kind give no measurement of the slowdown."""
+        self._took.setdefault(copied.tier, deque(maxlen=REMEMBERED)).append(copied.took_s)
+        during = [seconds for ended, seconds in self._steps if copied.at - copied.took_s < ended <= copied.at]
+        outside = [seconds for ended, seconds in self._steps if not copied.at - copied.took_s < ended <= copied.at]
+        if min(len(during), len(outside)) >= STEPS_LEAST:
+            more_s = median(during) - median(outside)
+            extra_s = more_s * len(during) if more_s > NOTICED * median(outside) else 0.0
+            self._stalls.setdefault(copied.tier, deque(maxlen=REMEMBERED)).append(extra_s)
 
     def _level(self, name: str, number: int, decision: ScheduleDecision) -> Level:
-        """A group's slowest member counts."""
+        """Return the costs of a group of tiers: those of its slowest member."""
         members = next(group.members for group in self._groups if group.name == name)
-        took_s = max(median(self._took[one]) for one in members)
-        stall_s = max((median(self._stalls[one]) for one in members if one in self._stalls), default=0.0)
+        took_s = max(median(self._took[member]) for member in members)
+        stall_s = max((median(self._stalls[member]) for member in members if member in self._stalls), default=0.0)
         durable_s = max(decision.numbers["durable_s"] + took_s, stall_s)
         return Level(name, Costs(stall_s, durable_s, decision.numbers["restart_s"]), share_behind(number, len(self._groups)))
 
-    def _event_fields(self, found: Sequence[Nested], levels: Sequence[Level], base_s: float) -> dict[str, str | float]:
+    def _event_fields(self, paces: Sequence[Nested], levels: Sequence[Level], base_s: float) -> dict[str, str | float]:
         data: dict[str, str | float] = {}
-        for one, level, group in zip(found, levels, self._groups, strict=True):
-            every = "every save" if one.multiple == 1 else f"one in {one.multiple} saves, every {span(one.interval_s)}"
+        for pace, level, group in zip(paces, levels, self._groups, strict=True):
+            every = "every save" if pace.multiple == 1 else f"one in {pace.multiple} saves, every {span(pace.interval_s)}"
             cost = span(level.costs.stall_s) if level.costs.stall_s else "nothing measurable"
-            why = f"{every}: a copy takes {span(level.costs.durable_s)} behind its save's beginning, and {cost} of the steps"
+            usual = f"{every}: a copy is complete {span(level.costs.durable_s)} after its save started, and costs the steps {cost}"
             for name in group.members:
                 lag_s = self._lags[name]
-                told, least_s = why, least_between(one, base_s)
-                if lag_s is not None and lag_s < one.interval_s:
-                    told, least_s = f"at most {span(lag_s)} behind, as asked for; else {why}", max(0.0, lag_s - base_s)
+                reason, least_s = usual, least_between(pace, base_s)
+                if lag_s is not None and lag_s < pace.interval_s:
+                    reason, least_s = f"at most {span(lag_s)} late, because of lag=; else {usual}", max(0.0, lag_s - base_s)
                 data[name] = round(least_s, 3)
-                data[f"{name}.why"] = told
-                emit("tiers.paced", f"tier {name}: {told}", tier=name, least_s=data[name], reason=told)
+                data[f"{name}.why"] = reason
+                emit("tiers.paced", f"tier {name}: {reason}", tier=name, least_s=data[name], reason=reason)
         return data
 
 
-def _are_alike(found: Sequence[Nested], before: Sequence[Nested]) -> bool:
-    return len(found) == len(before) and all(
-        one.interval_s / STILL < other.interval_s < one.interval_s * STILL for one, other in zip(found, before, strict=True)
+def _are_alike(paces: Sequence[Nested], before: Sequence[Nested]) -> bool:
+    return len(paces) == len(before) and all(
+        pace.interval_s / STILL < earlier.interval_s < pace.interval_s * STILL for pace, earlier in zip(paces, before, strict=True)
     )

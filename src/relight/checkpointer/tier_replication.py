@@ -1,4 +1,5 @@
-"""A run's further tiers, as the trainer sees them: told to the log, taken charge of, drained to, waited for."""
+"""A run's further tiers in the trainer: announces them in the log, takes them over, drains to them and waits for
+copies."""
 
 from __future__ import annotations
 
@@ -42,22 +43,23 @@ from relight.store.urls import absolute
 from relight.store.wrapper import guard_of
 
 RETRY_S = 5.0
-"""Seconds between two looks at what is left to copy while the run's end waits for it."""
+"""Seconds between two checks of the missing copies while the run's end waits for them."""
 REMEMBERED = 100
-"""Saves whose handles hear of it when they are drained."""
+"""Number of saves whose handles are notified when they are drained."""
 
 
 def open_further(tiers: Tiers | None, guard: StoreSecurity) -> Sequence[Further]:
-    """Name, store and run of each further tier; ``ConfigError`` for what is no store, before anything begins."""
+    """Return name, store and run of each further tier. Raise ``ConfigError`` for an invalid store."""
     return [(tier.name, *open_tier(tier, guard)) for tier in (tiers.further if tiers is not None else ())]
 
 
 def read_further(further: Sequence[Further], near: History) -> list[Reach]:
-    """What each has. One that does not answer is told of; ``StoreUnavailable`` if it might hold the only checkpoints there are.
+    """Read each further tier's history. Report a tier that does not answer; raise ``StoreUnavailable`` if it may have
+    the only checkpoints.
 
-    ``ConfigError`` if a tier holds another run's checkpoints.
+    Raise ``ConfigError`` if a tier has another run's checkpoints.
     """
-    reaches = [read_tier(*one) for one in further]
+    reaches = [read_tier(*tier) for tier in further]
     for reach in reaches:
         check_same_run(near, reach)
     for reach in reaches:
@@ -74,28 +76,28 @@ def read_further(further: Sequence[Further], near: History) -> list[Reach]:
 
 
 def _lacking(history: History) -> dict[str, list[str]]:
-    """What each further tier still lacks, as the nearest one's log knows it."""
-    found: dict[str, list[str]] = {}
-    there, candidates = drained_to(history), candidates_of(history)
+    """Return the ids of the checkpoints that each further tier still lacks, by the nearest tier's log."""
+    missing: dict[str, list[str]] = {}
+    drained, candidates = drained_to(history), candidates_of(history)
     for tier in tiers_of(history):
-        copied = there.get(tier.name, set())
+        copied = drained.get(tier.name, set())
         rules = with_recorded(tier.keep, history.best_by)
         if lacks := owed(rules, candidates, newest_seq(history, copied), had=retired_among(history, copied)):
-            found[tier.name] = lacks
-    return found
+            missing[tier.name] = lacks
+    return missing
 
 
-def _emit(name: str, say: str, fields: dict[str, Any]) -> None:
-    emit(name, say, **fields)
+def _emit(name: str, message: str, fields: dict[str, Any]) -> None:
+    emit(name, message, **fields)
 
 
 class TierReplicator:
-    """For one attempt, of the rank that leads. Without further tiers it does nothing."""
+    """Replication to further tiers for one attempt, on rank 0. Without further tiers it does nothing."""
 
     def __init__(self, tiers: Tiers | None) -> None:
         given = tiers.tiers if tiers is not None else ()
-        self._tiers = tuple(replace(one, url=absolute(one.url)) for one in given)  # whoever drains works elsewhere
-        self._names = frozenset(one.name for one in self._tiers[1:])
+        self._tiers = tuple(replace(tier, url=absolute(tier.url)) for tier in given)  # the drainer may have another directory
+        self._names = frozenset(tier.name for tier in self._tiers[1:])
         self._groups = groups_of(self._tiers)
         self._saves: deque[Save] = deque(maxlen=REMEMBERED)
         self._there: dict[str, set[str]] = {}
@@ -105,11 +107,12 @@ class TierReplicator:
         self._attempt: Attempt | None = None
         self._hurries = self._fenced = False
         self.missing: dict[str, list[str]] = {}
-        """What the run's end found missing: ids of checkpoints, by tier."""
+        """Ids of the checkpoints that were missing at the run's end, by tier."""
         self._undo = subscribe(self._on_copied) if self._names else lambda: None
 
     def begin(self, attempt: Attempt) -> None:
-        """Tell the log which tiers there are, if that is not what it says already, and take charge of each that answers."""
+        """Announce the tiers in the log, if they differ from the last announcement, and take over each tier that
+        answers."""
         self._attempt = attempt
         history = first_contact(attempt.history)
         before = tiers_of(history)
@@ -124,10 +127,10 @@ class TierReplicator:
             except ConfigError:
                 raise
             except RelightError as error:
-                emit("tier.unreachable", f"tier {tier.name}: {error}; it is tried again behind each save", tier=tier.name, kind=error.kind)
+                emit("tier.unreachable", f"tier {tier.name}: {error}; it is tried again after each save", tier=tier.name, kind=error.kind)
 
     def expect(self, save: Save) -> Save:
-        """A save that is to be drained once it is durable."""
+        """Register a save that must be drained once it is durable. Return it."""
         if self._names:
             save.has_remote_tiers = True
             save._asks_further = self._hurry
@@ -135,7 +138,7 @@ class TierReplicator:
         return save
 
     def made_here(self, attempt: Attempt) -> None:
-        """A save became durable without the agent, which would else see to it: drain from here."""
+        """Drain from this process after a save that it made without the agent; for other saves the agent drains."""
         if not self._names:
             return
         if self._drainer is None:
@@ -144,8 +147,9 @@ class TierReplicator:
         self._drainer.wake()
 
     def wait(self, timeout: float, *, again: bool = False) -> bool:
-        """Until the newest durable save is on all further tiers, of copies on as many as are enough, or so many have failed meanwhile that
-        it won't be. False if it is not. ``again``: failures do not end the wait, and the wait was reported before."""
+        """Wait until the newest durable save is on all further tiers (on the quorum of each group), or ``timeout``
+        seconds have passed, or too many tiers have failed since. Return whether it is. ``again``: failures do not end
+        the wait, and the wait was reported before."""
         last = next((save for save in reversed(self._saves) if save.done and save.id), None)
         if last is None or last.drained:
             return True
@@ -159,8 +163,9 @@ class TierReplicator:
         return last.drained
 
     def finish(self, timeout: float) -> None:
-        """Wait for the copies of the newest save, until ``timeout`` is over: a tier that failed once may answer again. ``missing`` and an
-        event then name what is not there. A tier that another attempt has taken over is not waited for."""
+        """Wait up to ``timeout`` seconds for the copies of the newest save: a tier that failed once may answer again.
+        ``missing`` and an event then name the missing copies. Do not wait for a tier that another attempt has taken
+        over."""
         if not self._names or self._attempt is None:
             return
         ends, done = monotonic() + timeout, self.wait(timeout)
@@ -173,21 +178,21 @@ class TierReplicator:
             emit("drain.unfinished", f"the run ends before its copies are made: {names}; relight drain copies them", missing=self.missing)
 
     def _hurry(self) -> None:
-        """Whoever waits for a save on all tiers has asked for it there: from here on each goes to all of them, whatever its turn."""
+        """Make every later save go to all tiers at once: a caller waits for a save there."""
         attempt, saves = self._attempt, list(self._saves)
         if attempt is None or self._hurries or not any(is_routine(save.reason) for save in saves):
             return
         self._hurries = True
         note = NoteBody(topic=PACE_TOPIC, data={NOW: True})
-        with contextlib.suppress(RelightError):  # then it is waited for in vain, which is told
+        with contextlib.suppress(RelightError):  # then the wait times out, which is reported
             log = Log(attempt.store, attempt.run)
-            paced = any(isinstance(one.body, NoteBody) and one.body.topic == PACE_TOPIC for one in fold(log.read()).notes)
+            paced = any(isinstance(record.body, NoteBody) and record.body.topic == PACE_TOPIC for record in fold(log.read()).notes)
             log.append(lambda view: (note, attempt.epoch))
             if paced:
                 self.made_here(attempt)
 
     def close(self) -> None:
-        """No more of it. What is being copied by a drainer of our own is given up."""
+        """Unsubscribe from events. Abort the copies of this process's own drainer."""
         self._undo()
         if self._drainer is not None:
             self._drainer.stop()
@@ -197,9 +202,9 @@ class TierReplicator:
         if event.name in ("drain.done", "drain.found") and tier in self._names:
             checkpoint_id = str(event.fields.get("id"))
             with self._changed:
-                there = self._there.setdefault(checkpoint_id, set())
-                there.add(tier)
-                if all(len(there.intersection(group.members)) >= group.quorum for group in self._groups):
+                tiers_done = self._there.setdefault(checkpoint_id, set())
+                tiers_done.add(tier)
+                if all(len(tiers_done.intersection(group.members)) >= group.quorum for group in self._groups):
                     self._mark_everywhere(checkpoint_id)
                 while len(self._there) > REMEMBERED:
                     del self._there[next(iter(self._there))]
@@ -211,16 +216,17 @@ class TierReplicator:
                 self._changed.notify_all()
 
     def _is_hopeless(self, save: Save) -> bool:
-        """Whether too many have failed since somebody began to wait."""
-        there = self._there.get(save.id or "", set())
-        left = self._names - (self._failed - there)
+        """Return whether too many tiers have failed since the wait began."""
+        tiers_done = self._there.get(save.id or "", set())
+        left = self._names - (self._failed - tiers_done)
         return str(None) in self._failed or any(len(left.intersection(group.members)) < group.quorum for group in self._groups)
 
     def _mark_everywhere(self, checkpoint_id: str) -> None:
-        """It is everywhere it has to be. Those before it that are not will never be: nothing is copied behind what is newer."""
-        position = next((at for at, save in enumerate(self._saves) if save.id == checkpoint_id), -1)
-        for at, save in enumerate(list(self._saves)[: position + 1]):
-            if at == position:
+        """Mark a save as drained, and earlier saves that are not as superseded: no older checkpoint is copied after a
+        newer one."""
+        position = next((index for index, save in enumerate(self._saves) if save.id == checkpoint_id), -1)
+        for index, save in enumerate(list(self._saves)[: position + 1]):
+            if index == position:
                 save._notify(drained=True)
             elif save.done and not save.drained:
                 save._notify(superseded=True)

@@ -1,8 +1,9 @@
-"""Optimizers that step parameters of a component and were not given to the Checkpointer: their state is in no checkpoint."""
+"""Optimizers that were not given to the Checkpointer although they train a component: their state is in no
+checkpoint."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,28 +20,30 @@ from relight.snapshot import OptimizerHook
 
 Optimizer = torch.optim.Optimizer
 REPORTED_MAX = 4
-"""Reports in a process's life: code that has one optimizer for each parameter would make thousands."""
+"""Most reports in a process: code with one optimizer for each parameter would cause thousands."""
 DEPTH, OBJECTS_MAX = 4, 10_000
-"""Bounds on the search for optimizers inside a component that gives their state itself."""
+"""Limits of the search for optimizers inside a component that saves their state itself."""
 
 
 class _Missed(NamedTuple):
     parameters: int
     where: tuple[str, ...]
-    """The components that the parameters are of; none for parameters that no component has."""
+    """The components that have the parameters; empty if no component has them."""
     idle: tuple[str, ...] = ()
     """The given optimizers of these parameters: the report is that they never step."""
 
 
 _alive: WeakSet[UngivenOptimizers] = WeakSet()
-"""Those of all Checkpointers of the process: what another one was given is in checkpoints."""
+"""The instances of all Checkpointers of the process: an optimizer that another Checkpointer has is saved there."""
 
 
 class UngivenOptimizers:
-    """Those of one Checkpointer, found when they step for the first time. Costs one set lookup for each step of an optimizer.
+    """Finds such optimizers of one Checkpointer at their first step. Costs one set lookup for each step of an
+    optimizer.
 
-    An optimizer of parameters that no component has, or that a given optimizer has which never steps, is reported after a save: until then
-    another Checkpointer may be given it, and the given one may step.
+    Two kinds are reported only after a save: optimizers of parameters that no component has, because another
+    Checkpointer may still get them, and optimizers of parameters that a given optimizer has but never steps, because
+    that one may still step.
     """
 
     def __init__(self, components: Mapping[str, object], reports: bool) -> None:
@@ -55,17 +58,17 @@ class UngivenOptimizers:
 
     @property
     def sentences(self) -> list[str]:
-        """One for each that is still alive."""
-        return [self._sentence(type(one).__qualname__, missed) for one, missed in [*self._missed.items(), *self._late()]]
+        """One sentence for each missed optimizer that still exists."""
+        return [self._sentence(type(optimizer).__qualname__, missed) for optimizer, missed in [*self._missed.items(), *self._late()]]
 
     def saved(self) -> None:
-        """Report, once each, what could not be known at an optimizer's first step."""
+        """Report, once each, the optimizers that could not be judged at their first step."""
         for optimizer, missed in self._late():
             self._missed[optimizer] = missed
             self._report(optimizer, missed)
 
     def close(self) -> None:
-        """Check no more. Twice is fine."""
+        """Stop checking. Idempotent."""
         self._hook.close()
 
     def _before_step(self, optimizer: Optimizer) -> None:
@@ -91,13 +94,13 @@ class UngivenOptimizers:
             emit("optimizer.missed", self._sentence(name, missed), optimizer=name, parameters=missed.parameters)
 
     def _is_given(self, optimizer: Optimizer) -> bool:
-        """Whether it is a component or inside one: there is nothing to look for then, at any save."""
-        given = (one for value in self._components.values() for one in _optimizers_in(value))
-        return any(optimizer is one or optimizer is inner_of(one) for one in given)
+        """Return whether the optimizer is a component or inside one. Then no later check is needed."""
+        given = (each for value in self._components.values() for each in _optimizers_in(value))
+        return any(optimizer is each or optimizer is inner_of(each) for each in given)
 
     def _late(self) -> list[tuple[Optimizer, _Missed]]:
-        """The optimizers that have stepped and whose report had to wait."""
-        found = []
+        """Return the optimizers that have stepped and whose report had to wait."""
+        late = []
         for optimizer in list(self._checked):
             if optimizer not in self._missed and optimizer not in self._given:
                 try:
@@ -105,25 +108,26 @@ class UngivenOptimizers:
                 except (AttributeError, KeyError, TypeError):  # as in _before_step
                     continue
                 if missed is not None:
-                    found.append((optimizer, missed))
-        return found
+                    late.append((optimizer, missed))
+        return late
 
     def _idle(self, optimizer: Optimizer) -> _Missed | None:
-        """Whether ``optimizer`` steps what a given one has, which never steps itself."""
+        """Return a finding if ``optimizer`` steps parameters of a given optimizer that never steps itself; else
+        None."""
         named = {name: list(_optimizers_in(value)) for name, value in self._components.items()}
         stepped = set(map(id, own_parameters(optimizer)))
-        theirs = {name: stepped & {id(p) for one in each for p in (*own_parameters(one), *trained_by(one))} for name, each in named.items()}
-        steps = {name for name, each in named.items() if any(one in self._checked or not _is_hooked(one) for one in each)}
+        theirs = {name: stepped & _parameter_ids(given) for name, given in named.items()}
+        steps = {name for name, given in named.items() if any(each in self._checked or not _is_hooked(each) for each in given)}
         idle = tuple(name for name, ids in theirs.items() if ids and name not in steps)
         if not idle or any(ids and name not in idle for name, ids in theirs.items()):
             return None
         return _Missed(len(set().union(*(theirs[name] for name in idle))), (), idle)
 
     def _foreign(self, optimizer: Optimizer) -> _Missed | None:
-        """Whether ``optimizer`` steps parameters that no component of any Checkpointer has."""
+        """Return a finding if ``optimizer`` steps parameters that no component of any Checkpointer has; else None."""
         stepped = set(map(id, own_parameters(optimizer)))
-        for one in list(_alive):
-            for value in one._components.values():
+        for instance in list(_alive):
+            for value in instance._components.values():
                 if optimizer is value or stepped & set(map(id, _parameters_of(value))):
                     return None
                 if any(optimizer is given or stepped & set(map(id, own_parameters(given))) for given in _optimizers_in(value)):
@@ -151,18 +155,23 @@ class UngivenOptimizers:
 
 
 def _missed(optimizer: Optimizer, components: Mapping[str, object]) -> _Missed | None:
-    """What ``optimizer`` steps of ``components`` that no given optimizer has; None if there is nothing."""
-    given = [one for value in components.values() for one in _optimizers_in(value)]
-    stepped = {id(one) for one in own_parameters(optimizer)}
+    """Return the parameters of ``components`` that ``optimizer`` steps and no given optimizer has; None if there are
+    none."""
+    given = [each for value in components.values() for each in _optimizers_in(value)]
     # A given wrapper holds the parameters of the optimizer inside it.
-    stepped -= {id(parameter) for one in given for parameter in (*own_parameters(one), *trained_by(one))}
-    found = {name: stepped & set(map(id, _parameters_of(value))) for name, value in components.items()} if stepped else {}
-    where = tuple(name for name, ids in found.items() if ids)
-    return _Missed(len(set().union(*found.values())), where) if where else None
+    stepped = {id(parameter) for parameter in own_parameters(optimizer)} - _parameter_ids(given)
+    by_component = {name: stepped & set(map(id, _parameters_of(value))) for name, value in components.items()} if stepped else {}
+    where = tuple(name for name, ids in by_component.items() if ids)
+    return _Missed(len(set().union(*by_component.values())), where) if where else None
+
+
+def _parameter_ids(optimizers: Iterable[Optimizer]) -> set[int]:
+    return {id(parameter) for each in optimizers for parameter in (*own_parameters(each), *trained_by(each))}
 
 
 def _is_hooked(optimizer: Optimizer) -> bool:
-    """Whether its steps are noticed: torch wraps ``step`` of those whose own ``__init__`` has run."""
+    """Return whether the optimizer's steps are noticed: torch wraps ``step`` when the optimizer's own ``__init__``
+    runs."""
     return bool(getattr(type(optimizer).step, "hooked", False))
 
 
@@ -174,7 +183,7 @@ def _parameters_of(value: object) -> Iterator[torch.Tensor]:
 
 
 def _optimizers_in(value: object) -> Iterator[Optimizer]:
-    """The component itself, or optimizers that a component with its own ``state_dict`` holds."""
+    """Yield the component if it is an optimizer, and the optimizers inside a component with its own ``state_dict``."""
     kind = kind_of(value)
     if kind == OPTIMIZER:
         yield value  # type: ignore[misc]
@@ -184,16 +193,16 @@ def _optimizers_in(value: object) -> Iterator[Optimizer]:
     level: list[Any] = [value]
     for _ in range(DEPTH):
         below: list[Any] = []
-        for one in level:
-            if id(one) in seen or len(seen) >= OBJECTS_MAX or isinstance(one, (torch.Tensor, torch.nn.Module, str, bytes, type)):
+        for element in level:
+            if id(element) in seen or len(seen) >= OBJECTS_MAX or isinstance(element, (torch.Tensor, torch.nn.Module, str, bytes, type)):
                 continue
-            seen.add(id(one))
-            if isinstance(one, Optimizer) and one is not value:
-                yield one
-            elif isinstance(one, dict):
-                below += one.values()
-            elif isinstance(one, (list, tuple, set)):
-                below += one
+            seen.add(id(element))
+            if isinstance(element, Optimizer) and element is not value:
+                yield element
+            elif isinstance(element, dict):
+                below += element.values()
+            elif isinstance(element, (list, tuple, set)):
+                below += element
             else:
-                below += getattr(one, "__dict__", {}).values()
+                below += getattr(element, "__dict__", {}).values()
         level = below

@@ -1,6 +1,7 @@
-"""Settings, told and checked: of each its value and where that was said; of a file every mistake at once, with its line.
+"""Show and check settings: each value with its source, and every mistake of a file at once, with its line.
 
-Always holds: what is secret is never told; a value is judged by the code that uses it. May import all that has settings; torch never.
+Invariants: a secret is never shown; a value is checked by the code that uses it. May import every package with
+settings, but not torch.
 """
 
 from relight.config.check import Mistake, check_file, check_variables

@@ -26,7 +26,7 @@ _OF_TESTS = f"{PREFIX}TEST_"
 
 
 class Mistake(NamedTuple):
-    """One. ``where`` is the file or the variable; ``line`` and ``column`` are 0 where there are none."""
+    """One mistake. ``where`` is the file or the variable; ``line`` and ``column`` are 0 if there are none."""
 
     where: str
     line: int
@@ -42,25 +42,25 @@ class Mistake(NamedTuple):
 
 
 def check_file(path: Path, named: bool) -> list[Mistake]:
-    """All that is wrong with the file, in the order of its lines. ``named``: whether somebody named it, rather than that it lies here.
-    ``ConfigError`` if it cannot be read at all."""
+    """Return all mistakes of the file, in the order of its lines. ``named``: whether the file was named, rather than
+    found in the working directory. Raise ``ConfigError`` if it cannot be read at all."""
     try:
         text = read_text(path)
-        told = parse(text, path)
+        tables = parse(text, path)
     except ConfigError as error:
         where, line, column = _parted(error.where)
         if where == str(path) and not line and NOT_TOML not in error.what:
             raise
         return [Mistake(where, line, column, "", error.what, error.hint)]
     known = places(text)
-    found = []
-    for name, value in told.items():
+    mistakes = []
+    for name, value in tables.items():
         for keys, fault in _faults_of(name, value, str(path), named):
             line, column = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), (0, 0))
-            found.append(Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)))
-        if len(found) >= _MISTAKES_MAX:
+            mistakes.append(Mistake(str(path), line, column, ".".join(keys)[:120], _without_secret(keys, fault.what), _hint(keys, fault)))
+        if len(mistakes) >= _MISTAKES_MAX:
             break
-    return sorted(found, key=lambda one: (one.line, one.column))
+    return sorted(mistakes, key=lambda mistake: (mistake.line, mistake.column))
 
 
 def _faults_of(name: str, table: Any, where: str, named: bool) -> Iterator[tuple[Keys, ConfigError]]:
@@ -78,7 +78,7 @@ def _faults_of(name: str, table: Any, where: str, named: bool) -> Iterator[tuple
 
 
 def makers(where: str) -> dict[str, Callable[[dict[str, Any]], object]]:
-    """Who makes of each table what is used, and refuses what is wrong."""
+    """Return for each table the function that parses it and raises ``ConfigError`` for a mistake."""
     return {
         "checkpoint": lambda table: defaults_of(table, where),
         "supervise": lambda table: settings_of(table, where),
@@ -88,36 +88,36 @@ def makers(where: str) -> dict[str, Callable[[dict[str, Any]], object]]:
 
 
 def check_variables(tables: Mapping[str, Any]) -> list[Mistake]:
-    """What is wrong with the variables that are set; ``tables`` is what the file says beside them."""
-    found = []
+    """Return the mistakes of the variables that are set; ``tables`` is the parsed file."""
+    mistakes = []
     judged: set[str] = set()
     for name in TABLES[:-1]:
         try:
             variables = from_variables(name)
         except ConfigError as error:
             judged.add(error.where)
-            found.append(Mistake(error.where, 0, 0, "", error.what, error.hint))
+            mistakes.append(Mistake(error.where, 0, 0, "", error.what, error.hint))
             continue
         judged |= set(variables.values())
         make = makers("")[name]
         file = tables.get(name, {}) if isinstance(tables.get(name), dict) else {}
         right = {keys for keys, _ in faults(file, make)}
         for keys, fault in faults(merged(file, variables), make):
-            variable = next((one for under, one in variables.items() if keys[: len(under)] == under or under[: len(keys)] == keys), "")
+            variable = next((each for under, each in variables.items() if keys[: len(under)] == under or under[: len(keys)] == keys), "")
             if variable and (keys not in right or value_at(file, keys) is None):
                 path = (name, *keys)
-                found.append(Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), _hint(path, fault)))
-    for variable in sorted(one for one, value in os.environ.items() if one.startswith(PREFIX) and value and one not in judged):
+                mistakes.append(Mistake(variable, 0, 0, ".".join(path), _without_secret(path, fault.what), _hint(path, fault)))
+    for variable in sorted(each for each, value in os.environ.items() if each.startswith(PREFIX) and value and each not in judged):
         if variable in VARIABLES:
             try:
                 _judge(variable, os.environ[variable])
             except ConfigError as error:
-                found.append(Mistake(variable, 0, 0, VARIABLES[variable].name, error.what, error.hint))
+                mistakes.append(Mistake(variable, 0, 0, VARIABLES[variable].name, error.what, error.hint))
         elif variable not in TOLD and not variable.startswith(_OF_TESTS):
             close = nearest_variable(variable)
             hint = f"did you mean {close}?" if close else "relight config show --all"
-            found.append(Mistake(variable, 0, 0, "", "it is no setting", hint))
-    return found
+            mistakes.append(Mistake(variable, 0, 0, "", "it is no setting", hint))
+    return mistakes
 
 
 def _judge_all(variables: Mapping[str, str]) -> None:
@@ -126,7 +126,7 @@ def _judge_all(variables: Mapping[str, str]) -> None:
 
 
 def _judge(variable: str, text: str) -> None:
-    """The value of a variable that is read as text, by the rules of who reads it."""
+    """Check a variable that is read as text, by the rules of the code that reads it."""
     name = VARIABLES[variable].name.rpartition(".")[2]
     if name in ("background", "core_dumps", "single_writer", "keys_over_http") and text.lower() not in _YES:
         raise ConfigError(f"{name} is one of {', '.join(_YES)}, not {text[:40]!r}")
@@ -154,7 +154,7 @@ def _seconds(name: str, text: str) -> None:
 
 
 def _hint(keys: Keys, error: ConfigError) -> str:
-    """What is likely meant, else what the error says."""
+    """Return a suggestion of the key that was likely meant, else the error's hint."""
     name = ".".join(keys)
     if name in SETTINGS:
         return error.hint
@@ -164,11 +164,11 @@ def _hint(keys: Keys, error: ConfigError) -> str:
 
 
 def _is_above(name: str) -> bool:
-    return any(one.startswith(f"{name}.") for one in SETTINGS)
+    return any(setting.startswith(f"{name}.") for setting in SETTINGS)
 
 
 def _without_secret(keys: Keys, what: str) -> str:
-    """What an error says, unless it may repeat what is secret."""
+    """Return the error's text, or a text without the value if the value may be secret."""
     setting = SETTINGS.get(".".join(keys))
     if setting is None or not setting.secret or " is a list" in what or "counts only" in what:
         return re.sub(r"://[^\s'\"]+", "://…", what)

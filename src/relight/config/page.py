@@ -1,4 +1,5 @@
-"""The table of settings in docs/configuration.md: ``python -m relight.config.page docs/configuration.md`` puts it in anew."""
+"""The table of settings in docs/configuration.md: ``python -m relight.config.page docs/configuration.md`` updates
+it."""
 
 from __future__ import annotations
 
@@ -13,20 +14,20 @@ _RULES = "alerts.rules."
 
 
 def table_of_settings() -> str:
-    """Markdown: a table a table of the file."""
+    """Return Markdown with one table for each table of the file."""
     blocks = []
     for name in TABLES:
-        those = [one for one in SETTINGS.values() if one.name.startswith(f"{name}.") and not one.name.startswith(_RULES)]
-        rows = [
-            f"| `{one.name.removeprefix(f'{name}.')}` | {one.argument and f'`{one.argument}`'} | {one.kind} | {one.default} | {one.doc} |"
-            for one in those
-        ]
+        those = [setting for setting in SETTINGS.values() if setting.name.startswith(f"{name}.") and not setting.name.startswith(_RULES)]
+        rows = []
+        for setting in those:
+            key, argument = setting.name.removeprefix(f"{name}."), setting.argument and f"`{setting.argument}`"
+            rows.append(f"| `{key}` | {argument} | {setting.kind} | {setting.default} | {setting.doc} |")
         blocks.append("\n".join([f"### {name}", "", "| key | argument | what it may be | default | |", "|---|---|---|---|---|", *rows]))
     return "\n\n".join(blocks)
 
 
 def put_in(text: str) -> str:
-    """``text`` with the table between its marks."""
+    """Return ``text`` with the table of settings between its marks."""
     return re.sub(f"{re.escape(BEGIN)}.*{re.escape(END)}", lambda match: f"{BEGIN}\n{table_of_settings()}\n{END}", text, flags=re.DOTALL)
 
 

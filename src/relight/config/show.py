@@ -1,4 +1,4 @@
-"""Of each setting what it is, and where that was said."""
+"""Value and source of each setting."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORT = {"RELIGHT_BACKGROUND", "RELIGHT_GRACE_S"}
 
 
 class Said(NamedTuple):
-    """A value, and who says it: ``--set``, a variable, ``relight.toml:12``, ``default``."""
+    """A value and its source: ``--set``, a variable, ``relight.toml:12``, ``default``."""
 
     value: Any
     source: str
@@ -26,7 +26,7 @@ class Said(NamedTuple):
 
 
 class ShownSetting(NamedTuple):
-    """A setting: what counts, and what it beats."""
+    """A setting: the value in effect, and the values that it overrides."""
 
     setting: Setting
     counts: Said
@@ -34,21 +34,21 @@ class ShownSetting(NamedTuple):
 
     @property
     def is_set(self) -> bool:
-        """Whether anybody says it."""
+        """Whether a file, a variable or an argument sets it."""
         return self.counts.source != "default"
 
 
 def effective_settings(path: Path | None) -> list[ShownSetting]:
-    """All settings, with the file at ``path`` (None: there is none). ``ConfigError`` if that is no TOML."""
+    """Return all settings, with the file at ``path`` (None: no file). Raise ``ConfigError`` if it is not valid TOML."""
     text = read_text(path) if path is not None else ""
-    told = parse(text, path) if path is not None else {}
+    tables = parse(text, path) if path is not None else {}
     known = places(text)
-    return [_shown(one, path, told, known) for one in SETTINGS.values()]
+    return [_shown(setting, path, tables, known) for setting in SETTINGS.values()]
 
 
-def _shown(setting: Setting, path: Path | None, told: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> ShownSetting:
-    said = [*_by_variable(setting), *_by_file(setting, path, told, known), Said(setting.default, "default")]
-    return ShownSetting(setting, said[0], tuple(said[1:]))
+def _shown(setting: Setting, path: Path | None, tables: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> ShownSetting:
+    values = [*_by_variable(setting), *_by_file(setting, path, tables, known), Said(setting.default, "default")]
+    return ShownSetting(setting, values[0], tuple(values[1:]))
 
 
 def _by_variable(setting: Setting) -> Iterator[Said]:
@@ -59,10 +59,10 @@ def _by_variable(setting: Setting) -> Iterator[Said]:
         yield Said(_shown_value(setting, text if plain else value_of(text)), "--set" if was_given(variable) else variable)
 
 
-def _by_file(setting: Setting, path: Path | None, told: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> Iterator[Said]:
+def _by_file(setting: Setting, path: Path | None, tables: dict[str, Any], known: dict[Keys, tuple[int, int]]) -> Iterator[Said]:
     keys = tuple(setting.name.split("."))
-    value = value_at(told, keys)
-    if value is None and keys[:2] == ("alerts", "rules") and keys[3:] == ("enabled",) and value_at(told, keys[:3]) is False:
+    value = value_at(tables, keys)
+    if value is None and keys[:2] == ("alerts", "rules") and keys[3:] == ("enabled",) and value_at(tables, keys[:3]) is False:
         value, keys = False, keys[:3]
     if value is not None:
         line = known.get(keys, (0, 0))[0]
@@ -76,11 +76,11 @@ def _shown_value(setting: Setting, value: Any) -> Any:
 
 
 def _safe(value: Any) -> Any:
-    """Without what an address may have of a user, a password, or a token behind it."""
+    """Return the value without user, password and query of a URL, which may contain a token."""
     if isinstance(value, str):
         return re.sub(r"\?\S*", "?…", re.sub(r"//[^/\s@]*@", "//…@", value)) if "://" in value else value
     if isinstance(value, list):
-        return [_safe(one) for one in value]
+        return [_safe(element) for element in value]
     if isinstance(value, dict):
         return {name: _safe(one) for name, one in value.items()}
     return value if isinstance(value, (bool, int, float)) else str(value)

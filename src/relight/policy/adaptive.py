@@ -1,4 +1,4 @@
-"""``relight.adaptive()``: a trigger whose interval comes from what was measured."""
+"""``relight.adaptive()``: a trigger whose interval is computed from measurements."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from relight.policy.triggers import Trigger, TriggerInput
 from relight.policy.units import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
 
 SOONEST = 0.5
-"""A loss that has dropped brings a save forward, to no less than this share of the interval."""
+"""Least share of the interval after which a save may be brought forward because the loss has dropped."""
 
 
 BUSY_FACTOR = 2.0
-"""How many times as long the interval is while a resource is busy."""
+"""Factor of the interval while a resource is busy."""
 RESOURCES = ("disk", "device")
 _ROUTINE = "adaptive, "
 
 
 def is_routine(reason: str) -> bool:
-    """Whether nothing but ``relight.adaptive()`` asked for a save: no signal, no end, nobody who called ``save()``."""
+    """Return whether only ``relight.adaptive()`` requested the save: not a signal, the run's end or a call of
+    ``save()``."""
     return reason.startswith(_ROUTINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Trigger):
-    """See ``adaptive``. The interval itself is worked out by whoever asks (``relight.cost_model``): one rank, for all of them."""
+    """See ``adaptive``. The caller computes the interval (``relight.cost_model``): one rank, for all ranks."""
 
     at_least_s: float = 0.0
     at_most_s: float | None = None
-    """None: it follows what a save costs (``relight.cost_model.Bounds``)."""
+    """None: computed from the cost of a save (``relight.cost_model.IntervalBounds``)."""
     overhead: float = 0.5
     total_steps: int | None = None
     mtbf_s: float | None = None
@@ -43,7 +44,8 @@ class Adaptive(Trigger):
     busy: Mapping[str, float] = field(default_factory=dict)
 
     def scaled(self, interval_s: float, phase: str, use: Mapping[str, float]) -> tuple[float, str]:
-        """Return the interval in a named phase and at what share of the time each resource is in use, and why; no reason: unchanged."""
+        """Return the interval for a named phase and each resource's share of use, and the reason; an empty reason:
+        unchanged."""
         factor, reasons = self.phases.get(phase, 1.0), []
         if factor != 1:
             reasons.append(f"phase {phase!r}: {factor:g} times the interval")
@@ -55,7 +57,8 @@ class Adaptive(Trigger):
         return min(max(scaled_s, self.at_least_s), most_s), "; ".join(reasons)
 
     def due(self, facts: TriggerInput) -> str | None:
-        """See ``Trigger``. Where no interval is known, another rank knows it, and asks."""
+        """See ``Trigger``. Without an interval this returns None: another rank has the interval, and requests the
+        save."""
         if facts.interval_s is None:
             return None
         since_s = facts.now_s - facts.last_save_s
@@ -91,19 +94,25 @@ def adaptive(
     phases: Mapping[str, float] | None = None,
     busy: Mapping[str, float] | None = None,
 ) -> Trigger:
-    """Save as often as loses least: by what saves and restarts were seen to cost, and how often something fails.
+    """Return a trigger that minimises lost time: its interval follows from the measured costs of saves and restarts,
+    and the failure rate.
 
-    The interval stays between ``at_least`` and ``at_most`` (``"30s"``, ``"1h"``, seconds). Without ``at_most`` it is an hour at most, or
-    100 times what a save takes from the steps if that is longer. Saves take at most the share ``overhead`` of the steps' time, and
-    ``bytes_per_second`` of the store. A bound that costs 1 % of the time or more is reported once, by the event ``schedule.bound``.
+    - ``at_least``, ``at_most``: limits of the interval (``"30s"``, ``"1h"``, seconds). Without ``at_most`` the limit is
+      an hour, or 100 times the steps' time that a save takes if that is longer.
+    - ``overhead``: the largest share of the steps' time that saves may take.
+    - ``bytes_per_second``: the most that saves may write to the store. A limit that costs 1 % of the time or more is
+      reported once, by the event ``schedule.bound``.
+    - ``total_steps``: number of steps of the whole training.
+    - ``mtbf``: mean time between failures of this job, if you know it better than the published rates.
+    - ``loss``: name of a metric. While it is volatile, saves are more frequent. If it falls by the share ``drop`` below
+      the value of the best save, the next save comes earlier.
+    - ``risk``: a function that returns the present failure rate relative to the usual one; called at each decision.
+    - ``phases``: factor of the interval for each value of ``ckpt.phase``: ``{"warm-up": 4, "reinforcement": 0.5}``.
+    - ``busy``: the interval doubles while the store's disk or the accelerator was in use for more than this share of
+      the last seconds without a save: ``{"disk": 0.8, "device": 0.95}``.
 
-    ``total_steps``: how many steps there will be. ``mtbf``: the time between failures
-    of this job, where you know better than published rates. ``loss`` names a metric: while it is restless, saves are more frequent, and
-    if it falls by the share ``drop`` below that of the best save, the next one comes earlier. ``risk`` is asked at each decision how many
-    times as likely as usual a failure is. ``phases`` has a factor of the interval for each name that ``ckpt.phase`` is set to:
-    ``{"warm-up": 4, "reinforcement": 0.5}``. ``busy``: while the store's disk or the accelerator was in use for more than this share of
-    the last seconds in which no save was written, the interval is twice as long: ``{"disk": 0.8, "device": 0.95}``. Each
-    change is an event ``schedule.changed``. Decided intervals stay in the run's log, where ``relight explain schedule`` finds them.
+    Each change emits ``schedule.changed``. Decided intervals are stored in the run's log, where ``relight explain
+    schedule`` reads them.
 
     >>> adaptive(at_least="30s", at_most="15m").due(TriggerInput(9, now_s=50, last_save_step=None, last_save_s=0, interval_s=40))
     'adaptive, every 40 s'
@@ -130,7 +139,7 @@ def adaptive(
 
 
 def _named(given: object, what: str, example: str) -> dict[str, float]:
-    """A number above 0 for each name."""
+    """Return a number above 0 for each name; an empty dict for None."""
     if given is None:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):

@@ -43,10 +43,10 @@ def mode_of(metric: str) -> str | None:
 def mode_for(metric: str, mode: str | None, needed: bool = True) -> str | None:
     """Return ``mode``, or the usual one of a well known name. ``ConfigError`` if neither is known and it is ``needed``: none is guessed."""
     name_of(metric, "metric")
-    found = mode_of(metric) if mode is None else one_of(mode, MODES, "mode")
-    if found is None and needed:
+    resolved = mode_of(metric) if mode is None else one_of(mode, MODES, "mode")
+    if resolved is None and needed:
         raise ConfigError(f"mode is missing: whether less or more of {metric!r} is better is unknown", hint='add mode="min" or mode="max"')
-    return found
+    return resolved
 
 
 def only_metric(names: Collection[str], mode: str | None = None) -> BestBy | None:

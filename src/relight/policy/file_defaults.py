@@ -1,4 +1,5 @@
-"""``[checkpoint]`` of relight.toml: what a Checkpointer does where its caller does not say. Pure: the table comes parsed."""
+"""``[checkpoint]`` of relight.toml: defaults for options that the caller of a Checkpointer does not give. Pure: works
+on a parsed table."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from relight.policy.triggers import Trigger, every
 
 @dataclass(frozen=True, slots=True)
 class FileTiers:
-    """``[checkpoint.tiers]``: stores, near to far, without the run's name, which is the script's."""
+    """``[checkpoint.tiers]``: stores, near to far, without the run's name, which the script gives."""
 
     tables: tuple[tuple[str, Mapping[str, Any]], ...]
     """Each tier's name, and the arguments of ``relight.tier``."""
@@ -33,13 +34,13 @@ class FileTiers:
             urls = _urls(table) or [store]
             rest = {key: value for key, value in table.items() if key not in ("url", "keep")}
             kept = keep(**table["keep"]) if "keep" in table else None
-            made[name] = tier(*(_place(one, run) for one in urls), keep=kept, **rest)
+            made[name] = tier(*(_place(url, run) for url in urls), keep=kept, **rest)
         return Tiers(**made)
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the file says; None: nothing."""
+    """The file's values; None: the file has none."""
 
     save: Trigger | None = None
     keep: Keep | None = None
@@ -62,9 +63,13 @@ _NOT_IN_A_FILE = {"adaptive": {"risk"}}
 
 
 def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
-    """The table's values: ``background``, ``takeover``, and the tables ``adaptive``, ``every``, ``keep``, ``limits``, ``compact``,
-    ``peers``, each with the arguments of the function of that name. ``adaptive`` and ``every`` together: whichever comes first.
-    ``tiers`` has a table for each further store, near to far, with the arguments of ``relight.tier``."""
+    """Return the table's values. Raise ``ConfigError`` for an invalid one.
+
+    Keys: ``background``, ``takeover``, and the tables ``adaptive``, ``every``, ``keep``, ``limits``, ``compact`` and
+    ``peers``, each with the arguments of the function of that name. With ``adaptive`` and ``every``, a save is due when
+    either trigger is. ``tiers`` has a table for each further store, near to far, with the arguments of
+    ``relight.tier``.
+    """
     known = [*_MAKERS, "background", "takeover", "tiers"]
     for name in table:
         if name not in known:
@@ -83,7 +88,8 @@ def defaults_of(table: Mapping[str, Any], where: str) -> Defaults:
 
 
 def _tiers(given: object, where: str) -> FileTiers:
-    """The table of tiers, tried with a run's name, so that a mistake is found before a job needs it."""
+    """Return the table of tiers, checked with an example run's name, so that a mistake is found before a job needs
+    it."""
     example = '[checkpoint.tiers.cold] with url = "s3://bucket/runs"'
     if not isinstance(given, Mapping) or not all(isinstance(one, Mapping) for one in given.values()):
         raise ConfigError("[checkpoint.tiers] has a table for each tier", where=where, hint=example)
@@ -114,7 +120,7 @@ def _tiers(given: object, where: str) -> FileTiers:
 def _urls(table: Mapping[str, Any]) -> list[str]:
     url = table.get("url")
     urls = [url] if isinstance(url, str) else list(url) if isinstance(url, (list, tuple)) else []
-    return urls if all(isinstance(one, str) and one.strip() for one in urls) else []
+    return urls if all(isinstance(each, str) and each.strip() for each in urls) else []
 
 
 def _place(store: str, run: str) -> str:
@@ -124,12 +130,12 @@ def _place(store: str, run: str) -> str:
 def _made(name: str, given: object, where: str) -> Any:
     make = _MAKERS[name]
     parameters = inspect.signature(make).parameters.items()
-    names = [one for one, how in parameters if how.kind is not how.POSITIONAL_ONLY and one not in _NOT_IN_A_FILE.get(name, ())]
+    names = [key for key, how in parameters if how.kind is not how.POSITIONAL_ONLY and key not in _NOT_IN_A_FILE.get(name, ())]
     if not isinstance(given, Mapping):
         raise ConfigError(f"[checkpoint.{name}] is a table", where=where, hint=f"it has {', '.join(names)}")
-    for one in given:
-        if one not in names:
-            raise ConfigError(f"[checkpoint.{name}] has no {one!r}", where=where, hint=f"it has {', '.join(names)}")
+    for key in given:
+        if key not in names:
+            raise ConfigError(f"[checkpoint.{name}] has no {key!r}", where=where, hint=f"it has {', '.join(names)}")
     try:
         return make(**given)
     except ConfigError as error:

@@ -1,4 +1,5 @@
-"""Whether a save still fits between the signal that a job is to end and the end of its machine. Pure."""
+"""Whether a save still fits into the grace period, between the signal that ends a job and the end of its machine.
+Pure."""
 
 from __future__ import annotations
 
@@ -7,19 +8,20 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 GRACE = "RELIGHT_GRACE_S"
-"""How long a process has from SIGTERM to SIGKILL, in seconds."""
+"""Variable with the seconds that a process has from SIGTERM to SIGKILL."""
 _SHARE, _LEAST_S, _MOST_S = 0.1, 0.4, 1.5
 _DEAR = 1.1
-"""A save may take so many times as long as those before it."""
+"""Safety factor: a save may take this many times as long as earlier ones."""
 
 
 def kept_back(grace_s: float) -> float:
-    """So much of it a supervisor keeps for itself: to end who does not end, for the incident, for an exit code."""
+    """Return the seconds of the grace period that the supervisor reserves: to kill ranks that do not end, to write the
+    incident, and to exit with a code."""
     return min(_MOST_S, max(_LEAST_S, _SHARE * grace_s))
 
 
 def grace_of(text: str) -> float | None:
-    """What the environment says; None if nothing, or nothing that is a time."""
+    """Return the seconds in ``text``; None if it is not a finite number above 0."""
     try:
         grace_s = float(text)
     except ValueError:
@@ -36,27 +38,28 @@ class Fit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GraceState:
-    """What one rank knows when it is to end."""
+    """What one rank knows when it must end."""
 
     left_s: float | None
-    """Until it must have ended; None: nobody has said."""
+    """Seconds until the rank must have ended; None: unknown."""
     usual_s: float
-    """The longest of its last saves; 0: there was none."""
+    """Seconds of the longest of its last saves; 0: there was none."""
     before: float
-    """How many saves' worth of writing must be done first, by those that were begun."""
+    """Writing that must finish first, for saves that were started, in units of one save."""
 
     @property
     def need_s(self) -> float:
-        """How long a save takes that is begun now."""
+        """Estimated seconds of a save that starts now."""
         return _DEAR * self.usual_s * (1.0 + self.before)
 
 
 def fits(ranks: Sequence[GraceState]) -> Fit:
-    """Of all ranks together: the slowest counts, and whoever has least time. Where nothing is known it is tried, as the last one stands."""
-    left = min((one.left_s for one in ranks if one.left_s is not None), default=None)
-    need = max(one.need_s for one in ranks)
+    """Return whether all ranks have time for a save: the slowest rank must fit into the shortest time left. If nothing
+    is known, try the save: a failed one leaves the previous checkpoint intact."""
+    left = min((rank.left_s for rank in ranks if rank.left_s is not None), default=None)
+    need = max(rank.need_s for rank in ranks)
     if left is None:
-        return Fit(True, "nobody has said how long there is")
+        return Fit(True, "the time left is unknown")
     if not need:
         return Fit(left > 0, f"{max(0.0, left):.1f} s are left, and no save has shown yet how long one takes")
     return Fit(need <= left, f"a save takes {need:.1f} s, and {max(0.0, left):.1f} s are left")

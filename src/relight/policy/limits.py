@@ -1,4 +1,4 @@
-"""What a save may take of the machine."""
+"""Limits of the resources that saves may use."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from relight.policy.units import number_above_0, one_of, whole_of
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Bounds on the harm that saving does. None means: what is there.
+    """Limits of the resources that saves may use. None: no limit but the machine's.
 
-    ``memory``: bytes of shared memory for snapshots, all slots together; a state larger than that is streamed by the trainer through
-    two buffers of 16 MiB, while it waits. ``threads`` hash and copy. ``nice`` is the agent's. ``bytes_per_second`` bounds what the
-    run's processes on one node write to the nearest store, all ranks together, in the background or not; ``read_bytes_per_second`` what
-    they read from stores, mostly in a restore. Copies to further tiers have a bound of their own: ``relight.tier(bytes_per_second=)``.
-    ``when_busy``: a save that is due while no slot is free is made as soon as one is (``"newest"``: several due ones become one, of the
-    then newest state), or waits for it (``"queue"``). ``deadline_s`` bounds every wait for the agent.
+    - ``memory``: bytes of shared memory for snapshots, all slots together. The trainer itself writes a larger state,
+      through two buffers of 16 MiB, and waits for that.
+    - ``threads``: number of threads that hash and copy. ``nice``: the agent's niceness.
+    - ``bytes_per_second``: limit for writes to the nearest store by all ranks of a node together, in the background or
+      not. ``read_bytes_per_second``: limit for their reads from stores, mostly in a restore. Copies to further tiers
+      have their own limit: ``relight.tier(bytes_per_second=)``.
+    - ``when_busy``: a save that is due while no slot is free is made as soon as one is (``"newest"``: several such
+      saves become one, of the newest state then), or waits for a slot (``"queue"``).
+    - ``deadline_s``: seconds that bound every wait for the agent.
     """
 
     memory: int | None = None

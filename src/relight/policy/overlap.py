@@ -1,4 +1,4 @@
-"""Copying while training goes on, or at once: whichever training loses less by. Pure."""
+"""Choose between copying while training continues and copying at once, by which costs training less. Pure."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ from collections import deque
 from statistics import median
 
 _AT_ONCE_EVERY, _LATER_EVERY = 8, 32
-"""How often the other way is tried, while it is not known to lose, and once it is."""
+"""Saves between two trials of the other method: while its cost is unknown, and once it is known to be worse."""
 _CLEARLY = 0.8
-"""Copying at once has to cost less than this share of the other way: it is the one that scales."""
+"""Copying at once is preferred only if it costs less than this share of overlapping, because overlapping scales
+better."""
 
 
 class Overlap:
-    """What both ways have cost lately, in seconds, in time that ``step()`` blocked and the step behind it took longer.
+    """Recent costs of both methods in seconds: the time that ``step()`` blocked, plus the slowdown of the next step.
 
-    Where training leaves memory bandwidth and a core to spare, a copy behind its back is free. Where it does not (two cores, both busy), it
-    may cost more than waiting for it would: caches and schedulers suffer. Only trying tells.
+    If training leaves memory bandwidth and a core unused, a copy in the background is free. If it does not (two cores,
+    both busy), the copy may cost more than waiting for it, because caches and the scheduler suffer. So both methods are
+    measured.
     """
 
     def __init__(self) -> None:
@@ -25,7 +27,7 @@ class Overlap:
         self._saves = 0
 
     def choose(self) -> bool:
-        """Whether the next save is copied while training goes on."""
+        """Return whether to copy the next save while training continues."""
         self._saves += 1
         if len(self._cost[True]) < 3:
             return True
@@ -36,17 +38,17 @@ class Overlap:
 
     @property
     def prefers(self) -> bool:
-        """What has cost less, as far as is known."""
+        """Whether overlapping has cost less, as far as is known."""
         if len(self._cost[False]) < 3:
             return True
         return median(self._cost[False]) > _CLEARLY * median(self._cost[True])
 
     def began(self, overlapped: bool, blocked_s: float) -> None:
-        """A save was begun; the next interval shows what it costs beyond that."""
+        """Record a started save; the next interval gives its further cost."""
         self._pending = (overlapped, blocked_s)
 
     def interval(self, seconds: float, quiet: bool) -> None:
-        """From one return of ``step()`` to the next call. ``quiet``: no save was under way in it."""
+        """Record the seconds from one return of ``step()`` to the next call. ``quiet``: no save was in progress."""
         if self._pending is not None:
             overlapped, blocked_s = self._pending
             self._pending = None

@@ -11,11 +11,12 @@ from relight.policy.units import bytes_of, number_above_0, whole_of
 
 @dataclass(frozen=True, init=False, slots=True)
 class Peers:
-    """Nodes hold what can be rebuilt from of each other's snapshots: ``relight.Peers(copies=1)``, ``relight.Peers(data=4, parity=2)``.
+    """Nodes protect each other's snapshots in memory: ``relight.Peers(copies=1)``, ``relight.Peers(data=4, parity=2)``.
 
-    ``copies`` others hold each node's snapshot whole; or of ``data + parity`` nodes any ``parity`` may be lost with their memory, which
-    takes ``parity/data`` of a snapshot on each. Nodes of different racks (``RELIGHT_RACK``) and hosts are put together. ``memory``
-    (``"64GB"``) bounds what a node holds for others, ``bytes_per_second`` what it sends.
+    With ``copies``, that many other nodes have a copy of each node's snapshot. With ``data`` and ``parity``, any
+    ``parity`` of ``data + parity`` nodes may be lost with their memory; this takes ``parity/data`` of a snapshot on
+    each node. Groups are formed from nodes of different racks (``RELIGHT_RACK``) and hosts. ``memory`` (``"64GB"``)
+    limits the memory that a node uses for others, ``bytes_per_second`` what it sends.
     """
 
     data: int

@@ -1,4 +1,4 @@
-"""What a supervisor tells the next life of a job, by its environment. Pure."""
+"""Environment variables by which a supervisor passes its decisions to the next start of a job. Pure."""
 
 from __future__ import annotations
 
@@ -6,24 +6,26 @@ import re
 from collections.abc import Mapping
 
 BEFORE = "RELIGHT_BEFORE"
-"""It restores the newest checkpoint of a step before this one."""
+"""Step before which to restore: the job restores the newest checkpoint of an earlier step."""
 SKIP = "RELIGHT_SKIP"
-"""Steps whose samples it does not train on, from then on, as ``first-last``. Goes with ``BEFORE``."""
+"""Steps whose samples are skipped from then on, as ``first-last``. Used with ``BEFORE``."""
 CUT = "RELIGHT_LR_CUT"
-"""By what learning rates are multiplied from then on. Goes with ``BEFORE``."""
+"""Factor for the learning rates from then on. Used with ``BEFORE``."""
 SPLIT = "RELIGHT_SPLIT"
-"""Into how many more micro-batches than the script says each one is to be split."""
+"""Number of parts into which to split each micro-batch of the script."""
 SPIKES = "RELIGHT_SPIKES"
-"""How far a loss may rise before it counts as one that jumped: see ``Spikes``."""
+"""Threshold of a loss spike in standard deviations: see ``Spikes``."""
 
 _SANE = {BEFORE: r"\d{1,18}", SKIP: r"\d{1,18}-\d{1,18}", CUT: r"0\.\d{1,18}|\d(\.\d{1,18})?e-\d{1,3}", SPLIT: r"\d{1,7}"}
 
 
 def once_back(settings: Mapping[str, str]) -> dict[str, str]:
-    """What is left to tell the next life once one has gone back: batches stay small, but nobody goes back twice."""
+    """Return the variables to pass on after a rollback was done: micro-batches stay small, but the rollback is not
+    repeated."""
     return {name: value for name, value in settings.items() if name not in (BEFORE, SKIP, CUT)}
 
 
 def sane(settings: Mapping[str, str]) -> dict[str, str]:
-    """Of settings that were read from somewhere those that a supervisor may have told: they become environment of processes."""
+    """Return the valid entries of stored ``settings`` that a supervisor may have written: they become environment
+    variables."""
     return {name: value for name, value in settings.items() if name in _SANE and re.fullmatch(_SANE[name], value, re.ASCII)}

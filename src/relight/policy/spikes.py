@@ -1,4 +1,4 @@
-"""When a loss is one that jumped. Robust: by the median of the last losses, and how far they lie from it. Pure."""
+"""Detect loss spikes, robustly: by the median of recent losses and their median distance from it. Pure."""
 
 from __future__ import annotations
 
@@ -12,27 +12,30 @@ from relight.policy.rollback_env import SPIKES
 
 SIGMAS = 10.0
 _TO_SIGMA = 1.4826
-"""Times the median distance from the median: the standard deviation, where values are normally distributed."""
+"""Standard deviation ÷ median distance from the median, for normally distributed values."""
 
 
 class Jump(NamedTuple):
-    """A loss that jumped: at which step first, and in words."""
+    """A loss that jumped: its first step (``onset``), and a sentence."""
 
     onset: int
     why: str
 
 
 class Spikes:
-    """Told each step's loss. No finite number is a jump at once; a high one if so many in a row are: one bad batch passes by itself."""
+    """Spike detector; ``update`` it with each step's loss. NaN or infinity is a jump at once. A high loss is one only
+    after ``in_a_row`` high losses, because a single bad batch does not matter."""
 
     def __init__(self, sigmas: float = SIGMAS, in_a_row: int = 5, window: int = 128, begins: int = 50) -> None:
-        """``sigmas``: how many standard deviations above the median is high; 0: none is."""
+        """``sigmas``: standard deviations above the median from which a loss is high; 0: never. ``window``: number of
+        recent losses. ``begins``: least number of losses before any is high."""
         self._sigmas, self._in_a_row, self._begins = sigmas, in_a_row, begins
         self._last: deque[float] = deque(maxlen=window)
         self._high: list[tuple[int, float]] = []
 
     def update(self, step: int, loss: float) -> Jump | None:
-        """Of a step. Cost: sorting ``window`` numbers, only where the loss is above all of them."""
+        """Add a step's loss, and return a jump or None. Cost: sorting ``window`` numbers, only if the loss is above all
+        of them."""
         if not math.isfinite(loss):
             return Jump(self._high[0][0] if self._high else step, f"the loss is {loss} at step {step}")
         if self._is_high(loss):
@@ -50,12 +53,12 @@ class Spikes:
         if not self._sigmas or len(self._last) < self._begins or loss <= max(self._last):
             return False
         middle = median(self._last)
-        spread = _TO_SIGMA * median(abs(one - middle) for one in self._last)
+        spread = _TO_SIGMA * median(abs(value - middle) for value in self._last)
         return loss > middle + self._sigmas * max(spread, 1e-3 * abs(middle))
 
 
 def spikes_of(text: str) -> Spikes:
-    """As the setting says: a number of standard deviations; 0 for none."""
+    """Return the detector for a setting's text, a number of standard deviations; 0: only NaN and infinity are jumps."""
     try:
         sigmas = float(text) if text else SIGMAS
     except ValueError:

@@ -1,4 +1,4 @@
-"""Several stores of one run, near to far: what each is to hold."""
+"""Several stores of one run, near to far, and the checkpoints that each must have."""
 
 from __future__ import annotations
 
@@ -14,32 +14,34 @@ from relight.policy.units import Duration, bytes_of, number_above_0, seconds_of,
 
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}\Z")
 NOTE_TOPIC = "tiers"
-"""Topic of the NOTE by which an attempt tells which tiers there are; whoever reads the log knows them then."""
+"""Topic of the NOTE by which an attempt records its tiers, so that every reader of the log knows them."""
 DRAINED_TOPIC = "drained"
-"""Topic of the NOTE that says of a checkpoint that a tier has it."""
+"""Topic of the NOTE that records that a tier has a checkpoint."""
 
 
 PACE_TOPIC = "tiers' pace"
-"""Topic of the NOTE that says how often each further tier gets a copy of what a schedule saves."""
+"""Topic of the NOTE that records how often each further tier gets a copy of scheduled saves."""
 COPYING_TOPIC = "copying outwards"
-"""Topic of the NOTE that names the checkpoint which is being copied to a further tier: it stays near until the copy is there."""
+"""Topic of the NOTE that names the checkpoint which is being copied to a further tier: it stays near until the copy is
+complete."""
 NOW = "all"
-"""In place of tiers' names in it: from here on every save goes to all of them."""
+"""Key in a pace NOTE instead of tiers' names: from that record on every save goes to all tiers."""
 
 
 class HasPath(Protocol):
     """A path, such as ``pathlib``'s."""
 
     def __fspath__(self) -> str:
-        """As text."""
+        """Return the path as text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tier:
-    """One of the stores: ``url`` is a run's (``store/run``), ``keep`` what stays there, ``bytes_per_second`` bounds copying to it.
+    """One tier: ``url`` names store and run (``store/run``), ``keep`` its retention, ``bytes_per_second`` bounds
+    copying to it.
 
-    ``also`` are further places for the same, each with a copy of its own. Once they are spread out, ``group`` is what all of them have in
-    common, and ``quorum`` how many of them are enough.
+    ``also`` are further places, each of which gets its own copy. ``Tiers`` makes a tier of each: then ``group`` is
+    their common name, and ``quorum`` the number of copies that are enough.
     """
 
     url: str
@@ -50,27 +52,29 @@ class Tier:
     group: str = ""
     quorum: int = 1
     lag_s: float | None = None
-    """How far it may be behind; None: as ``relight.adaptive()`` finds best."""
+    """Longest interval between copies, in seconds; None: ``relight.adaptive()`` computes it."""
 
 
 class TierPace(NamedTuple):
-    """How soon behind the one before a tier gets the next."""
+    """The least seconds between two checkpoints that a tier gets."""
 
     least_s: float = 0.0
     last_s: float | None = None
-    """When the newest that it has was committed; None: it has none, or nobody knows."""
+    """When the tier's newest checkpoint was committed; None: it has none, or the time is unknown."""
 
-    def holds_back(self, one: Candidate) -> bool:
-        """Whether it is too soon for that one. Clocks that disagree hold nothing back; nor is anything that somebody asked for."""
-        known = one.routine and self.last_s is not None and one.time_s is not None
-        return known and 0 <= one.time_s - self.last_s < self.least_s  # type: ignore[operator]
+    def holds_back(self, checkpoint: Candidate) -> bool:
+        """Return whether the checkpoint follows the tier's newest too soon. Only scheduled saves are held back, and
+        none if clocks disagree."""
+        known = checkpoint.routine and self.last_s is not None and checkpoint.time_s is not None
+        return known and 0 <= checkpoint.time_s - self.last_s < self.least_s  # type: ignore[operator]
 
 
 AT_ONCE = TierPace()
 
 
 class Group(NamedTuple):
-    """Tiers that hold copies of the same: their names, and how many of them are enough. A tier by itself is a group of one."""
+    """Tiers that have copies of the same checkpoints: their names, and how many copies are enough. A single tier is a
+    group of one."""
 
     name: str
     members: tuple[str, ...]
@@ -79,11 +83,13 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, init=False, slots=True)
 class Tiers:
-    """The stores of one run, from the nearest to the safest: ``relight.Tiers(hot="/nvme/ckpts/demo", cold="s3://bucket/ckpts/demo")``.
+    """The stores of one run, from the nearest to the safest: ``relight.Tiers(hot="/nvme/ckpts/demo",
+    cold="s3://bucket/ckpts/demo")``.
 
-    A save is a checkpoint once the first has it; what the others are to hold is copied there behind training's back, and stays in the
-    first one until it is there. The names are yours; the order counts. ``relight.tier(url, …)`` says more of one, and names several
-    places that are to have a copy each: they are called ``cold-1``, ``cold-2`` …
+    A save is a checkpoint once it is committed in the first store. Copies to the other stores are made in the
+    background, and a checkpoint stays in the first store until they are complete. Names are free, and their order
+    counts. ``relight.tier(url, …)`` sets options of one tier, or names several places that each get a copy: these are
+    called ``cold-1``, ``cold-2`` …
     """
 
     tiers: tuple[Tier, ...]
@@ -95,27 +101,27 @@ class Tiers:
         for name, given in tiers.items():
             if not _NAME.match(name):
                 raise ConfigError(f"{name[:40]!r} cannot be a tier's name", hint="a lower-case letter, then letters, digits, _ or -")
-            one = given if isinstance(given, Tier) else tier(given)
-            places = (one.url, *one.also)
+            base = given if isinstance(given, Tier) else tier(given)
+            places = (base.url, *base.also)
             for number, url in enumerate(places, start=1):
                 own = f"{name}-{number}" if len(places) > 1 else name
-                made.append(replace(one, url=url, name=own, also=(), group=name))
-        urls = [one.url.rstrip("/") for one in made]
+                made.append(replace(base, url=url, name=own, also=(), group=name))
+        urls = [base.url.rstrip("/") for base in made]
         if len(set(urls)) < len(urls):
             raise ConfigError("two tiers are the same place", where=next(url for url in urls if urls.count(url) > 1))
-        names = [one.name for one in made]
+        names = [base.name for base in made]
         if len(set(names)) < len(names):
             raise ConfigError(f"two tiers are called {next(name for name in names if names.count(name) > 1)}", hint="choose another name")
         object.__setattr__(self, "tiers", tuple(made))
 
     @property
     def nearest(self) -> Tier:
-        """Where saves commit."""
+        """The tier where saves commit."""
         return self.tiers[0]
 
     @property
     def further(self) -> tuple[Tier, ...]:
-        """Where they are copied to, in that order."""
+        """The tiers to which checkpoints are copied, in that order."""
         return self.tiers[1:]
 
 
@@ -128,20 +134,22 @@ def tier(
     capacity: str | int | None = None,
     lag: str | float | Duration | None = None,
 ) -> Tier:
-    """One store for ``relight.Tiers``: the run there, what stays there, and how fast it may be copied to.
+    """Return one store for ``relight.Tiers``: its URL with the run, its retention, and the speed of copies to it.
 
-    Without ``keep`` everything that is copied there stays. What its rules name for good (``every``, ``best``, tags) is always copied;
-    otherwise the newest is, and those in between as far as there is time. Above ``capacity`` (``"2TB"``) the oldest go that are safe
-    further out, whatever its rules say of them; then the oldest that no further tier will get, because the copies are slower than the
-    saves. What ``every``, ``best`` or a tag names waits until it is copied.
+    ``keep``: without it, every copied checkpoint stays. Checkpoints that its rules keep for good (``every``, ``best``,
+    tags) are always copied. Of the others the newest is copied, and older ones as far as there is time.
 
-    With ``relight.adaptive()`` the interval of copies is worked out from what they cost the steps; ``lag`` (``"10m"``, seconds) is the
-    longest that it may be, and 0 copies every save.
+    ``capacity`` (``"2TB"``): above it, the oldest checkpoints that are also on a further tier are removed, despite the
+    rules; then the oldest that no further tier will get, because copies are slower than saves. Checkpoints named by
+    ``every``, ``best`` or a tag stay until they are copied.
 
-    With further urls each of these places, which may be other disks, buckets or regions, gets a copy; ``quorum`` of them, by default all,
-    are enough for a checkpoint to count as drained, and to be removed nearer by.
+    ``lag`` (``"10m"``, or seconds): ``relight.adaptive()`` computes the interval of copies from their cost to the
+    steps; ``lag`` is its upper limit, and 0 copies every save.
+
+    ``also``: more URLs, such as other disks, buckets or regions. Each place gets a copy. With ``quorum`` copies
+    (default: all) a checkpoint counts as drained, and may be removed from nearer tiers.
     """
-    texts = [_path_of(one) for one in (url, *also)]
+    texts = [_path_of(place) for place in (url, *also)]
     if keep is not None and not isinstance(keep, Keep):
         raise ConfigError(f"keep= takes relight.keep(…), not {shown(keep)}")
     if bytes_per_second is not None:
@@ -156,7 +164,7 @@ def tier(
 
 
 def _path_of(value: Any) -> str:
-    """A tier's place as a text that is not empty."""
+    """Return a tier's path or URL as text. Raise ``ConfigError`` if it is empty or another type."""
     text = value if isinstance(value, str) else value.__fspath__() if hasattr(value, "__fspath__") else None
     if not isinstance(text, str) or not text.strip():
         raise ConfigError(f"a tier is the path or URL of a run, not {shown(value)}", hint='relight.tier("s3://bucket/ckpts/demo")')
@@ -164,54 +172,58 @@ def _path_of(value: Any) -> str:
 
 
 def groups_of(tiers: Sequence[Tier]) -> list[Group]:
-    """What a run's tiers, nearest first, are to have beside the nearest, which has everything: of its group one fewer is enough."""
-    found: dict[str, list[Tier]] = {}
-    for one in tiers[1:]:
-        found.setdefault(one.group or one.name, []).append(one)
+    """Return the groups of a run's further tiers. ``tiers`` are nearest first. The nearest has every checkpoint, so its
+    own group needs one copy fewer."""
+    groups: dict[str, list[Tier]] = {}
+    for further in tiers[1:]:
+        groups.setdefault(further.group or further.name, []).append(further)
     near = tiers[0].group or tiers[0].name if tiers else ""
     return [
-        Group(name, tuple(one.name for one in members), min(members[0].quorum - (name == near), len(members)))
-        for name, members in found.items()
+        Group(name, tuple(member.name for member in members), min(members[0].quorum - (name == near), len(members)))
+        for name, members in groups.items()
     ]
 
 
 def encode_tiers(tiers: Sequence[Tier]) -> dict[str, str]:
-    """The data of a NOTE that names them."""
-    return {"tiers": json.dumps([asdict(one) for one in tiers], sort_keys=True)}
+    """Return the data of a NOTE that records the tiers."""
+    return {"tiers": json.dumps([asdict(each) for each in tiers], sort_keys=True)}
 
 
 def decode_tiers(data: dict[str, Any]) -> tuple[Tier, ...]:
-    """What a NOTE says; what makes no sense is left out, as a newer Relight may have written it."""
-    found = []
+    """Return the tiers that a NOTE records; none if its data are invalid, as a newer version of Relight may have
+    written them."""
+    decoded = []
     try:
-        for one in json.loads(str(data.get("tiers", "[]"))):
-            known = {name: one["keep"][name] for name in (*RULES, "metric", "mode", "undo_s", "capacity") if name in one["keep"]}
-            name, group, quorum = str(one["name"]), str(one.get("group", "")), int(one.get("quorum", 1))
-            lag_s = one.get("lag_s")
-            url, pace = str(one["url"]), one.get("bytes_per_second")
-            found.append(Tier(url, Keep(**known), pace, name, group=group, quorum=quorum, lag_s=None if lag_s is None else float(lag_s)))
+        for fields in json.loads(str(data.get("tiers", "[]"))):
+            known = {name: fields["keep"][name] for name in (*RULES, "metric", "mode", "undo_s", "capacity") if name in fields["keep"]}
+            name, group, quorum = str(fields["name"]), str(fields.get("group", "")), int(fields.get("quorum", 1))
+            lag_s = fields.get("lag_s")
+            url, pace = str(fields["url"]), fields.get("bytes_per_second")
+            decoded.append(Tier(url, Keep(**known), pace, name, group=group, quorum=quorum, lag_s=None if lag_s is None else float(lag_s)))
     except (ValueError, TypeError, KeyError):
         return ()
-    return tuple(found)
+    return tuple(decoded)
 
 
 def owed(rules: Keep, checkpoints: Sequence[Candidate], after: int, pace: TierPace = AT_ONCE, had: Sequence[Candidate] = ()) -> list[str]:
-    """Ids of those that a further tier with such rules still lacks, in the order in which they are to be copied: oldest first.
+    """Return the ids of checkpoints that a further tier with these rules still lacks, in the order in which to copy
+    them: oldest first.
 
-    The newest, and what the rules name for good. ``after`` is the ``seq`` of the newest that the tier has, or had: nothing older is copied
-    behind it, since a run resumes from what came last. ``pace`` may hold the newest back, never what is named for good. ``had``: those
-    that the tier has or had, and that are not live here. Without them each save after a pruned milestone would look like the first one.
+    These are the newest one, and those that the rules keep for good. ``after`` is the ``seq`` of the newest checkpoint
+    that the tier has or had: no older one is copied after it, because a run resumes from the last one. ``pace`` may
+    hold back the newest, but none that is kept for good. ``had``: checkpoints that the tier has or had and that are not
+    live here. Without them each save after a pruned milestone would look like the first one.
     """
-    behind = sorted((one for one in checkpoints if one.seq > after and one.verified is not False), key=lambda one: one.seq)
-    newest = behind[-1] if behind and not pace.holds_back(behind[-1]) else None
-    named = lasting(rules, checkpoints, had) if behind else set()
-    return [one.id for one in behind if one is newest or one.id in named]
+    later = sorted((each for each in checkpoints if each.seq > after and each.verified is not False), key=lambda each: each.seq)
+    newest = later[-1] if later and not pace.holds_back(later[-1]) else None
+    named = lasting(rules, checkpoints, had) if later else set()
+    return [checkpoint.id for checkpoint in later if checkpoint is newest or checkpoint.id in named]
 
 
 def safe_on(tier: Tier, checkpoints: Sequence[Candidate], copied: Collection[str], had: Sequence[Candidate] = ()) -> set[str]:
-    """Of those that were copied to a tier: which are there still, as its rules decide of what was copied there. ``had``: see ``owed``."""
-    there = [replace(one, verified=True, held="", elsewhere="") for one in checkpoints if one.id in copied]
-    # Older than all others, and without bytes: so they change no other rule's choice.
-    gone = [Candidate(f"\0{one.id}", -1 - number, one.step, verified=True, time_s=0.0) for number, one in enumerate(had)]
-    kept = {verdict.id for verdict in decide_keep(replace(tier.keep, capacity=None), [*there, *gone]) if verdict.keep}
-    return {one.id for one in there if one.id in kept}
+    """Return the ids of copied checkpoints that the tier's own rules still keep there. ``had``: see ``owed``."""
+    present = [replace(each, verified=True, held="", elsewhere="") for each in checkpoints if each.id in copied]
+    # Older than all others, and without bytes, so that they do not change another rule's choice.
+    gone = [Candidate(f"\0{each.id}", -1 - number, each.step, verified=True, time_s=0.0) for number, each in enumerate(had)]
+    kept = {verdict.id for verdict in decide_keep(replace(tier.keep, capacity=None), [*present, *gone]) if verdict.keep}
+    return {checkpoint.id for checkpoint in present if checkpoint.id in kept}

@@ -40,7 +40,7 @@ class TriggerInput:
     best: Mapping[str, float] = field(default_factory=dict)
     """Best value of each metric among committed checkpoints, by the trigger's own mode, under ``name:mode``."""
     interval_s: float | None = None
-    """What ``relight.adaptive()`` has come to; None on ranks that another decides for."""
+    """The interval that ``relight.adaptive()`` has computed; None on ranks for which another rank decides."""
     previous: int | None = None
     """The last step that ended before this one. The script left out the steps between the two."""
     epochs: Mapping[str, EpochsDone] = field(default_factory=dict)
@@ -81,12 +81,12 @@ class Trigger:
 
     @property
     def adapts(self) -> Adaptive | None:
-        """The part of it that wants an interval worked out, if it has one."""
+        """The part of this trigger that needs a computed interval, if it has one."""
         return None
 
     @property
     def best_by(self) -> frozenset[tuple[str, str]]:
-        """``(name, mode)`` of the metrics whose best values it saves."""
+        """``(name, mode)`` of each metric at whose best values the trigger saves."""
         return frozenset()
 
     @property
@@ -124,7 +124,7 @@ class _Any(Trigger):
 
     @property
     def adapts(self) -> Adaptive | None:
-        return next((found for part in self.parts if (found := part.adapts) is not None), None)
+        return next((adaptive for part in self.parts if (adaptive := part.adapts) is not None), None)
 
     @property
     def best_by(self) -> frozenset[tuple[str, str]]:
@@ -223,7 +223,7 @@ def every(
     >>> every(steps=2).due(TriggerInput(step=3, now_s=0, last_save_step=None, last_save_s=0))
     'every 2 steps'
     """
-    if amount is not None and not all(one is None for one in (steps, minutes, hours, seconds, epochs)):
+    if amount is not None and not all(value is None for value in (steps, minutes, hours, seconds, epochs)):
         raise ConfigError(f"every({shown(amount)}) and a named amount", hint="relight.every(steps=500, minutes=10)")
     counted, time_s = _amount(amount)
     if steps is not None:

@@ -1,4 +1,4 @@
-"""Amounts as people write them."""
+"""Parse times, sizes and numbers as people write them, and check argument values."""
 
 from __future__ import annotations
 
@@ -21,24 +21,26 @@ class Duration(Protocol):
     """A length of time, such as a ``timedelta``."""
 
     def total_seconds(self) -> float:
-        """As a number."""
+        """Return the seconds."""
 
 
 def seconds_of(amount: str | float | Duration, what: str) -> float:
-    """``"36h"``, ``"7d"``, ``"90m"``, a ``timedelta``, or a number of seconds. ``what`` names it in the error."""
+    """Return the seconds of ``"36h"``, ``"7d"``, ``"90m"``, a ``timedelta``, or a number. ``what`` names the argument
+    in the error."""
     if isinstance(amount, str):
         parsed = _AMOUNT.match(amount)
         unit = _SECONDS.get(parsed[2].lower()) if parsed else None
-        found = float(parsed[1]) * unit if parsed and unit else math.nan
+        seconds = float(parsed[1]) * unit if parsed and unit else math.nan
     else:
-        found = _float(amount.total_seconds() if callable(getattr(amount, "total_seconds", None)) else amount)  # type: ignore[union-attr]
-    if not 0 < found < math.inf:
+        seconds = _float(amount.total_seconds() if callable(getattr(amount, "total_seconds", None)) else amount)  # type: ignore[union-attr]
+    if not 0 < seconds < math.inf:
         raise ConfigError(f"{what} is a time such as '36h' or '7d', not {shown(amount)}", hint="units: s m h d w")
-    return found
+    return seconds
 
 
 def _float(value: Any) -> float:
-    """A number as a float; NaN for anything else. A bool or a text is not a number here, and a tensor is not read."""
+    """Return a number as a float; NaN for anything else. A bool or a text is not a number here, and a tensor is not
+    read."""
     if isinstance(value, (bool, str, bytes)) or hasattr(value, "is_cuda") or not hasattr(value, "__float__"):
         return math.nan
     try:
@@ -48,77 +50,79 @@ def _float(value: Any) -> float:
 
 
 def number_above_0(value: Any, what: str) -> float:
-    """``value`` as a finite float above 0. ``what`` names it in the error."""
-    found = _float(value)
-    if not 0 < found < math.inf:
+    """Return ``value`` as a finite float above 0. ``what`` names the argument in the error."""
+    number = _float(value)
+    if not 0 < number < math.inf:
         raise ConfigError(f"{what} is a number above 0, not {shown(value)}")
-    return found
+    return number
 
 
 def share_of(value: Any, what: str, hint: str = "") -> float:
-    """``value`` as a float between 0 and 1, both excluded."""
-    found = _float(value)
-    if not 0 < found < 1:
+    """Return ``value`` as a float between 0 and 1, both excluded."""
+    share = _float(value)
+    if not 0 < share < 1:
         raise ConfigError(f"{what} is a share between 0 and 1, not {shown(value)}", hint=hint)
-    return found
+    return share
 
 
 def whole_of(value: Any, what: str, *, least: int = 1, most: int | None = None) -> int:
-    """``value`` as an int in a range: an int, a NumPy integer, anything with ``__index__``. A bool is a slip, not a number."""
+    """Return ``value`` as an int in a range. It may be an int, a NumPy integer, or anything with ``__index__``, but not
+    a bool."""
     try:
-        found = None if isinstance(value, bool) else operator.index(value)
+        number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:
-        found = None
-    if found is None or found < least or (most is not None and found > most):
+        number = None
+    if number is None or number < least or (most is not None and number > most):
         bounds = f"from {least} up" if most is None else f"from {least} to {most}"
         hint = f"write {int(value)}" if isinstance(value, float) and value.is_integer() and value >= least else ""
         raise ConfigError(f"{what} is a whole number {bounds}, not {shown(value)}", hint=hint)
-    return found
+    return number
 
 
 def check_bool(value: Any, what: str) -> bool:
-    """``value`` if it is True or False: ``"no"`` would count as True."""
+    """Return ``value`` if it is True or False, else raise ``ConfigError``: ``"no"`` would count as True."""
     if not isinstance(value, bool):
         raise ConfigError(f"{what} is True or False, not {shown(value)}")
     return value
 
 
 def one_of(value: Any, among: Collection[str], what: str) -> str:
-    """``value`` if it is one of those texts."""
+    """Return ``value`` if it is one of ``among``, else raise ``ConfigError``."""
     if not isinstance(value, str) or value not in among:
         raise ConfigError(f"{what} is {' or '.join(map(repr, among))}, not {shown(value)}")
     return value
 
 
 def name_of(value: Any, what: str) -> str:
-    """``value`` if it is a metric's name."""
+    """Return ``value`` if it is a text that can name a metric, else raise ``ConfigError``."""
     if not isinstance(value, str) or not value:
         raise ConfigError(f"{what} is the name of a metric that step() is given, not {shown(value)}")
     return value
 
 
 def bytes_of(amount: str | int, what: str) -> int:
-    """``"500GB"``, ``"1.5 TiB"``, or a number of bytes. ``what`` names it in the error."""
-    found: float = math.nan
+    """Return the bytes of ``"500GB"``, ``"1.5 TiB"``, or a number. ``what`` names the argument in the error."""
+    size: float = math.nan
     if isinstance(amount, str):
         parsed = _AMOUNT.match(amount)
         unit = _BYTES.get(parsed[2].lower()) if parsed else None
-        found = float(parsed[1]) * unit if parsed and unit else math.nan
+        size = float(parsed[1]) * unit if parsed and unit else math.nan
     elif not isinstance(amount, bool) and hasattr(amount, "__index__"):
-        found = operator.index(amount)
-    if not 1 <= found < 1 << 63:
+        size = operator.index(amount)
+    if not 1 <= size < 1 << 63:
         raise ConfigError(f"{what} is a size such as '500GB' or '2TiB', not {shown(amount)}")
-    return int(found)
+    return int(size)
 
 
 _COUNTS = {"": 1, "k": 1000, "m": 10**6, "b": 10**9, "t": 10**12}
 
 
 def number_of(amount: str | int, what: str) -> int:
-    """``"8B"``, ``"1.3T"``, ``"124M"``, or a whole number. ``what`` names it in the error."""
+    """Return the number of ``"8B"``, ``"1.3T"``, ``"124M"``, or a whole number. ``what`` names the argument in the
+    error."""
     parsed = _AMOUNT.match(str(amount)[:40])
     unit = _COUNTS.get(parsed[2].lower()) if parsed else None
-    found = float(parsed[1]) * unit if parsed and unit else 0.0
-    if not 1 <= found <= 1e16:
+    number = float(parsed[1]) * unit if parsed and unit else 0.0
+    if not 1 <= number <= 1e16:
         raise ConfigError(f"{what} is a number such as '8B' or '1.3T', not {str(amount)[:40]!r}", hint="units: k M B T")
-    return round(found)
+    return round(number)

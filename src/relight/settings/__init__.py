@@ -1,4 +1,4 @@
-"""The settings: the register of all, and `relight.toml` and variables read, each table for whoever has it.
+"""Settings: the registry of all settings, and readers of `relight.toml` and environment variables, one table at a time.
 
-Always holds: what is wrong is told with its line or variable; a file is read within bounds. May import: ``errors``. Torch-free.
+Invariants: an error names its line or variable; a file is read within size limits. May import: ``errors``. Torch-free.
 """

@@ -1,4 +1,5 @@
-"""Which key of a table an error is about, found by trying: without it the error is another, or it alone makes the same. Pure."""
+"""Find the key of a table that causes an error, by trial: the key alone causes the same error, or without it the error
+changes. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ _DEPTH_MAX = 6
 
 
 def leaves(table: Mapping[str, Any], above: Keys = ()) -> Iterator[Keys]:
-    """Paths of all that is no table, and of tables that are empty or very deep."""
+    """Yield the paths of all values that are not tables, and of tables that are empty or very deep."""
     for name, value in table.items():
         here = (*above, name)
         if isinstance(value, dict) and value and len(here) < _DEPTH_MAX:
@@ -23,17 +24,17 @@ def leaves(table: Mapping[str, Any], above: Keys = ()) -> Iterator[Keys]:
 
 
 def value_at(table: Mapping[str, Any], keys: Keys) -> Any:
-    """What is there; None if nothing is."""
-    at: Any = table
+    """Return the value at a path; None if there is none."""
+    value: Any = table
     for key in keys:
-        if not isinstance(at, Mapping) or key not in at:
+        if not isinstance(value, Mapping) or key not in value:
             return None
-        at = at[key]
-    return at
+        value = value[key]
+    return value
 
 
 def without(table: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
-    """The table but for that; tables that are empty then go too."""
+    """Return the table without the value at a path. Tables that become empty are removed too."""
     rest = dict(table)
     if len(keys) == 1:
         rest.pop(keys[0], None)
@@ -46,16 +47,17 @@ def without(table: Mapping[str, Any], keys: Keys) -> dict[str, Any]:
 
 
 def only(keys: Keys, value: Any) -> dict[str, Any]:
-    """A table with that alone."""
+    """Return a table that has only this value, at that path."""
     for key in reversed(keys):
         value = {key: value}
     return value  # type: ignore[no-any-return]
 
 
 def culprit(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], what: str) -> Keys:
-    """The path of what makes ``make`` raise an error that says ``what``; empty if that is not to be found."""
+    """Return the path of the value that makes ``make`` raise an error with the text ``what``; empty if it cannot be
+    found."""
 
-    def said(part: dict[str, Any]) -> str:
+    def error_text(part: dict[str, Any]) -> str:
         try:
             make(part)
         except ConfigError as error:
@@ -66,13 +68,13 @@ def culprit(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], 
     if len(all_of) > _LEAVES_MAX:
         return ()
     for keys in all_of:
-        if said(only(keys, value_at(table, keys))) == what:
-            return next((keys[:n] for n in range(1, len(keys)) if said(only(keys[:n], {})) == what), keys)
-    return next((keys for keys in all_of if said(without(table, keys)) != what), ())
+        if error_text(only(keys, value_at(table, keys))) == what:
+            return next((keys[:n] for n in range(1, len(keys)) if error_text(only(keys[:n], {})) == what), keys)
+    return next((keys for keys in all_of if error_text(without(table, keys)) != what), ())
 
 
 def faults(table: Mapping[str, Any], make: Callable[[dict[str, Any]], object], most: int = 50) -> Iterator[tuple[Keys, ConfigError]]:
-    """Every error there is: what is to blame for one is left out, to find the next."""
+    """Yield every error with its path, up to ``most``. Each culprit is removed to find the next error."""
     rest = dict(table)
     for _ in range(most):
         try:

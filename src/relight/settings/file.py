@@ -1,6 +1,6 @@
-"""``relight.toml`` and the variables that stand for what is in it: read within bounds, and merged, each table for whoever has it.
+"""Read ``relight.toml`` within size limits, and merge the variables that override its keys, one table at a time.
 
-A variable beats the file, key by key. What is wrong is told with its place: ``relight.toml:12:1``, or the variable.
+A variable overrides the file, key by key. An error names its place: ``relight.toml:12:1``, or the variable.
 """
 
 from __future__ import annotations
@@ -19,56 +19,57 @@ from relight.settings.registry import NAMED_ONLY, PREFIX, SETTINGS, TABLES, near
 
 FILE = "relight.toml"
 PLACE = "RELIGHT_SETTINGS"
-"""Names another file than the one in the working directory."""
+"""Variable that names another file than the one in the working directory."""
 NOT_TOML = "it is no TOML"
 _BYTES_MAX = 256 << 10
 _DOTS_MAX = 200
-"""In a line: reading a key of many parts takes the square of them."""
+"""Most dots in a line: the time to parse a dotted key grows with the square of its parts."""
 Made = TypeVar("Made")
 _given: set[str] = set()
 _taken: dict[str, str] = {}
 
 
 def which_file(path: Path | None = None) -> tuple[Path, bool]:
-    """The file that counts, and whether somebody named it."""
+    """Return the settings file in effect, and whether it was named (by ``path`` or ``RELIGHT_SETTINGS``)."""
     named = os.environ.get(PLACE, "")
     return (path, True) if path is not None else (Path(named or FILE), bool(named))
 
 
 def read_text(path: Path) -> str:
-    """The file. ``ConfigError``, at once and within bounds, for what is no file, too long, or no text."""
+    """Return the file's text. Raise ``ConfigError`` if it is not a regular file, too long, or not UTF-8. Never blocks,
+    as on a FIFO."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise ConfigError("it is no file", where=str(path), hint="settings stand in a file of text")
-            told = file.read(_BYTES_MAX + 1)
+            data = file.read(_BYTES_MAX + 1)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"it cannot be read: {why}", where=str(path)) from None
-    if len(told) > _BYTES_MAX:
+    if len(data) > _BYTES_MAX:
         raise ConfigError(f"a settings file of more than {_BYTES_MAX >> 10} kiB", where=str(path))
     try:
-        return told.decode("utf-8")
+        return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        line = told.count(b"\n", 0, error.start) + 1
-        column = error.start - told.rfind(b"\n", 0, error.start)
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
         raise ConfigError(f"{NOT_TOML}: it is not UTF-8", where=f"{path}:{line}:{column}") from None
 
 
 def parse(text: str, path: Path) -> dict[str, Any]:
-    """What the text says. ``ConfigError`` with line and column for what is no TOML."""
+    """Return the parsed text. Raise ``ConfigError`` with line and column if it is not valid TOML."""
     for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _DOTS_MAX and not line.lstrip().startswith("#"):
             raise ConfigError(f"a line with more than {_DOTS_MAX} dots", where=f"{path}:{number}:1")
     try:
-        told = tomllib.loads(text)
-        if _has_too_big(told):
+        table = tomllib.loads(text)
+        if _has_too_big(table):
             raise ValueError("a number of more than 64 bits")
-        return told
+        return table
     except tomllib.TOMLDecodeError as error:
-        what, _, at = str(error).rpartition(" (at ")
-        words = at.replace(",", "").rstrip(")").split()  # line 3 column 7; or: end of document
+        what, _, position = str(error).rpartition(" (at ")
+        words = position.replace(",", "").rstrip(")").split()  # line 3 column 7; or: end of document
         end = (text.count("\n") + 1, len(text) - text.rfind("\n"))
         place = (int(words[1]), int(words[3])) if words[:1] == ["line"] else end
         raise ConfigError(f"{NOT_TOML}: {what or error}", where=f"{path}:{place[0]}:{place[1]}") from None
@@ -77,51 +78,52 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         raise ConfigError(f"{NOT_TOML}: {why}", where=str(path)) from None
 
 
-def _has_too_big(told: dict[str, Any]) -> bool:
-    """TOML's whole numbers have 64 bits; Python's have as many as a file, and can then not even be shown."""
-    rest: list[Any] = [told]
+def _has_too_big(table: dict[str, Any]) -> bool:
+    """Return whether a whole number has more than TOML's 64 bits. Python's may be as long as the file, and can then not
+    be printed."""
+    rest: list[Any] = [table]
     while rest:
-        one = rest.pop()
-        if isinstance(one, int) and not -(1 << 63) <= one < 1 << 63:
+        value = rest.pop()
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
             return True
-        rest += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+        rest += value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return False
 
 
 def value_of(text: str) -> Any:
-    """What a variable says, as it would stand in the file; what is no TOML is a text."""
+    """Return a variable's text parsed as a TOML value; unchanged if it is not valid TOML."""
     if "\n" in text or "\r" in text or len(text) > 1 << 16 or text.count(".") > _DOTS_MAX:
         return text
     try:
-        told = tomllib.loads(f"it = {text}")
-        return text if _has_too_big(told) else told["it"]
+        table = tomllib.loads(f"it = {text}")
+        return text if _has_too_big(table) else table["it"]
     except (tomllib.TOMLDecodeError, RecursionError, ValueError):
         return text
 
 
 def from_variables(name: str) -> dict[Keys, str]:
-    """Of one table, what variables of the form ``RELIGHT_…`` say: path in the table, variable."""
+    """Return the variables that are set for keys of one table, by path in the table."""
     start = f"{PREFIX}{name.upper()}__"
     if name == "environment":  # its keys are variables themselves
         return {}
-    found = sorted(one for one, value in os.environ.items() if one.startswith(start) and value)
-    named = {one: f"{name}.{one.removeprefix(start).lower().replace('__', '.')}" for one in found}
-    for one, setting in named.items():
-        if variable_of(setting) != one:
-            raise ConfigError(f"that setting's variable is {variable_of(setting)}", where=one)
-    return {tuple(setting.split(".")[1:]): one for one, setting in named.items()}
+    present = sorted(variable for variable, value in os.environ.items() if variable.startswith(start) and value)
+    named = {variable: f"{name}.{variable.removeprefix(start).lower().replace('__', '.')}" for variable in present}
+    for variable, setting in named.items():
+        if variable_of(setting) != variable:
+            raise ConfigError(f"that setting's variable is {variable_of(setting)}", where=variable)
+    return {tuple(setting.split(".")[1:]): variable for variable, setting in named.items()}
 
 
 def merged(table: Mapping[str, Any], variables: Mapping[Keys, str]) -> dict[str, Any]:
-    """The table with what variables say in place of what it says."""
+    """Return the table with the values of ``variables`` in place of its own."""
     whole = _copy(table)
     for keys, variable in variables.items():
-        at = whole
+        below = whole
         for key in keys[:-1]:
-            if not isinstance(at.get(key), dict):
-                at[key] = {}
-            at = at[key]
-        at[keys[-1]] = value_of(os.environ[variable])
+            if not isinstance(below.get(key), dict):
+                below[key] = {}
+            below = below[key]
+        below[keys[-1]] = value_of(os.environ[variable])
     return whole
 
 
@@ -134,13 +136,13 @@ def _read(name: str, path: Path | None) -> tuple[dict[str, Any], Path, str]:
     if not named and not os.path.lexists(path):
         return {}, path, ""
     text = read_text(path)
-    told = parse(text, path)
-    for one in told:
-        if one not in TABLES:
-            close = nearest(one)
+    tables = parse(text, path)
+    for heading in tables:
+        if heading not in TABLES:
+            close = nearest(heading)
             hint = f"did you mean [{close}]?" if close else f"it has {', '.join(f'[{table}]' for table in TABLES)}"
-            raise ConfigError(f"there is no [{one[:80]}]", where=_at(path, text, (one,)), hint=hint)
-    table = told.get(name, {})
+            raise ConfigError(f"there is no [{heading[:80]}]", where=_at(path, text, (heading,)), hint=hint)
+    table = tables.get(name, {})
     if not isinstance(table, dict):
         raise ConfigError(f"[{name}] is a table", where=_at(path, text, (name,)))
     for key, error in () if named else unnamed(name, table, str(path)):
@@ -149,7 +151,7 @@ def _read(name: str, path: Path | None) -> tuple[dict[str, Any], Path, str]:
 
 
 def unnamed(name: str, table: Mapping[str, Any], where: str) -> Iterator[tuple[str, ConfigError]]:
-    """Yield each key of a table that does not count in a file that nobody named, with its error."""
+    """Yield each key of a table that counts only in a named file, with its error."""
     for key, value in table.items():
         if (setting := f"{name}.{key}") in NAMED_ONLY and not (setting == "environment.events" and value in (0, "0")):
             hint = f"export {variable_of(setting)}=…, or {PLACE}={where}"
@@ -157,7 +159,8 @@ def unnamed(name: str, table: Mapping[str, Any], where: str) -> Iterator[tuple[s
 
 
 def checked(name: str, make: Callable[[dict[str, Any], str], Made], path: Path | None = None) -> tuple[Made, Path]:
-    """What ``make`` makes of a table (it is given the table, and where that is from), and the file. An error says the line or variable."""
+    """Return ``make(table, place of the file)`` for the merged table, and the file's path. An error names the line or
+    variable."""
     table, path, text = _read(name, path)
     variables = from_variables(name)
     whole = merged(table, variables)
@@ -167,28 +170,28 @@ def checked(name: str, make: Callable[[dict[str, Any], str], Made], path: Path |
         keys = culprit(whole, lambda part: make(part, str(path)), error.what)
         variable = next((variables[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in variables), None)
         if variable is None and keys and not _holds(table, keys):
-            variable = next((one for under, one in variables.items() if under[: len(keys)] == keys), None)
+            variable = next((each for under, each in variables.items() if under[: len(keys)] == keys), None)
         raise ConfigError(error.what, where=variable or _at(path, text, (name, *keys)), hint=error.hint) from None
 
 
 def _holds(table: Mapping[str, Any], keys: Keys) -> bool:
-    at: Any = table
+    value: Any = table
     for key in keys:
-        if not isinstance(at, Mapping) or key not in at:
+        if not isinstance(value, Mapping) or key not in value:
             return False
-        at = at[key]
+        value = value[key]
     return True
 
 
 def _at(path: Path, text: str, keys: Keys) -> str:
-    """``relight.toml:12:1``; the file alone if that is not known."""
+    """Return ``relight.toml:12:1``, or only the file if line and column are unknown."""
     known = places(text)
-    found = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), None)
-    return f"{path}:{found[0]}:{found[1]}" if found else str(path)
+    position = next((known[keys[:n]] for n in range(len(keys), 0, -1) if keys[:n] in known), None)
+    return f"{path}:{position[0]}:{position[1]}" if position else str(path)
 
 
 def give(name: str, value: str) -> None:
-    """Have a setting be what an argument says: it beats variable and file, also in the processes that this one starts."""
+    """Set a setting from a command's argument. It overrides variable and file, also in child processes."""
     if name not in SETTINGS:
         close = nearest(name)
         raise ConfigError(f"there is no setting {name[:80]!r}", hint=f"did you mean {close}?" if close else "relight config show --all")
@@ -197,17 +200,17 @@ def give(name: str, value: str) -> None:
 
 
 def was_given(variable: str) -> bool:
-    """Whether an argument has said it."""
+    """Return whether ``give`` has set the variable."""
     return variable in _given
 
 
 def was_taken(variable: str) -> bool:
-    """Whether ``take_environment`` has set it, as the file says."""
+    """Return whether ``take_environment`` has set the variable from the file."""
     return variable in _taken and os.environ.get(variable) == _taken[variable]
 
 
 def take_environment() -> None:
-    """Have ``[environment]`` count: each of its keys becomes the variable that it stands for, unless that is set. Called again it looks
+    """Apply ``[environment]``: set the variable of each of its keys, unless it is set already. Each call reads the file
     again."""
     forget_taken()
     table, _ = checked("environment", variables_in)
@@ -217,7 +220,7 @@ def take_environment() -> None:
 
 
 def forget_taken() -> None:
-    """Take back what ``take_environment`` has set."""
+    """Remove the variables that ``take_environment`` has set."""
     for variable, value in _taken.items():
         if os.environ.get(variable) == value:
             del os.environ[variable]
@@ -225,20 +228,20 @@ def forget_taken() -> None:
 
 
 def variables_in(table: dict[str, Any], where: str) -> dict[str, str]:
-    """What ``[environment]`` says, as variables."""
-    known = [one.removeprefix("environment.") for one in SETTINGS if one.startswith("environment.")]
-    found = {}
+    """Return the values of ``[environment]`` by variable."""
+    known = [setting.removeprefix("environment.") for setting in SETTINGS if setting.startswith("environment.")]
+    variables = {}
     for name, value in table.items():
         if name not in known:
             raise ConfigError(f"[environment] has no {name[:80]!r}", where=where, hint=f"it has {', '.join(known)}")
-        found[variable_of(f"environment.{name}")] = _as_text(name, value, where)
-    return found
+        variables[variable_of(f"environment.{name}")] = _as_text(name, value, where)
+    return variables
 
 
 def _as_text(name: str, value: Any, where: str) -> str:
     if isinstance(value, bool):
         return "1" if value else "0"
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
         value = " ".join(value)
     if isinstance(value, (int, float)):
         return f"{value}"

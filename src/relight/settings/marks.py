@@ -1,4 +1,5 @@
-"""Which settings are set here, each with a mark of its value: two marks are equal if the values are. No value can be read from a mark."""
+"""Marks of the settings that are set: two marks are equal if the values are equal. A value cannot be read from its
+mark."""
 
 from __future__ import annotations
 
@@ -13,20 +14,21 @@ from relight.settings.file import parse, read_text, value_of, was_taken, which_f
 from relight.settings.registry import SETTINGS, Setting
 
 SECRET = "set"  # noqa: S105 - a word, not a secret
-"""The mark of a secret, whatever it is: a digest of a short one could be guessed."""
+"""The mark of every secret: a short secret could be guessed from a digest."""
 OF_RECOVERY = ("checkpoint.", "supervise.")
-"""The tables by which a job recovers."""
+"""The tables with settings of a job's recovery."""
 
 
 def marks(path: Path | None = None) -> dict[str, str]:
-    """Return the mark of each setting that a variable or the file sets. ``path``: in place of the file that counts here.
+    """Return the mark of each setting that a variable or the file sets. ``path``: read this file instead of the one in
+    effect.
 
     ``ConfigError`` for a file that is not TOML. Cost: one small file.
     """
     file, _ = which_file(path)
     table = parse(read_text(file), file) if os.path.lexists(file) else {}
-    found = {one.name: _value(one, table) for one in SETTINGS.values()}
-    return {name: _mark(SETTINGS[name], value) for name, value in found.items() if value is not None}
+    values = {setting.name: _value(setting, table) for setting in SETTINGS.values()}
+    return {name: _mark(SETTINGS[name], value) for name, value in values.items() if value is not None}
 
 
 def changed(before: dict[str, str], now: dict[str, str], tables: tuple[str, ...] = OF_RECOVERY) -> list[str]:

@@ -1,4 +1,4 @@
-"""What counts in this process alone, where no variable says otherwise. What it starts hears nothing of it, other than of a variable."""
+"""Defaults of variables for this process only. Unlike variables, child processes do not inherit them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ _usual: dict[str, str] = {}
 
 
 def set_default(variable: str, value: str) -> None:
-    """From now on ``variable`` is taken to say ``value`` here, unless it is set."""
+    """Make ``value`` this process's default for ``variable``, which counts while the variable is not set."""
     _usual[variable] = value
 
 
 def get(variable: str) -> str:
-    """What the variable says; what is usual here; or nothing."""
+    """Return the variable's value, else this process's default, else an empty text."""
     return os.environ.get(variable) or _usual.get(variable, "")

@@ -1,4 +1,5 @@
-"""All settings that there are: name, kind, default, what each is for. Data alone: commands, checks and the reference are made of it."""
+"""The registry of all settings: name, kind, default, purpose. Commands, checks and the reference are generated from it.
+Data only."""
 
 from __future__ import annotations
 
@@ -15,39 +16,41 @@ class Setting(NamedTuple):
 
     name: str
     kind: str
-    """What it may be, in words."""
+    """Allowed values, in words."""
     default: str
-    """In words too, as some defaults are worked out."""
+    """The default, in words, because some defaults are computed."""
     doc: str
     argument: str = ""
-    """The keyword argument or flag that says the same in a call, if there is one besides ``--set``."""
+    """The equivalent keyword argument or flag, if there is one in addition to ``--set``."""
     secret: bool = False
-    """Whether its value is told to nobody."""
+    """Whether its value is never shown."""
 
     @property
     def variable(self) -> str:
-        """The environment variable that says the same."""
+        """The equivalent environment variable."""
         return variable_of(self.name)
 
 
 _SHORT = {"checkpoint.background": "RELIGHT_BACKGROUND", "supervise.grace_s": "RELIGHT_GRACE_S"}
-"""Variables that are older than the way the others are named."""
+"""Variables with names from before the naming scheme."""
 TOLD = (
     "RELIGHT_SETTINGS", "RELIGHT_PULSE", "RELIGHT_STACKS", "RELIGHT_BEFORE", "RELIGHT_SKIP", "RELIGHT_LR_CUT", "RELIGHT_SPLIT",
     "RELIGHT_SPIKES",
 )  # fmt: skip
-"""Variables that are no settings of the file: one names the file, the others ``relight run`` tells the processes it starts."""
+"""Variables that are not settings of the file: one names the file, ``relight run`` sets the others for the processes it
+starts."""
 _PROTECTION = (
     "job_secret", "key", "sign", "trust", "anchor", "audit", "core_dumps", "single_writer", "keys_over_http", "peers_host",
     "events", "cache",
 )  # fmt: skip
 NAMED_ONLY = frozenset({*(f"environment.{name}" for name in _PROTECTION), "supervise.recordings", "supervise.model", "checkpoint.tiers"})
-"""Settings for protection, and of paths that are read, written and tidied. They count only in a file that is named, not in one that lies in
-the working directory."""
+"""Settings for security, and paths that are read, written and cleaned up. They count only in a named file, not in a
+file that happens to be in the working directory."""
 
 
 def variable_of(name: str) -> str:
-    """The prefix and the name in capitals, ``__`` for each dot; of ``environment.cache`` it is ``RELIGHT_CACHE``."""
+    """Return a setting's variable: prefix and name in capitals, ``__`` for each dot. For ``environment.cache`` it is
+    ``RELIGHT_CACHE``."""
     if name in _SHORT:
         return _SHORT[name]
     table, _, rest = name.partition(".")
@@ -67,7 +70,7 @@ def _called(table: str, *rows: tuple[str, str, str, str]) -> tuple[Setting, ...]
 
 
 _CHECKPOINT = (
-    Setting("checkpoint.background", _YES, "true", "whether the agent writes while training goes on", "Checkpointer(background=)"),
+    Setting("checkpoint.background", _YES, "true", "whether the agent writes while training continues", "Checkpointer(background=)"),
     Setting(
         "checkpoint.takeover",
         '"ask", "refuse" or "take"',
@@ -82,53 +85,53 @@ _CHECKPOINT = (
         ("overhead", "a share between 0 and 1", "0.5", "what share of the steps' time saves may take"),
         ("total_steps", _COUNT, "not known", "how many steps there will be"),
         ("mtbf", _TIME, "published rates", "the time between failures of this job"),
-        ("loss", "a metric's name", "none", "the metric whose restlessness makes saves more frequent"),
+        ("loss", "a metric's name", "none", "the metric whose volatility makes saves more frequent"),
         ("drop", "a share between 0 and 1", "none", "by how much the loss must fall for the next save to come earlier"),
-        ("bytes_per_second", _RATE, "no bound", "what saves may take of the store"),
+        ("bytes_per_second", _RATE, "no bound", "limit of the bytes that saves write to the store"),
         ("phases", "a table of names and factors", "none", "the factor of the interval in each phase that ckpt.phase names"),
         ("busy", "a table: disk, device", "none", "the share of use above which the interval is twice as long"),
     ),
     *_called(
         "every",
-        ("steps", _COUNT, "never", "save behind every so many steps"),
-        ("minutes", "a number above 0", "never", "save so long after the last save"),
+        ("steps", _COUNT, "never", "save after every n steps"),
+        ("minutes", "a number above 0", "never", "save n minutes after the last save"),
         ("hours", "a number above 0", "never", "the same in hours; hours, minutes and seconds add up"),
         ("seconds", "a number above 0", "never", "the same in seconds"),
-        ("epochs", _COUNT, "never", "save at the end of every so many training epochs"),
+        ("epochs", _COUNT, "never", "save at the end of every n training epochs"),
         ("loader", "a component's name", "the only loader", "the loader that epochs are counted by"),
     ),
     *_called(
         "keep",
-        ("last", _COUNT, "no rule", "the newest so many"),
-        ("best", _COUNT, "no rule", "the best so many, by metric"),
-        ("metric", "a metric's name", "the run's own", "what best goes by"),
+        ("last", _COUNT, "no rule", "the newest n"),
+        ("best", _COUNT, "no rule", "the best n, by metric"),
+        ("metric", "a metric's name", "the run's own", "the metric of best"),
         ("mode", '"min" or "max"', "by the name", "whether less or more of it is better"),
-        ("every", _COUNT, "no rule", "one for each multiple of so many steps: the first at or after it"),
-        ("within", _TIME, "no rule", "those so near to the newest"),
-        ("hourly", _COUNT, "no rule", "the newest of each of so many hours"),
-        ("daily", _COUNT, "no rule", "the newest of each of so many days"),
-        ("weekly", _COUNT, "no rule", "the newest of each of so many weeks"),
-        ("monthly", _COUNT, "no rule", "the newest of each of so many months"),
+        ("every", _COUNT, "no rule", "one for each multiple of n steps: the first at or after it"),
+        ("within", _TIME, "no rule", "those within this time of the newest"),
+        ("hourly", _COUNT, "no rule", "the newest of each of n hours"),
+        ("daily", _COUNT, "no rule", "the newest of each of n days"),
+        ("weekly", _COUNT, "no rule", "the newest of each of n weeks"),
+        ("monthly", _COUNT, "no rule", "the newest of each of n months"),
         ("budget", _SIZE, "no rule", "the newest that fit into it"),
-        ("lag_steps", _COUNT, "no rule", "one that is so many steps behind the newest"),
-        ("undo_window", _TIME, "not at all", "how long what goes may be recalled"),
+        ("lag_steps", _COUNT, "no rule", "one that is n steps older than the newest"),
+        ("undo_window", _TIME, "not at all", "how long a removed checkpoint can be brought back"),
         ("prune_abandoned", _YES, "false", "whether checkpoints that the newest good one does not descend from may go"),
     ),
     *_called(
         "limits",
         ("memory", "bytes", "what is there", "shared memory for snapshots, all slots together"),
-        ("threads", _COUNT, "2", "how many hash and copy"),
-        ("bytes_per_second", _RATE, "no bound", "what all ranks of a node write together"),
-        ("read_bytes_per_second", _RATE, "no bound", "what they read together, as in a restore"),
+        ("threads", _COUNT, "2", "number of threads that hash and copy"),
+        ("bytes_per_second", _RATE, "no bound", "limit for all ranks of a node together: writes"),
+        ("read_bytes_per_second", _RATE, "no bound", "limit for all ranks of a node together: reads, as in a restore"),
         ("nice", "a whole number from 0 up", "10", "the agent's niceness"),
         ("when_busy", '"newest" or "queue"', "newest", "what becomes of a save that is due while no slot is free"),
         ("deadline_s", _SECONDS, "600", "the longest wait for the agent"),
     ),
     *_called(
         "compact",
-        ("reuse", _YES, "true", "whether a chunk that the save before has is named instead of stored again"),
-        ("codecs", '"auto", "never" or "always"', "auto", "whether what is stored is coded"),
-        ("full_every", _COUNT, "left to retention", "after how many saves one stores everything itself"),
+        ("reuse", _YES, "true", "whether a chunk that an earlier save has is not stored again"),
+        ("codecs", '"auto", "never" or "always"', "auto", "whether chunks are compressed"),
+        ("full_every", _COUNT, "left to retention", "one in this many saves stores everything itself"),
         ("trust_versions", _YES, "false", "whether frozen parameters are known by their version counters"),
         ("lossy", "a table of patterns and ways", "none", "which tensors are stored inexactly, and how"),
         ("max_error", "a table of patterns and bounds", "none", 'the largest error of values stored inexactly: 1e-4, or "0.1%"'),
@@ -140,8 +143,8 @@ _CHECKPOINT = (
         ("copies", "a whole number from 1 to 4", "none", "how many other nodes hold each node's snapshot whole"),
         ("data", "a whole number from 1 to 32", "1", "how many nodes a snapshot's pieces are spread over"),
         ("parity", "a whole number from 1 to 4", "1", "how many nodes of data + parity may be lost"),
-        ("memory", _SIZE, "what is there", "what a node holds for others"),
-        ("bytes_per_second", _RATE, "no bound", "what a node sends"),
+        ("memory", _SIZE, "what is there", "memory that a node uses for other nodes' snapshots"),
+        ("bytes_per_second", _RATE, "no bound", "limit of the bytes that a node sends"),
     ),
     Setting(
         "checkpoint.tiers",
@@ -165,19 +168,19 @@ _SUPERVISE = _in(
     ("backoff_max_s", _SECONDS, "60.0", "the longest"),
     ("roll_backs", _COUNT, "3", "how often it goes back to before one onset"),
     ("node_failures", _COUNT, "3", "failures of its hardware within a day after which a machine leaves"),
-    ("skip", _COUNT, "1", "steps whose samples are skipped behind a roll-back"),
-    ("lr_cut", "a number above 0, at most 1", "1.0", "by what learning rates are multiplied at each roll-back"),
+    ("skip", _COUNT, "1", "steps whose samples are skipped after a rollback"),
+    ("lr_cut", "a number above 0, at most 1", "1.0", "factor for the learning rates at each rollback"),
     ("split", _YES, "false", "whether micro-batches may be made smaller"),
-    ("spikes", "a number from 0 to 86400", "10.0", "standard deviations above the usual from which a loss counts as one that jumped"),
+    ("spikes", "a number from 0 to 86400", "10.0", "standard deviations above the median from which a loss counts as a spike"),
     ("start_s", _SECONDS, "900.0", "how long is waited for the first step"),
     ("phase_s", _SECONDS, "900.0", "how long is waited for a phase that was never seen"),
-    ("spares", _YES, "true", "whether processes wait to take the place of the ranks"),
-    ("preload", "a list of modules", "none", "what those import besides torch and Relight"),
+    ("spares", _YES, "true", "whether spare processes wait to replace ranks"),
+    ("preload", "a list of modules", "none", "what the spares import in addition to torch and Relight"),
     ("grace_s", _SECONDS, "not known", "from SIGTERM to SIGKILL, when the machine is wanted back"),
-    ("notices", "a list of aws, gcp, azure, addresses", "none", "where it is announced that the machine will be taken"),
-    ("predict", _YES, "true", "whether the node is looked at each second, for failures that are coming"),
+    ("notices", "a list of aws, gcp, azure, addresses", "none", "sources of the cloud's preemption notices"),
+    ("predict", _YES, "true", "whether the node is monitored each second to predict failures"),
     ("model", "a path", "rules alone", "a file of relight predict train"),
-    ("recordings", "a path", "nowhere", "a directory in which what was seen is kept"),
+    ("recordings", "a path", "nowhere", "a directory for the recorded measurements"),
     ("pause", "a share from 0 to 0.9", "0.2", "share of the time that ranks pause while this node is too hot or under pressure"),
     ("lower_power", _YES, "false", "whether accelerators' power limits are lowered under heat"),
     ("drain", _YES, "false", "whether a machine whose device is about to fail leaves the job"),
@@ -204,24 +207,24 @@ RULES = {
 def _rule(name: str) -> tuple[Setting, ...]:
     limit, number, severity, for_s = RULES[name]
     rows = [
-        ("severity", "info, warning or critical", severity, "how grave it is"),
+        ("severity", "info, warning or critical", severity, "severity of the alert"),
         ("for_s", _SECONDS, for_s, "how long it must hold"),
         ("runs", "a list of patterns", "all", "which runs it is for"),
-        ("enabled", _YES, "true", "whether it is looked at"),
+        ("enabled", _YES, "true", "whether the rule is evaluated"),
     ]
     return _in(f"alerts.rules.{name}", *([(limit, "a number from 0 up", number, "beyond which it holds")] if limit else []), *rows)
 
 
 _ALERTS = (
-    Setting("alerts.to", "a list of addresses, env:NAME, file:PATH", "nobody", "who is told", secret=True),
-    Setting("alerts.escalate_to", "a list of addresses", "nobody", "who is told too, if it goes on", secret=True),
+    Setting("alerts.to", "a list of addresses, env:NAME, file:PATH", "nobody", "where alerts are sent", secret=True),
+    Setting("alerts.escalate_to", "a list of addresses", "nobody", "where alerts are sent as well if they persist", secret=True),
     *_in(
         "alerts",
-        ("min_severity", "info, warning or critical", "warning", "what is less grave is not told"),
-        ("group_s", _SECONDS, "30", "how long what is to be told waits for more"),
-        ("repeat_s", _SECONDS, "14400", "after which it is told again; 0: never"),
-        ("escalate_after_s", _SECONDS, "1800", "after which what is critical is told to escalate_to too"),
-        ("quiet", 'a list of times: "22:00-07:00"', "never", "when only what is critical is told"),
+        ("min_severity", "info, warning or critical", "warning", "the least severity that is sent"),
+        ("group_s", _SECONDS, "30", "how long an alert waits for others, to be sent together"),
+        ("repeat_s", _SECONDS, "14400", "after which an alert is sent again; 0: never"),
+        ("escalate_after_s", _SECONDS, "1800", "after which a critical alert is also sent to escalate_to"),
+        ("quiet", 'a list of times: "22:00-07:00"', "never", "when only critical alerts are sent"),
         ("timezone", "a name: Europe/Berlin", "UTC", "whose time quiet is"),
     ),
     *(one for name in RULES for one in _rule(name)),
@@ -234,18 +237,18 @@ _ENVIRONMENT = (
         ("rack", "a name", "none", "what this node may be lost together with"),
         ("peers_host", "an address", "where routes lead from", "where this node's agent listens to peers"),
         ("store_patience_s", _SECONDS, "120, of commands 20", "how long an object store may take to answer"),
-        ("cache", "a directory", "no cache", "where what is read from far away is kept"),
+        ("cache", "a directory", "no cache", "where data read from remote stores is cached"),
         ("cache_bytes", _SIZE, "a tenth of what is free", "how much of it"),
-        ("lossy", "PATTERN=WAY, parted by spaces", "nothing", "what is stored inexactly, whatever the script says"),
+        ("lossy", "PATTERN=WAY, parted by spaces", "nothing", "tensors to store inexactly, which overrides the script"),
     ),
     Setting("environment.key", "specs: file:PATH, env:NAME", "none", "where keys are that open and encrypt", "encrypt=", secret=True),
     Setting("environment.sign", "a spec: ed25519:file:PATH", "nobody", "who signs records", "sign=", secret=True),
     Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "everybody", "whose signatures count", "trust="),
     Setting("environment.job_secret", "a spec: file:PATH, or none", "one node needs none", "what the nodes of a job share", secret=True),
-    Setting("environment.anchor", "a store", "none", "where it is written down how far each log went", "anchor="),
+    Setting("environment.anchor", "a store", "none", "where the end of each log is recorded", "anchor="),
     *_in(
         "environment",
-        ("audit", "a store", "none", "where it is written down who did what"),
+        ("audit", "a store", "none", "where the audit log is written"),
         ("core_dumps", _YES, "false", "whether processes that hold keys may leave core dumps"),
         ("single_writer", _YES, "false", "a promise: one process at most writes to the store"),
         ("keys_over_http", _YES, "false", "whether key services on other machines may be asked without TLS"),
@@ -253,24 +256,25 @@ _ENVIRONMENT = (
         ("log", "quiet, warnings, default, info or debug", "default", "which events go to stderr if no logging is configured"),
     ),
 )
-SETTINGS = {one.name: one for one in (*_CHECKPOINT, *_SUPERVISE, *_ALERTS, *_ENVIRONMENT)}
-"""All, by name, in the order in which they are told."""
-VARIABLES = {one.variable: one for one in SETTINGS.values()}
+SETTINGS = {setting.name: setting for setting in (*_CHECKPOINT, *_SUPERVISE, *_ALERTS, *_ENVIRONMENT)}
+"""All settings by name, in the order in which they are shown."""
+VARIABLES = {setting.variable: setting for setting in SETTINGS.values()}
 
 
 def nearest(name: str) -> str:
-    """Which setting is likely meant; empty if none is near. What is behind the last dot counts first, within its own table."""
+    """Return the setting that was likely meant; empty if none is similar. The part after the last dot is compared
+    first, in its table."""
     table, _, key = name.rpartition(".")
-    beside = {one.removeprefix(f"{table}.") for one in SETTINGS if one.startswith(f"{table}.")}
-    tables = {one.rpartition(".")[0] for one in SETTINGS} | {"alerts.rules"}
-    found = get_close_matches(key, {one.partition(".")[0] for one in beside}, 1, 0.6)
-    if found and table:
-        return f"{table}.{found[0]}"
-    found = get_close_matches(name, [*SETTINGS, *sorted(tables)], 1, 0.7)
-    return found[0] if found else ""
+    siblings = {setting.removeprefix(f"{table}.") for setting in SETTINGS if setting.startswith(f"{table}.")}
+    tables = {setting.rpartition(".")[0] for setting in SETTINGS} | {"alerts.rules"}
+    matches = get_close_matches(key, {sibling.partition(".")[0] for sibling in siblings}, 1, 0.6)
+    if matches and table:
+        return f"{table}.{matches[0]}"
+    matches = get_close_matches(name, [*SETTINGS, *sorted(tables)], 1, 0.7)
+    return matches[0] if matches else ""
 
 
 def nearest_variable(name: str) -> str:
-    """The same of environment variables."""
-    found = get_close_matches(name, [*VARIABLES, *TOLD], 1, 0.75)
-    return found[0] if found else ""
+    """Return the environment variable that was likely meant; empty if none is similar."""
+    matches = get_close_matches(name, [*VARIABLES, *TOLD], 1, 0.75)
+    return matches[0] if matches else ""
