@@ -234,7 +234,7 @@ def test_one_process_and_many() -> None:
     alone.begin()
     alone.steps(3)
     job, carried = resumed(alone.save(), 2, make)
-    assert carried[0].notes[1] == "data begins its epoch anew: its RandomSampler is not one that deals a seeded order out to ranks"
+    assert carried[0].notes[1] == "data begins its epoch anew: its RandomSampler does not shard a seeded order among ranks"
     job.begin(0)
     assert in_turn(job.rest()) == order_of(20)
 
@@ -322,21 +322,21 @@ class Stream(torch.utils.data.IterableDataset):
 
 PLAIN = maker(12)
 REASONS = {
-    "stream": (lambda rank, world: DataLoader(Stream(), 2), None, "its data set is a stream, which no sampler deals out"),
-    "batches": (custom_batches, None, "its Pairs makes batches in a way of its own"),
+    "stream": (lambda rank, world: DataLoader(Stream(), 2), None, "its data set is a stream, which no sampler shards"),
+    "batches": (custom_batches, None, "its Pairs makes batches in its own way"),
     "random": (lambda rank, world: DataLoader(torch.arange(12), 2, sampler=RandomSampler(range(12))), None,
-               "its RandomSampler is not one that deals a seeded order out to ranks"),
-    "blocks": (maker(12, kind=Blocks), None, "its Blocks does not deal out in turn an order that follows from seed and epoch alone"),
-    "drawing": (maker(12, kind=Drawing), None, "its Drawing does not deal out in turn an order that follows from seed and epoch alone"),
-    "holding": (maker(12, kind=Holding), None, "its Holding does not deal out in turn an order that follows from seed and epoch alone"),
+               "its RandomSampler does not shard a seeded order among ranks"),
+    "blocks": (maker(12, kind=Blocks), None, "its Blocks does not shard round-robin an order that depends only on seed and epoch"),
+    "drawing": (maker(12, kind=Drawing), None, "its Drawing does not shard round-robin an order that depends only on seed and epoch"),
+    "holding": (maker(12, kind=Holding), None, "its Holding does not shard round-robin an order that depends only on seed and epoch"),
     "longer": (maker(12, kind=Longer), None, "its Longer gives a rank 7 samples, where an even share is 6"),
     "bare": (maker(12, kind=Bare), None, "its Bare has no seed as DistributedSampler has it"),
-    "out of order": (maker(12, num_workers=1, in_order=False), None, "with in_order=False nobody knows which samples were delivered"),
+    "out of order": (maker(12, num_workers=1, in_order=False), None, "with in_order=False it is unknown which samples were delivered"),
     "other sampler": (maker(12), maker(12, kind=Reversed), "its order was made by DistributedSampler.__iter__, and is by Reversed.__iter__ now"),
     "other data": (maker(12), maker(14), "its data set had 12 samples, and has 14 now"),
     "other seed": (maker(12), maker(12, dealing={"seed": 4}), "its sampler had seed 0, and has seed 4 now"),
     "no shuffling": (maker(12), maker(12, dealing={"shuffle": False}), "its sampler had seed 0, and has no shuffling now"),
-    "no sampler now": (maker(12), lambda rank, world: DataLoader(torch.arange(12), 2), "its SequentialSampler is not one that deals a seeded order out to ranks"),
+    "no sampler now": (maker(12), lambda rank, world: DataLoader(torch.arange(12), 2), "its SequentialSampler does not shard a seeded order among ranks"),
 }  # fmt: skip
 
 
@@ -367,13 +367,13 @@ def test_ranks_that_were_not_alike_begin_anew() -> None:
     job.begin(0)
     job.steps(1)
     next(job.iterators[1])  # type: ignore[index]
-    assert said(job) == "ranks were not alike in it: samples delivered 6 on rank 0, 12 on rank 1"
+    assert said(job) == "its ranks differ: samples delivered 6 on rank 0, 12 on rank 1"
     job = Job(3, lambda rank, world: maker(12, dealing={"seed": rank // 2})(rank, world))
     job.begin(0)
-    assert said(job) == "ranks were not alike in it: seed 0 on rank 0, 1 on rank 2"
+    assert said(job) == "its ranks differ: seed 0 on rank 0, 1 on rank 2"
     job = Job(3, lambda rank, world: PLAIN(rank // 2, world))
     job.begin(0)
-    assert said(job) == "of the 3 its samples were dealt out to, number 2 has not saved it"
+    assert said(job) == "of the 3 ranks that shared its samples, number 2 has not saved it"
     job = Job(3, PLAIN)
     job.begin(0)
     for loader in job.loaders:
@@ -381,7 +381,7 @@ def test_ranks_that_were_not_alike_begin_anew() -> None:
     assert said(job) == "batches it delivered before it was watched were not counted"
     job = Job(3, lambda rank, world: PLAIN(rank, world) if rank < 2 else DataLoader(torch.arange(12), 2))
     job.begin()
-    assert said(job) == "rank 2: its SequentialSampler is not one that deals a seeded order out to ranks"
+    assert said(job) == "rank 2: its SequentialSampler does not shard a seeded order among ranks"
 
 
 def said(job: Job) -> str:

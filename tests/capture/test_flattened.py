@@ -149,7 +149,7 @@ def test_what_cannot_be_told_apart_is_refused() -> None:
 
     net = Net()
     net.out = Own(3, 3)  # type: ignore[assignment]
-    with pytest.raises(IncompatibleState, match="its own way of giving its state"):
+    with pytest.raises(IncompatibleState, match="its own state_dict code"):
         capture({"model": flattened(net, False)}, rng=False)
     turned = nn.Conv2d(3, 5, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with pytest.raises(IncompatibleState, match="not row by row"):

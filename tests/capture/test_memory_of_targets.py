@@ -93,7 +93,7 @@ def test_a_meta_tensor_anywhere_is_refused(run: Path, where: str) -> None:
 def test_traced_and_read_only_tensors_are_refused(run: Path, tmp_path: Path) -> None:
     """A write into a file that is mapped for reading ends the process with SIGSEGV."""
     assert "is a FakeTensor and has no memory" in str(refused(run, model=fake()))
-    assert "table: the live tensor lies in read-only memory" in str(refused(run, table=mapped(tmp_path)))
+    assert "table: the live tensor is in read-only memory" in str(refused(run, table=mapped(tmp_path)))
 
 
 def test_without_strict_what_has_no_memory_is_left_out_and_listed(run: Path, tmp_path: Path) -> None:

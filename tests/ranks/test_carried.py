@@ -14,7 +14,7 @@ from relight.capture.rng import seed_generator
 from relight.checkpointer.elastic_state import remap_rank_state
 
 HANDED = ("handed over: mine", "handed over: also", "handed over: third")
-SAID = "loader begins its epoch anew: it was saved without a word on how its samples are dealt out"
+SAID = "loader begins its epoch anew: its state does not record how its samples were sharded"
 
 
 def parts() -> tuple[dict[str, Any], dict[str, object]]:

@@ -45,17 +45,17 @@ def test_a_rank_says_what_it_held_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "named"),
     [
-        ("relight.Checkpointer('store/run', state=dict(value=1))", "comes behind a Checkpointer"),
+        ("relight.Checkpointer('store/run', state=dict(value=1))", "is called after a Checkpointer"),
         (
             "import torch.distributed as dist; dist.init_process_group('gloo', store=dist.HashStore(), rank=0, world_size=1)",
-            "comes behind init_process_group",
+            "is called after init_process_group",
         ),
     ],
 )
 def test_too_late_is_said_at_once(tmp_path: Path, before: str, named: str) -> None:
     """In the first life of the job, not when a spare is wanted."""
     done = run(f"import os, relight; os.chdir({str(tmp_path)!r})\n{before}\nrelight.standby()")
-    assert done.returncode == 1 and named in done.stderr and "put it in front of all that is of a rank" in done.stderr
+    assert done.returncode == 1 and named in done.stderr and "call standby() before anything that depends on the rank" in done.stderr
 
 
 def test_nothing_of_a_rank_happens_in_a_spare(tmp_path: Path) -> None:
@@ -67,9 +67,9 @@ wait_with(lambda: None)
 relight.Checkpointer({str(tmp_path / "store" / "run")!r}, value=1)
 """
     done = run(source)
-    assert done.returncode == 1 and "a Checkpointer in front of relight.standby()" in done.stderr
+    assert done.returncode == 1 and "a Checkpointer is called before relight.standby()" in done.stderr
     done = run(source.replace("Checkpointer", "save").replace("value=1", "{'value': 1}, step=1"))
-    assert done.returncode == 1 and "relight.save in front of relight.standby()" in done.stderr
+    assert done.returncode == 1 and "relight.save is called before relight.standby()" in done.stderr
     assert not (tmp_path / "store").exists()
 
 

@@ -1,7 +1,9 @@
-"""The agent: a process without torch that owns the arenas and writes what is sealed in them, whether the trainer lives or not; its client.
+"""The agent, a process without torch that owns the snapshot slots and writes sealed ones even if the trainer has died;
+and its client.
 
-Always holds: what was sealed is committed or told to have failed, also after the trainer's death; what was not sealed never shows; nobody
-waits without a deadline; an agent that nobody needs any more ends. May import everything from ``drain`` down.
+Invariants: every sealed save is committed or reported as failed, also after the trainer's death. An unsealed save
+never becomes a checkpoint. Every wait has a deadline. An agent that no process needs ends. May import everything from
+``drain`` down.
 """
 
 from relight.agent.client import Agent, AgentDied, HeldPart, SaveOutcome

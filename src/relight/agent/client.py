@@ -1,4 +1,4 @@
-"""The trainer's end: slots, layouts, saves, and what became of them."""
+"""The trainer's end of the connection to the agent: slots, layouts, saves and their results."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ SEND_S = 60.0
 
 
 class AgentDied(StoreUnavailable):
-    """Nobody is left to tell whether the save became a checkpoint: the log knows."""
+    """The agent died during a save. Whether the save became a checkpoint is recorded in the log."""
 
     kind = "agent_died"
 
 
 @dataclass(frozen=True, slots=True)
 class SaveOutcome:
-    """What became of a save: ``error`` is None if it is a checkpoint now."""
+    """The result of a save. ``error`` is None if the checkpoint is committed."""
 
     report: SaveResult
     error: RelightError | None
@@ -60,7 +60,8 @@ class SaveOutcome:
 
 @dataclass(frozen=True, slots=True)
 class HeldPart:
-    """A rank's part of a checkpoint whose packs are in this node's memory, each beginning at ``starts``. Close ``memory`` when done."""
+    """One rank's part of a checkpoint whose packs are in this node's memory. Each pack begins at its offset in
+    ``starts``. Close ``memory`` when done."""
 
     id: str
     rank: int
@@ -69,10 +70,10 @@ class HeldPart:
 
 
 class Agent:
-    """A connection to the agent. ``on_done`` is called in a thread of its own, once for each save that was sent."""
+    """A connection to the agent. ``on_done`` is called in a background thread, once for each save that was sent."""
 
     def __init__(self, connection: socket.socket, pid: int = 0) -> None:
-        """``pid``: who is at the other end; 0: nobody knows."""
+        """``pid``: the process at the other end; 0 if unknown."""
         self.pid = pid
         self.standstill = Standstill(pid)
         self._waits = 0
@@ -81,7 +82,7 @@ class Agent:
         self._wire.bound(SEND_S, CHECK_S, self._check)
         self._answers: list[tuple[SlotsAllocated | HeldList | PeerAddress, list[int]]] = []
         self._late = 0
-        """How many answers are still to come that nobody waits for any more."""
+        """Number of answers still to come whose callers have timed out."""
         self._changed = threading.Condition()
         self._lost: str | None = None
         self._running: dict[int, str] = {}
@@ -94,15 +95,18 @@ class Agent:
 
     @property
     def alive(self) -> bool:
-        """Whether anybody is at the other end, as far as is known."""
+        """Whether the connection is open, as far as is known."""
         return self._lost is None
 
     def place(self, place: OpenRun) -> None:
-        """Say whose saves these are."""
+        """Open the run to which the following saves belong."""
         self._send(place)
 
     def slots(self, size: int, count: int, memory: int | None, timeout: float) -> list[Slot]:
-        """Up to ``count`` slots of at least ``size`` bytes, mapped. Empty, and told, if there is no room for one. Earlier ones are void."""
+        """Return up to ``count`` mapped slots of at least ``size`` bytes. Earlier slots become invalid.
+
+        If there is no memory for a slot, return an empty list and emit ``agent.memory``.
+        """
         self._send(AllocateSlots(size, count, memory))
         answer, fds = self._answer(SlotsAllocated, timeout)
         if answer.why:
@@ -110,23 +114,24 @@ class Agent:
         return [Slot(memory) for memory in _mapped(fds, len(answer.sizes), writable=True)]
 
     def layout(self, layout: TensorLayout) -> None:
-        """Say what the tensors of the following saves are."""
+        """Send the tensors' layout for the following saves."""
         self._send(layout)
 
     def begin(self, slot: int, number: int) -> None:
-        """Slot ``slot`` is being filled, and may be written meanwhile. Nothing is promised by it: ``save`` says when it counts."""
+        """Announce that slot ``slot`` is being filled, so that the agent may write it meanwhile. The save counts only
+        once ``save`` is called."""
         try:
             self._wire.send(SlotFilling(slot, number))
         except ConnectionLost as error:
             self._loose(str(error))
 
     def hurry(self, number: int) -> None:
-        """Somebody waits for save ``number``, and those before it."""
+        """Ask the agent to finish save ``number`` and those before it without delay, because a caller waits for them."""
         with contextlib.suppress(ConnectionLost):
             self._wire.send(Flush(number))
 
     def save(self, slot: int, number: int, checkpoint_id: str) -> None:
-        """Slot ``slot`` is sealed: have it written. What becomes of it is told to ``on_done``."""
+        """Have the agent write slot ``slot``, which is sealed. ``on_done`` receives the result."""
         with self._changed:
             self._running[number] = checkpoint_id
         try:
@@ -134,36 +139,40 @@ class Agent:
         except ConnectionLost as error:
             self._loose(str(error))
         if self._lost is not None:
-            self._give_up()  # lost before this save was known to be running: nobody else tells of it
+            self._give_up()  # lost before this save was registered, so no other call reports its failure
 
     def forget(self, number: int) -> None:
-        """Expect no answer for a save if its slot was cleared before the agent began to write it."""
+        """Expect no answer for a save whose slot was cleared before the agent began to write it."""
         with self._changed:
             self._running.pop(number, None)
 
     def held(self, timeout: float) -> list[HeldPart]:
-        """What this run has in memory, newest last. The run is that of ``place``."""
+        """Return the parts of this run's checkpoints that are in the agent's memory, newest last. ``place`` chose the
+        run."""
         self._send(ListHeld())
         answer, fds = self._answer(HeldList, timeout)
-        found = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
-        return [HeldPart(one, rank, memory, tuple(starts)) for (one, rank, starts), memory in found]
+        parts = zip(answer.held, _mapped(fds, len(answer.held), writable=False), strict=True)
+        return [HeldPart(checkpoint_id, rank, memory, tuple(starts)) for (checkpoint_id, rank, starts), memory in parts]
 
     def meet(self, asked: ListenForPeers, timeout: float) -> PeerAddress:
-        """Have it reached by agents of other nodes; where, it says."""
+        """Have the agent listen for agents of other nodes. Return its address."""
         self._send(asked)
         answer, _ = self._answer(PeerAddress, timeout)
         return answer
 
     def join(self, asked: JoinPeers) -> None:
-        """Tell it who the others are."""
+        """Send the agent the list of its peers."""
         self._send(asked)
 
     def leave(self) -> None:
-        """The run comes to its end, and agents of other nodes need not hold any more of it."""
+        """Report that the run ends: agents of other nodes need not protect it any more."""
         self._send(LeavePeers())
 
     def bye(self, wait_s: float = 0.0) -> None:
-        """The run is over: the agent keeps nothing for it. Waits until its saves are written and old ones removed, ``wait_s`` at most."""
+        """End the run: the agent then keeps nothing for it.
+
+        Waits until its saves are written and old checkpoints removed, ``wait_s`` seconds at most.
+        """
         try:
             self._wire.send(EndRun())
         except ConnectionLost:
@@ -173,7 +182,10 @@ class Agent:
                 self._changed.wait_for(lambda: self._lost is not None, wait_s)
 
     def close(self) -> None:
-        """Let go. Saves that run go on; nobody hears of them here, so they are told to be lost: the log knows what became of them."""
+        """Close the connection. Running saves continue, but this process gets no result.
+
+        Their results are in the log.
+        """
         self._give_up()
         self.on_done = lambda done: None
         self._wire.hang_up()
@@ -188,7 +200,7 @@ class Agent:
             close_all(fds)
 
     def _in_child(self) -> None:
-        """Part from the connection in a forked child: it is the parent's, and stays open."""
+        """Drop the connection in a forked child: it belongs to the parent, and stays open there."""
         self._wire.abandon()
         self._drop_answers()
         self._changed = threading.Condition()  # another thread may have held the old one at the fork
@@ -196,7 +208,7 @@ class Agent:
 
     @contextlib.contextmanager
     def _waiting(self) -> Iterator[None]:
-        """A call that waits for the agent: meanwhile an agent that is stopped is continued, or ended."""
+        """Count a call that waits for the agent. Meanwhile a stopped agent is continued, or ended."""
         self._waits += 1
         try:
             yield
@@ -204,7 +216,7 @@ class Agent:
             self._waits -= 1
 
     def _check(self) -> None:
-        """In the reader's thread, while nothing comes: see ``Standstill``."""
+        """Check for a stopped agent, in the reader's thread, while no message arrives. See ``Standstill``."""
         if not self.standstill.check(bool(self._running) or self._waits > 0):
             self._wire.hang_up()
 
@@ -239,7 +251,7 @@ class Agent:
                     emit(message.name, message.say, **message.fields)
                 else:
                     with self._changed:
-                        if self._late:  # they come in order: it is to a question that was given up
+                        if self._late:  # answers arrive in order, so this one belongs to a request that has timed out
                             self._late -= 1
                             close_all(fds)
                             continue
@@ -250,7 +262,9 @@ class Agent:
         except MemoryError:
             self._loose("there was no memory for its messages")
         finally:
-            self._loose("its messages are not read any more")  # by whatever error: no call may wait for an answer until its deadline
+            self._loose(
+                "its messages are not read any more"
+            )  # for any other error: otherwise calls would wait for an answer until their deadline
             self._wire.close()
 
     def _finished(self, report: SaveResult) -> None:
@@ -271,31 +285,34 @@ class Agent:
         self._give_up()
 
     def _give_up(self) -> None:
-        """What was running is told to have failed, each save once."""
+        """Report every running save as failed, once."""
         with self._changed:
             left, self._running = self._running, {}
-            tell = self.on_done  # as it is now: whoever closes this end mutes it
+            report = self.on_done  # read it now: close() replaces it
         for number, checkpoint_id in left.items():
-            tell(SaveOutcome(SaveResult(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
+            report(SaveOutcome(SaveResult(number, checkpoint_id), AgentDied("the agent died while it wrote this save")))
 
 
 def _mapped(fds: list[int], count: int, *, writable: bool) -> list[SharedMapping]:
-    """The memory that came with an answer: ``count`` pieces. ``StoreUnavailable``, and all of it is let go of, if it is not to be had."""
-    found: list[SharedMapping] = []
+    """Map the ``count`` pieces of memory that came with an answer.
+
+    Raise ``StoreUnavailable`` if that fails; all descriptors are then closed.
+    """
+    mappings: list[SharedMapping] = []
     left = list(fds)
     try:
-        if len(left) != count:  # the kernel drops those for which this process has no room
+        if len(left) != count:  # the kernel drops descriptors that exceed this process's limit
             raise StoreUnavailable(f"{len(left)} of {count} descriptors have come from the agent", hint="ulimit -n may be too low")
         while left:
-            found.append(adopt(left.pop(0), writable=writable))
+            mappings.append(adopt(left.pop(0), writable=writable))
     except (RelightError, OSError) as error:
         close_all(left)
-        for one in found:
-            one.close()
+        for mapping in mappings:
+            mapping.close()
         if isinstance(error, RelightError):
             raise
         raise StoreUnavailable(f"the agent's memory cannot be mapped: {error}") from error
-    return found
+    return mappings
 
 
 _agents: weakref.WeakSet[Agent] = weakref.WeakSet()

@@ -1,7 +1,8 @@
 """Find a run's agent on this node, or start it.
 
-It listens in this user's private directory, and agent and trainer prove to each other that they know the secret there before anything else
-is sent (``world.local_sockets``, ``world.proof``). One agent serves all processes of one user that write one run of one store.
+The agent listens in this user's private directory. Agent and trainer prove to each other that they know the secret
+there before anything else is sent (``comm.local_sockets``, ``comm.proof``). One agent serves all processes of one user
+that write one run of one store.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from relight.version import VERSION
 
 START_S = 20.0
 PROOF_S = 20.0
-"""Seconds that a process which listens has to prove itself, however long the caller would wait for its answers."""
+"""Seconds that a listening process has to prove itself, even if the caller would wait longer for answers."""
 UNUSABLE = 4
 """Exit status of an agent that cannot listen in its directory; 3: another agent listens already."""
 _WORDS_BYTES = 16 << 10
@@ -43,7 +44,8 @@ def address_of(url: str, run: str) -> str:
 
 
 def reach(url: str, run: str, wait_s: float = START_S) -> Agent | None:
-    """Return the agent that is there already, None if there is none. ``StoreUnavailable`` if it does not prove itself within ``wait_s``."""
+    """Return the running agent, or None if there is none. Raise ``StoreUnavailable`` if it does not prove itself
+    within ``wait_s``."""
     try:
         with LocalDirectory() as directory:
             return _connect(directory, address_of(url, run), wait_s)
@@ -52,11 +54,13 @@ def reach(url: str, run: str, wait_s: float = START_S) -> Agent | None:
 
 
 def dismiss(url: str, run: str, wait_s: float) -> None:
-    """The run is over, and nothing was saved by this process: an agent that is still there for a trainer before it keeps nothing any more.
-    Waits until it has written what that one sealed, ``wait_s`` at most."""
+    """End a run in which this process saved nothing: have the agent of an earlier trainer release everything.
+
+    Waits until the agent has written what that trainer sealed, ``wait_s`` seconds at most.
+    """
     try:
         agent = reach(url, run, wait_s)
-    except (OSError, StoreUnavailable):  # no descriptor is left for it, or it does not answer: it ends by itself
+    except (OSError, StoreUnavailable):  # no descriptor is left, or the agent does not answer: it ends by itself
         return
     if agent is not None:
         agent.bye(wait_s)
@@ -67,9 +71,11 @@ def connect(
     url: str, run: str, *, nice: int = 10, linger_s: float = 300.0, deadline_s: float = START_S,
     seen: Callable[[int], None] = lambda pid: None,
 ) -> Agent:  # fmt: skip
-    """Return the run's agent, started if need be. ``StoreUnavailable`` if there is none before the deadline.
+    """Return the run's agent, and start it if necessary. Raise ``StoreUnavailable`` if there is none before the
+    deadline.
 
-    ``seen`` gets the process that listens before it has proved itself: one that has stopped never does.
+    ``seen`` is called with the pid of the listening process before that process has proved itself: a stopped process
+    never does.
     """
     ends = time.monotonic() + deadline_s
     full: list[str] = []
@@ -89,7 +95,8 @@ def connect(
 def _find_or_start(
     directory: LocalDirectory, name: str, nice: int, linger_s: float, deadline: tuple[float, float], seen: Callable[[int], None],
 ) -> Agent | None:  # fmt: skip
-    """Return the agent that listens in ``directory``; None if none can listen there. ``deadline``: seconds, and when they end."""
+    """Return the agent that listens in ``directory``, or None if none can listen there. ``deadline``: its seconds, and
+    the time when they end."""
     (deadline_s, ends), failures = deadline, list[str]()
     started: subprocess.Popen[bytes] | None = None
     while True:
@@ -103,7 +110,7 @@ def _find_or_start(
                 raise StoreUnavailable(f"the agent ends as soon as it is started (exit status {started.returncode})")
             started = _start(name, nice, linger_s, directory.path)
         if started.poll() is None:
-            _rouse(started.pid, deadline_s)  # it may have been stopped before it listens
+            _rouse(started.pid, deadline_s)  # it may have been stopped before it began to listen
         if time.monotonic() > ends:
             why = f": {failures[-1]}" if failures else ""
             raise StoreUnavailable(f"no agent within {deadline_s:.0f} s{why}", where=f"{directory.path}/{name}.sock")
@@ -114,15 +121,15 @@ def _connect(
     directory: LocalDirectory, name: str, timeout_s: float, seen: Callable[[int], None] = lambda pid: None,
     failures: list[str] | None = None,
 ) -> Agent | None:  # fmt: skip
-    """Return the agent that listens; None if none does. What else went wrong is added to ``failures``."""
+    """Return the listening agent, or None if there is none. Other reasons for None are appended to ``failures``."""
     try:
-        secret = directory.secret()  # before connecting: what is wrong with it is not the agent's fault
+        secret = directory.secret()  # before connecting: a bad secret is not the agent's fault
     except OSError as error:
         hint = f"free space and inodes in {directory.path}, or remove the named file"
         raise StoreUnavailable(f"the agent's secret is not usable: {error.strerror or error}", where=directory.path, hint=hint) from error
     failures = [] if failures is None else failures
     try:
-        found = directory.connect(name, timeout_s)
+        connection = directory.connect(name, timeout_s)
     except (FileNotFoundError, ConnectionRefusedError):
         return None
     except OSError as error:
@@ -130,29 +137,30 @@ def _connect(
         return None
     pid = 0
     try:
-        pid, _ = peer_of(found)
+        pid, _ = peer_of(connection)
         seen(pid)
         timeout_s = min(timeout_s, PROOF_S)
         _rouse(pid, timeout_s)
-        prove_as_caller(found, secret, name, timeout_s, lambda: _rouse(pid, timeout_s))
-        found.settimeout(None)
-        return Agent(found, pid)
+        prove_as_caller(connection, secret, name, timeout_s, lambda: _rouse(pid, timeout_s))
+        connection.settimeout(None)
+        return Agent(connection, pid)
     except TimeoutError as error:
-        found.close()
+        connection.close()
         raise StoreUnavailable(f"the agent (process {pid}) did not answer within {timeout_s:.0f} s") from error
     except ProofFailed as error:
-        found.close()
+        connection.close()
         where = f"{directory.path}/{name}.sock"
         what = f"process {pid} is not this run's agent: {error.strerror or error}"
         raise StoreUnavailable(what, where=where, hint=f"end process {pid}") from error
-    except OSError as error:  # it ended meanwhile, or it has no descriptor or secret to prove itself with
-        found.close()
+    except OSError as error:  # the agent ended meanwhile, or has no descriptor or secret to prove itself with
+        connection.close()
         failures.append(f"process {pid} ended the proof ({error.strerror or error})")
         return None
 
 
 def _rouse(pid: int, timeout_s: float) -> None:
-    """Continue the agent that listens if it is stopped, as it would never answer; end it if it stays so. Return at once if it runs."""
+    """Continue a listening agent that is stopped, as it would never answer; end it if it stays stopped. Return at once
+    if it runs."""
     process = process_at(pid)
     if process is None or process.state not in STOPPED:
         return
@@ -162,7 +170,7 @@ def _rouse(pid: int, timeout_s: float) -> None:
             if time.monotonic() > ends:
                 if action is wake:
                     wake(process, min(wait_s, timeout_s / 4))
-                elif _MODULE in command_of(pid):  # one that has not proved itself yet is ended only if it was started as an agent
+                elif _MODULE in command_of(pid):  # an unproved process is ended only if it was started as an agent
                     end(process)
                 break
             time.sleep(0.02)
@@ -171,8 +179,8 @@ def _rouse(pid: int, timeout_s: float) -> None:
 
 
 def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen[bytes]:
-    _unreaped[:] = [one for one in _unreaped if one.poll() is None]
-    # Its own session, so that Ctrl-C at the terminal does not reach it.
+    _unreaped[:] = [child for child in _unreaped if child.poll() is None]
+    # A separate session, so that Ctrl-C at the terminal does not reach the agent.
     environment = child_environment(OMP_NUM_THREADS="1")
     command = child_command(_MODULE, name, str(nice), str(linger_s))
     words = os.memfd_create("relight-agent-words", os.MFD_CLOEXEC)
@@ -192,13 +200,14 @@ def _start(name: str, nice: int, linger_s: float, path: str) -> subprocess.Popen
 
 
 def _reap(process: subprocess.Popen[bytes], words: int) -> None:
-    """It must not stay behind as a zombie; and if it ended of itself as none should, that is told, with where it stood."""
+    """Wait for the agent, so that it leaves no zombie. If it crashed, emit ``agent.crashed`` with the place of the
+    crash."""
     status = process.wait()
-    said = os.pread(words, _WORDS_BYTES, 0).decode(errors="replace")
+    traceback = os.pread(words, _WORDS_BYTES, 0).decode(errors="replace")
     os.close(words)
     if status < 0 and -status in _CRASHES:
-        stood = next((line.strip() for line in said.splitlines() if line.startswith("  File ")), "nobody knows where")
-        how = f"by {signal.Signals(-status).name} ({stood})"
+        place = next((line.strip() for line in traceback.splitlines() if line.startswith("  File ")), "place unknown")
+        how = f"by {signal.Signals(-status).name} ({place})"
     elif status in (1, 2):
         how = f"with exit status {status}"
     else:

@@ -1,4 +1,5 @@
-"""What trainer and agent say to each other, and what lies in a sealed slot. Encoded as MessagePack; both ends are of one version."""
+"""Messages between trainer and agent, and the request in a sealed slot. Encoded as MessagePack; both ends have the
+same version."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ MESSAGE_BYTES_MAX = 1 << 30
 
 
 class OpenRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Whose saves these are: the run, and the attempt in charge of it. The first message of every trainer."""
+    """The run of the following saves, and the attempt that owns it. The first message of every trainer."""
 
     url: str
     run: str
@@ -29,18 +30,19 @@ class OpenRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
     keep: bytes = b""
     """The retention rules, encoded; empty for none."""
     leads: bool = True
-    """Whether it is for this trainer's writer to see to them."""
+    """Whether this trainer's writer applies the retention rules."""
     held_s: float = 0.0
-    """How long a save may be held back for want of room."""
+    """Seconds that a save may wait for storage space."""
     compact: bytes = b""
-    """The rules by which saves are made smaller, encoded; empty for none."""
+    """The rules for making saves smaller, encoded; empty for none."""
     guard: dict[str, Any] | None = None
-    """How the store is guarded, as ``Guard.told`` says it; None if it is not. It holds keys: not to be written down anywhere."""
+    """The store's security settings, as ``StoreSecurity.to_wire`` encodes them, or None. They contain keys: never
+    write them to a file or log."""
     read_bytes_per_second: float | None = None
 
 
 class AllocateSlots(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The trainer needs ``count`` slots of ``size`` bytes, at most ``memory`` bytes in all."""
+    """Request for ``count`` slots of ``size`` bytes, at most ``memory`` bytes in total."""
 
     size: int
     count: int
@@ -48,14 +50,15 @@ class AllocateSlots(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class SlotsAllocated(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """These are they; their descriptors come with this message, in order. None if there is no room, and ``why``."""
+    """The allocated slots; their descriptors come with this message, in order. If there is no memory, ``sizes`` is
+    empty and ``why`` has the reason."""
 
     sizes: list[int]
     why: str = ""
 
 
 class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
-    """One tensor of the state, as ``layout.Item`` but for its bytes."""
+    """One tensor of the state: a ``layout.Item`` without its bytes."""
 
     name: str
     dtype: str
@@ -67,16 +70,17 @@ class TensorSpec(msgspec.Struct, frozen=True, array_like=True):
 
 
 class TensorLayout(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The tensors of all saves that follow, until another layout comes, as that rank's part has them."""
+    """The tensors of this rank's part in all following saves, until another layout is sent."""
 
     items: list[TensorSpec]
     rank: int = 0
     lanes: int = 1
-    """How many packs at once the rank writes: see ``plan_save``."""
+    """Number of packs that the rank writes at once: see ``plan_save``."""
 
 
 class SlotFilling(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Slot ``slot`` is being filled with save ``number``; the request is there. What is filled may be written; ``Save`` makes it count."""
+    """Slot ``slot`` is being filled with save ``number``, and has its request. The agent may write the filled bytes;
+    ``SlotSealed`` makes the save count."""
 
     slot: int
     number: int
@@ -90,7 +94,7 @@ class SlotSealed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Request(msgspec.Struct, frozen=True, array_like=True):
-    """What a sealed slot holds behind its packs: all of a save but the tensors."""
+    """The part of a save that a slot holds after its packs: everything but the tensors."""
 
     number: int
     id: str
@@ -105,16 +109,16 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     parent: str | None
     tag: str | None = None
     seat: Participant | None = None
-    """The rank's, where several save together."""
+    """The rank's place among the ranks that save together, if there are several."""
     patient: bool = True
-    """Whether it may be held back for want of room, or made smaller; False if it is urgent."""
+    """Whether the save may wait for space, or be made smaller; False if it is urgent."""
     same: bytes = b""
-    """The numbers, as bits, of tensors that have not changed since save ``since``, as far as the trainer can tell."""
+    """Numbers, as bits, of the tensors that have not changed since save ``since``, as far as the trainer knows."""
     since: int = 0
 
 
 class SaveResult(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Save ``number`` became a checkpoint (``error`` is None), or did not."""
+    """The result of save ``number``: a checkpoint if ``error`` is None."""
 
     number: int
     id: str
@@ -129,13 +133,14 @@ class SaveResult(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 def words_of(error: BaseException, where: str = "") -> tuple[str, str, str, str, bool, list[str]]:
-    """Return an error as a report holds it. A fault in code keeps its kind and traceback: it must not look like a store's failure."""
-    found = known(error, where)
-    return found.kind, found.what, found.where, found.hint, found.retryable, list(found.details)
+    """Encode an error for a ``SaveResult``. A programming error keeps its kind and traceback, so that it is not taken
+    for a store's failure."""
+    described = known(error, where)
+    return described.kind, described.what, described.where, described.hint, described.retryable, list(described.details)
 
 
 class ForwardedEvent(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """An event that happened in the agent: retention, mostly."""
+    """An event that happened in the agent, mostly of retention."""
 
     name: str
     say: str
@@ -143,19 +148,21 @@ class ForwardedEvent(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class ListHeld(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Which checkpoints of this run are in memory?"""
+    """Request for the checkpoints of this run that are in memory."""
 
 
 class HeldList(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """These: ``(id, rank, where its packs begin)``; the descriptors come with this message, in order."""
+    """Parts in memory: ``(checkpoint id, rank, offsets of its packs)``; the descriptors come with this message, in
+    order."""
 
     held: list[tuple[str, int, list[int]]]
 
 
 class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Be there for agents of other nodes that know this token: at ``host``, if it is given; with so much memory for what is theirs.
+    """Request to listen for agents of other nodes that know ``token``.
 
-    One that is there already keeps its own token, unless it is told to ``change`` it.
+    ``host``: the address to listen at, if given. ``memory``: bytes for their data. An agent that listens already keeps
+    its token unless ``change`` is set.
     """
 
     token: bytes
@@ -166,8 +173,11 @@ class ListenForPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class PeerAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """This agent's id, and where others reach it; no address, and ``why``, if they cannot. ``token`` and ``others``, their addresses, are
-    of the roster that it has joined, if it has."""
+    """This agent's id, and the address at which peers reach it.
+
+    If they cannot, ``address`` is empty and ``why`` has the reason. If the agent has joined a roster, ``token`` and
+    ``others``, the peers' addresses, are that roster's.
+    """
 
     id: str
     address: str
@@ -177,7 +187,8 @@ class PeerAddress(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class JoinPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Protect, and be protected by, these agents: ``(id, host, rack, address, ranks)`` each; ``me`` is this one."""
+    """Protect, and be protected by, these agents. Each entry is ``(id, host, rack, address, ranks)``; ``me`` is this
+    agent's id."""
 
     roster: list[tuple[str, str, str, str, list[int]]]
     me: str
@@ -186,32 +197,32 @@ class JoinPeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class LeavePeers(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The run comes to its end: protect nothing more; what is held for others stays."""
+    """The run ends: protect nothing more. Data held for other nodes stays."""
 
 
 class Flush(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Somebody waits for save ``number``: it, and those before it, are held back no longer."""
+    """A caller waits for save ``number``: do not delay it, or the saves before it, any longer."""
 
     number: int
 
 
 class EndRun(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The run ends here as it should: finish what is sealed, keep nothing."""
+    """The run ended normally: finish the sealed saves, keep nothing."""
 
 
 @lru_cache(maxsize=4)
 def to_bits(numbers: frozenset[int]) -> bytes:
-    """The numbers as bits, the lowest first."""
-    found = bytearray(max(numbers, default=-1) // 8 + 1)
+    """Return the numbers as a bit set, lowest bit first."""
+    bits = bytearray(max(numbers, default=-1) // 8 + 1)
     for number in numbers:
-        found[number // 8] |= 1 << number % 8
-    return bytes(found)
+        bits[number // 8] |= 1 << number % 8
+    return bytes(bits)
 
 
 @lru_cache(maxsize=4)
 def from_bits(data: bytes) -> frozenset[int]:
-    """What ``to_bits`` was given."""
-    return frozenset(8 * at + bit for at, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1)
+    """Return the numbers in a bit set that ``to_bits`` made."""
+    return frozenset(8 * index + bit for index, byte in enumerate(data) if byte for bit in range(8) if byte >> bit & 1)
 
 
 ToAgent = (

@@ -1,4 +1,4 @@
-"""The agent among agents of other nodes: what is committed here is offered to them, and they are served what is here."""
+"""The agent as a peer of agents on other nodes: it offers them committed parts, and serves them the data it holds."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from relight.arena import SharedMapping
 from relight.errors import RelightError
 
 if TYPE_CHECKING:
-    from relight.peers import PeerService  # loaded when somebody asks for it: most agents have no neighbours
+    from relight.peers import PeerService  # loaded on demand: most agents have no peers
 
 Tell = Callable[[str, str, dict[str, Any]], None]
 
 
 class Offered(NamedTuple):
-    """A rank's part of a checkpoint that was committed just now. See ``peers.Part``."""
+    """One rank's part of a checkpoint that was just committed. See ``peers.HeldPartFile``."""
 
     id: str
     seq: int
@@ -30,7 +30,7 @@ class Offered(NamedTuple):
 
 
 class AgentPeers:
-    """Nothing until a trainer asks for it. Any thread."""
+    """The agent's peer service. Does nothing until a trainer asks for it. Thread-safe."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell, self._id = tell, secrets.token_hex(8)
@@ -41,7 +41,7 @@ class AgentPeers:
         self._others: list[str] = []
 
     def meet(self, asked: ListenForPeers) -> PeerAddress:
-        """Be there for whoever knows the token."""
+        """Listen for peers that know the token. Return this agent's address."""
         from relight.peers import PeerService
 
         with self._lock:
@@ -59,7 +59,7 @@ class AgentPeers:
             return PeerAddress(self._id, self._peers.address, "", self._token if self._others else b"", self._others)
 
     def join(self, asked: JoinPeers) -> None:
-        """Protect, and be protected by, those of the roster."""
+        """Protect, and be protected by, the agents of the roster."""
         from relight.peers import Peer
 
         roster = [Peer(id, host, rack, address, tuple(ranks)) for id, host, rack, address, ranks in asked.roster]
@@ -74,14 +74,14 @@ class AgentPeers:
                 self._tell("peers.failed", f"this node is not protected by others: {error}", {"why": str(error)})
 
     def leave(self) -> None:
-        """Have nothing protected any more, until the next ``join``: the run ends, and whoever is quicker with that is not missed."""
+        """Protect nothing until the next ``join``: the run ends. Peers that leave first are then not reported as lost."""
         with self._lock:
             if self._peers is not None:
                 self._ranks = ()
                 self._peers.leave()
 
     def offer(self, one: Offered) -> None:
-        """Have it protected, if there is anybody to."""
+        """Have a part protected, if there are peers."""
         with self._lock:
             if self._peers is not None and one.rank in self._ranks:
                 from relight.peers import HeldPartFile
@@ -91,12 +91,12 @@ class AgentPeers:
 
     @property
     def holds(self) -> bool:
-        """Whether others may need what is here."""
+        """Whether peers may need data that this agent holds."""
         with self._lock:
             return self._peers is not None and self._peers.held_bytes > 0
 
     def close(self) -> None:
-        """Let go of all."""
+        """Close the peer service and free its memory."""
         with self._lock:
             if self._peers is not None:
                 self._peers.close()

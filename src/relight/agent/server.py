@@ -1,11 +1,11 @@
 """The agent's process: ``python -m relight.agent.server NAME NICE LINGER [WORDS DIRECTORY]``.
 
-``NAME`` and ``DIRECTORY``: of its socket, see ``world.local_sockets``. The trainer chose the directory.
+``NAME`` and ``DIRECTORY`` are those of its socket: see ``comm.local_sockets``. The trainer chose the directory.
 
-One thread accepts; for each connection one listens to a trainer and one writes its saves, so that ranks which wait for each other's parts
-do not wait for each other's turn. The process ends by itself: at once when the last trainer has said
-goodbye and nothing is left to write; ``LINGER`` seconds after the last one vanished without a word, since the one that takes its place
-can restore from what is still in memory.
+One thread accepts connections. Each connection has one thread that reads the trainer's messages and one that writes
+its saves, so ranks that wait for each other's parts do not block each other. The process ends by itself: at once when
+the last trainer has sent ``EndRun`` and everything is written; ``LINGER`` seconds after the last trainer vanished
+without it, since that trainer's successor can restore from the agent's memory.
 """
 
 from __future__ import annotations
@@ -64,39 +64,39 @@ _TICK_S = 0.25
 PROOF_S = 20.0
 """Seconds that a process which connects has to prove that it knows the secret."""
 ORPHAN_S = 30.0
-"""How long the save of a trainer that is gone waits for other ranks' parts."""
+"""Seconds that the save of a trainer that has ended waits for other ranks' parts."""
 PATIENT_S = 1.0
-"""How long one who asks what there is waits for a save that waits for parts from other nodes."""
+"""Seconds that ``ListHeld`` waits for a save that waits for parts from other nodes."""
 NEAR_S = 0.25
-"""And for one that waits for parts which would be made here, and are not."""
+"""Seconds that ``ListHeld`` waits for a save that waits for parts which only this agent could write."""
 DRAIN_S = 120.0
-"""How long one who asks what there is waits for what is being written."""
+"""Seconds that ``ListHeld`` waits for saves that are being written, at most."""
 
 
 @dataclass(eq=False)
 class TrainerSession:
-    """One trainer."""
+    """The connection of one trainer."""
 
     wire: AgentConnection[ToAgent]
     pid: int = 0
-    """0: not to be known."""
+    """0 if unknown."""
     writer: SlotWriter | None = None
     prepared: PlannedLayout | None = None
     slots: list[Slot] = field(default_factory=list)
     written: dict[int, SlotJob] = field(default_factory=dict)
-    """Slot → what was last given to be written of it."""
+    """Slot index → the last job that was queued for it."""
     pending: int = 0
     polite: bool = False
     open: bool = True
     hurried: int = 0
-    """The last save that somebody waits for."""
+    """The last save that a caller waits for."""
     jobs: queue.Queue[SlotJob] = field(default_factory=queue.Queue)
     writing: threading.Thread | None = None
 
 
 @dataclass(frozen=True, eq=False)
 class CommittedSlot:
-    """A slot whose bytes are a committed checkpoint's, as long as it is sealed with that number."""
+    """A slot that holds a committed checkpoint's bytes, as long as it is sealed with that number."""
 
     id: str
     number: int
@@ -108,7 +108,7 @@ class CommittedSlot:
 
 @dataclass(eq=False)
 class SlotJob:
-    """One slot to be written: sealed, or being filled."""
+    """One slot to write: sealed, or being filled."""
 
     session: TrainerSession
     index: int
@@ -116,20 +116,20 @@ class SlotJob:
     slot: Slot
     prepared: PlannedLayout
     said: threading.Event = field(default_factory=threading.Event)
-    """Set when the trainer has said that it is sealed: it then waits to hear what became of it."""
+    """Set once the trainer has sent ``SlotSealed``: it then expects the result."""
     since: float = field(default_factory=time.monotonic)
     waits_since: float | None = None
-    """When its own part was there, and nothing left to do but to see the checkpoint committed."""
+    """Time at which its own part was written, so that it only waits for the commit."""
     waits_for: tuple[int, ...] = ()
-    """Ranks whose parts were not there when it looked last."""
+    """Ranks whose parts were missing at the last check."""
     checkpoint: str = ""
-    """What it is of; known since it waits."""
+    """The checkpoint's id; set once it waits."""
     told: bool = False
-    """Whether what became of it has been told: what is left to do is to remove older ones."""
+    """Whether the result has been sent: only retention is left to do."""
 
 
 class AgentServer:
-    """All there is in this process."""
+    """The state of the agent's process."""
 
     def __init__(self, listener: socket.socket, linger_s: float, name: str = "", path: str | None = None) -> None:
         self._path = path
@@ -140,24 +140,24 @@ class AgentServer:
         self._active: set[SlotJob] = set()
         self._kept: list[CommittedSlot] = []
         self._ranks: set[int] = set()
-        """Those that this process writes for, or has."""
+        """Ranks that this process writes for."""
         self._idle_since = time.monotonic()
         self._seen = False
         self._proving = 0
         """Connections whose other end has not proved itself yet."""
         self._parted = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        """Readable when a connection has ended: this process may have nothing left to do."""
+        """Readable once a connection has ended: the process may then have nothing left to do."""
         weakref.finalize(self, os.close, self._parted)
         self._ending = False
         self._drainer: Drainer | None = None
         self._neighbours = AgentPeers(self._send_all)
 
     def end(self, signum: int, frame: FrameType | None) -> None:
-        """Take nobody new; write what is sealed; end."""
+        """Accept no new trainer, write the sealed saves, and end."""
         self._ending = True
 
     def run(self) -> None:
-        """Until nobody needs this process any more."""
+        """Serve until no process needs the agent."""
         self._listener.setblocking(False)
         while not self._over():
             select.select([self._listener.fileno(), self._parted], [], [], _TICK_S)
@@ -172,7 +172,7 @@ class AgentServer:
             with self._lock:
                 self._proving += 1
             if not new_threads.start(threading.Thread(target=self._admit, args=(connection,), daemon=True, name="relight-agent-admit")):
-                connection.close()  # its trainer writes by itself
+                connection.close()  # the trainer then writes its saves itself
                 with self._lock:
                     self._proving -= 1
         if self._drainer is not None:
@@ -190,7 +190,7 @@ class AgentServer:
                 self._idle_since = time.monotonic()
                 return False
             idle = time.monotonic() - self._idle_since
-            self._kept = [one for one in self._kept if _is_there(one)]
+            self._kept = [kept for kept in self._kept if _is_there(kept)]
             if self._seen and not self._kept and not self._neighbours.holds:
                 return True
             return idle > self._linger_s
@@ -198,12 +198,13 @@ class AgentServer:
     # -- trainers
 
     def _admit(self, connection: socket.socket) -> None:
-        """Listen to a process of this user that proves that it knows the secret. Any other gets nothing, and is not counted."""
+        """Serve a process of this user that proves that it knows the secret. Any other gets no answer, and is not
+        counted."""
         try:
             pid, user = peer_of(connection)
             if user != os.geteuid():
                 raise PermissionError("another user's")
-            with LocalDirectory(self._path) as directory:  # read at each connection: it may have been tidied away, and made again
+            with LocalDirectory(self._path) as directory:  # read for each connection: the directory may have been removed and created again
                 secret = directory.secret()
             prove_as_listener(connection, secret, self._name, PROOF_S)
             connection.settimeout(None)
@@ -225,15 +226,13 @@ class AgentServer:
         try:
             while True:
                 message, _ = session.wire.receive()
-                with contextlib.suppress(
-                    ConnectionLost
-                ):  # it cannot be answered any more: what it has said all the same is heard to its end
+                with contextlib.suppress(ConnectionLost):  # no answer is possible, but its remaining messages still count
                     self._receive(session, message)
                 if session.polite:
                     break
         except ConnectionLost:
             pass
-        except Exception as error:  # a message that makes no sense: this trainer is no use any more, others are
+        except Exception as error:  # an invalid message: drop this trainer, keep serving the others
             print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         self._part(session)
 
@@ -270,11 +269,11 @@ class AgentServer:
     def _give_slots(self, session: TrainerSession, want: AllocateSlots) -> None:
         with self._lock:
             session.slots, session.written = [], {}
-            self._kept = [one for one in self._kept if one.session is not session]
-            left = [one.slot for one in self._kept if not one.session.open and one.slot.memory.size == want.size]
+            self._kept = [kept for kept in self._kept if kept.session is not session]
+            left = [kept.slot for kept in self._kept if not kept.session.open and kept.slot.memory.size == want.size]
             spare = [slot for slot in left if not is_frozen(slot.memory.fd)]
             del left
-            self._kept = [one for one in self._kept if one.session.open]
+            self._kept = [kept for kept in self._kept if kept.session.open]
         count, why = want.count, ""
         if want.memory is not None and want.memory < want.count * want.size:
             count = want.memory // want.size
@@ -295,36 +294,43 @@ class AgentServer:
         session.wire.send(SlotsAllocated(sizes, why), [slot.memory.fd for slot in session.slots])
 
     def _commit_kept(self, session: TrainerSession) -> None:
-        """What the trainer before this one sealed is written first: it is the newest there is."""
+        """Send the checkpoints in memory, after the sealed saves of the previous trainer are written: they are the
+        newest."""
         ends = time.monotonic() + DRAIN_S
         while (self._writes() or self._has_unheard()) and time.monotonic() < ends:
             time.sleep(0.005)
         with self._lock:
-            there = [one for one in self._kept if _is_there(one)][-FDS_MAX:]  # the newest, if a message has no room for all
+            kept = [committed for committed in self._kept if _is_there(committed)][-FDS_MAX:]  # the newest, if one message cannot carry all
         fds: list[int] = []
         try:
-            with contextlib.suppress(OSError):  # no descriptor is left: those that there are, the newest
-                for one in reversed(there):
-                    freeze(one.slot.memory.fd)  # who asks only reads, and must not open it again for writing
-                    fds.insert(0, reading(one.slot.memory.fd))
-            there = there[len(there) - len(fds) :]
-            session.wire.send(HeldList([(one.id, one.rank, list(one.starts)) for one in there]), fds)
+            with contextlib.suppress(OSError):  # no descriptor is left: send only the newest
+                for committed in reversed(kept):
+                    freeze(committed.slot.memory.fd)  # the receiver only reads, and must not reopen it for writing
+                    fds.insert(0, reading(committed.slot.memory.fd))
+            kept = kept[len(kept) - len(fds) :]
+            session.wire.send(HeldList([(committed.id, committed.rank, list(committed.starts)) for committed in kept]), fds)
         finally:
             close_all(fds)
 
     def _writes(self) -> bool:
-        """Whether something is being written that may be a checkpoint soon. Not: what waits for parts that nobody makes any more; nor what
-        is one already, though a sound one is being sought so that older ones may go, which takes as long as reading it."""
+        """Return whether a save is being written that may become a checkpoint soon.
+
+        Excluded are saves that wait for parts which no rank writes, and saves that are committed but for which old
+        checkpoints are still being retired: that takes as long as reading a checkpoint.
+        """
         now = time.monotonic()
         with self._lock:
             return self._pending > sum(job.told or self._is_stuck(job, now) for job in self._active)
 
     def _has_unheard(self) -> bool:
-        """Whether a trainer has ended of which not all was heard yet: it may have sealed a save that nobody here knows of. Who has said
-        goodbye has said all."""
+        """Return whether a trainer has ended whose messages were not all read: it may have sealed a save that is
+        unknown here.
+
+        A trainer that has sent ``EndRun`` sends nothing more.
+        """
         with self._lock:
-            there = [session.pid for session in self._sessions if session.open and not session.polite]
-        return any(map(_has_ended, there))
+            pids = [session.pid for session in self._sessions if session.open and not session.polite]
+        return any(map(_has_ended, pids))
 
     def _is_stuck(self, job: SlotJob, now: float) -> bool:
         if job.waits_since is None or not job.waits_for:
@@ -333,9 +339,10 @@ class AgentServer:
         return now - job.waits_since > patience_s
 
     def _part(self, session: TrainerSession) -> None:
-        """The trainer is gone. What it sealed and could not say any more is written all the same; what it did not seal is nothing.
+        """Handle the end of a trainer: write the saves it sealed but did not report, and discard unsealed slots.
 
-        One that said goodbye may be waiting for the end of the stream, which says that its saves are written, and old ones removed.
+        A trainer that sent ``EndRun`` may wait for the end of the stream, which means that its saves are written and
+        old ones removed.
         """
         while session.polite and session.pending:
             time.sleep(0.002)
@@ -343,15 +350,15 @@ class AgentServer:
             for index in range(len(session.slots)):
                 try:
                     self._take_over(session, index)
-                except Exception as error:  # whatever it is: a trainer that is gone is gone, or this process would never end
+                except Exception as error:  # any error: the session must end all the same, or this process would never end
                     print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             session.open = False
-            if session.polite:  # who saved nothing has nothing to do any more in a run whose trainers before it are gone
+            if session.polite:  # a trainer that saved nothing ends the run for earlier trainers that are gone
                 saved = session.prepared is not None
-                self._kept = [one for one in self._kept if (one.session is not session if saved else one.session.open)]
+                self._kept = [kept for kept in self._kept if (kept.session is not session if saved else kept.session.open)]
             self._sessions.discard(session)
             self._idle_since = time.monotonic()
-            if session.polite and not self._sessions:  # the run is over here: nobody restores from what is left
+            if session.polite and not self._sessions:  # the run is over here: no process will restore from memory
                 self._neighbours.close()
         session.wire.close()
         os.eventfd_write(self._parted, 1)
@@ -366,7 +373,7 @@ class AgentServer:
     # -- writing
 
     def _enqueue(self, session: TrainerSession, index: int, number: int, *, said: bool = False) -> None:
-        """Have a save written, once."""
+        """Queue a save to be written, once."""
         with self._lock:
             if session.prepared is None or session.writer is None or not 0 <= index < len(session.slots):
                 raise ConnectionLost("a save before its layout")
@@ -375,7 +382,7 @@ class AgentServer:
                 job = session.written[index] = SlotJob(session, index, number, session.slots[index], session.prepared)
                 self._pending += 1
                 session.pending += 1
-                self._kept = [one for one in self._kept if one.slot is not job.slot]
+                self._kept = [kept for kept in self._kept if kept.slot is not job.slot]
                 session.jobs.put(job)
                 if session.writing is None:
                     session.writing = threading.Thread(target=self._work, args=(session,), name="relight-agent-writer", daemon=True)
@@ -395,7 +402,7 @@ class AgentServer:
                 self._write(job)
             except Abandoned:
                 self._abandon(job)
-            except Exception as error:  # told to nobody, but the next save must find this thread alive
+            except Exception as error:  # no trainer gets this error, but the thread must survive for the next save
                 print(f"relight agent: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             finally:
                 with self._lock:
@@ -405,7 +412,7 @@ class AgentServer:
                     self._idle_since = time.monotonic()
 
     def _abandon(self, job: SlotJob) -> None:
-        """What was written of it is gone. If it comes to be sealed after all, it is written from the beginning."""
+        """Discard what was written of a save. If its slot is sealed after all, write it from the beginning."""
         with self._lock:
             if job.session.written.get(job.index) is job:
                 del job.session.written[job.index]
@@ -421,20 +428,20 @@ class AgentServer:
         return job.session.open or job.session.polite or now - job.waits_since < ORPHAN_S
 
     def _is_made(self, checkpoint: str) -> None:
-        """One rank's save is through: the others of it that wait here will be in a moment."""
+        """Note that one rank's save is committed: other ranks' jobs for the same checkpoint will finish in a moment."""
         with self._lock:
             for job in self._active:
                 if job.checkpoint == checkpoint:
                     job.waits_since = time.monotonic()
 
     def _may_hold(self, job: SlotJob) -> bool:
-        """Whether the save may wait for room: nobody waits for it, and it is still wanted."""
+        """Return whether the save may wait for space: no caller waits for it, and it is still wanted."""
         session = job.session
-        goes_on = session.open and not session.polite and not self._ending
-        return goes_on and job.number > session.hurried and job.slot.state()[1] == job.number
+        runs = session.open and not session.polite and not self._ending
+        return runs and job.number > session.hurried and job.slot.state()[1] == job.number
 
     def _held(self, job: SlotJob, told: ForwardedEvent) -> None:
-        """It does wait: tell so, and have room made."""
+        """Forward the event that the save waits, and have space made by draining."""
         self._send(job.session, told)
         if job.session.writer is not None:
             self._drain(job.session.writer)
@@ -445,7 +452,7 @@ class AgentServer:
         follow = SlotFollower(job.slot, job.number, lambda: job.session.open)
         try:
             follow.until(0)
-            hold = Backpressure(job.since, lambda: self._may_hold(job), lambda *said: self._held(job, ForwardedEvent(*said)))
+            hold = Backpressure(job.since, lambda: self._may_hold(job), lambda *event: self._held(job, ForwardedEvent(*event)))
             report = writer.save(job.slot, job.prepared, job.number, follow, partial(self._waits, job), hold, job.session.slots)
         except Abandoned:
             raise
@@ -454,26 +461,26 @@ class AgentServer:
         if report.error is None and not job.session.polite:
             prepared = job.prepared
             kept = CommittedSlot(report.id, job.number, job.slot, prepared.rank, prepared.starts, job.session)
-            with self._lock:  # before the trainer hears of it: it may die the moment it does
+            with self._lock:  # before the trainer gets the result: it may die right after
                 self._kept.append(kept)
                 self._is_made(report.id)
             sizes = tuple(pack.size for pack in prepared.plan.packs)
-            there = partial(_is_there, kept)
-            self._neighbours.offer(Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, there))
+            is_there = partial(_is_there, kept)
+            self._neighbours.offer(Offered(report.id, report.seq, prepared.rank, job.slot.memory, prepared.starts, sizes, is_there))
         if job.session.open:
-            job.said.wait(PATIENCE_S)  # who has not said so does not listen yet
+            job.said.wait(PATIENCE_S)  # a trainer that has not sent SlotSealed expects no result yet
         self._send(job.session, report)
         with self._lock:
             job.told = True
         if report.error is None:
             session = job.session
-            found = writer.prune(lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1)
-            if found is not None:
-                self._send(job.session, ForwardedEvent(*found))
+            pruned = writer.prune(lambda: session.open and not self._ending, lambda: session.polite, lambda: self._pending > 1)
+            if pruned is not None:
+                self._send(job.session, ForwardedEvent(*pruned))
             self._drain(writer)
 
     def _drain(self, writer: SlotWriter) -> None:
-        """Have what was saved copied to the run's further tiers, if there are any."""
+        """Have committed checkpoints copied to the run's further tiers, if there are any."""
         with contextlib.suppress(RelightError):
             if not writer.has_tiers():
                 return
@@ -500,10 +507,10 @@ class AgentServer:
 
 
 def _watch(session: TrainerSession, pid: int) -> None:
-    """Hang up when the trainer dies: its forked children may hold the other end of the socket open for a while longer."""
+    """Hang up when the trainer dies: its forked children may keep the other end of the socket open longer."""
     try:
         fd = os.pidfd_open(pid)
-    except OSError:  # dead already, or of another process namespace: the end of the stream must do
+    except OSError:  # dead already, or in another process namespace: rely on the end of the stream
         return
     try:
         while session.open and not select.select([fd], [], [], 1.0)[0]:
@@ -515,8 +522,8 @@ def _watch(session: TrainerSession, pid: int) -> None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether that process does nothing any more; False if that cannot be told."""
-    if not pid:  # of another process namespace
+    """Return whether the process has ended; False if that is unknown."""
+    if not pid:  # in another process namespace
         return False
     try:
         fd = os.pidfd_open(pid)
@@ -533,7 +540,7 @@ def _is_there(one: CommittedSlot) -> bool:
 
 
 def main() -> int:
-    """Serve. Exit status 3: another agent has the name; 4: there is no place to listen."""
+    """Serve. Exit status 3: another agent has the name; 4: the agent cannot listen."""
     address, nice, linger = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     if len(sys.argv) > 4:
         faulthandler.enable(int(sys.argv[4]))
@@ -562,4 +569,4 @@ if __name__ == "__main__":
         status = 2
     sys.stdout.flush()
     flush_events()
-    os._exit(status)  # threads that still listen must not hold the process
+    os._exit(status)  # threads that still wait for messages must not keep the process alive

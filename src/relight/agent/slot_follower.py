@@ -1,4 +1,5 @@
-"""Writing a slot that is still being filled: never ahead of who fills it, and never committed unless it is sealed."""
+"""Write a slot that is still being filled: never ahead of the trainer that fills it, and never committed unless it is
+sealed."""
 
 from __future__ import annotations
 
@@ -8,45 +9,47 @@ from collections.abc import Callable
 from relight.arena import FILLING, SEALED, Slot
 
 PATIENCE_S = 5.0
-"""How long the filling may stand still before the writer turns to something else; once sealed, the save is written from the beginning."""
+"""Seconds without progress after which the writer stops following. Once the slot is sealed, its save is written from
+the beginning."""
 _POLL_S = 0.001
 
 
 class Abandoned(Exception):
-    """This slot is not filled any further, or no longer with this save."""
+    """The slot is not filled any further, or is filled with another save."""
 
 
 class SlotFollower:
-    """Save ``number`` in ``slot``, as its filling goes on."""
+    """Follows the filling of ``slot`` with save ``number``."""
 
     def __init__(self, slot: Slot, number: int, is_there: Callable[[], bool]) -> None:
-        """``is_there``: whether the one that fills it lives."""
+        """``is_there``: whether the trainer that fills the slot is alive."""
         self._slot, self._number, self._is_there = slot, number, is_there
 
     def until(self, offset: int) -> int:
-        """Wait until all before ``offset`` is filled; up to where it is. ``Abandoned`` if it does not go on."""
+        """Wait until everything before ``offset`` is filled. Return the filled length. Raise ``Abandoned`` if the
+        filling has stopped."""
         return self._wait(offset)
 
     def sealed(self) -> None:
-        """Wait until all of it is sealed. ``Abandoned`` if it is not to be."""
+        """Wait until the slot is sealed. Raise ``Abandoned`` if the filling has stopped."""
         self._wait(None)
 
     def _wait(self, offset: int | None) -> int:
         seen, since = -1, time.monotonic()
         while True:
-            there = self._slot.copied  # before the state: a slot that was begun anew is told apart by its number
+            copied = self._slot.copied  # read before the state: if the slot was reused meanwhile, the state's number differs
             state, number = self._slot.state()
             if number != self._number or state not in (FILLING, SEALED):
-                raise Abandoned("the save was given up")
+                raise Abandoned("the save was aborted")
             if state == SEALED:
                 return self._slot.memory.size
-            if offset is not None and there >= offset:
-                return there
+            if offset is not None and copied >= offset:
+                return copied
             if not self._is_there():
-                raise Abandoned("who filled the slot is gone")
+                raise Abandoned("the trainer that filled the slot has ended")
             now = time.monotonic()
-            if there != seen:
-                seen, since = there, now
+            if copied != seen:
+                seen, since = copied, now
             elif now - since > PATIENCE_S:
                 raise Abandoned(f"nothing was copied for {PATIENCE_S:.0f} s")
             time.sleep(_POLL_S)

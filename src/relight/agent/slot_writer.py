@@ -1,4 +1,4 @@
-"""From a slot to a checkpoint: the agent's side of a save."""
+"""The agent's side of a save: from a slot to a committed checkpoint."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from relight.store import open_bytes
 from relight.store.paced import paced
 
 PLACEHOLDER = "0" * 10
-"""Stands for the checkpoint's id while packs are laid out: as long as any."""
+"""Stands for the checkpoint's id while packs are planned; it has the length of an id."""
 BEHIND_FROM = 64 << 20
-"""Smaller checkpoints are read back as everything else is done: it takes a few hundredths of a second."""
+"""Smaller checkpoints are verified at normal priority: it takes a few hundredths of a second."""
 _NO_BYTES = memoryview(b"")
 
 
@@ -42,7 +42,7 @@ Waits = Callable[[str, Sequence[int]], bool]
 
 
 class _Length:
-    """A source of which only the length matters."""
+    """A source that has only a length."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -51,18 +51,18 @@ class _Length:
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        raise AssertionError("these bytes lie in the slot")
+        raise AssertionError("these bytes are in the slot")
 
 
 def plan_layout(layout: TensorLayout) -> SavePlan:
-    """Where each tensor goes. The trainer and the agent both work it out, and come to the same."""
-    items = [Item(one.name, one.dtype, one.shape, one.role, _Length(one.length), one.box, one.trainable) for one in layout.items]
+    """Return where each tensor goes. Trainer and agent both compute it, and get the same plan."""
+    items = [Item(spec.name, spec.dtype, spec.shape, spec.role, _Length(spec.length), spec.box, spec.trainable) for spec in layout.items]
     return plan_save(items, id=PLACEHOLDER, rank=layout.rank, lanes=layout.lanes)
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedLayout:
-    """A layout, planned: the packs' headers but for the id."""
+    """A planned layout: the packs' headers, with a placeholder for the id."""
 
     plan: SavePlan
     headers: tuple[bytes, ...]
@@ -70,17 +70,18 @@ class PlannedLayout:
 
     @classmethod
     def from_layout(cls, layout: TensorLayout) -> PlannedLayout:
-        """Plan it."""
+        """Plan a layout."""
         plan = plan_layout(layout)
         return cls(plan, tuple(bytes(pack.sources[0].view() or _NO_BYTES) for pack in plan.packs), layout.rank)
 
     @property
     def starts(self) -> tuple[int, ...]:
-        """Where the packs begin in a slot."""
+        """Offsets of the packs in a slot."""
         return lay_out([pack.size for pack in self.plan.packs], 0).packs
 
     def filled(self, slot: Slot, checkpoint_id: str, follow: SlotFollower) -> SavePlan:
-        """The plan with the slot's bytes for packs, as they come; their headers are written into the slot."""
+        """Return the plan with the slot's bytes as packs, read as they are filled. Writes the packs' headers into the
+        slot."""
         packs = []
         for pack, header, start in zip(self.plan.packs, self.headers, self.starts, strict=True):
             own = header.replace(f'"id":"{PLACEHOLDER}"'.encode(), f'"id":"{checkpoint_id}"'.encode(), 1)
@@ -92,7 +93,8 @@ class PlannedLayout:
 
 
 class Backpressure(NamedTuple):
-    """What holding a save back needs: since when it may have been, whether to go on with it, and whom to tell."""
+    """What a postponed save needs: since when it has waited, whether it may still wait, and a function that emits
+    events."""
 
     since: float
     still: Callable[[], bool]
@@ -115,7 +117,7 @@ class SlotWriter:
         """The parent of each save that failed since the last one that was committed, by the failed save's id."""
         self._last_in: tuple[Slot, int, PlannedLayout] | None = None
         self._hasty, self._hastened = 0, 0
-        """How many read-backs are to take their share of the processor, and how many saves came upon one that did not."""
+        """Number of verifications that must run at normal priority, and of consecutive verifications that a waiting save cut short."""
         self._keep = from_msgpack(place.keep, Keep) if place.keep else Keep()
         self._room = SpaceGuard(self._store, place.run, self._keep, self._log, place.epoch)
 
@@ -129,10 +131,11 @@ class SlotWriter:
         hold: Backpressure,
         slots: Sequence[Slot] = (),
     ) -> SaveResult:
-        """Write what is filled as it is filled, and commit it once it is sealed. ``Abandoned`` if it is not to be.
+        """Write the slot while it is filled, and commit the save once it is sealed. Raise ``Abandoned`` if it will not
+        be sealed.
 
-        Never raises for the store's sake: the report says what went wrong. ``waits``: see ``SaveRequest``; it is told the
-        checkpoint's id as well. ``slots``: all that the trainer fills; the save before this one may still lie in another.
+        Never raises a store's error: the result has it. ``waits``: see ``SaveRequest``; it also receives the
+        checkpoint's id. ``slots``: all slots that the trainer fills; the previous save may still be in another.
         """
         request = from_msgpack(slot.request(), Request)
         if request.number != number:
@@ -174,7 +177,7 @@ class SlotWriter:
             raise
         except Exception as error:
             self._failed[request.id] = self._parent_of(request)
-            follow.sealed()  # one that was given up meanwhile has failed for another reason, which the trainer knows
+            follow.sealed()  # raises Abandoned if the trainer aborted the save meanwhile: the trainer then knows the reason
             return _failed(number, request.id, error)
         return _done(number, report)
 
@@ -186,42 +189,49 @@ class SlotWriter:
         return parent
 
     def _before(self, slot: Slot, slots: Sequence[Slot], prepared: PlannedLayout) -> PreviousSave | None:
-        """The save before, if it was laid out alike and lies in another slot. That one may be filled anew at any moment."""
+        """Return the previous save if it has the same layout and is in another slot, or None.
+
+        The trainer may refill that slot at any moment.
+        """
         if self._last is None or self._last_in is None or self._attempt.compact is None:
             return None
         other, number, laid_out = self._last_in
-        if other is slot or laid_out is not prepared or not any(other is one for one in slots):
+        if other is slot or laid_out is not prepared or not any(other is candidate for candidate in slots):
             return None
         packs = [other.view[start : start + pack.size] for start, pack in zip(prepared.starts, prepared.plan.packs, strict=True)]
         return PreviousSave(self._last, packs, lambda: other.state() == (SEALED, number))
 
     def _vouched(self, request: Request, prepared: PlannedLayout) -> UnchangedTensors | None:
-        """What the trainer says is as it was, if the last save was made since then: it has the same."""
+        """Return the tensors that the trainer reports as unchanged, if the last committed save is new enough to have
+        the same bytes."""
         if not request.same or self._last is None or self._last_in is None:
             return None
         _, number, laid_out = self._last_in
         return UnchangedTensors(self._last, from_bits(request.same), None) if laid_out is prepared and number >= request.since else None
 
     def has_tiers(self) -> bool:
-        """Whether what is saved is to go further."""
+        """Return whether checkpoints must be copied to further tiers."""
         return bool(tiers_of(fold(self._log.read())))
 
     def prune(
         self, still: Callable[[], bool], ends: Callable[[], bool], others: Callable[[], bool]
     ) -> tuple[str, str, dict[str, Any]] | None:
-        """Retire what the rules no longer keep; the event to tell, None for none. Given up where ``still`` says False while a checkpoint is
-        read for that: whoever takes the trainer's place needs the disk and the processor, and does it behind its own next save.
+        """Retire checkpoints that the retention rules no longer keep. Return the event to emit, or None.
 
-        Reading takes what processor time training leaves, if it is of more than a moment, and as long as nobody waits for it. Where the
-        trainer ``ends`` it is begun anew, and takes its share. Where ``others`` are to be written they are first: this is left for the
-        next time, takes its share then, and twice as often each time that this is seen again.
+        Stops if ``still`` returns False while a checkpoint is being verified: the next trainer needs the disk and the
+        processor, and retires them after its own next save.
+
+        Verifying a large checkpoint uses only processor time that training leaves, as long as no caller waits. If the
+        trainer ``ends``, verification starts again at normal priority. If ``others`` wait to be written, they come
+        first: verification is left for the next call. It then runs at normal priority, and twice as often each time
+        that this happens again.
         """
         if self._keep.is_everything or not self.place.leads:
             return None
         try:
             report = self._prune_behind(still, ends, others) if self._may_take_long() else self._room.prune(still=still)
         except Fenced:
-            return None  # the next save will say so
+            return None  # the next save reports it
         except RelightError as error:
             return "prune.failed", f"old checkpoints could not be removed this time: {error}", {"kind": error.kind}
         finally:
@@ -231,7 +241,10 @@ class SlotWriter:
         return "prune.done", f"removed {len(report.retired)} checkpoints", {"retired": report.retired, "left": report.left}
 
     def _may_take_long(self) -> bool:
-        """Whether the next reading back may wait for everybody else. Not from far away: what is begun for it there stays as slow."""
+        """Return whether the next verification may run at idle priority.
+
+        Not for remote stores: a read that began at idle priority would stay slow there.
+        """
         if self._last_in is None or self._last_in[2].plan.stored_bytes < BEHIND_FROM or "://" in self.place.url:
             return False
         if self._hasty:
@@ -250,25 +263,30 @@ class SlotWriter:
         return self._room.prune(still=still) if still() else None
 
     def _hold_back(self, own: int, request: Request, hold: Backpressure) -> None:
-        """Until there is room, or no longer than the trainer said. What goes wrong at that is for the save itself to find out."""
+        """Wait until there is space, for at most the trainer's limit.
+
+        Errors are ignored here: the save itself meets and reports them.
+        """
         if self._keep.capacity is None:
             return
 
-        def tell(why: str, at_most_s: float) -> None:
-            say = f"the save of step {request.step} is held back, at most {at_most_s:.0f} s: {why}"
-            hold.emit("save.backpressured", say, {"id": request.id, "step": request.step, "seconds": at_most_s})
+        def report(why: str, at_most_s: float) -> None:
+            message = f"the save of step {request.step} waits for space, at most {at_most_s:.0f} s: {why}"
+            hold.emit("save.backpressured", message, {"id": request.id, "step": request.step, "seconds": at_most_s})
 
         with contextlib.suppress(RelightError):
             history = fold(self._log.read())
             if not tiers_of(history):
                 return
             need = own
-            smaller, last = self._attempt.smaller, [one.body.new_bytes for one in history.live[-8:]]
-            if request.seat is not None:  # all ranks reckon with the same, though their shares differ: what one of the last took
+            smaller, last = self._attempt.smaller, [checkpoint.body.new_bytes for checkpoint in history.live[-8:]]
+            if (
+                request.seat is not None
+            ):  # all ranks must use the same number though their shares differ: the largest of the last checkpoints
                 need = max(last) if last else own * request.seat.world
             elif last and smaller is not None and smaller.choice(Conditions(self.place.threads)).reuse:
                 need = min(own, last[-1])
-            self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, tell)
+            self._room.wait(need, self.place.leads, hold.since + self.place.held_s, hold.still, report)
 
 
 def _reach(follow: SlotFollower, start: int, end: int) -> int:
@@ -276,7 +294,7 @@ def _reach(follow: SlotFollower, start: int, end: int) -> int:
 
 
 class _Counter:
-    """Counts what is written, where the trainer sees it."""
+    """Counts written bytes in the slot, where the trainer reads them."""
 
     def __init__(self, slot: Slot) -> None:
         self._slot, self._written = slot, 0

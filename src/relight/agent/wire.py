@@ -1,4 +1,4 @@
-"""Messages over a Unix stream socket: four bytes of length, MessagePack, and now and then descriptors."""
+"""Messages over a Unix stream socket: four bytes of length, MessagePack, and sometimes file descriptors."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from relight.agent.messages import MESSAGE_BYTES_MAX
 from relight.decode import msgpack_decoder
 
 FDS_MAX = 253
-"""So many descriptors the kernel lets go with a message (``SCM_MAX_FD``)."""
+"""Descriptors that the kernel accepts with one message (``SCM_MAX_FD``)."""
 T = TypeVar("T")
 
 
 RECEIVE_BYTES = 64 << 10
-"""Bytes that one call receives at most, and that it allocates each time."""
+"""Bytes that one call receives at most, and allocates each time."""
 
 
 class ConnectionLost(ConnectionError):
-    """The other end is not there any more."""
+    """The other end has closed the connection, or has ended."""
 
 
 class AgentConnection(Generic[T]):
-    """One connection. ``send`` from any thread, ``receive`` from one."""
+    """One connection. Call ``send`` from any thread, ``receive`` from one."""
 
     def __init__(self, connection: socket.socket, kind: Any, carriers: tuple[type, ...] = ()) -> None:
-        """``carriers``: kinds of messages that bring descriptors. With any other they are closed: the other end may send them unasked."""
+        """``carriers``: message types that carry descriptors. Descriptors with any other message are closed: the other
+        end may send them unasked."""
         self._socket = connection
         self._carriers = carriers
         self._decoder: msgspec.msgpack.Decoder[T] = msgpack_decoder(kind)
@@ -45,14 +46,17 @@ class AgentConnection(Generic[T]):
         self._idle: Callable[[], None] = lambda: None
 
     def bound(self, send_s: float, tick_s: float, idle: Callable[[], None]) -> None:
-        """Bound this end's waits: a ``send`` ends the connection after ``send_s`` without room, and ``receive`` calls ``idle`` each
-        ``tick_s`` while nothing comes."""
+        """Limit this end's waits.
+
+        A ``send`` ends the connection after ``send_s`` seconds without buffer space. ``receive`` calls ``idle`` every
+        ``tick_s`` seconds while nothing arrives.
+        """
         self._tick_ms, self._idle = int(1000 * tick_s), idle
         whole = int(send_s)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", whole, int((send_s - whole) * 1e6)))
 
     def send(self, message: Any, fds: list[int] | None = None) -> None:
-        """Send all of it. ``Gone`` if nobody is there."""
+        """Send a whole message. Raise ``ConnectionLost`` if the other end has gone."""
         body = self._encoder.encode(message)
         data = len(body).to_bytes(4, "little") + body
         try:
@@ -60,16 +64,19 @@ class AgentConnection(Generic[T]):
                 if fds:
                     sent = socket.send_fds(self._socket, [data], fds)
                     data = data[sent:]
-                if data:  # of nothing, too, whoever has gone meanwhile makes an error
+                if data:  # sending nothing would raise, too, if the other end has gone meanwhile
                     self._socket.sendall(data)
-        except BlockingIOError as error:  # part of the message may be sent: no other may follow it
+        except BlockingIOError as error:  # part of the message may have been sent, so no other message may follow
             self.hang_up()
-            raise ConnectionLost("it reads nothing any more") from error
+            raise ConnectionLost("the other end does not read its messages") from error
         except OSError as error:
             raise ConnectionLost(str(error)) from error
 
     def receive(self) -> tuple[T, list[int]]:
-        """The next message and the descriptors that came with it, which are the caller's to close. ``Gone`` at the end."""
+        """Return the next message and its descriptors, which the caller must close.
+
+        Raise ``ConnectionLost`` at the end of the stream.
+        """
         while True:
             if len(self._buffer) >= 4:
                 length = int.from_bytes(self._buffer[:4], "little")
@@ -91,28 +98,30 @@ class AgentConnection(Generic[T]):
             self._more()
 
     def hang_up(self) -> None:
-        """End it both ways: a thread that waits in ``receive`` is woken, and closes it."""
+        """Shut down both directions. A thread that waits in ``receive`` wakes up and closes the socket."""
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
 
     def abandon(self) -> None:
-        """Close this process's descriptors alone: another process that has the connection keeps it. For a forked child."""
+        """Close only this process's descriptors: another process keeps the connection. For a forked child."""
         self._sending = threading.Lock()  # another thread may have held the old one at the fork
         self._socket.close()
         close_all(self._fds)
         self._fds = []
 
     def close(self) -> None:
-        """Hang up, and let go of the descriptors."""
+        """Shut down, and close the socket and all descriptors."""
         self.hang_up()
         self._socket.close()
         close_all(self._fds)
         self._fds = []
 
     def _more(self) -> None:
-        room = socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0  # without room the kernel closes them
+        room = (
+            socket.CMSG_SPACE(FDS_MAX * array.array("i").itemsize) if self._carriers else 0
+        )  # without room for them the kernel closes descriptors
         try:
             self._await()
             data, extra, _, _ = self._socket.recvmsg(RECEIVE_BYTES, room, socket.MSG_CMSG_CLOEXEC)
@@ -120,9 +129,9 @@ class AgentConnection(Generic[T]):
             raise ConnectionLost(str(error)) from error
         for level, kind, payload in extra:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                found = array.array("i")
-                found.frombytes(payload[: len(payload) - len(payload) % found.itemsize])
-                self._fds += found
+                descriptors = array.array("i")
+                descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+                self._fds += descriptors
         if len(self._fds) > FDS_MAX:
             raise ConnectionLost(f"{len(self._fds)} descriptors for one message")
         if not data:
@@ -130,7 +139,7 @@ class AgentConnection(Generic[T]):
         self._buffer += data
 
     def _await(self) -> None:
-        """Return when something has come, or the connection has ended."""
+        """Return once data has arrived or the connection has ended."""
         if self._tick_ms is None:
             return
         waiting = select.poll()
@@ -140,7 +149,7 @@ class AgentConnection(Generic[T]):
 
 
 def close_all(fds: list[int]) -> None:
-    """Close descriptors."""
+    """Close descriptors; ignore those that are closed."""
     for fd in fds:
         try:
             os.close(fd)

@@ -1,8 +1,8 @@
 """Live objects to a tree, and back: the room that knows torch.
 
-Always holds: what cannot be saved is refused, all at once, before anything is written; contiguous host tensors are never copied, neither
-on the way out nor on the way in; generators are restored after the loaders were repositioned. May import: ``layout``, ``format``,
-``errors``, ``observe``; and torch, and numpy where it is loaded.
+Invariants: values that cannot be saved are refused, all at once, before anything is written. Contiguous host tensors
+are never copied, neither at a save nor at a restore. Generators are restored after the loaders were repositioned. May
+import: ``layout``, ``format``, ``errors``, ``observe``; and torch, and numpy where it is loaded.
 """
 
 from relight.capture.capture import Captured, capture, capture_generators, fingerprint

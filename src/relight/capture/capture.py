@@ -1,4 +1,4 @@
-"""Capture: all components to one tree and a list of items."""
+"""Capture: read all components into one tree and a list of items."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _USUAL = frozenset((torch.Tensor, nn.Parameter))
 
 
 class TemplateItems(Protocol):
-    """What a state's items begin with, the same object as long as that is the same."""
+    """The items with which a state begins: the same object as long as they are unchanged."""
 
     @property
     def items(self) -> tuple[Item, ...]:
-        """Those."""
+        """The items."""
 
 
 @dataclass(frozen=True)
 class Captured:
     """A state, read but not copied: ``tree`` with leaves that point into ``items``, whose sources are live memory.
 
-    ``notes`` are reasons why a resume from it is not bit-exact; ``found`` and ``missed`` are sentences for people.
+    ``notes``: reasons why a resume from it is not bit-exact. ``found`` and ``missed``: sentences for users.
     """
 
     tree: dict[str, Any]
@@ -52,11 +52,12 @@ class Captured:
     found: list[str] = field(default_factory=list)
     missed: list[str] = field(default_factory=list)
     fixed: TemplateItems | None = None
-    """What ``items`` begins with and the tree has encoded, the same object as long as it is the same."""
+    """The items with which ``items`` begins and the encoded tree of them: the same object as long as they are
+    unchanged."""
     spreads: Mapping[int, ShardingOf] = field(default_factory=dict)
-    """How those of ``items`` are spread over ranks that are not whole here, by index: their shape is the global one."""
+    """Sharding of the items that are only partly on this rank, by index: their shape is the global one."""
     frozen: frozenset[int] = frozenset()
-    """Which of ``fixed``'s items are parameters that need no gradient and that no optimizer has."""
+    """Indices of ``fixed``'s items that are parameters without gradient and in no optimizer."""
 
     @property
     def logical_bytes(self) -> int:
@@ -72,11 +73,12 @@ def capture(
     recall: CaptureCache | None = None,
     behind: Sequence[Item] = (),
 ) -> Captured:
-    """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's generators.
+    """Read the state of ``components``; with ``micro_step`` their gradients too, with ``rng`` this process's
+    generators.
 
-    Costs 20 µs a tensor, no copy of contiguous host tensors; with the same ``recall`` each time, half a microsecond for each parameter,
-    buffer and optimizer tensor from the second capture on. ``IncompatibleState`` lists all that cannot be saved. ``behind``: items that the
-    state's own follow, in ``items`` and in what its leaves point at.
+    Costs 20 µs a tensor; contiguous host tensors are not copied. With the same ``recall`` each time, the second and
+    later captures cost half a microsecond for each parameter, buffer and optimizer tensor. ``IncompatibleState`` lists
+    all that cannot be saved. ``behind``: items that precede the state's own in ``items``.
     """
     taken = [name for name in ("rng", "grad", "rank") if name in components]
     if taken:
@@ -96,8 +98,8 @@ def capture(
         nodes, sizes, missed = fixed.nodes, fixed.sizes, fixed.missed
     tree: dict[str, Any] = {}
     notes: list[str] = []
-    found: list[str] = []
-    told: list[str] = []
+    summaries: list[str] = []
+    warnings: list[str] = []
     for name, value in components.items():
         kind = kinds[name]
         before = len(walker.items)
@@ -107,21 +109,21 @@ def capture(
         size += sum(item.source.length for item in walker.items[before:])
         notes += _notes(name, value, kind)
         flag = is_swapped(value)
-        found.append(
+        summaries.append(
             f"{name}: {kind} ({type(value).__qualname__}), {count} tensors, {size} bytes"
             + ("" if flag is None else f", swapped {'in' if flag else 'out'}")
         )
-        told += missed[name] if kind == MODULE else _missed(name, value, kind)
+        warnings += missed[name] if kind == MODULE else _missed(name, value, kind)
     if micro_step is not None:
         tree["grad"] = _gradients(walker, components)
         kinds["grad"] = "grad"
     if rng:
         tree["rng"] = walker.value({**generators.host_states(), **generators.device_states()}, "rng", "rng")
         kinds["rng"] = RNG
-        found.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
+        summaries.append("rng: python, torch" + (", numpy" if tree["rng"]["numpy"] is not None else "") + ", accelerators in use")
     walker.finish()
     frozen = fixed.frozen if fixed is not None else frozenset[int]()
-    return Captured(tree, walker.items, kinds, notes, found, told, fixed, walker.spreads, frozen)
+    return Captured(tree, walker.items, kinds, notes, summaries, warnings, fixed, walker.spreads, frozen)
 
 
 def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
@@ -137,7 +139,8 @@ def _trained(components: Mapping[str, object]) -> frozenset[tuple[object, ...]]:
 def _walk_large(
     walker: Walker, components: Mapping[str, object], kinds: Mapping[str, str]
 ) -> tuple[dict[str, Any], dict[str, tuple[int, int]]]:
-    """Parameters, buffers, optimizer state. First, so that tensors another component shares with them carry their names."""
+    """Walk parameters, buffers and optimizer state. First, so that tensors shared with other components get their
+    names here."""
     nodes: dict[str, Any] = {}
     sizes: dict[str, tuple[int, int]] = {}
     trained = {id(p) for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)}
@@ -158,7 +161,7 @@ def _keep(
     sizes: dict[str, tuple[int, int]],
     missed: dict[str, list[str]],
 ) -> CapturedTemplate | None:
-    """What was just walked, for the next capture."""
+    """Keep what was just walked for the next capture."""
     basis = basis_of(components)
     if basis is None:
         return None
@@ -178,7 +181,7 @@ def _keep(
 
 
 def capture_generators(states: Mapping[str, Any]) -> Captured:
-    """The state of this process's generators alone, from ``rng.frozen``."""
+    """Return the state of this process's generators alone, from ``rng.frozen``."""
     walker = Walker()
     tree = {"rng": walker.value(dict(states), "rng", "rng")}
     walker.finish()
@@ -206,30 +209,33 @@ def _module(walker: Walker, module: nn.Module, path: str, trained: set[int]) -> 
     wrappers = wrapped(inner)
     for live, value in (flattened_state(inner) if flattened else inner.state_dict(keep_vars=True)).items():
         key = own_name(live, wrappers)
-        at = join_path(path, key)
+        below = join_path(path, key)
         if isinstance(value, Flat):
-            if value.spread.local.numel():  # what has no element here is other ranks' to tell of
+            if value.spread.local.numel():  # other ranks record a tensor that has no element here
                 trainable = value.requires_grad and id(value.owner) in trained
-                node[key] = walker.tensor(value, at, "param", trainable=trainable)
+                node[key] = walker.tensor(value, below, "param", trainable=trainable)
         elif isinstance(value, torch.Tensor):
             is_parameter = isinstance(value, nn.Parameter)
             if not flattened and without_wrapper(value):
-                walker.refuse(at, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
+                walker.refuse(below, f"flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             trainable = is_parameter and value.requires_grad and id(value) in trained
             own = own_memory(inner, live, value) if type(value) not in _USUAL else None
-            leaf = node[key] = walker.tensor(value if own is None else own, at, "param" if is_parameter else "buffer", trainable=trainable)
+            leaf = node[key] = walker.tensor(
+                value if own is None else own, below, "param" if is_parameter else "buffer", trainable=trainable
+            )
             if is_parameter and not value.requires_grad and isinstance(leaf, Leaf) and leaf.kind == "tensor":
                 walker.frozen.update(leaf.tensors)
         else:
-            node[key] = walker.value(value, at)
+            node[key] = walker.value(value, below)
     return node
 
 
 def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]:
-    """Parameters of all modules, and tensors of plain components that require gradients, by ``component/name``, once each."""
+    """Return parameters of all modules, and tensors in plain components that require gradients, by ``component/name``,
+    once each."""
     seen: set[int] = set()
-    found: dict[str, torch.Tensor] = {}
+    tensors_by_path: dict[str, torch.Tensor] = {}
     for name, value in components.items():
         kind = kind_of(value)
         pairs: Iterable[tuple[str, torch.Tensor]] = ()
@@ -237,15 +243,15 @@ def named_gradients(components: Mapping[str, object]) -> dict[str, torch.Tensor]
             pairs = ((f"{name}/{key}", parameter) for key, parameter in named_parameters(value))  # type: ignore[arg-type]
         elif kind == VALUE:
             pairs = loose_tensors(value, name)
-        for at, tensor in pairs:
+        for path, tensor in pairs:
             if tensor.requires_grad and tensor.is_leaf and id(tensor) not in seen:
                 seen.add(id(tensor))
-                found[at] = tensor
-    return found
+                tensors_by_path[path] = tensor
+    return tensors_by_path
 
 
 def loose_tensors(value: object, path: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Tensors in plain containers, with their paths."""
+    """Yield tensors in plain containers, with their paths."""
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, dict):
@@ -279,13 +285,13 @@ def _missed(name: str, value: Any, kind: str) -> list[str]:
 
 
 def _notes(name: str, value: Any, kind: str) -> list[str]:
-    """Why a resume would not be exact as far as this component goes."""
+    """Return why a resume would not be exact because of this component."""
     if kind == LOADER:
         return loader_doubts(name, value)
     if is_swapped(value) and not isinstance(value, Swap) and kind != MODULE:
         state = value.state_dict() if hasattr(value, "state_dict") else {}
         if not isinstance(state, Mapping) or not {"swapped", "is_swapped", "swapped_in", "collected_params"} & state.keys():
-            return [f"{name}: averaged weights are swapped in, and its state does not say so"]
+            return [f"{name}: averaged weights are swapped in, and its state does not record that"]
     return []
 
 
@@ -296,8 +302,9 @@ def _mark(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
-    """Address and version of every parameter, buffer and optimizer tensor: equal as long as none of them is written or replaced."""
-    found: list[tuple[int, int]] = []
+    """Return address and version of every parameter, buffer and optimizer tensor: equal as long as none is written or
+    replaced."""
+    marks: list[tuple[int, int]] = []
     for value in components.values():
         tensors: Iterable[torch.Tensor] = ()
         if isinstance(value, nn.Module):
@@ -305,8 +312,8 @@ def fingerprint(components: Mapping[str, object]) -> tuple[Any, ...]:
         elif isinstance(value, torch.optim.Optimizer):
             states = [state for state in holder_of(value).state.values() if isinstance(state, dict)]
             tensors = [tensor for state in states for tensor in state.values() if isinstance(tensor, torch.Tensor)]
-            found.append((-1, steps_of(value)))
+            marks.append((-1, steps_of(value)))
         elif kind_of(value) == VALUE:
             tensors = [tensor for _, tensor in loose_tensors(value, "")]
-        found += [_mark(inner) for tensor in tensors for inner in inner_tensors(tensor)]
-    return tuple(found)
+        marks += [_mark(inner) for tensor in tensors for inner in inner_tensors(tensor)]
+    return tuple(marks)

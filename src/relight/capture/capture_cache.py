@@ -1,8 +1,9 @@
-"""What is the same in every save: parameters, buffers, optimizer state. Told at a glance, so that it is walked once, not each time.
+"""Keep the part of a capture that is the same in every save, parameters, buffers and optimizer state, so that it is
+walked only once.
 
-A model of a hundred thousand tensors takes seconds to walk: names, shapes, roles, ties. From one save to the next none of that changes;
-what does change is the values, which no walk looks at. So the first walk is kept, with all that it depended on, and the next capture only
-compares: same modules, same dicts, same tensors, same memory. Whatever differs, however little, makes it walk again.
+Walking a model of a hundred thousand tensors takes seconds: names, shapes, roles, ties. Between two saves none of
+these changes; only values change, which no walk reads. So the first walk is kept, with everything it depended on, and
+the next capture only compares: same modules, same dicts, same tensors, same memory. Any difference causes a new walk.
 """
 
 from __future__ import annotations
@@ -25,14 +26,15 @@ from relight.layout import Item
 
 _CONSTANT = (type(None), bool, int, float, complex, str, bytes)
 _OWN_WAYS = frozenset(("state_dict", "_save_to_state_dict", "get_extra_state", "named_parameters", "named_modules"))
-"""Methods of a module that, overridden by its class or set on itself, may give a state that its own dicts do not tell."""
+"""Module methods that, overridden by the class or set on the instance, may give a state that the module's dicts do not
+show."""
 
 
 _shape, _dtype, _requires_grad, _version = map(attrgetter, ("shape", "dtype", "requires_grad", "_version"))
 
 
 class _Dict(NamedTuple):
-    """A dict, and what was in it."""
+    """A dict, and its former content."""
 
     live: Mapping[Any, Any]
     keys: tuple[Any, ...]
@@ -43,7 +45,7 @@ class _Dict(NamedTuple):
 
 
 class _Module(NamedTuple):
-    """A module, and what its state came from."""
+    """A module, and the content from which its state was walked."""
 
     live: nn.Module
     parameters: _Dict
@@ -74,7 +76,7 @@ class _Module(NamedTuple):
 
 
 class _Optimizer(NamedTuple):
-    """An optimizer, and what its state came from."""
+    """An optimizer, and the content from which its state was walked."""
 
     live: torch.optim.Optimizer
     groups: tuple[tuple[torch.Tensor, ...], ...]
@@ -98,13 +100,13 @@ class _Optimizer(NamedTuple):
             and all(map(is_, state, self.keys))
             and len(groups) == len(self.groups)
             and all(len(group["params"]) == len(then) and all(map(is_, group["params"], then)) for group, then in zip(groups, self.groups))
-            and all(map(is_, state.values(), [held.live for held in self.states]))
+            and all(map(is_, state.values(), [entry.live for entry in self.states]))
             and all(map(_Dict.holds, self.states))
         )
 
 
 class _Tensors(NamedTuple):
-    """Tensors, and where their memory was."""
+    """Tensors, and their former memory and properties."""
 
     live: list[torch.Tensor]
     addresses: list[int]
@@ -113,7 +115,7 @@ class _Tensors(NamedTuple):
     dtypes: list[torch.dtype]
     trained: list[bool]
     without: bool
-    """Whether some have no version counter."""
+    """Whether some are inference tensors, which have no version counter."""
 
     @classmethod
     def from_tensors(cls, tensors: Iterable[torch.Tensor]) -> _Tensors:
@@ -129,7 +131,7 @@ class _Tensors(NamedTuple):
         return list(map(_version, self.live))
 
     def holds(self) -> bool:
-        live = self.live  # one pass in C for each: nothing is kept, or the garbage collector would go through all of it
+        live = self.live  # one pass in C for each; no list is kept, as the garbage collector would traverse it
         return (
             all(map(eq, map(torch.Tensor.data_ptr, live), self.addresses))
             and all(map(eq, map(_shape, live), self.shapes))
@@ -140,7 +142,7 @@ class _Tensors(NamedTuple):
 
 
 class CacheKey(NamedTuple):
-    """What a walk depended on."""
+    """Everything on which a walk depended."""
 
     components: tuple[tuple[str, str, object], ...]
     modules: tuple[_Module, ...]
@@ -151,11 +153,11 @@ class CacheKey(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class CapturedTemplate:
-    """The part of a state that the next capture may take over: its items come first, its nodes are encoded."""
+    """The part of a state that the next capture may reuse: its items come first, its nodes are encoded."""
 
     basis: CacheKey
     nodes: dict[str, Any]
-    """A module's whole node; of an optimizer, its ``Moments``."""
+    """A module's whole node; an optimizer's ``Moments``."""
     items: tuple[Item, ...]
     known: Mapping[tuple[object, ...], int]
     names: frozenset[str]
@@ -164,12 +166,12 @@ class CapturedTemplate:
     """Tensors and bytes among ``items``, by component."""
     missed: dict[str, list[str]]
     spreads: Mapping[int, ShardingOf]
-    """How those of ``items`` are spread that are not whole here, by index."""
+    """Sharding of the items that are only partly on this rank, by index."""
     frozen: frozenset[int]
-    """Which of ``items`` are parameters that need no gradient and that no optimizer has."""
+    """Indices of ``items`` that are parameters without gradient and in no optimizer."""
 
     def holds(self, components: Mapping[str, object]) -> bool:
-        """Whether a walk would give the same again. Half a microsecond a tensor."""
+        """Return whether a walk would give the same result. Half a microsecond a tensor."""
         basis = self.basis
         return (
             len(components) == len(basis.components)
@@ -185,50 +187,54 @@ class CapturedTemplate:
 
 
 class CaptureCache:
-    """What one capture leaves to the next. Holds the tensors it knows, as the components do."""
+    """Keeps the template from one capture to the next. Holds its tensors alive, as the components do."""
 
     def __init__(self) -> None:
         self.fixed: CapturedTemplate | None = None
 
     def glance(self) -> tuple[Any, ...] | None:
-        """Equal as long as no parameter, buffer or optimizer tensor is written to, and ``of`` gives the same; None if nothing is known."""
+        """Return a value that is equal as long as no parameter, buffer or optimizer tensor is written to, and
+        ``valid_template`` returns the same.
+
+        None if there is no template.
+        """
         fixed = self.fixed
         if fixed is None:
             return None
-        return id(fixed), fixed.basis.tensors.versions(), [steps_of(one.live) for one in fixed.basis.optimizers]
+        return id(fixed), fixed.basis.tensors.versions(), [steps_of(optimizer.live) for optimizer in fixed.basis.optimizers]
 
     def valid_template(self, components: Mapping[str, object]) -> CapturedTemplate | None:
-        """What still holds; what does not is forgotten."""
+        """Return the template if it still holds; otherwise drop it and return None."""
         if self.fixed is not None and not self.fixed.holds(components):
             self.fixed = None
         return self.fixed
 
 
 def basis_of(components: Mapping[str, object]) -> CacheKey | None:
-    """What ``Fixed.holds`` will compare; None if some of the state comes from elsewhere, and must be walked each time."""
+    """Return what ``CapturedTemplate.holds`` will compare; None if part of the state must be walked each time."""
     modules: dict[int, nn.Module] = {}
     optimizers: list[torch.optim.Optimizer] = []
     for value in components.values():
         if isinstance(value, nn.Module):
-            for one in chain(value.modules(), unwrap(value).modules()):
-                modules[id(one)] = one
+            for module in chain(value.modules(), unwrap(value).modules()):
+                modules[id(module)] = module
         elif isinstance(value, torch.optim.Optimizer) and not is_custom(value):
-            if not all(isinstance(key, torch.Tensor) and isinstance(held, dict) for key, held in holder_of(value).state.items()):
+            if not all(isinstance(key, torch.Tensor) and isinstance(entry, dict) for key, entry in holder_of(value).state.items()):
                 return None
             optimizers.append(value)
     if not all(map(_is_plain, modules.values())):
         return None
     noted = tuple(map(_Optimizer.from_optimizer, optimizers))
     trees = tuple(map(_Module.from_module, modules.values()))
-    values = [value for one in noted for held in one.states for value in held.values]
+    values = [value for optimizer in noted for entry in optimizer.states for value in entry.values]
     if not all(isinstance(value, (torch.Tensor, *_CONSTANT)) for value in values):
         return None
-    owned = [value for one in trees for value in (*one.parameters.values, *one.buffers.values) if value is not None]
+    owned = [value for tree in trees for value in (*tree.parameters.values, *tree.buffers.values) if value is not None]
     homes = set(map(id, owned))
-    trained = [p for one in components.values() if isinstance(one, torch.optim.Optimizer) for p in trained_by(one)]
+    trained = [p for value in components.values() if isinstance(value, torch.optim.Optimizer) for p in trained_by(value)]
     if not all(id(parameter) in homes for parameter in trained):
-        return None  # it has its name from somewhere else
-    flats = [p for one in optimizers for p in own_parameters(one) if id(p) not in homes]
+        return None  # its name does not come from a module
+    flats = [p for optimizer in optimizers for p in own_parameters(optimizer) if id(p) not in homes]
     tensors = [*owned, *flats, *(value for value in values if isinstance(value, torch.Tensor))]
     if not all(map(_is_its_memory, tensors)):
         return None
@@ -238,10 +244,10 @@ def basis_of(components: Mapping[str, object]) -> CacheKey | None:
 
 
 def _is_its_memory(tensor: torch.Tensor) -> bool:
-    """Whether what is saved of it is its memory, not something computed from it."""
+    """Return whether the tensor's memory itself is saved, not values computed from it."""
     tensor = local_of(tensor)
     if flattens(tensor):
-        return False  # its inner tensors may be others at the next save
+        return False  # its inner tensors may be different objects at the next save
     return tensor.layout == torch.strided and not (tensor.is_quantized or tensor.is_conj() or tensor.is_neg() or tensor.is_meta)
 
 

@@ -16,14 +16,14 @@ _INNER = {
     "AcceleratedOptimizer": "optimizer",
     "AcceleratedScheduler": "scheduler",
 }
-"""Wrappers around an optimizer or scheduler: by class, the name under which they have it."""
+"""Wrappers around an optimizer or scheduler: by class name, the attribute that holds it."""
 
 _WRAPPING = ("torch.distributed.", "torch.nn.utils.", "torch._dynamo.")
-"""Modules whose classes are put over the user's own, as ``fully_shard`` does."""
+"""Modules whose classes are derived from the user's own at run time, as by ``fully_shard``."""
 
 
 def inner_of(value: Any) -> Any:
-    """The optimizer or scheduler inside wrappers; anything else unchanged."""
+    """Return the optimizer or scheduler inside wrappers; any other value unchanged."""
     seen: set[int] = set()
     while id(value) not in seen:
         seen.add(id(value))
@@ -34,7 +34,7 @@ def inner_of(value: Any) -> Any:
 def class_path(value: Any) -> str:
     """Return ``module:qualified name`` of a component's class, without wrappers."""
     own = unwrap(value) if isinstance(value, torch.nn.Module) else inner_of(value)
-    bases = [one for one in type(own).__mro__ if not f"{one.__module__}.".startswith(_WRAPPING)]
+    bases = [base for base in type(own).__mro__ if not f"{base.__module__}.".startswith(_WRAPPING)]
     return f"{bases[0].__module__}:{bases[0].__qualname__}"
 
 
@@ -49,7 +49,7 @@ def renamed_classes(classes: Mapping[str, str], rename: Callable[[str], str]) ->
 
 
 def is_torchs(path: str) -> bool:
-    """Whether the class is one of torch's own optimizers or schedulers."""
+    """Return whether the class is one of torch's own optimizers or schedulers."""
     return path.partition(":")[0].startswith("torch.optim")
 
 
@@ -60,8 +60,8 @@ def lineage(value: Any) -> list[str]:
     """
     own = unwrap(value) if kind_of(value) == MODULE else inner_of(value)
     paths: list[str] = []
-    for one in type(own).__mro__:
-        path = f"{one.__module__}:{one.__qualname__}"
+    for base in type(own).__mro__:
+        path = f"{base.__module__}:{base.__qualname__}"
         if path in ("torch.nn.modules.module:Module", "builtins:object"):
             break
         paths.append(path)
@@ -71,5 +71,5 @@ def lineage(value: Any) -> list[str]:
 
 
 def is_of(value: Any, stored: str | None) -> bool:
-    """Whether ``value`` is of the class that was recorded, by its name, or of a subclass of it. True if none was recorded."""
+    """Return whether ``value`` is of the recorded class, by its name, or of a subclass. True if none was recorded."""
     return stored is None or name_in(stored) in map(name_in, lineage(value))

@@ -1,4 +1,5 @@
-"""What a loader delivered: sample indices as its sampler gave them, or a few bytes of each batch, as a running checksum."""
+"""Record what a loader delivered: sample indices from its sampler, or a few bytes of each batch, as a running
+checksum."""
 
 from __future__ import annotations
 
@@ -14,24 +15,26 @@ from zlib import crc32
 import torch
 
 WHOLE_MAX, SPOTS, SPOT = 2048, 8, 64
-"""Bytes of a tensor or array that is read whole; of a larger one, the number of places that are read, and the bytes read at each."""
+"""Largest tensor or array, in bytes, that is read completely. Of a larger one, ``SPOTS`` places of ``SPOT`` bytes are read."""
 DEPTH, PARTS_MAX = 4, 64
-"""Levels of containers, and parts of one container, that a checksum of a batch looks at."""
+"""Levels of containers, and parts of one container, that a checksum of a batch reads."""
 
 
 def packed(indices: Any) -> tuple[int, bytes]:
-    """How many samples one entry of an index sampler names, and the indices as bytes. One microsecond for 32 of them."""
+    """Return the number of samples that one entry of an index sampler names, and their indices as bytes. One
+    microsecond for 32 samples."""
     several = indices if isinstance(indices, (list, tuple)) else [indices]
     try:
         return len(several), array("q", several).tobytes()
-    except (TypeError, OverflowError):  # keys of the caller's own
-        return len(several), b"".join(f"{one!r};".encode() for one in several)
+    except (TypeError, OverflowError):  # keys that are not integers
+        return len(several), b"".join(f"{key!r};".encode() for key in several)
 
 
 def checksum_of(batch: Any, before: int = 0) -> int:
-    """Checksum of ``before`` and a batch: shapes, and at most ``SPOTS * SPOT`` bytes of each tensor and array. 2 to 5 µs a tensor.
+    """Return the checksum of ``before`` and a batch: shapes, and at most ``SPOTS * SPOT`` bytes of each tensor and
+    array. 2 to 5 µs a tensor.
 
-    Copies no tensor. A tensor on an accelerator counts by shape and type alone: reading it would wait for the device.
+    Copies no tensor. Of a tensor on an accelerator only shape and dtype count: reading it would wait for the device.
     """
     return _add(batch, before, 0)
 
@@ -51,8 +54,8 @@ def _add(value: Any, crc: int, depth: int) -> int:
         return crc
     if depth < DEPTH and isinstance(value, (list, tuple)):
         crc = crc32(str(len(value)).encode(), crc)
-        for one in value[:PARTS_MAX]:
-            crc = _add(one, crc, depth + 1)
+        for item in value[:PARTS_MAX]:
+            crc = _add(item, crc, depth + 1)
         return crc
     return crc32(type(value).__qualname__.encode(), crc)
 
@@ -64,7 +67,7 @@ def _add_tensor(tensor: torch.Tensor, crc: int) -> int:
     if not tensor.is_contiguous():
         tensor = tensor.detach()
         while tensor.ndim and tensor.numel() > SPOT:
-            tensor = tensor[0]  # a view: a copy of a large batch would cost what the checksum must not
+            tensor = tensor[0]  # a view: copying a large batch would be too slow
         tensor = tensor.contiguous()
     return _add_memory(tensor.data_ptr(), tensor.numel() * tensor.element_size(), crc)
 
@@ -90,7 +93,7 @@ def _add_memory(address: int, length: int, crc: int) -> int:
 
 
 class Position:
-    """How far a pass over a loader is, in batches and samples, with the checksum of what it delivered. Knows its last ``KEPT`` places."""
+    """Progress of a pass over a loader in batches and samples, with a checksum. Remembers the last ``KEPT`` places."""
 
     KEPT = 1024
 
@@ -113,15 +116,15 @@ class Position:
         self._kept.append((None, self.crc))
 
     def before(self, batches: int) -> tuple[int | None, int] | None:
-        """Samples and checksum as they were ``batches`` batches ago; None if that is no longer known."""
+        """Return samples and checksum as of ``batches`` batches ago; None if they are no longer known."""
         return self._kept[-1 - batches] if 0 <= batches < len(self._kept) else None
 
 
 class IndexLists:
-    """Stands in for a loader's index sampler, and notes what it gives until the loader delivers it.
+    """Replaces a loader's index sampler, and records its entries until the loader delivers them.
 
-    ``noted`` gets the queue of each pass; None: nothing is noted. ``instead``: what the next pass gets in place of the index
-    sampler's own entries; None: nothing.
+    ``noted`` receives the queue of each pass; None: nothing is recorded. ``instead``: the entries of the next pass in
+    place of the index sampler's own; None: its own.
     """
 
     def __init__(
@@ -130,8 +133,8 @@ class IndexLists:
         self._inner, self._noted, self._instead = inner, noted, instead
 
     def __iter__(self) -> Iterator[Any]:
-        other = self._instead()
-        entries = iter(self._inner if other is None else other)
+        replacement = self._instead()
+        entries = iter(self._inner if replacement is None else replacement)
         if self._noted is None:
             return entries
         queue: deque[tuple[int, bytes]] = deque()
@@ -148,7 +151,8 @@ class IndexLists:
 
 
 class _Noting:
-    """Iterator over an index sampler that notes each entry as it leaves. The entry may be changed afterwards, so its bytes are noted."""
+    """Iterator over an index sampler that records each entry's bytes when it is taken: the entry may be changed
+    afterwards."""
 
     def __init__(self, inner: Iterator[Any], queue: deque[tuple[int, bytes]]) -> None:
         self._inner, self._queue = inner, queue
@@ -163,7 +167,7 @@ class _Noting:
 
 
 class Skipped:
-    """Samples of an order from ``skip`` on, and the checksum of those before."""
+    """The samples of an order from ``skip`` on, and the checksum of those before."""
 
     def __init__(self, order: Iterable[Any], skip: int) -> None:
         self._rest: list[Any] = []
@@ -179,16 +183,16 @@ class Skipped:
             self.done += len(taken)
 
     def entries(self) -> Iterator[Any]:
-        """What is left, in entries as the order gives them; the first may be the rest of one."""
+        """Yield the remaining entries as the order gives them; the first may be the rest of an entry."""
         if self._rest:
             yield self._rest
         yield from self._order
 
     def batches(self, size: int, drop_last: bool) -> Iterator[list[Any]]:
-        """What is left of an order of single samples, in batches."""
+        """Yield the rest of an order of single samples, in batches."""
         batch: list[Any] = []
-        for one in self._order:
-            batch.append(one)
+        for sample in self._order:
+            batch.append(sample)
             if len(batch) == size:
                 yield batch
                 batch = []
@@ -200,23 +204,23 @@ _END = object()
 
 
 def is_drawn_by(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    """Whether host generators, as ``rng.host_states`` gives them, were drawn from between the two."""
+    """Return whether random numbers were drawn between two results of ``rng.host_states``."""
     if not torch.equal(before["torch"], after["torch"]) or not torch.equal(before["python"]["words"], after["python"]["words"]):
         return True
-    one, other = before.get("numpy"), after.get("numpy")
-    if one is None or other is None or "key" not in one["state"]:
-        return one is not other
-    return bool(one["state"]["pos"] != other["state"]["pos"] or (one["state"]["key"] != other["state"]["key"]).any())
+    earlier, later = before.get("numpy"), after.get("numpy")
+    if earlier is None or later is None or "key" not in earlier["state"]:
+        return earlier is not later
+    return bool(earlier["state"]["pos"] != later["state"]["pos"] or (earlier["state"]["key"] != later["state"]["key"]).any())
 
 
 def caller(depth: int) -> tuple[tuple[int, Any], FrameType]:
-    """Identity of the Python frame that called, as its ``id`` and its code, and the frame."""
+    """Return the identity of the Python frame that called, as its ``id`` and its code, and the frame."""
     frame = sys._getframe(depth + 1)
     return (id(frame), frame.f_code), frame
 
 
 def frame_of(taker: tuple[int, Any], depth: int) -> FrameType | None:
-    """The frame that ``caller`` identified, if it is on this thread's stack now. A microsecond for 20 frames."""
+    """Return the frame that ``caller`` identified, if it is on this thread's stack now. A microsecond for 20 frames."""
     frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None:
         if id(frame) == taker[0] and frame.f_code is taker[1]:
@@ -226,7 +230,7 @@ def frame_of(taker: tuple[int, Any], depth: int) -> FrameType | None:
 
 
 def sized(sizes: Sequence[int], rest: Iterable[Any]) -> Iterator[Any]:
-    """Index entries of a stream: ``sizes`` first, then the loader's own."""
+    """Yield index entries of a stream: ``sizes`` first, then the loader's own."""
     for size in sizes:
         yield [None] * size
     yield from rest

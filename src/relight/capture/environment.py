@@ -1,4 +1,4 @@
-"""Under what software and settings a state was made, and which differences can break exactness."""
+"""Record the software and settings under which a state was made, and which differences can break exactness."""
 
 from __future__ import annotations
 
@@ -47,13 +47,17 @@ _CODE_S = 5.0
 
 
 def environment() -> dict[str, Any]:
-    """Versions, devices, determinism flags, thread counts, code revision, arguments: JSON-able. May take some ms, for git."""
+    """Return versions, devices, determinism flags, thread counts, code revision and arguments: JSON-able. May take
+    some ms, for git."""
     return environment_soon()()
 
 
 def environment_soon() -> Callable[[], dict[str, Any]]:
-    """``environment`` as it is now; git, which in a large repository takes longer than a restore, answers in a thread meanwhile. Calling
-    what is returned gives it, the first time once git has answered: some seconds at most. Any thread."""
+    """Record the present ``environment``, and return a function that returns it.
+
+    git, which in a large repository takes longer than a restore, runs in a thread meanwhile. The function's first call
+    waits for git: ``_CODE_S`` seconds at most. Thread-safe.
+    """
     numpy = sys.modules.get("numpy")
     cuda = torch.cuda.is_available()
     code: Future[dict[str, Any] | None] = Future()
@@ -91,10 +95,10 @@ def environment_soon() -> Callable[[], dict[str, Any]]:
 
 
 def differences(saved: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """A phrase for each difference that can break exactness."""
-    found = []
+    """Return a phrase for each difference that can break exactness."""
+    phrases = []
     for key, name in _EXACT.items():
         differs = is_other_code if key == "code" else ne
         if key in saved and key in now and differs(saved[key], now[key]):
-            found.append(f"{name} was {saved[key]}, is {now[key]}")
-    return found
+            phrases.append(f"{name} was {saved[key]}, is {now[key]}")
+    return phrases

@@ -1,4 +1,4 @@
-"""Complete training epochs of a loader."""
+"""Count the complete training epochs of a loader."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from relight.capture.loader_watch import ATTRIBUTE, batches_in, place_of
 
 
 def epochs_of(loader: DataLoader[Any]) -> tuple[int, int, int]:
-    """Return how many training epochs of a watched loader were complete before the current one, are now, and will be next step.
+    """Return how many training epochs of a watched loader were complete before the current one, are now, and will be
+    after the next step.
 
-    An epoch is complete once the loop has used its last batch; a loader without a length shows that only when it is asked for another one.
+    An epoch is complete once the loop has used its last batch. A loader without a length shows that only at the
+    request for another batch.
     """
     watch = loader.__dict__[ATTRIBUTE]
     with watch.lock:

@@ -1,8 +1,8 @@
-"""Parameters that were flattened, laid end to end, and cut into one run for each rank: ``FullyShardedDataParallel``.
+"""Parameters that were flattened, concatenated, and cut into one range for each rank: ``FullyShardedDataParallel``.
 
-Its modules and optimizers hold one-dimensional pieces, or, with ``use_orig_params=False``, one flat parameter for a whole module. Here both
-are seen as what they stand for: the parameters that the user's own module has, each with the run of its elements that is on this rank.
-Nothing is gathered; the modules' own ``state_dict`` would.
+Its modules and optimizers hold one-dimensional pieces, or, with ``use_orig_params=False``, one flat parameter for a
+whole module. Here both are treated as the parameters of the user's own module, each with the range of its elements
+that is on this rank. Nothing is gathered; the modules' own ``state_dict`` would gather.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from relight.errors import IncompatibleState
 from relight.layout.rank_tables import Mesh
 
 FLAT = "_flat_param"
-"""How the name of a live parameter ends that stands for several."""
+"""Suffix of the name of a live parameter that stands for several."""
 _KIND = "FullyShardedDataParallel"
 _INSIDE = "_fsdp_wrapped_module"
 _EXTRA = "_extra_state"
@@ -30,12 +30,14 @@ OUTERMOST = "give the Checkpointer the outermost wrapper"
 
 
 class Original(NamedTuple):
-    """A parameter that was flattened. ``begin``: where in the line of all that were flattened with it; ``here``: elements of it on this
-    rank, which begin at ``at`` of what the live parameter holds; ``each``: elements of the line that a rank holds, padding included.
+    """A parameter that was flattened.
+
+    ``begin``: its position in the concatenation. ``here``: its elements on this rank, which begin at ``at`` in the
+    live parameter. ``each``: elements of the concatenation that a rank holds, padding included.
     """
 
     name: str
-    """As the wrapped module calls it; ``full_name`` has the elements of wrappers further in."""
+    """The wrapped module's name for it; ``full_name`` includes the elements of inner wrappers."""
     full_name: str
     shape: tuple[int, ...]
     begin: int
@@ -45,25 +47,27 @@ class Original(NamedTuple):
     mesh: Mesh
 
     def of(self, held: torch.Tensor, owner: torch.Tensor) -> Any:
-        """Its run of ``held``, one element for each of what the rank holds: a parameter's memory, or an optimizer's for it."""
+        """Return its range of ``held``, which has one element for each element of the live parameter: parameter
+        memory, or optimizer state."""
         run = held.detach()[self.at : self.at + self.here]
         if not math.prod(self.shape):
             return run.view(self.shape)
         return Flat(self.shape, ShardingOf(self.mesh, (), run, (self.begin, self.each)), owner)
 
     def named(self, live: str) -> str:
-        """The name of it, given the live parameter's."""
+        """Return its name, given the live parameter's."""
         return live.removesuffix(FLAT) + self.name if live.endswith(FLAT) else live
 
 
 def is_flattened(module: nn.Module) -> bool:
-    """Whether some of its parameters are kept flat. Asked of every model: no call for each of its modules."""
+    """Return whether some of the module's parameters are flat. Called for every model, so it avoids a call for each
+    submodule."""
     seen, left = {id(module)}, [module]
     while left:
-        one = left.pop()
-        if type(one).__name__ == _KIND:
+        current = left.pop()
+        if type(current).__name__ == _KIND:
             return True
-        for child in one._modules.values():
+        for child in current._modules.values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))
                 left.append(child)
@@ -71,55 +75,57 @@ def is_flattened(module: nn.Module) -> bool:
 
 
 def originals_of(module: nn.Module) -> dict[int, list[Original]]:
-    """For each live parameter that holds elements of flattened ones, by ``id``: which."""
+    """Return the originals in each live parameter that holds flattened ones, by ``id``."""
     return {id(live): originals for _, wrapper in _wrappers(module) for live, _, originals in _held(wrapper)}
 
 
 def flattened_state(module: nn.Module) -> dict[str, Any]:
-    """What ``module.state_dict(keep_vars=True)`` would give if nothing had been flattened, under names with the wrappers' elements:
-    tensors, ``Flat`` where one was flattened and cut, values of ``get_extra_state``. ``module``: the outermost wrapper.
+    """Return what ``module.state_dict(keep_vars=True)`` would give without flattening, under names with the wrappers'
+    elements.
 
-    ``IncompatibleState`` if a module gives its state in a way of its own.
+    The values are tensors, ``Flat`` for parameters that were flattened and cut, and results of ``get_extra_state``.
+    ``module``: the outermost wrapper. Raise ``IncompatibleState`` if a module has its own ``state_dict`` code.
     """
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     wrappers = list(_wrappers(module))
     whole, cut = _live_parameters(wrappers)
-    for path, one in module.named_modules(remove_duplicate=False):
-        if wraps(one) is not None and not one._parameters:
+    for path, submodule in module.named_modules(remove_duplicate=False):
+        if wraps(submodule) is not None and not submodule._parameters:
             continue
-        if wraps(one) is None and has_own_ways(one):
+        if wraps(submodule) is None and has_own_ways(submodule):
             raise IncompatibleState(
-                f"a {type(one).__qualname__} has its own way of giving its state, which {_KIND} does not leave alone",
+                f"a {type(submodule).__qualname__} has its own state_dict code, which {_KIND} changes",
                 where=path,
-                hint="fully_shard() keeps each parameter, and any module's own way",
+                hint="use fully_shard(), which keeps each parameter and any module's own state_dict",
             )
         prefix = f"{path}." if path else ""
-        for key, value in (*one._parameters.items(), *one._buffers.items()):
-            if value is None or id(value) in cut or key in one._non_persistent_buffers_set:
+        for key, value in (*submodule._parameters.items(), *submodule._buffers.items()):
+            if value is None or id(value) in cut or key in submodule._non_persistent_buffers_set:
                 continue
             if without_wrapper(value) and id(value) not in whole:
                 raise IncompatibleState(f"flattened by a {_KIND} around the module that was given", where=prefix + key, hint=OUTERMOST)
-            found[prefix + key] = value
-        if wraps(one) is None and type(one).get_extra_state is not nn.Module.get_extra_state:
-            found[prefix + _EXTRA] = one.get_extra_state()
+            state[prefix + key] = value
+        if wraps(submodule) is None and type(submodule).get_extra_state is not nn.Module.get_extra_state:
+            state[prefix + _EXTRA] = submodule.get_extra_state()
     for path, wrapper in wrappers:
         prefix = f"{path}.{_INSIDE}." if path else f"{_INSIDE}."
         for live, held, originals in _held(wrapper):
-            found.update((prefix + original.full_name, original.of(held, live)) for original in originals)
+            state.update((prefix + original.full_name, original.of(held, live)) for original in originals)
         for shared in wrapper._handle.flat_param._shared_param_infos:
             first = f"{prefix}{_joined(shared.prim_module_name, shared.prim_param_name)}"
-            if first in found:
-                found[f"{prefix}{_joined(shared.module_name, shared.param_name)}"] = found[first]
-    return found
+            if first in state:
+                state[f"{prefix}{_joined(shared.module_name, shared.param_name)}"] = state[first]
+    return state
 
 
 def without_wrapper(tensor: torch.Tensor) -> bool:
-    """Of a tensor that no wrapper told of: whether one has flattened it, so that only that one knows what it is."""
+    """Return whether an outer wrapper, which was not given, has flattened this tensor, so that its meaning is unknown
+    here."""
     return bool(getattr(tensor, "_fsdp_flattened", False) or getattr(tensor, "_is_flat_param", False))
 
 
 def drop_gathered(module: nn.Module) -> None:
-    """Give back what was gathered from parameters that have been written since: the next forward pass gathers anew."""
+    """Free what was gathered from parameters that have been written since: the next forward pass gathers again."""
     from torch.distributed.fsdp._runtime_utils import _reshard
     from torch.distributed.utils import _free_storage
 
@@ -134,7 +140,8 @@ def drop_gathered(module: nn.Module) -> None:
 
 
 def _live_parameters(wrappers: Sequence[tuple[str, Any]]) -> tuple[set[int], set[int]]:
-    """By ``id``, the live parameters that are what they seem to be, though they lie in a flat one, and those that are not."""
+    """Return, by ``id``, the live parameters that are complete although they are in a flat one, and those that are
+    not."""
     whole: set[int] = set()
     cut: set[int] = set()
     for _, wrapper in wrappers:
@@ -146,21 +153,23 @@ def _live_parameters(wrappers: Sequence[tuple[str, Any]]) -> tuple[set[int], set
 
 
 def _wrappers(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """All that keep a flat parameter, outermost first, in the state that they have between steps."""
-    for path, one in module.named_modules():
-        if type(one).__name__ == _KIND:
-            _apply_buffer_dtypes(one)
-            if getattr(one, "_handle", None) is not None:
-                yield path, one
+    """Yield all wrappers that have a flat parameter, outermost first, in their state between steps."""
+    for path, wrapper in module.named_modules():
+        if type(wrapper).__name__ == _KIND:
+            _apply_buffer_dtypes(wrapper)
+            if getattr(wrapper, "_handle", None) is not None:
+                yield path, wrapper
 
 
 def _apply_buffer_dtypes(wrapper: Any) -> None:
-    """As between steps: buffers have the dtype that the first forward pass would give them, and what was gathered for a forward pass that
-    no backward pass followed is given back, as the wrapper would at the next one.
+    """Bring a wrapper into its state between steps.
+
+    Buffers get the dtype that the first forward pass would give them. If a forward pass gathered parameters and no
+    backward pass followed, they are freed, as the wrapper does at the next forward pass.
     """
     from torch.distributed.fsdp._runtime_utils import _lazy_init, _reshard
 
-    if wrapper._is_root is None and wrapper.mixed_precision.buffer_dtype is not None:  # else left to whichever wrapper is outermost
+    if wrapper._is_root is None and wrapper.mixed_precision.buffer_dtype is not None:  # otherwise left to the outermost wrapper
         _lazy_init(wrapper, wrapper)
     handle = wrapper._handle
     if handle is None or not handle.uses_sharded_strategy:
@@ -172,23 +181,23 @@ def _apply_buffer_dtypes(wrapper: Any) -> None:
 def _held(wrapper: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor, list[Original]]]:
     """Each live parameter of a wrapper, its memory, and what it holds elements of."""
     flat, sharded = wrapper._handle.flat_param, wrapper._handle.uses_sharded_strategy
-    if any(one is not None for one in flat._param_extensions):
+    if any(extension is not None for extension in flat._param_extensions):
         raise IncompatibleState(f"parameters that are DTensors, flattened by {_KIND}", hint="fully_shard() shards DTensors as they are")
     names = wrapped(wrapper._handle._fully_sharded_module)
     mesh = _mesh_of(wrapper)
-    begins = [at for at, padding in zip(_starts(flat._numels_with_padding), flat._is_padding_mask, strict=True) if not padding]
+    begins = [begin for begin, padding in zip(_starts(flat._numels_with_padding), flat._is_padding_mask, strict=True) if not padding]
     originals = []
     for name, shape, begin, where, in_order in zip(
         flat._fqns, flat._shapes, begins, flat._shard_param_infos if sharded else repeat(None), flat._contiguities
     ):
         if not in_order:
-            raise IncompatibleState("flattened in the order in which it lay in memory, not row by row", where=name, hint="contiguous() it")
+            raise IncompatibleState("flattened in its order in memory, not row by row", where=name, hint="contiguous() it")
         size = math.prod(shape)
-        at, here = (begin, size) if where is None else (where.offset_in_shard or 0, where.numel_in_shard or 0)
-        originals.append(Original(own_name(name, names), name, tuple(shape), begin, at, here, flat._sharded_size.numel(), mesh))
+        offset, here = (begin, size) if where is None else (where.offset_in_shard or 0, where.numel_in_shard or 0)
+        originals.append(Original(own_name(name, names), name, tuple(shape), begin, offset, here, flat._sharded_size.numel(), mesh))
     if flat._params is None:
         yield flat, flat, originals
-    elif sharded:  # each has memory of its own run, and nothing besides
+    elif sharded:  # each has memory for its own range only
         for live, original in zip(flat._params, originals, strict=True):
             yield live, live, [original._replace(at=0)]
 
@@ -198,7 +207,7 @@ def _starts(lengths: Sequence[int]) -> list[int]:
 
 
 def _mesh_of(wrapper: Any) -> Mesh:
-    """The ranks over which a line is cut; several rows of them if each row holds all of it."""
+    """Return the ranks over which the parameters are cut; several rows of them if each row holds everything (HSDP)."""
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(wrapper._handle.process_group)
@@ -208,7 +217,7 @@ def _mesh_of(wrapper: Any) -> Mesh:
     if between is None:
         return Mesh((len(ranks),), tuple(ranks))
     own = dist.get_rank()
-    rows = [[one - own + rank for rank in ranks] for one in dist.get_process_group_ranks(between)]
+    rows = [[first - own + rank for rank in ranks] for first in dist.get_process_group_ranks(between)]
     return Mesh((len(rows), len(ranks)), tuple(rank for row in rows for rank in row))
 
 

@@ -1,4 +1,4 @@
-"""What a component is, by looking at it."""
+"""Classify components by what they are."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _WRAPPERS = {
     "CheckpointWrapper": "_checkpoint_wrapped_module",
     "_FabricModule": "_forward_module",
 }
-"""Modules that stand around the user's own: by class, the name under which they have it."""
+"""Modules that wrap the user's own: by class name, the attribute that holds it."""
 
 _KNOWN_HOOKS = ("torch.distributed.fsdp.", "torch.distributed.algorithms._checkpoint.")
 
 
 def kind_of(value: Any) -> str:
-    """``module``, ``optimizer``, ``scheduler``, ``scaler``, ``loader``, ``stateful``, ``rng`` or ``value``."""
+    """Return ``module``, ``optimizer``, ``scheduler``, ``scaler``, ``loader``, ``stateful``, ``rng`` or ``value``."""
     if isinstance(value, nn.Module):
         return MODULE
     if isinstance(value, torch.optim.Optimizer):
@@ -48,9 +48,11 @@ def kind_of(value: Any) -> str:
 
 
 def is_component(value: object) -> bool:
-    """Whether a value alone has a state worth a name: an object with ``state_dict``, a generator, a tensor, an array, a container.
+    """Return whether a value by itself is a state worth a name: an object with ``state_dict``, a generator, a tensor,
+    an array, a container.
 
-    Plain values (numbers, texts, paths, dates) do not count: a misspelt option is one. Nor does what no save can hold.
+    Plain values (numbers, texts, paths, dates) do not count: a misspelt option is one. Nor do values that no save can
+    hold.
     """
     if kind_of(value) != VALUE or isinstance(value, (torch.Tensor, Flat, bytearray, Mapping, list, tuple, deque, set, frozenset)):
         return True
@@ -59,8 +61,8 @@ def is_component(value: object) -> bool:
 
 
 def is_large(value: object) -> bool:
-    """Whether a component's state is live memory (parameters, moments, tensors, arrays): too large to remember at every step, and
-    not a copy of what it was then."""
+    """Return whether a component's state is live memory (parameters, moments, tensors, arrays): too large to copy at
+    every step."""
     kind = kind_of(value)
     if kind in (LOADER, RNG):
         return False
@@ -70,7 +72,7 @@ def is_large(value: object) -> bool:
 
 
 def memory_in(value: Any, seen: set[int] | None = None) -> Iterator[Any]:
-    """Tensors and arrays in plain containers."""
+    """Yield tensors and arrays in plain containers."""
     seen = set() if seen is None else seen
     if isinstance(value, torch.Tensor) or type(value).__name__ == "ndarray":
         yield value
@@ -85,30 +87,31 @@ def _holds_memory(value: Any) -> bool:
 
 
 def unwrap(module: nn.Module) -> nn.Module:
-    """The user's own module inside ``torch.compile`` and data-parallel wrappers, in whatever order they are nested."""
+    """Return the user's own module inside ``torch.compile`` and data-parallel wrappers, however they are nested."""
     while (name := wraps(module)) is not None:
         module = getattr(module, name)
     return module
 
 
 def wrapped(module: nn.Module) -> list[tuple[str, str]]:
-    """For each wrapper below ``module``, innermost first: the prefix of its state's keys, and that with the wrapper's own element."""
-    found: list[tuple[str, str]] = []
+    """Return, for each wrapper below ``module``, innermost first: the prefix of its state's keys, and the prefix with
+    the wrapper's element."""
+    prefixes: list[tuple[str, str]] = []
 
     def visit(node: nn.Module, prefix: str) -> None:
         name = wraps(node)
         if name is not None:
-            found.append((prefix, f"{prefix}{name}."))
+            prefixes.append((prefix, f"{prefix}{name}."))
         for key, child in node._modules.items():
             if child is not None:
                 visit(child, f"{prefix}{key}.")
 
     visit(module, "")
-    return sorted(found, key=lambda pair: -len(pair[1]))
+    return sorted(prefixes, key=lambda pair: -len(pair[1]))
 
 
 def own_name(key: str, wrappers: list[tuple[str, str]]) -> str:
-    """A state's key or a parameter's name as the module without wrappers would have it."""
+    """Return a state's key or a parameter's name without the wrappers' elements."""
     for prefix, inside in wrappers:
         if key.startswith(inside):
             key = prefix + key.removeprefix(inside)
@@ -116,7 +119,7 @@ def own_name(key: str, wrappers: list[tuple[str, str]]) -> str:
 
 
 def named_parameters(module: nn.Module, *, repeats: bool = False) -> list[tuple[str, nn.Parameter]]:
-    """The parameters of the unwrapped module under their own names."""
+    """Return the parameters of the unwrapped module under their own names."""
     inner, flattened = module, False
     while (name := wraps(inner)) is not None:
         flattened = flattened or name == "_fsdp_wrapped_module"
@@ -125,40 +128,40 @@ def named_parameters(module: nn.Module, *, repeats: bool = False) -> list[tuple[
         inner = module  # it may keep parameters on a wrapper further in
     wrappers = wrapped(inner)
     if flattened or type(inner).named_parameters is nn.Module.named_parameters:
-        found = _own_parameters(inner, repeats)
+        pairs = _own_parameters(inner, repeats)
     else:
-        found = list(inner.named_parameters(remove_duplicate=not repeats))
-    return [(own_name(name, wrappers), parameter) for name, parameter in found] if wrappers else found
+        pairs = list(inner.named_parameters(remove_duplicate=not repeats))
+    return [(own_name(name, wrappers), parameter) for name, parameter in pairs] if wrappers else pairs
 
 
 def _own_parameters(module: nn.Module, repeats: bool) -> list[tuple[str, nn.Parameter]]:
-    """What ``named_parameters`` of ``nn.Module`` gives, in a third of the time."""
+    """Return what ``nn.Module.named_parameters`` gives, in a third of the time."""
     seen: set[int] = set()
-    found: list[tuple[str, nn.Parameter]] = []
-    for path, one in module.named_modules(remove_duplicate=not repeats):
+    pairs: list[tuple[str, nn.Parameter]] = []
+    for path, owner in module.named_modules(remove_duplicate=not repeats):
         prefix = f"{path}." if path else ""
-        for key, parameter in one._parameters.items():
+        for key, parameter in owner._parameters.items():
             if parameter is not None and (repeats or id(parameter) not in seen):
                 seen.add(id(parameter))
-                found.append((prefix + key, parameter))
-    return found
+                pairs.append((prefix + key, parameter))
+    return pairs
 
 
 def wraps(module: nn.Module) -> str | None:
-    """The name under which a wrapper has the user's own module; None if it is none."""
+    """Return the attribute in which a wrapper holds the user's own module; None if ``module`` is not a wrapper."""
     name = _WRAPPERS.get(type(module).__name__)
     return name if name in module._modules else None
 
 
 def foreign_hooks(hooks: Mapping[Any, Any] | None) -> bool:
-    """Whether there are hooks that may change what a module's state is. Those of torch's own wrappers see to it that it does not."""
+    """Return whether there are hooks that may change a module's state. torch's own wrappers' hooks keep it the same."""
     return hooks is not None and not all(
         str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(_KNOWN_HOOKS) for hook in hooks.values()
     )
 
 
 def is_swapped(value: object) -> bool | None:
-    """Whether an averaged copy says that it is swapped into the model; None if it says nothing."""
+    """Return whether an averaged copy reports that it is swapped into the model; None if it reports nothing."""
     for name in ("swapped", "is_swapped", "swapped_in"):
         flag = getattr(value, name, None)
         if isinstance(flag, bool):

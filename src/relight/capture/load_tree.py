@@ -1,4 +1,4 @@
-"""A checkpoint as a plain tree, for ``relight.load``."""
+"""Load a checkpoint as a plain tree, for ``relight.load``."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from relight.layout import Sink
 
 
 def selected(path: str, only: Sequence[str] | None) -> bool:
-    """Whether a pattern takes ``path``: itself, or as something below it."""
+    """Return whether a pattern selects ``path``: the path itself, or a parent of it."""
     return only is None or any(fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern}/*") for pattern in only)
 
 
 def nothing_fits(patterns: Sequence[str], where: str) -> IncompatibleState:
-    """Return the error for patterns of ``only=`` that name nothing."""
-    said = ", ".join(repr(one[:80]) for one in patterns)
+    """Return the error for patterns of ``only=`` that match nothing."""
+    listed = ", ".join(repr(pattern[:80]) for pattern in patterns)
     hint = "a pattern begins with the component: only=['model/*']; relight show RUN lists components and tensors"
-    return IncompatibleState(f"nothing in the checkpoint fits only=[{said}]", where=where, hint=hint)
+    return IncompatibleState(f"nothing in the checkpoint fits only=[{listed}]", where=where, hint=hint)
 
 
 class LoadPlan:
-    """Fill ``sinks``, then ask for ``result()``."""
+    """Fill ``sinks``, then call ``result()``."""
 
     def __init__(self, sinks: dict[int, Sink], result: Thunk) -> None:
         self.sinks = sinks
@@ -34,7 +34,7 @@ class LoadPlan:
 
 
 class _NotSelected:
-    """Stands for what was not selected."""
+    """Stands for a value that was not selected."""
 
 
 _NOTHING = _NotSelected()
@@ -42,7 +42,7 @@ _MADE_OF = frozenset((Leaf, dict, list, tuple))
 
 
 class Later(NamedTuple):
-    """Stands for a value that can only be made once the bytes are there."""
+    """Stands for a value that can only be made once the bytes are read."""
 
     make: Thunk
 
@@ -56,10 +56,11 @@ def build_tree(
     check: Check | None = None,
     mapped: Mapped | None = None,
 ) -> LoadPlan:
-    """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just what matches, in the dicts that lead to it.
-    ``IncompatibleState`` if nothing does.
+    """Plan the plain tree: dicts, lists, values, CPU tensors, arrays. With ``only``, just the matches, in the dicts
+    that lead to them.
 
-    ``tree``: encoded, or decoded. ``check``, ``mapped``: see ``Memory``.
+    Raise ``IncompatibleState`` if nothing matches. ``tree``: encoded, or decoded. ``check``, ``mapped``: see
+    ``FreshTensors``.
     """
     memory = FreshTensors(tensors, check, mapped)
     made = _plan(decode_tree(tree, len(tensors), where) if isinstance(tree, bytes) else tree, "", memory, only)
@@ -69,13 +70,13 @@ def build_tree(
 
 
 def thunks(node: Any, path: str, memory: FreshTensors) -> Thunk:
-    """What makes the value of a decoded node, whole. To be called once: containers without sparse tensors and the like are made already."""
+    """Return a function that returns a decoded node's value. Call it once: plain containers are already created."""
     made = whole(node, path, memory)
     return made.make if type(made) is Later else lambda: made
 
 
 def whole(node: Any, path: str, memory: FreshTensors) -> Any:
-    """The value of a decoded node, its tensors still to be filled, or ``Later``."""
+    """Return the value of a decoded node, with tensors that are still to be filled, or ``Later``."""
     kind = type(node)
     if kind is Leaf:
         return memory.get(node.tensors[0]) if node.kind == "tensor" else Later(build(node, memory, path))
@@ -112,8 +113,8 @@ def _dict(parts: dict[Any, Any]) -> Any:
         return parts
 
     def make() -> dict[Any, Any]:
-        for key, one in late.items():
-            parts[key] = one()
+        for key, make_part in late.items():
+            parts[key] = make_part()
         return parts
 
     return Later(make)

@@ -1,4 +1,4 @@
-"""What is known of a watched loader, its generators, and the iterator of its next pass."""
+"""The record of a watched loader, its generators, and the iterator of its next pass."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Observe = Callable[[Any], None]
 ATTRIBUTE, CORE, WRAPPER = "_relight_watch", "_relight_core_class", "_relight_wrapper"
 END = object()
 CLASS: Any = vars(object)["__class__"]
-"""An object's class, also where the class itself says that it is another's (Accelerate's loaders)."""
+"""The real ``__class__`` attribute, also of objects that report another class (Accelerate's loaders)."""
 
 
 class Lock:
@@ -42,7 +42,7 @@ class Lock:
 
 
 class RemainingSamples:
-    """Samples that are left of an order: in the sampler's place for one pass, for loaders whose index sampler must stay what it is."""
+    """The rest of an order. Replaces the sampler for one pass, for loaders whose index sampler must not be replaced."""
 
     def __init__(self, home: dict[str, Any], entries: Iterable[Any]) -> None:
         self.sampler, self._home, self._entries = home["sampler"], home, entries
@@ -55,7 +55,7 @@ class RemainingSamples:
         return len(self.sampler)
 
     def set_epoch(self, epoch: int) -> None:
-        """Hand the number of the training epoch to the sampler."""
+        """Pass the number of the training epoch to the sampler."""
         if hasattr(self.sampler, "set_epoch"):
             self.sampler.set_epoch(epoch)
 
@@ -67,53 +67,54 @@ class RemainingSamples:
 
 @dataclass
 class Epoch:
-    """One pass over the loader: where all generators were before its iterator was made, and before its first batch was asked for."""
+    """One pass over the loader. ``start``: all generators before its iterator was created; ``first``: before its first
+    batch was requested."""
 
     start: dict[str, Any]
     first: dict[str, Any] | None = None
     delivered: int = 0
     begins: int = 0
-    """Where in the sampler's order it began, if it is the rest of one."""
+    """Position in the sampler's order at which it began, if it is the rest of an order."""
     over: bool = False
     left: bool = False
-    """Whether the caller has said that it is over, not the loader."""
+    """Whether the caller, not the loader, ended it."""
     units: dict[str, Any] | None = None
     position: Position | None = None
-    """None: not known, as in an epoch that an older version began to save."""
+    """None: unknown, as in an epoch that an older version began to save."""
     mixed: bool = False
-    """Whether its batches had different sizes or workers, so that only the count of samples tells where it is."""
+    """Whether its batches had different sizes or workers, so that only the number of samples gives the position."""
     resumed: int = 0
-    """Batches that an earlier process was delivered."""
+    """Batches that were delivered to an earlier process."""
     stated: int | None = None
     """Batches that the script states it has used."""
 
 
 @dataclass
 class WatchedLoader:
-    """What is known of one watched loader."""
+    """The state of one watched loader."""
 
     original: type
     name: str = "the loader"
     epochs: int = 0
     epoch: Epoch | None = None
     base: int | None = None
-    """The seed persistent workers were born with, and the epochs since."""
+    """Seed with which persistent workers were started; ``age``: the number of epochs since."""
     age: int = 0
     pending: dict[str, Any] | None = None
     resume_rng: dict[str, Any] | None = None
     rest: RemainderSampler | None = None
-    """In the sampler's place, during an epoch that another number of ranks began."""
+    """Replaces the sampler during an epoch that another number of ranks began."""
     waits: bool = False
     """Whether that epoch's next iterator is the first for these ranks."""
     unknown: bool = False
     observe: list[Observe] = field(default_factory=list)
     queue: deque[tuple[int, bytes]] | None = None
-    """Indices that the sampler gave for batches that are not delivered yet, of the newest pass."""
+    """Indices that the sampler gave in the newest pass for batches that are not delivered yet."""
     instead: Iterable[Any] | None = None
     """Index entries of the next pass, in place of the sampler's."""
     pace: LoaderPace = field(default_factory=LoaderPace)
     earlier: Epoch | None = None
-    """The pass before, while batches of it are not used yet."""
+    """The previous pass, while some of its batches are not used yet."""
     whole: int = 0
     """Batches of the last complete pass."""
     resumed_at: int = 0
@@ -121,26 +122,27 @@ class WatchedLoader:
     reported: set[str] = field(default_factory=set)
     """Events that were emitted once."""
     strict: bool = True
-    """Whether a position that cannot be found again is an error; else the training epoch begins from its start."""
+    """Whether a position that cannot be found again is an error; otherwise the training epoch begins from its start."""
     reset: bool = False
     """Whether the script wants the position of the next restore ignored."""
     standing: RemainingSamples | None = None
-    """The rest of an order, in the sampler's place during the pass that continues it."""
+    """The rest of an order. Replaces the sampler during the pass that continues it."""
     reread: bool = False
-    """Whether the position of a loader with a state of its own is found by reading again, as its data has no state."""
+    """Whether a stateful loader's position is found by reading its data again, as the data has no state."""
     uncounted: bool = False
     """Whether the next pass continues an epoch whose first batches were not counted."""
     told: Any = None
-    """What the loader itself stored as its position, until the interrupted epoch is continued."""
+    """The loader's own ``state_dict`` from the checkpoint, until the interrupted epoch is continued."""
     lock: Lock = field(default_factory=Lock)
     kept_s: float = float("inf")
-    """Seconds that asking for it took at least."""
+    """Shortest time in seconds that the loader's ``state_dict`` took."""
     kept: deque[Any] | None = None
-    """What the loader itself gave as its position after each of its last batches, while it may be ahead of the loop."""
+    """The loader's own ``state_dict`` after each of its last batches, while it may be ahead of the loop."""
 
 
 def loader_of(value: Any) -> Any:
-    """The loader in Fabric's wrapper, which has the loader's attributes and not its class; any other value as given."""
+    """Return the loader inside Fabric's wrapper, which has the loader's attributes but not its class; any other value
+    unchanged."""
     inner = vars(value).get("_dataloader") if type(value).__name__ == "_FabricDataLoader" else None
     if not isinstance(inner, DataLoader):
         return value
@@ -149,7 +151,8 @@ def loader_of(value: Any) -> Any:
 
 
 def set_wrapper_epoch(loader: DataLoader[Any], number: int | None) -> None:
-    """Give Fabric's wrapper the number of the next training epoch: it counts its passes, and sets the sampler's number from that."""
+    """Set the number of the next training epoch in Fabric's wrapper: it counts its passes, and sets the sampler's
+    epoch from that."""
     known = loader.__dict__.get(WRAPPER)
     wrapper = known() if known is not None else None
     if wrapper is not None and number is not None:
@@ -157,14 +160,17 @@ def set_wrapper_epoch(loader: DataLoader[Any], number: int | None) -> None:
 
 
 def tells_position(loader: DataLoader[Any]) -> bool:
-    """Whether the loader has a state of its own. Accelerate's has the methods, whether what it stands around can tell or not."""
+    """Return whether the loader has a ``state_dict``. Accelerate's loader always has the methods, so the inner loader
+    is checked."""
     inner = loader.__dict__.get("base_dataloader", loader)
     return callable(getattr(inner, "state_dict", None)) and callable(getattr(inner, "load_state_dict", None))
 
 
 def note_indices(loader: DataLoader[Any], watch: WatchedLoader) -> None:
-    """Have the loader's index sampler noted, by the class of the loader that makes the iterator. Not of loaders with a state of their own:
-    torchdata looks at what its index sampler is."""
+    """Record the entries of the loader's index sampler, by a subclass of the loader that creates the iterator.
+
+    Not for stateful loaders: torchdata checks the type of its index sampler.
+    """
     core = core_of(loader)
     if tells_position(loader) or not isinstance(vars(DataLoader).get("_index_sampler"), property):
         return
@@ -175,7 +181,7 @@ def note_indices(loader: DataLoader[Any], watch: WatchedLoader) -> None:
             watch.queue = queue
 
         def instead() -> Iterable[Any] | None:
-            return watch.instead  # until the iterator is made: one with workers asks twice
+            return watch.instead  # until the iterator is created: an iterator with workers reads it twice
 
         inner = super(seen, self)._index_sampler  # type: ignore[misc,arg-type]
         return IndexLists(inner, None if stream else noted, instead)
@@ -186,7 +192,7 @@ def note_indices(loader: DataLoader[Any], watch: WatchedLoader) -> None:
 
 
 def leave_indices(loader: DataLoader[Any]) -> None:
-    """Give the loader that makes the iterator its class back."""
+    """Restore the class of the loader that creates the iterator."""
     core = core_of(loader)
     inherited = core.__dict__.pop(CORE, None)
     if inherited is not None and core is not loader:
@@ -194,7 +200,7 @@ def leave_indices(loader: DataLoader[Any]) -> None:
 
 
 def leave_rest(watch: WatchedLoader) -> None:
-    """Put the sampler back, where a rest of its order stands in its place."""
+    """Put the sampler back, if a rest of its order has replaced it."""
     if watch.standing is not None:
         watch.standing.leave()
         watch.standing = None
@@ -204,7 +210,7 @@ def leave_rest(watch: WatchedLoader) -> None:
 
 
 def make_iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any]:
-    """The loader's own iterator, for the epoch that ``watch.age`` is one before."""
+    """Return the loader's own iterator for the epoch after ``watch.age``."""
     own: Callable[[DataLoader[Any]], Iterator[Any]] = watch.original.__iter__  # type: ignore[attr-defined]
     if not persistent(loader):
         return own(loader)
@@ -216,7 +222,7 @@ def make_iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any
         if watch.base is None:
             watch.base = int(inner._base_seed)  # type: ignore[attr-defined]
         return inner
-    if watch.base is None:  # made before it was watched
+    if watch.base is None:  # created before the loader was watched
         watch.base, watch.age = int(loader._iterator._base_seed), 1
     if not isinstance(loader.dataset, IterDataPipe):
         loader._iterator._shared_seed = Reseed(seed_of(watch.base, watch.age))
@@ -227,19 +233,20 @@ def make_iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any
 
 
 def samplers(loader: DataLoader[Any]) -> dict[str, Any]:
-    """The loader, and every sampler it stands on, by place; in the main process also the data, whose generators are there too."""
-    found: dict[str, Any] = {"loader": loader}
+    """Return the loader and its nested samplers, by attribute path. In the main process also the data set, whose
+    generators are there too."""
+    owners: dict[str, Any] = {"loader": loader}
     for place in ("batch_sampler", "sampler"):
-        at, value = place, _behind(getattr(loader, place, None))
-        while value is not None and not any(value is other for other in found.values()):
-            found[at] = value
-            at, value = f"{at}.sampler", _behind(getattr(value, "sampler", None))
+        path, value = place, _behind(getattr(loader, place, None))
+        while value is not None and not any(value is other for other in owners.values()):
+            owners[path] = value
+            path, value = f"{path}.sampler", _behind(getattr(value, "sampler", None))
     if loader.num_workers == 0:
-        at, value = "dataset", loader.dataset
-        while value is not None and not any(value is other for other in found.values()):
-            found[at] = value
-            at, value = f"{at}.dataset", getattr(value, "dataset", None)
-    return found
+        path, value = "dataset", loader.dataset
+        while value is not None and not any(value is other for other in owners.values()):
+            owners[path] = value
+            path, value = f"{path}.dataset", getattr(value, "dataset", None)
+    return owners
 
 
 def _behind(sampler: Any) -> Any:
@@ -247,22 +254,22 @@ def _behind(sampler: Any) -> Any:
 
 
 def own_generators(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Generators that the loader, its samplers and, in the main process, its data hold, by place."""
-    found: dict[str, Any] = {}
+    """Return the generators that the loader, its samplers and, in the main process, its data hold, by attribute path."""
+    known: dict[str, Any] = {}
     for place, owner in samplers(loader).items():
         for name, value in sorted(getattr(owner, "__dict__", {}).items()):
-            if generators.is_generator(value) and not any(value is other for other in found.values()):
-                found[f"{place}.{name}"] = value
-    return found
+            if generators.is_generator(value) and not any(value is other for other in known.values()):
+                known[f"{place}.{name}"] = value
+    return known
 
 
 def own_states(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the states of the generators that belong to the loader, by place."""
+    """Return the states of the loader's own generators, by attribute path."""
     return {place: generators.generator_state(generator) for place, generator in own_generators(loader).items()}
 
 
 def set_own_states(loader: DataLoader[Any], states: Mapping[str, Any]) -> None:
-    """Put ``own_states`` back."""
+    """Restore ``own_states``."""
     for place, generator in own_generators(loader).items():
         if place in states:
             generators.restore_generator(generator, states[place])
@@ -282,27 +289,27 @@ def set_epoch_number(loader: DataLoader[Any], number: int | None) -> None:
 
 
 def epoch_start(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Return the generators and the number of the training epoch, before its iterator is made."""
+    """Return the generators' states and the number of the training epoch, before its iterator is created."""
     return {"rng": generators.host_states(), "own": own_states(loader), "epoch": epoch_number(loader)}
 
 
 def restore_epoch_start(loader: DataLoader[Any], start: Mapping[str, Any]) -> None:
-    """Put ``epoch_start`` back."""
+    """Restore ``epoch_start``."""
     set_own_states(loader, start["own"])
     set_epoch_number(loader, start["epoch"])
     generators.restore_host(start["rng"])
 
 
 def batches_in(loader: DataLoader[Any]) -> float:
-    """Return the batches of one training epoch; infinity if the loader does not know."""
+    """Return the number of batches of one training epoch; infinity if the loader has no length."""
     try:
         return len(loader)
-    except TypeError:  # a sampler that does not know
+    except TypeError:  # a sampler without a length
         return float("inf")
 
 
 def place_of(watch: WatchedLoader) -> tuple[Epoch | None, int]:
-    """Return the pass in which the training loop is, and its batches that were delivered and not used."""
+    """Return the pass in which the training loop is, and the number of its batches that were delivered but not used."""
     epoch = watch.epoch
     if epoch is None:
         return None, 0

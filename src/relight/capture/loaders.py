@@ -1,10 +1,12 @@
-"""Data loaders: where they are, and how they get there again.
+"""Data loaders: capture their positions, and restore them.
 
-A loader that can tell its position (torchdata's ``StatefulDataLoader``) is asked. A plain ``DataLoader`` is watched: what it delivered
-in this epoch is counted, and the generators as they were when the epoch began are kept. Repositioning then makes the epoch's iterator
-from the same generators (same permutation, same worker seeds), takes as many batches as were delivered, and throws them away.
+If a loader has ``state_dict`` (torchdata's ``StatefulDataLoader``), that is its position. A plain ``DataLoader`` is
+watched: the batches that it delivered in this epoch are counted, and the generators' states at the start of the epoch
+are kept. A restore creates the epoch's iterator from the same generators (same permutation, same worker seeds), takes
+the batches that were delivered, and drops them.
 
-When another number of ranks goes on, a loader may go on with its share of what is left of the epoch: see ``dealt``.
+If another number of ranks resumes, a loader may continue with its shard of the rest of the epoch: see
+``sampler_shards``.
 """
 
 from __future__ import annotations
@@ -56,14 +58,14 @@ __all__ = [
     "own_generators", "remember_rng", "report_steps", "reset_position", "rest_state", "restore_loader", "unwatch_loaders", "used",
     "watch_loaders"]  # fmt: skip
 KEPT, KEPT_S, KEPT_TRIES = 16, 1e-3, 3
-"""Positions that a loader with its own is asked for until the loop's pace is known; seconds that asking may take, at best of 3."""
+"""Positions of a stateful loader that are kept until the loop's pace is known; seconds that one ``state_dict`` may take, best of 3."""
 
 
 class _Batches:
-    """An epoch's iterator that counts what it delivers. Everything else is the loader's own iterator's."""
+    """An epoch's iterator that counts delivered batches, and forwards everything else to the loader's iterator."""
 
     def __init__(self, inner: Iterator[Any], watch: WatchedLoader, epoch: Epoch, own: DataLoader[Any] | None) -> None:
-        """``own``: the loader, if it has a state of its own."""
+        """``own``: the loader, if it has a ``state_dict``."""
         self._inner, self._watch, self._epoch = inner, watch, epoch
         self._queue, self._own = watch.queue, own
 
@@ -82,7 +84,7 @@ class _Batches:
                 leave_rest(self._watch)
                 _notice_short(self._watch, self._epoch)
             raise
-        with self._watch.lock:  # a prefetcher may ask in another thread than the one that saves
+        with self._watch.lock:  # a prefetcher may take batches in another thread than the one that saves
             self._count(batch)
         for observe in self._watch.observe:
             observe(batch)
@@ -93,7 +95,7 @@ class _Batches:
         epoch.delivered += 1
         position = epoch.position
         if position is not None and self._own is None:
-            if self._queue is None:  # made by a generator, when it was asked for its first batch
+            if self._queue is None:  # a generator creates the iterator at its first batch
                 self._queue = watch.queue
             if self._queue:
                 position.add_indices(*self._queue.popleft())
@@ -130,7 +132,7 @@ def observe_batches(components: Mapping[str, object], observe: Observe) -> None:
 
 
 def unwatch_loaders(components: Mapping[str, object]) -> None:
-    """Give the loaders their own class back."""
+    """Restore the loaders' own classes."""
     for value in components.values():
         watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
         if watch is not None:
@@ -159,7 +161,8 @@ def _watch(loader: DataLoader[Any]) -> WatchedLoader:
 
 
 def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any], Epoch]:
-    """The next iterator. An interrupted epoch of which nothing is left counts as ended if the caller is at another one already."""
+    """Return the next iterator. If nothing is left of an interrupted epoch and the caller is at another epoch, the
+    interrupted one counts as ended."""
     pending, number = watch.pending, epoch_number(loader)
     inner, epoch = _next(loader, watch)
     if pending is None or number == epoch.start["epoch"] or pending["delivered"] < batches_in(loader) or next(inner, END) is not END:
@@ -169,7 +172,7 @@ def _begin(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any]
 
 
 def _next(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any], Epoch]:
-    """The next iterator: a new epoch's, or the interrupted one's, repositioned, or that of these ranks' share of what was left of it."""
+    """Return the next iterator: of a new epoch, of the interrupted epoch, or of these ranks' shard of its rest."""
     watch.unknown = False
     earlier, watch.earlier = watch.epoch, None
     watch.pace = LoaderPace(watch.pace)
@@ -181,10 +184,10 @@ def _next(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any],
             watch.epoch = resumed(pending, watch, loader)
             watch.resumed_at, watch.told = watch.epoch.delivered, None
             return watch.original.__iter__(loader), watch.epoch  # type: ignore[attr-defined]
-        found = reposition(loader, watch, pending)
+        resumed_pass = reposition(loader, watch, pending)
         watch.reread, watch.told = False, None
-        if found is not None:
-            return found
+        if resumed_pass is not None:
+            return resumed_pass
     begins = _begin_rest(loader, watch)
     uncounted, watch.uncounted = watch.uncounted, False
     epoch = Epoch(epoch_start(loader), begins=begins, units=None if uncounted else units_of(loader))
@@ -195,11 +198,11 @@ def _next(loader: DataLoader[Any], watch: WatchedLoader) -> tuple[Iterator[Any],
 
 
 def _begin_rest(loader: DataLoader[Any], watch: WatchedLoader) -> int:
-    """Where the epoch begins that is not a repositioned one: where the rest does that waits, else at 0."""
+    """Return where in the sampler's order the epoch begins: at a waiting remainder's start, otherwise 0."""
     rest, waits, watch.waits = watch.rest, watch.waits, False
     if rest is None:
         return 0
-    if not waits or (len(loader) == 0 and epoch_number(loader) != rest.epoch):  # nothing left, and the caller is at another epoch
+    if not waits or (len(loader) == 0 and epoch_number(loader) != rest.epoch):  # nothing is left, and the caller is at another epoch
         leave_rest(watch)
         return 0
     set_epoch_number(loader, rest.epoch)
@@ -207,7 +210,7 @@ def _begin_rest(loader: DataLoader[Any], watch: WatchedLoader) -> int:
 
 
 def leave_epoch(loader: DataLoader[Any]) -> None:
-    """The caller takes no more batches of this epoch, though some may be left: what is restored goes on with the next one."""
+    """End this epoch for the loader, though batches may be left: a restore then continues with the next epoch."""
     watch = loader.__dict__.get(ATTRIBUTE)
     if watch is not None and watch.epoch is not None:
         watch.epoch.over = watch.epoch.left = True
@@ -259,8 +262,9 @@ def _checked(loader: Any, call: str) -> DataLoader[Any]:
 
 
 def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
-    """Note that the loop reports further steps; sentences about loaders found to be ahead of it. Some microseconds a loader."""
-    found = []
+    """Note that the loop reports further steps. Return the names of loaders that were found to be ahead of it. Some
+    microseconds a loader."""
+    ahead = []
     for value in components.values():
         watch = value.__dict__.get(ATTRIBUTE) if isinstance(value, DataLoader) else None
         if watch is None:
@@ -271,10 +275,10 @@ def report_steps(components: Mapping[str, object], steps: int) -> list[str]:
             watch.earlier = None
         if watch.pace.ahead and "ahead" not in watch.reported and (watch.epoch is None or watch.epoch.stated is None):
             watch.reported.add("ahead")
-            found.append(watch.name)
+            ahead.append(watch.name)
         elif watch.kept is not None and not (watch.pace.ahead or watch.pace.unsure or watch.pace.threaded):
-            watch.kept = None  # the loop uses what the loader delivers
-    return found
+            watch.kept = None  # the loop uses each batch as it is delivered
+    return ahead
 
 
 def _keep_told(loader: DataLoader[Any], watch: WatchedLoader) -> None:
@@ -305,7 +309,7 @@ def _notice_short(watch: WatchedLoader, epoch: Epoch) -> None:
 
 
 def loader_state(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Where the loader is, as a tree. Draws no random number."""
+    """Return the loader's position as a tree. Draws no random number."""
     known = loader.__dict__.get(ATTRIBUTE)
     watch = known or _watch(loader)
     if known is None:
@@ -318,7 +322,7 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     counted = _counted(loader, watch)
     if not tells_position(loader):
         return {"counted": counted}
-    # Asked before its first iterator exists it would make one, and draw numbers for it: there is nothing to tell yet.
+    # Before its first iterator exists, state_dict would create one and draw random numbers: there is no position yet.
     fresh = _makes_ahead(loader) and loader._iterator is None and loader.next_iter_state is None  # type: ignore[attr-defined]
     left = watch.epoch is not None and watch.epoch.left
     if watch.pending is not None and watch.told is not None:
@@ -326,21 +330,21 @@ def _state(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     if fresh or left:
         return {"own": counted, "told": None}
     _, ahead = place_of(watch)
-    if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may just now have moved the loader's own
+    if (ahead or watch.pace.threaded) and watch.kept and ahead < len(watch.kept):  # another thread may be moving the loader now
         return {"own": counted, "told": watch.kept[-1 - ahead]}
     return {"own": counted, "told": _loader_state(loader)}
 
 
 def _makes_ahead(loader: DataLoader[Any]) -> bool:
-    """Whether it is torchdata's, which makes an iterator to tell its state."""
+    """Return whether this is torchdata's loader, whose ``state_dict`` creates an iterator."""
     return hasattr(loader, "next_iter_state") and hasattr(loader, "_iterator")
 
 
 def _loader_state(loader: Any) -> Any:
     before = generators.host_states()
-    told = loader.state_dict()
+    state = loader.state_dict()
     generators.restore_host(before)
-    return told
+    return state
 
 
 def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
@@ -349,7 +353,7 @@ def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
     epoch, ahead = place_of(watch)
     own = tells_position(loader)
     if own and ahead and (watch.kept is None or ahead >= len(watch.kept)):
-        ahead = 0  # its own position is what is saved; loader_doubts reports it
+        ahead = 0  # the loader's own position is saved; loader_doubts reports it
     active = epoch is not None and not epoch.left and (not epoch.over or ahead > 0)
     state: dict[str, Any] = {
         "active": active,
@@ -371,7 +375,7 @@ def _counted(loader: DataLoader[Any], watch: WatchedLoader) -> dict[str, Any]:
 
 
 def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | None, int | None]:
-    """Samples that were delivered and used, and their checksum; None: unknown."""
+    """Return the number of samples that were delivered and used, and their checksum; None: unknown."""
     position, units = epoch.position, epoch.units
     if tells_position(loader) and units is not None and not units["stream"]:
         if units["batch_size"] is None:
@@ -380,12 +384,12 @@ def _samples(loader: DataLoader[Any], epoch: Epoch, ahead: int) -> tuple[int | N
         count += position.samples or 0 if epoch.mixed and position is not None else epoch.resumed * units["batch_size"]
         sampler = getattr(core_of(loader).batch_sampler, "sampler", None)
         return (count if sampler is None else min(count, len(sampler))), None
-    found = position.before(ahead) if position is not None else None
-    return found if found is not None else (None, None)
+    counted = position.before(ahead) if position is not None else None
+    return counted if counted is not None else (None, None)
 
 
 def _dealt(loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: Mapping[str, Any]) -> dict[str, Any] | str:
-    """What another number of ranks needs to go on."""
+    """Return the sampler's position, which another number of ranks needs to continue."""
     epoch = watch.epoch
     if watch.unknown:
         return "batches it delivered before it was watched were not counted"
@@ -400,9 +404,11 @@ def _dealt(loader: DataLoader[Any], watch: WatchedLoader, active: bool, state: M
 
 
 def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict: bool = True) -> None:
-    """Reposition; takes effect at the next ``iter(loader)``. To be called before the generators are restored.
+    """Set the loader's position; it takes effect at the next ``iter(loader)``. Call this before the generators are
+    restored.
 
-    ``strict``: whether a position that cannot be found again is an error then, or the training epoch begins from its start.
+    ``strict``: whether a position that cannot be found again is an error at that time; otherwise the training epoch
+    begins from its start.
     """
     reason = loader_unfit(loader, state)
     if reason is not None:
@@ -421,15 +427,15 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
     if reset and watch.pending is not None:
         drop(loader, watch, watch.pending, "reset_position() was called")
     pending = watch.pending
-    told = state.get("told") if not reset else None
-    watch.reread = pending is not None and told is not None and _reread(pending, told)
-    watch.told = told if pending is not None else None
-    watch.uncounted = pending is None and isinstance(told, Mapping) and told.get("_iterator_finished") is not True
+    own_state = state.get("told") if not reset else None
+    watch.reread = pending is not None and own_state is not None and _reread(pending, own_state)
+    watch.told = own_state if pending is not None else None
+    watch.uncounted = pending is None and isinstance(own_state, Mapping) and own_state.get("_iterator_finished") is not True
     if tells_position(loader):
-        found_otherwise = pending is not None and (watch.reread or by_samples(loader, pending))
-        _load_told(loader, None if found_otherwise else told, counted)
+        by_relight = pending is not None and (watch.reread or by_samples(loader, pending))
+        _load_told(loader, None if by_relight else own_state, counted)
     elif persistent(loader):
-        loader._iterator = None  # its workers are elsewhere
+        loader._iterator = None  # its workers are at another position
     if watch.pending is None and not watch.waits:
         leave_rest(watch)
     set_epoch_number(loader, counted["epoch"])
@@ -439,18 +445,19 @@ def restore_loader(loader: DataLoader[Any], state: Mapping[str, Any], *, strict:
 
 
 def _reread(pending: Mapping[str, Any], told: Any) -> bool:
-    """Whether a loader that tells its position has a stream without a state: torchdata would read it again, and check nothing."""
+    """Return whether a stateful loader has a stream without a state: torchdata would read the stream again, and check
+    nothing."""
     units = pending.get("units")
     return isinstance(units, Mapping) and bool(units["stream"]) and isinstance(pending.get("checksum"), int) and _stateless(told)
 
 
 def _stateless(told: Any) -> bool:
-    """Whether nothing that torchdata's loader stored is a state of the data."""
+    """Return whether torchdata's loader stored no state of the data."""
     if not isinstance(told, Mapping):
         return False
     if "_snapshot" in told:
         snapshots = told["_snapshot"].get("_worker_snapshots", {})
-        return bool(snapshots) and all(_stateless(one) for one in snapshots.values())
+        return bool(snapshots) and all(_stateless(snapshot) for snapshot in snapshots.values())
     fetcher = told.get("_fetcher_state", told.get("fetcher_state", told))
     if not isinstance(fetcher, Mapping):
         return False
@@ -459,9 +466,9 @@ def _stateless(told: Any) -> bool:
 
 
 def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A state as ``loader_state`` gives one: of a loader that is to go on where ``found`` tells.
+    """Return the state, like ``loader_state``, of a loader that will continue at ``found``.
 
-    ``before``: the state of a loader whose generators this one is to have.
+    ``before``: the state of a loader whose generators this one takes over.
     """
     counted = _inner(before) if before is not None else {}
     epochs = counted.get("epochs")
@@ -469,7 +476,7 @@ def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[
     own = {
         "active": False,
         "delivered": 0,
-        "epochs": epochs - 1 if counted.get("active") is True else epochs,  # it is counted again when its rest begins
+        "epochs": epochs - 1 if counted.get("active") is True else epochs,  # counted again when the rest begins
         "start": None,
         "first": None,
         "generators": counted.get("generators", {}),
@@ -481,7 +488,7 @@ def rest_state(loader: DataLoader[Any], found: SamplerPosition, before: Mapping[
 
 
 def dealt_in(state: object) -> object:
-    """What a loader's stored state tells of how its samples were dealt out."""
+    """Return the sampler's position from a loader's stored state."""
     return _inner(state).get("dealt")
 
 
@@ -491,9 +498,10 @@ def _inner(state: Any) -> Mapping[str, Any]:
 
 
 def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
-    """Have the iterator made now: made at the next ``iter`` it would draw from generators that are restored by then.
+    """Load a stateful loader's state, and create its iterator now: later it would draw from generators that are
+    restored by then.
 
-    It is made from the epoch's own generators, as its sampler may be one that draws its permutation from them.
+    The iterator is created from the epoch's own generators, as its sampler may draw its permutation from them.
     """
     if told is None:
         loader.load_state_dict({})
@@ -504,7 +512,7 @@ def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
     if not _makes_ahead(loader):
         return
     loader.state_dict()
-    # Skipping data that has no state of its own, torchdata counts the skipped batches twice; the next save would be too far on.
+    # If the data has no state, torchdata counts skipped batches twice, so the next save would be too far ahead.
     iterator, inner = loader._iterator, told.get("_snapshot", told)
     counts = {"_num_yielded": "_num_yielded", "_snapshot_step": "_num_yielded", "_sampler_iter_yielded": "_sampler_iter_yielded"}
     for key, name in counts.items():
@@ -513,30 +521,31 @@ def _load_told(loader: Any, told: Any, counted: Mapping[str, Any]) -> None:
 
 
 def loader_unfit(loader: DataLoader[Any], state: Any) -> str | None:
-    """Why ``state`` is not one of this kind of loader; None if it is."""
+    """Return why ``state`` does not fit this loader; None if it does."""
     if not isinstance(state, Mapping) or not ({"own", "counted"} & state.keys()):
-        return "stored by something that was no loader"
+        return "stored by an object that is not a loader"
     watch = loader.__dict__.get(ATTRIBUTE)
     if watch is not None and watch.reset and tells_position(loader) == ("own" in state):
         return None
     if tells_position(loader) == ("own" in state):
-        found, dealer = dealt_in(state), dealer_of(loader)
-        if isinstance(found, Mapping) and found.get("begins") and isinstance(dealer, str):
-            return f"it is in the rest of a training epoch that other ranks began, and cannot go on with it: {dealer}"
+        position, dealer = dealt_in(state), dealer_of(loader)
+        if isinstance(position, Mapping) and position.get("begins") and isinstance(dealer, str):
+            return f"it is in the rest of a training epoch that other ranks began, and cannot continue it: {dealer}"
         return _moved(loader, state)
     could, can = ("could", "cannot") if "own" in state else ("could not", "can")
-    return f"the checkpoint's loader {could} tell its position, this one {can}"
+    return f"the checkpoint's loader {could} report its position, this one {can}"
 
 
 def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
-    """Why the position is certainly another one in the settings that the loader has now."""
+    """Return why the position is certainly another one under the loader's present settings; None if it may be the
+    same."""
     counted = _inner(state)
     stored, live = counted.get("units"), units_of(loader)
     if not isinstance(stored, Mapping) or not counted.get("active") or not counted.get("delivered"):
         return None
     what = ""
     if stored.get("stream") != live["stream"]:
-        what = "a position in a stream is none in a data set with indices"
+        what = "a position in a stream is not valid in a data set with indices"
     elif reordered(stored, live):
         what = "the shuffled order is another one now"
     elif live["stream"] and "own" in state and not _reread(counted, state.get("told")) and stored.get("workers") != live["workers"]:
@@ -549,14 +558,14 @@ def _moved(loader: DataLoader[Any], state: Mapping[str, Any]) -> str | None:
 
 
 def remember_rng(loader: DataLoader[Any]) -> None:
-    """After the generators were restored: what they are to be once the skipping has used them."""
+    """Record the restored generators: they are set again once skipping batches has drawn from them."""
     watch = loader.__dict__.get(ATTRIBUTE)
     if watch is not None and watch.pending is not None:
         watch.resume_rng = generators.host_states()
 
 
 def loader_notes(name: str, loader: Any) -> list[str]:
-    """What cannot be carried over."""
+    """Return what of this loader cannot be saved."""
     notes = []
     if loader.num_workers and tells_position(loader) and not hasattr(loader.dataset, "state_dict"):
         notes.append(
@@ -567,7 +576,7 @@ def loader_notes(name: str, loader: Any) -> list[str]:
 
 
 def loader_doubts(name: str, loader: Any) -> list[str]:
-    """Why resuming this loader may not be exact."""
+    """Return why resuming this loader may not be exact."""
     watch = loader.__dict__.get(ATTRIBUTE)
     doubts = []
     if watch is not None and tells_position(loader):

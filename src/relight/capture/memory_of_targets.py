@@ -1,4 +1,4 @@
-"""Whether a live tensor has memory that a restore may write to."""
+"""Check that a live tensor has memory to which a restore may write."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Iterable
 import torch
 
 _NO_BYTES = {"FakeTensor", "FunctionalTensor"}
-"""Classes of tensors that stand for others while a program is traced."""
+"""Classes of tensors without memory, used while a program is traced."""
 _MAPS = "/proc/self/maps"
 
 
 def why_no_bytes(live: torch.Tensor) -> str | None:
-    """Return why ``live`` holds no elements, with the way out; None if it has some. Costs 0.2 µs."""
+    """Return why ``live`` has no memory, with a remedy; None if it has. Costs 0.2 µs."""
     if live.is_meta:
         return "the live tensor is on the meta device and has no memory: call to_empty(device=…) of its module before the restore"
     if type(live).__name__ in _NO_BYTES:
@@ -22,9 +22,10 @@ def why_no_bytes(live: torch.Tensor) -> str | None:
 
 
 def read_only(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-    """Return those whose memory the process must not write to, such as a file that is mapped for reading: a write would end the process.
+    """Return the tensors in read-only memory, such as a file that is mapped for reading: a write would kill the
+    process.
 
-    Costs about 1 ms, and 1 µs a tensor. On systems without ``/proc`` nothing is found.
+    Costs about 1 ms, and 1 µs a tensor. On systems without ``/proc`` the list is empty.
     """
     try:
         with open(_MAPS) as lines:
@@ -34,10 +35,10 @@ def read_only(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     except (OSError, ValueError):
         return []
     starts = [start for start, _ in closed]
-    found = []
+    refused = []
     for tensor in tensors:
         if tensor.is_cpu and tensor.layout == torch.strided and tensor.numel() and type(tensor).__name__ not in _NO_BYTES:
-            at = bisect_right(starts, tensor.data_ptr()) - 1
-            if at >= 0 and tensor.data_ptr() < closed[at][1]:
-                found.append(tensor)
-    return found
+            index = bisect_right(starts, tensor.data_ptr()) - 1
+            if index >= 0 and tensor.data_ptr() < closed[index][1]:
+                refused.append(tensor)
+    return refused

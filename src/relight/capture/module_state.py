@@ -1,4 +1,4 @@
-"""A module's state without ``state_dict``: one walk, for modules that have no ideas of their own about it."""
+"""Read a module's state in one walk, without ``state_dict``, for modules that do not customise it."""
 
 from __future__ import annotations
 
@@ -13,43 +13,49 @@ _OWN_WAYS = frozenset((*_SAVING, "_load_from_state_dict"))
 
 
 def plain_state(module: nn.Module) -> dict[str, torch.Tensor] | None:
-    """What ``module.state_dict(keep_vars=True)`` would give, when reading into it is all that ``load_state_dict`` would do.
+    """Return what ``module.state_dict(keep_vars=True)`` would give, if ``load_state_dict`` would do nothing but copy
+    into it.
 
-    None if a class, a hook or an instance has its own way of saving or loading.
+    None if a class, a hook or an instance customises saving or loading.
     """
-    found: dict[str, torch.Tensor] = {}
+    state: dict[str, torch.Tensor] = {}
     usual: dict[type[nn.Module], bool] = {}
 
-    def visit(one: nn.Module, prefix: str) -> bool:
-        kind = type(one)
+    def visit(submodule: nn.Module, prefix: str) -> bool:
+        kind = type(submodule)
         if kind not in usual:
             usual[kind] = _is_usual(kind)
-        live = one.__dict__
+        live = submodule.__dict__
         if not usual[kind] or not _OWN_WAYS.isdisjoint(live) or any(map(live.get, _HOOKS)):
             return False
-        for key, parameter in one._parameters.items():
+        for key, parameter in submodule._parameters.items():
             if parameter is not None:
-                found[prefix + key] = parameter
-        for key, buffer in one._buffers.items():
-            if buffer is not None and key not in one._non_persistent_buffers_set:
-                found[prefix + key] = buffer
-        return all(visit(child, f"{prefix}{key}.") for key, child in one._modules.items() if child is not None)
+                state[prefix + key] = parameter
+        for key, buffer in submodule._buffers.items():
+            if buffer is not None and key not in submodule._non_persistent_buffers_set:
+                state[prefix + key] = buffer
+        return all(visit(child, f"{prefix}{key}.") for key, child in submodule._modules.items() if child is not None)
 
-    return found if visit(module, "") else None
+    return state if visit(module, "") else None
 
 
 def is_plain(module: nn.Module, state: dict[str, object]) -> bool:
-    """Whether reading into parameters and buffers is all that ``load_state_dict`` would do; ``state`` is what ``state_dict`` gave."""
-    for one in module.modules():
-        hooks = [getattr(one, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")]
-        if any(map(foreign_hooks, hooks)) or type(one).load_state_dict is not nn.Module.load_state_dict or not _loads_as_torch(type(one)):
+    """Return whether ``load_state_dict`` would do nothing but copy into parameters and buffers. ``state``: the result
+    of ``state_dict``."""
+    for submodule in module.modules():
+        hooks = [getattr(submodule, name, None) for name in ("_load_state_dict_pre_hooks", "_load_state_dict_post_hooks")]
+        if (
+            any(map(foreign_hooks, hooks))
+            or type(submodule).load_state_dict is not nn.Module.load_state_dict
+            or not _loads_as_torch(type(submodule))
+        ):
             return False
     live = {**dict(module.named_parameters(remove_duplicate=False)), **dict(module.named_buffers(remove_duplicate=False))}
     return all(not isinstance(tensor, torch.Tensor) or tensor is live.get(key) for key, tensor in state.items())
 
 
 def has_own_ways(module: nn.Module) -> bool:
-    """Whether a class, a hook or the instance has its own way of giving or taking the state, other than by an extra one."""
+    """Return whether a class, a hook or the instance customises saving or loading, other than by ``get_extra_state``."""
     kind = type(module)
     own = [name for name in _SAVING if name != "get_extra_state" and getattr(kind, name) is not getattr(nn.Module, name)]
     return bool(own) or not _loads_as_torch(kind) or not _OWN_WAYS.isdisjoint(module.__dict__) or any(map(module.__dict__.get, _HOOKS))

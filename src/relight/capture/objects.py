@@ -31,7 +31,7 @@ _USUAL = (torch.Tensor, torch.nn.Parameter)
 
 
 def flattens(value: Any) -> bool:
-    """Whether ``value`` is a tensor that consists of inner tensors, as ``__tensor_flatten__`` lists them."""
+    """Return whether ``value`` is a tensor that consists of inner tensors, as ``__tensor_flatten__`` lists them."""
     return isinstance(value, torch.Tensor) and type(value) not in _USUAL and hasattr(value, "__tensor_flatten__") and not is_spread(value)
 
 
@@ -56,29 +56,29 @@ def _described(value: Any) -> Any:
     if type(value) in _PLAIN:
         return value
     if isinstance(value, Mapping):
-        return {str(key): _described(one) for key, one in value.items()}
+        return {str(key): _described(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_described(one) for one in value]
+        return [_described(item) for item in value]
     if isinstance(value, (torch.dtype, torch.device, torch.layout)):
         return str(value)
     attributes = getattr(value, "__dict__", None)
-    if isinstance(attributes, dict) and not callable(value) and all(type(one) in _PLAIN for one in attributes.values()):
+    if isinstance(attributes, dict) and not callable(value) and all(type(item) in _PLAIN for item in attributes.values()):
         return [type(value).__qualname__, dict(attributes)]
     return type(value).__qualname__
 
 
 def inner_tensors(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the plain tensors in which the values are: of a subclass its inner ones, else the tensor itself."""
+    """Return the plain tensors that hold the values: a subclass's inner tensors, otherwise the tensor itself."""
     if not flattens(tensor):
         return [tensor]
     return [plain for part in parts_of(tensor).values() for plain in inner_tensors(part)]
 
 
 def is_simple(value: Any) -> bool:
-    """Whether ``value`` is an object of a Python class that is all in its ``__dict__``."""
+    """Return whether ``value`` is an object of a Python class whose whole state is its ``__dict__``."""
     kind = type(value)
-    held = getattr(value, "__dict__", None)
-    if not isinstance(held, dict) or callable(value) or isinstance(value, (type, torch.Tensor, torch.nn.Module)):
+    attributes = getattr(value, "__dict__", None)
+    if not isinstance(attributes, dict) or callable(value) or isinstance(value, (type, torch.Tensor, torch.nn.Module)):
         return False
     if kind.__module__ in ("builtins", "enum") or hasattr(kind, "__members__") or not kind.__flags__ & (1 << 9):  # Py_TPFLAGS_HEAPTYPE
         return False
@@ -99,9 +99,11 @@ def typed_parts(value: Any) -> dict[str, Any] | None:
 
 
 def order_of(tensor: torch.Tensor) -> list[int] | None:
-    """Return the order of dimensions in which the memory of ``tensor`` is contiguous, None for the usual ones and for what has none.
+    """Return the order of dimensions in which the memory of ``tensor`` is contiguous; None for the usual orders, and
+    if there is none.
 
-    A kernel may add up the elements of a transposed tensor in another order, so its next result may differ in the last bits.
+    A kernel may add up the elements of a transposed tensor in another order, so its next result may differ in the last
+    bits.
     """
     if tensor.ndim < 2 or tensor.layout != torch.strided or tensor.is_contiguous() or not tensor.numel():
         return None
@@ -114,25 +116,25 @@ def order_of(tensor: torch.Tensor) -> list[int] | None:
 
 
 def is_mark(node: Any) -> bool:
-    """Whether a stored node stands for an object or a tensor of a subclass."""
+    """Return whether a stored node stands for an object or a tensor of a subclass."""
     return type(node) is dict and CLASS in node
 
 
 def marked(node: Any) -> bool:
-    """Whether there is such a node anywhere in ``node``."""
+    """Return whether ``node`` contains a node that stands for an object or a tensor of a subclass."""
     if type(node) is dict:
         return CLASS in node or any(map(marked, node.values()))
     return type(node) in (list, tuple) and any(map(marked, node))
 
 
 def unfit(node: Any, live: Any) -> str | None:
-    """Return why ``live`` cannot take what ``node`` has of objects, or None if it can."""
+    """Return why ``live`` cannot take the objects in ``node``; None if it can."""
     if is_mark(node):
         if FORM in node:
             return unfit_parts(node, live)
         if node[CLASS] == PERMUTED:
             order = node.get("order")
-            sound = isinstance(order, list) and all(type(one) is int for one in order) and sorted(order) == list(range(len(order)))
+            sound = isinstance(order, list) and all(type(part) is int for part in order) and sorted(order) == list(range(len(order)))
             return None if sound and "data" in node else "stored as a transposed tensor without a valid order of its dimensions"
         if node[CLASS] == _DEQUE and isinstance(node.get(ITEMS), list):
             return unfit(node[ITEMS], list(live) if isinstance(live, deque) else [])
@@ -145,17 +147,17 @@ def unfit(node: Any, live: Any) -> str | None:
         if name_of(live) != node[CLASS]:
             return f"an object of class {node[CLASS]} is stored, the live one is of class {name_of(live)}"
         attributes = vars(live)
-        return next((why for key, one in node.items() if key != CLASS and (why := unfit(one, attributes.get(key))) is not None), None)
+        return next((why for key, part in node.items() if key != CLASS and (why := unfit(part, attributes.get(key))) is not None), None)
     if type(node) is dict:
         below = live if isinstance(live, dict) else {}
-        return next((why for key, one in node.items() if (why := unfit(one, below.get(key))) is not None), None)
+        return next((why for key, part in node.items() if (why := unfit(part, below.get(key))) is not None), None)
     if type(node) in (list, tuple):
-        return next((why for index, one in enumerate(node) if (why := unfit(one, _at(live, index))) is not None), None)
+        return next((why for index, part in enumerate(node) if (why := unfit(part, _at(live, index))) is not None), None)
     return None
 
 
 def unfit_parts(node: Mapping[str, Any], live: Any) -> str | None:
-    """Return why the inner tensors of ``live`` cannot take those of a stored tensor, or None if they can."""
+    """Return why the inner tensors of ``live`` cannot take those of a stored tensor; None if they can."""
     if live is None:
         return f"a tensor of class {node[CLASS]} is stored, and no live one is there that could take its values"
     if not flattens(live):
@@ -182,7 +184,8 @@ def _at(live: Any, index: int) -> Any:
 
 
 def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
-    """Return a restored value with its objects: the live ones, with other attributes. ``unfit`` has found nothing.
+    """Return a restored value with its objects: the live ones, with the stored attributes. ``unfit`` must have
+    returned None.
 
     Tensors go to the device of the live tensor in their place, or to ``device``.
     """
@@ -200,16 +203,16 @@ def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
             return member(live, value.get(VALUE), value[CLASS])
         if is_named_tuple(live):
             return type(live)._make(revived(tuple(value[ITEMS]), live, device))
-        held = dict(vars(live))
-        made = {key: revived(one, held.get(key), device) for key, one in value.items() if key != CLASS}
+        attributes = dict(vars(live))
+        made = {key: revived(part, attributes.get(key), device) for key, part in value.items() if key != CLASS}
         vars(live).clear()
         vars(live).update(made)
         return live
     if type(value) is dict:
         below = live if isinstance(live, dict) else {}
-        return {key: revived(one, below.get(key), device) for key, one in value.items()}
+        return {key: revived(part, below.get(key), device) for key, part in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(revived(one, _own_at(live, index), device) for index, one in enumerate(value))
+        return type(value)(revived(part, _own_at(live, index), device) for index, part in enumerate(value))
     if isinstance(value, torch.Tensor):
         target = live.device if isinstance(live, torch.Tensor) else device
         return value.to(target) if target is not None and value.device != target else value
@@ -217,21 +220,22 @@ def revived(value: Any, live: Any, device: torch.device | None = None) -> Any:
 
 
 def _own_at(live: Any, index: int) -> Any:
-    one = _at(live, index)
+    item = _at(live, index)
     if isinstance(live, (list, tuple)) and index < len(live):
-        return one
-    if not is_simple(one):
+        return item
+    if not is_simple(item):
         return None
-    other = object.__new__(type(one))  # the stored list is longer than the live one
-    vars(other).update(vars(one))
-    return other
+    clone = object.__new__(type(item))  # the stored list is longer than the live one
+    vars(clone).update(vars(item))
+    return clone
 
 
 def first_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[Any, Any]]:
-    """Return the state that the optimizer's first step would make, by parameter; neither it nor its parameters change.
+    """Return the state that the optimizer's first step would create, by parameter. The optimizer and its parameters do
+    not change.
 
-    The step is made by a copy of the optimizer, with copies of the parameters and gradients of zero. Costs the memory of the parameters
-    three times. Raises what the optimizer's own code raises.
+    A copy of the optimizer makes the step, with copies of the parameters and zero gradients. Costs three times the
+    memory of the parameters. Raises what the optimizer's own code raises.
     """
     copies: dict[torch.Tensor, torch.Tensor] = {}
     for group in optimizer.param_groups:
@@ -240,18 +244,18 @@ def first_state(optimizer: torch.optim.Optimizer) -> dict[torch.Tensor, dict[Any
             clone.grad = torch.zeros_like(clone)
     scratch = object.__new__(type(optimizer))
     attributes = {key: copy(value) if isinstance(value, (dict, list, set)) else value for key, value in vars(optimizer).items()}
-    attributes.pop("step", None)  # schedulers put a counter around the live one's
+    attributes.pop("step", None)  # schedulers wrap the live optimizer's step in a counter
     vars(scratch).update(attributes)
     for name in ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks"):
         vars(scratch)[name] = OrderedDict()
     scratch.state = defaultdict(dict)
-    scratch.param_groups = [{**group, "params": [copies[one] for one in group["params"]]} for group in optimizer.param_groups]
+    scratch.param_groups = [{**group, "params": [copies[parameter] for parameter in group["params"]]} for group in optimizer.param_groups]
     step = type(optimizer).step
     numpy = sys.modules.get("numpy")
     drawn, drawn_numpy = random.getstate(), numpy.random.get_state() if numpy is not None else None
     try:
         with torch.random.fork_rng(), torch.enable_grad():
-            getattr(step, "__wrapped__", step)(scratch)  # without the hooks that wait for steps of live optimizers
+            getattr(step, "__wrapped__", step)(scratch)  # without the hooks for steps of live optimizers
     finally:
         random.setstate(drawn)
         if numpy is not None:

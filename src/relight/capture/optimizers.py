@@ -1,4 +1,4 @@
-"""Optimizers: state by parameter name, never by index."""
+"""Capture and restore optimizers: state by parameter name, never by index."""
 
 from __future__ import annotations
 
@@ -19,37 +19,38 @@ Optimizer = torch.optim.Optimizer
 
 
 def own_parameters(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Every parameter it holds, in its order."""
+    """Return every parameter of the optimizer, in its order."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def trained_by(optimizer: Optimizer) -> list[torch.Tensor]:
-    """The parameters that it steps, those too of which it holds flattened runs."""
+    """Return the parameters that the optimizer steps, including those of which it holds flattened ranges."""
     own = own_parameters(optimizer)
-    return [one for parameter in own for one in contains_storage(parameter)] if declared_among(own) else own
+    return [original for parameter in own for original in contains_storage(parameter)] if declared_among(own) else own
 
 
 def parameter_names(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, str]:
-    """``id(parameter) → name``: from the modules among the components, from tensors among the plain ones, from the groups themselves.
+    """Return ``id(parameter) → name``, from the modules among the components, then tensors in plain ones, then the
+    groups themselves.
 
-    Where parameters of several modules meet in one optimizer, names begin with the component's.
+    If parameters of several modules are in one optimizer, names begin with the component's.
     """
     wanted = {id(parameter) for parameter in trained_by(optimizer)}
     homes: dict[str, dict[int, str]] = {}
     for component, value in components.items():
         if kind_of(value) == MODULE:
             backwards = reversed(named_parameters(value, repeats=True))  # type: ignore[arg-type]
-            found = {id(parameter): name for name, parameter in backwards}  # of several names the first
-            if not found.keys() <= wanted:
-                found = {key: name for key, name in found.items() if key in wanted}
-            if found:
-                homes[component] = found
+            own_names = {id(parameter): name for name, parameter in backwards}  # of several names the first
+            if not own_names.keys() <= wanted:
+                own_names = {key: name for key, name in own_names.items() if key in wanted}
+            if own_names:
+                homes[component] = own_names
     names: dict[int, str] = {}
-    for component, found in homes.items():
+    for component, own_names in homes.items():
         if len(homes) == 1:
-            names = found
+            names = own_names
         else:
-            for key, name in found.items():
+            for key, name in own_names.items():
                 names.setdefault(key, f"{component}.{name}")
     for component, value in components.items():
         _loose(value, component, wanted, names)
@@ -73,23 +74,24 @@ def _loose(value: object, path: str, wanted: set[int], names: dict[int, str]) ->
 
 
 def holder_of(optimizer: Optimizer) -> Optimizer:
-    """The one that holds the state: ``ZeroRedundancyOptimizer`` has another for those parameters that this rank steps, and tells the others
-    what became of them."""
+    """Return the optimizer that holds the state. ``ZeroRedundancyOptimizer`` has an inner one for the parameters that
+    this rank steps."""
     inner = getattr(optimizer, "optim", None) if type(optimizer).__name__ == "ZeroRedundancyOptimizer" else None
     return inner if isinstance(inner, Optimizer) else optimizer
 
 
 def why_not_apart(optimizer: Optimizer) -> str:
-    """Of a ``ZeroRedundancyOptimizer``, why its state cannot be told; empty if it can, and for others."""
+    """Return why the state of a ``ZeroRedundancyOptimizer`` cannot be read; empty if it can, and for other optimizers."""
     if type(optimizer).__name__ != "ZeroRedundancyOptimizer":
         return ""
     if holder_of(optimizer) is optimizer:
-        return "its inner optimizer keeps its state where nobody can see it: overlap_with_ddp=False"
-    return "its inner optimizer has its own way of giving its state" if is_custom(optimizer) else ""
+        return "its inner optimizer's state cannot be read: use overlap_with_ddp=False"
+    return "its inner optimizer has its own state_dict" if is_custom(optimizer) else ""
 
 
 def is_custom(optimizer: Optimizer) -> bool:
-    """Whether its class or a hook has its own idea of ``state_dict``: then only through it."""
+    """Return whether the class or a hook changes ``state_dict`` or ``load_state_dict``: the state then goes through
+    these only."""
     optimizer = holder_of(optimizer)
     hooks = ("_optimizer_state_dict_pre_hooks", "_optimizer_state_dict_post_hooks", "_optimizer_load_state_dict_pre_hooks",
              "_optimizer_load_state_dict_post_hooks")  # fmt: skip
@@ -99,25 +101,26 @@ def is_custom(optimizer: Optimizer) -> bool:
 
 
 def flattened_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, list[Original]]:
-    """Of its parameters, by ``id``, those that hold elements of flattened ones: which."""
+    """Return the original parameters in each of the optimizer's flattened parameters, by ``id``."""
     wanted = {id(parameter) for parameter in own_parameters(optimizer)}
     modules = [value for value in components.values() if isinstance(value, torch.nn.Module) and is_flattened(value)]
-    found = {key: originals for module in modules for key, originals in originals_of(module).items() if key in wanted}
-    return {**found, **{key: one.originals for key, one in declared_in(optimizer, components).items()}}
+    wrapped = {key: originals for module in modules for key, originals in originals_of(module).items() if key in wanted}
+    return {**wrapped, **{key: declared.originals for key, declared in declared_in(optimizer, components).items()}}
 
 
 def declared_in(optimizer: Optimizer, components: Mapping[str, object]) -> dict[int, FlatParams]:
-    """Of its parameters, by ``id``, those of which somebody has said what is in them: that."""
+    """Return the declared content (``relight.flattened``) of the optimizer's parameters, by ``id``."""
     flats = declared_among(own_parameters(optimizer))
     names = parameter_names(optimizer, components) if flats else {}
-    return {id(flat): one for flat in flats if (one := declared_of(flat, names)) is not None}
+    return {id(flat): declared for flat in flats if (declared := declared_of(flat, names)) is not None}
 
 
 def names_of(parameter: torch.Tensor, names: Mapping[int, str], flattened: Mapping[int, Sequence[Original]]) -> list[str]:
-    """What a live parameter stands for, by name: itself, or those that were flattened into it."""
+    """Return the names for which a live parameter stands: its own, or those of the parameters that were flattened into
+    it."""
     name = names.get(id(parameter), "?")
     originals = flattened.get(id(parameter))
-    return [name] if originals is None else [one.named(name) for one in originals]
+    return [name] if originals is None else [original.named(name) for original in originals]
 
 
 class Moments(NamedTuple):
@@ -126,11 +129,12 @@ class Moments(NamedTuple):
     state: Any
     params: list[Any]
     masters: Any
-    """``{name: values}`` of parameters whose flattened runs have other values than they themselves."""
+    """``{name: values}`` of parameters whose flattened copies have other values, in another dtype."""
 
 
 def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components: Mapping[str, object]) -> Moments | None:
-    """What an optimizer without ideas of its own keeps for its parameters; None if they have no names, or cannot be told apart."""
+    """Capture the per-parameter state of a plain optimizer. None, and a refusal, if parameters have no names or state
+    cannot be read."""
     flattened = flattened_in(optimizer, components)
     names = parameter_names(optimizer, components)
     nameless = [position for position, p in enumerate(trained_by(optimizer)) if id(p) not in names]
@@ -148,24 +152,24 @@ def capture_moments(walker: Walker, optimizer: Optimizer, path: str, components:
     state: dict[str, Any] = {}
     if is_custom(optimizer):
         if flattened:
-            walker.refuse(path, "it has its own way of giving its state, and its parameters were flattened: fully_shard() keeps them apart")
+            walker.refuse(path, "it has its own state_dict, and its parameters were flattened: fully_shard() keeps them apart")
             return None
         return Moments(state, params, {})
     live = holder_of(optimizer).state
     for parameter in own_parameters(optimizer):
         if parameter in live:
-            name, held = names[id(parameter)], dict(live[parameter])
+            name, entries = names[id(parameter)], dict(live[parameter])
             if id(parameter) not in flattened:
-                state[name] = walker.value(held, join_path(f"{path}/state", name), "optim")
+                state[name] = walker.value(entries, join_path(f"{path}/state", name), "optim")
                 continue
-            odd = [key for key, value in held.items() if _is_like(key, value) and value.shape != parameter.shape]
+            odd = [key for key, value in entries.items() if _is_like(key, value) and value.shape != parameter.shape]
             if odd:
                 walker.refuse(join_path(f"{path}/state", name), f"{odd[0]} is neither like the flattened parameter nor a scalar")
                 continue
-            for one in flattened[id(parameter)]:
-                if one.here:
-                    mine = {key: one.of(value, value) if _is_like(key, value) else value for key, value in held.items()}
-                    state[one.named(name)] = walker.value(mine, join_path(f"{path}/state", one.named(name)), "optim")
+            for original in flattened[id(parameter)]:
+                if original.here:
+                    mine = {key: original.of(value, value) if _is_like(key, value) else value for key, value in entries.items()}
+                    state[original.named(name)] = walker.value(mine, join_path(f"{path}/state", original.named(name)), "optim")
     masters: dict[str, Any] = {}
     declared = declared_in(optimizer, components)
     for flat in declared_among(own_parameters(optimizer)):
@@ -218,18 +222,18 @@ def _capture_inner(walker: Walker, optimizer: Optimizer, path: str, given: Any) 
     """Return the nodes of inner optimizers that ``given``, its ``state_dict``, leaves out; empty if there are none."""
     nodes: dict[str, Any] = {}
     for attribute, inner in left_out(optimizer, given if given is not None else list(holder_of(optimizer).state.values())).items():
-        at = join_path(f"{path}/{INNER}", attribute)
+        below = join_path(f"{path}/{INNER}", attribute)
         names = parameter_names(inner, walker.components)
         if all(id(parameter) in names for parameter in trained_by(inner)):
-            moments = capture_moments(walker, inner, at, walker.components)
-            nodes[attribute] = capture_optimizer(walker, inner, at, moments) if moments is not None else None
+            moments = capture_moments(walker, inner, below, walker.components)
+            nodes[attribute] = capture_optimizer(walker, inner, below, moments) if moments is not None else None
         else:  # its parameters are copies of the model's
-            nodes[attribute] = {"state": {}, "groups": [], "extra": {}, OWN: walker.value(inner.state_dict(), f"{at}/{OWN}", "optim")}
+            nodes[attribute] = {"state": {}, "groups": [], "extra": {}, OWN: walker.value(inner.state_dict(), f"{below}/{OWN}", "optim")}
     return {INNER: nodes} if nodes else {}
 
 
 def live_custom(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any]:
-    """Return the live state in the form of ``_capture_custom``'s tree: what objects in a stored one are restored into."""
+    """Return the live state in the form of ``_capture_custom``'s tree: stored objects are restored into its objects."""
     given = optimizer.state_dict()
     params = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
     if not has_torchs_form(optimizer, given):
@@ -240,12 +244,12 @@ def live_custom(optimizer: Optimizer, names: Mapping[int, str]) -> dict[str, Any
 
 
 def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-    """Give ``_capture_custom``'s tree back through the class's own ``load_state_dict``."""
+    """Load ``_capture_custom``'s tree through the class's own ``load_state_dict``."""
     whole = own_form_of(saved)
     if whole is not None:
         optimizer.load_state_dict(with_numbers(whole, [names[id(parameter)] for parameter in own_parameters(optimizer)]))
         return
-    # torch gives the nth number of a group to the group's nth live parameter: numbers go in live order, whatever the stored one was.
+    # torch assigns the nth number of a group to the group's nth live parameter, so numbers must follow the live order.
     numbers = {names[id(parameter)]: index for index, parameter in enumerate(own_parameters(optimizer))}
     groups = []
     for live, group in zip(optimizer.param_groups, saved["groups"], strict=True):
@@ -253,14 +257,15 @@ def load_custom(optimizer: Optimizer, saved: Mapping[str, Any], names: Mapping[i
     met: set[int] = set()
 
     def own(value: Any) -> Any:
-        """Parameters that were flattened share what counts their steps; here each has its own."""
+        """Clone a value that was met before: flattened parameters share their step counter, here each needs its own."""
         if isinstance(value, torch.Tensor) and id(value) in met:
             return value.clone()
         met.add(id(value))
         return value
 
     state = {
-        key: {name: own(one) for name, one in value.items()} if isinstance(value, dict) else value for key, value in saved["state"].items()
+        key: {name: own(entry) for name, entry in value.items()} if isinstance(value, dict) else value
+        for key, value in saved["state"].items()
     }
     optimizer.load_state_dict(
         {
@@ -276,10 +281,11 @@ def _named(key: Any, order: list[str]) -> Any:
 
 
 def place_like(parameter: torch.Tensor, group: Mapping[str, Any], key: str, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a state tensor the optimizer has not made yet: where and how the optimizer itself would have it.
+    """Allocate a state tensor that the optimizer has not created yet, on the device and in the layout that the
+    optimizer would use.
 
-    The rule for ``step`` is torch's (``Optimizer._process_value_according_to_param_policy``): on the parameter's device if the group is
-    capturable or fused, else on the host.
+    The rule for ``step`` is torch's (``Optimizer._process_value_according_to_param_policy``): on the parameter's
+    device if the group is capturable or fused, otherwise on the host.
     """
     if key == "step" and not (group.get("capturable") or group.get("fused")):
         return torch.empty(shape, dtype=dtype, device="cpu")
@@ -292,7 +298,8 @@ _steps: WeakKeyDictionary[Optimizer, int] = WeakKeyDictionary()
 
 
 def steps_of(optimizer: Optimizer) -> int:
-    """Steps since this was first asked: fused kernels move no version counter, and without state (SGD) leave no other trace."""
+    """Return the number of steps since the first call: fused kernels move no version counter, and SGD without state
+    leaves no other trace."""
     if optimizer not in _steps:
         _steps[optimizer] = 0
         optimizer.register_step_post_hook(_count_step)

@@ -1,4 +1,4 @@
-"""Recognition of a state that another class of optimizer has stored."""
+"""Recognise a state that another class of optimizer has stored."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ _ENTRIES: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         ("Muon", "momentum_buffer", ""),
     )
 }
-"""What torch's optimizers keep for a parameter: always, and with some settings only."""
+"""State entries of torch's optimizers for a parameter: always, and with some settings only."""
 _FLAGS = frozenset(("foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"))
-"""Settings that came with a version of torch, and choose an implementation, or are part of the class."""
+"""Settings that depend on torch's version, choose an implementation, or belong to the class."""
 _SCHEDULERS = frozenset(("params", "param_names", "initial_lr", "swa_lr", "max_lr", "min_lr", "base_momentum", "max_momentum"))
 """Entries of groups that schedulers and torch itself add."""
 
 
 class Other(NamedTuple):
-    """Another class of optimizer than the live one has stored a state."""
+    """Result of ``other_optimizer``: the state was stored by another class than the live optimizer's."""
 
     stored: str
     live: str
     fits: bool
-    """Whether its entries are those of the live one, so that they can be restored."""
+    """Whether its entries are the live optimizer's, so that they can be restored."""
     entries: str
 
     def __str__(self) -> str:
@@ -50,16 +50,16 @@ class Other(NamedTuple):
 
 
 def other_optimizer(optimizer: Any, node: Mapping[str, Any], stored: str | None, *, imported: bool = False) -> Other | None:
-    """Return what is known of the class that stored ``node``, if it is not the live optimizer's.
+    """Return what is known of the class that stored ``node``; None if it is the live optimizer's.
 
-    ``stored``: its path as recorded, or None for an older checkpoint, which is judged by its entries. ``imported``: another framework
-    stored it, so that its groups may lack settings. Between classes that are not both torch's, only their entries count: a subclass may
-    have been renamed.
+    ``stored``: its recorded path, or None for an older checkpoint, which is judged by its entries. ``imported``:
+    another framework stored it, so its groups may lack settings. If not both classes are torch's, only their entries
+    count: a subclass may have been renamed.
     """
     live = inner_of(optimizer)
     if stored is not None and is_of(optimizer, stored):
         return None
-    entries = {key for held in node["state"].values() if isinstance(held, dict) for key in held if isinstance(key, str)}
+    entries = {key for entry in node["state"].values() if isinstance(entry, dict) for key in entry if isinstance(key, str)}
     settings = {key for group in node["groups"] for key in group if isinstance(key, str)}
     differs = stored is not None and is_torchs(stored) and any(map(is_torchs, lineage(optimizer)))
     if not (differs or _foreign_entries(live, entries) or (not imported and _foreign_settings(live, settings))):
@@ -70,8 +70,8 @@ def other_optimizer(optimizer: Any, node: Mapping[str, Any], stored: str | None,
 
 
 def _kept_by(live: Any) -> Set[str]:
-    """What the live optimizer keeps for its parameters by now."""
-    return {key for held in live.state.values() if isinstance(held, dict) for key in held if isinstance(key, str)}
+    """Return the entries that the live optimizer has for its parameters now."""
+    return {key for entry in live.state.values() if isinstance(entry, dict) for key in entry if isinstance(key, str)}
 
 
 def _known(live: Any) -> tuple[frozenset[str], frozenset[str]] | None:
@@ -80,7 +80,7 @@ def _known(live: Any) -> tuple[frozenset[str], frozenset[str]] | None:
 
 
 def _are_its(live: Any, entries: Set[str]) -> bool:
-    """Whether a state of exactly these entries is complete for the live optimizer."""
+    """Return whether a state of exactly these entries is complete for the live optimizer."""
     kept, known = _kept_by(live), _known(live)
     if known is not None:
         return known[0] <= entries <= known[0] | known[1]
@@ -118,6 +118,7 @@ def _guess(entries: Set[str], settings: Set[str]) -> str:
 
 
 def settings_of_both(optimizer: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a stored group with those settings only that the live optimizer has as well, and that do not belong to its class."""
+    """Return a stored group with only the settings that the live optimizer has, too, and that do not belong to its
+    class."""
     own = {key for group in optimizer.param_groups for key in group}
     return {key: value for key, value in saved.items() if key == "params" or (key in own and key not in _FLAGS)}

@@ -1,4 +1,4 @@
-"""Modules that make room for what they load: lazy parameters, and code of their own that takes tensors of another shape."""
+"""Modules that change shape for what they load: lazy parameters, and loading code that takes tensors of another shape."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ Undo = Callable[[], None]
 
 
 def is_lazy(value: object) -> bool:
-    """Whether a parameter or buffer has no shape until a forward pass or a load gives it one."""
+    """Return whether a parameter or buffer has no shape until a forward pass or a load gives it one."""
     return isinstance(value, torch.Tensor) and torch.nn.parameter.is_lazy(value)
 
 
 def materialise(tensor: Any, shape: tuple[int, ...]) -> Undo:
-    """Give a lazy parameter or buffer memory of that shape. Returns what makes it lazy again."""
+    """Give a lazy parameter or buffer memory of that shape. Return a function that makes it lazy again."""
     kind, device, dtype = type(tensor), tensor.device, tensor.dtype
     tensor.materialize(shape)
 
@@ -43,7 +43,8 @@ def owner_of(module: nn.Module, key: str) -> tuple[nn.Module, str]:
 
 
 def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
-    """Return the module in which a buffer is registered that is None so far, and its name there; None if there is no such buffer."""
+    """Return the module that has registered a buffer whose value is None, and the buffer's name there; None if there
+    is no such buffer."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
     known = name in owner._buffers and owner._buffers[name] is None and name not in owner._non_persistent_buffers_set
@@ -51,10 +52,12 @@ def empty_buffer(module: nn.Module, key: str) -> tuple[nn.Module, str] | None:
 
 
 def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
-    """Whether the loading code of the module that has ``key`` takes what is stored there, though shape or name is not what is live.
+    """Return whether the loading code of the module that has ``key`` takes the stored tensor, though its shape or name
+    is not the live one.
 
-    ``shapes``: of all stored tensors. Loading code of a class is tried on a copy without memory. Hooks cannot be tried, as they may hold
-    the live module: they are trusted, and what they do not take is refused when the state is loaded.
+    ``shapes``: of all stored tensors. A class's loading code is tried on a copy without memory. Hooks cannot be tried,
+    as they may hold the live module: they are trusted, and tensors that they do not take are refused when the state is
+    loaded.
     """
     owner, prefix = owner_of(module, key)
     if foreign_hooks(owner._load_state_dict_pre_hooks):
@@ -75,9 +78,10 @@ def makes_room(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int
 
 
 def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the memory of a parameter whose subclass only adds attributes, as bitsandbytes' packed weights do; else None.
+    """Return the memory of a parameter whose subclass only adds attributes, as bitsandbytes' packed weights do;
+    otherwise None.
 
-    Its module must have a ``_save_to_state_dict`` of its own, which gives what the parameter holds apart from its memory.
+    Its module must have its own ``_save_to_state_dict``, which saves the other attributes.
     """
     kind = type(tensor)
     if kind in (torch.Tensor, nn.Parameter) or is_lazy(tensor) or tensor.layout != torch.strided or tensor.is_meta:
@@ -92,7 +96,7 @@ def own_memory(module: nn.Module, key: str, tensor: torch.Tensor) -> torch.Tenso
 
 
 def is_beside(module: nn.Module, key: str) -> bool:
-    """Whether a module gives ``key`` next to a parameter of a subclass, as ``weight.absmax`` to ``weight``: what the parameter holds."""
+    """Return whether ``key`` is an attribute of a parameter of a subclass, such as ``weight.absmax`` of ``weight``."""
     owner, prefix = owner_of(module, key)
     name, _, more = key.removeprefix(prefix).partition(".")
     parameter = owner._parameters.get(name)
@@ -100,7 +104,8 @@ def is_beside(module: nn.Module, key: str) -> bool:
 
 
 def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int, ...], torch.dtype]]) -> bool:
-    """Whether ``state_dict`` gives a tensor at ``key`` that ``load_state_dict`` of the same module would refuse as unexpected."""
+    """Return whether ``state_dict`` gives a tensor at ``key`` that the module's own ``load_state_dict`` would refuse
+    as unexpected."""
     owner, prefix = owner_of(module, key)
     name = key.removeprefix(prefix)
     if name in owner._parameters or name in owner._buffers or key.endswith("_extra_state"):
@@ -110,9 +115,9 @@ def not_taken(module: nn.Module, key: str, shapes: Mapping[str, tuple[tuple[int,
     chain = [module]
     for part in prefix.split(".")[:-1]:
         chain.append(chain[-1]._modules[part])  # type: ignore[arg-type]
-    if any(foreign_hooks(one._load_state_dict_pre_hooks) for one in chain):
-        return False  # they may rename it
-    ways = [type(one)._load_from_state_dict.__module__.startswith("torch.nn.") for one in chain]
+    if any(foreign_hooks(link._load_state_dict_pre_hooks) for link in chain):
+        return False  # the hooks may rename it
+    ways = [type(link)._load_from_state_dict.__module__.startswith("torch.nn.") for link in chain]
     if not all(ways[:-1]):
         return False
     return ways[-1] or not makes_room(module, key, shapes)
@@ -124,12 +129,14 @@ def _is_torchs_lazy(module: nn.Module) -> bool:
 
 def _without_memory(module: nn.Module) -> nn.Module:
     twin = copy(module)
-    held = twin.__dict__
-    held["_parameters"] = {
-        key: None if one is None else nn.Parameter(torch.empty_like(one, device="meta"), requires_grad=one.requires_grad)
-        for key, one in module._parameters.items()
+    attributes = twin.__dict__
+    attributes["_parameters"] = {
+        key: None if value is None else nn.Parameter(torch.empty_like(value, device="meta"), requires_grad=value.requires_grad)
+        for key, value in module._parameters.items()
     }
-    held["_buffers"] = {key: None if one is None else torch.empty_like(one, device="meta") for key, one in module._buffers.items()}
-    held["_modules"] = {key: None if one is None else _without_memory(one) for key, one in module._modules.items()}
-    held["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
+    attributes["_buffers"] = {
+        key: None if value is None else torch.empty_like(value, device="meta") for key, value in module._buffers.items()
+    }
+    attributes["_modules"] = {key: None if value is None else _without_memory(value) for key, value in module._modules.items()}
+    attributes["_non_persistent_buffers_set"] = set(module._non_persistent_buffers_set)
     return twin

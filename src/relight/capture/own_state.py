@@ -1,4 +1,4 @@
-"""State of optimizers that give it in a form of their own, and of optimizers inside other ones."""
+"""State of optimizers whose ``state_dict`` has its own form, and of optimizers inside other ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.capture.tensors import identity
 Optimizer = torch.optim.Optimizer
 
 OWN = "own"
-"""Key of an optimizer's node: the whole ``state_dict``, where it does not have torch's form."""
+"""Key of an optimizer's node: the whole ``state_dict``, if it does not have torch's form."""
 INNER = "inner"
 """Key of an optimizer's node: the nodes of optimizers inside it that its ``state_dict`` leaves out, by attribute."""
 _TORCHS = frozenset(("state", "param_groups", "defaults"))
@@ -22,7 +22,7 @@ DEPTH = 4
 
 
 def has_torchs_form(optimizer: Optimizer, saved: Any) -> bool:
-    """Whether a ``state_dict`` numbers the optimizer's parameters, group by group, as torch's own does."""
+    """Return whether a ``state_dict`` numbers the optimizer's parameters, group by group, as torch's own does."""
     return isinstance(saved, Mapping) and _is_torchs(saved) and _sizes(saved["param_groups"]) == _sizes(optimizer.param_groups)
 
 
@@ -41,7 +41,8 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def with_names(saved: Any, params: Sequence[Sequence[str]]) -> Any:
-    """Return an own form with parameter names in the parts that have torch's form for the same groups. The rest stays unchanged."""
+    """Return a ``state_dict`` of the optimizer's own form with parameter names in the parts that have torch's form for
+    the same groups. The rest stays unchanged."""
     return _renamed(saved, [len(group) for group in params], [name for group in params for name in group])
 
 
@@ -49,11 +50,11 @@ def _renamed(value: Any, sizes: list[int], order: list[str]) -> Any:
     if isinstance(value, Mapping):
         if _is_torchs(value) and _sizes(value["param_groups"]) == sizes and all(map(_is_number, value["state"])):
             groups = [{**group, "params": [order[number] for number in group["params"]]} for group in value["param_groups"]]
-            state = {order[key] if key < len(order) else key: held for key, held in value["state"].items()}
+            state = {order[key] if key < len(order) else key: entry for key, entry in value["state"].items()}
             return {**value, "state": state, "param_groups": groups}
-        return {key: _renamed(held, sizes, order) for key, held in value.items()}
+        return {key: _renamed(entry, sizes, order) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_renamed(one, sizes, order) for one in value)
+        return type(value)(_renamed(item, sizes, order) for item in value)
     return value
 
 
@@ -62,7 +63,7 @@ def _is_number(key: Any) -> bool:
 
 
 def with_numbers(saved: Any, order: Sequence[str]) -> Any:
-    """Return what ``with_names`` was given, for an optimizer that holds its parameters in this order."""
+    """Invert ``with_names``, for an optimizer that holds its parameters in this order."""
     numbers = {name: number for number, name in enumerate(order)}
 
     def numbered(value: Any) -> Any:
@@ -70,10 +71,10 @@ def with_numbers(saved: Any, order: Sequence[str]) -> Any:
             groups = value.get("param_groups")
             if isinstance(value.get("state"), dict) and isinstance(groups, list) and _is_named(groups, numbers):
                 groups = [{**group, "params": [numbers[name] for name in group["params"]]} for group in groups]
-                return {**value, "state": {numbers.get(key, key): held for key, held in value["state"].items()}, "param_groups": groups}
-            return {key: numbered(held) for key, held in value.items()}
+                return {**value, "state": {numbers.get(key, key): entry for key, entry in value["state"].items()}, "param_groups": groups}
+            return {key: numbered(entry) for key, entry in value.items()}
         if type(value) in (list, tuple):
-            return type(value)(numbered(one) for one in value)
+            return type(value)(numbered(item) for item in value)
         return value
 
     return numbered(saved)
@@ -81,7 +82,7 @@ def with_numbers(saved: Any, order: Sequence[str]) -> Any:
 
 def _is_named(groups: list[Any], numbers: Mapping[str, int]) -> bool:
     named = [group["params"] for group in groups if isinstance(group, dict) and isinstance(group.get("params"), (list, tuple))]
-    return len(named) == len(groups) and any(named) and all(type(one) is str and one in numbers for group in named for one in group)
+    return len(named) == len(groups) and any(named) and all(type(name) is str and name in numbers for group in named for name in group)
 
 
 def own_form_of(node: Mapping[str, Any]) -> Any:
@@ -94,7 +95,7 @@ def own_form_of(node: Mapping[str, Any]) -> Any:
 
 def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
     """Return the optimizers that this one holds as attributes, in lists or in dicts, by path."""
-    found: dict[str, Optimizer] = {}
+    optimizers: dict[str, Optimizer] = {}
     seen = {id(optimizer), id(optimizer.state), id(optimizer.param_groups)}
 
     def search(path: str, value: Any, depth: int) -> None:
@@ -103,36 +104,38 @@ def inner_optimizers(optimizer: Optimizer) -> dict[str, Optimizer]:
         if isinstance(value, (Optimizer, dict, list, tuple)):
             seen.add(id(value))
         if isinstance(value, Optimizer):
-            found[path] = value
+            optimizers[path] = value
             return
-        for key, one in _below(value):
-            search(f"{path}/{key}" if path else key, one, depth + 1)
+        for key, child in _below(value):
+            search(f"{path}/{key}" if path else key, child, depth + 1)
 
     for key, value in vars(optimizer).items():
         if key not in _TORCHS and not key.startswith("_optimizer_"):
             search(key, value, 0)
-    return found
+    return optimizers
 
 
 def _below(value: Any) -> Iterator[tuple[str, Any]]:
     if type(value) in (list, tuple):
-        yield from ((str(index), one) for index, one in enumerate(value))
+        yield from ((str(index), item) for index, item in enumerate(value))
     elif isinstance(value, dict):
-        yield from ((key, one) for key, one in value.items() if isinstance(key, str))
+        yield from ((key, item) for key, item in value.items() if isinstance(key, str))
 
 
 def left_out(optimizer: Optimizer, saved: Any) -> dict[str, Optimizer]:
-    """Return the inner optimizers that hold tensors which are not in ``saved``, the outer one's ``state_dict``."""
+    """Return the inner optimizers with tensors that are not in ``saved``, the outer optimizer's ``state_dict``."""
     inner = inner_optimizers(optimizer)
     if not inner:
         return {}
-    given = {identity(one) for one in memory_in(saved) if _has_memory(one)}
-    found = {}
-    for path, one in inner.items():
-        held = [] if one.state is optimizer.state else [tensor for tensor in memory_in(list(one.state.values())) if _has_memory(tensor)]
-        if any(identity(tensor) not in given for tensor in held):
-            found[path] = one
-    return found
+    given = {identity(nested) for nested in memory_in(saved) if _has_memory(nested)}
+    missing = {}
+    for path, nested in inner.items():
+        tensors = (
+            [] if nested.state is optimizer.state else [tensor for tensor in memory_in(list(nested.state.values())) if _has_memory(tensor)]
+        )
+        if any(identity(tensor) not in given for tensor in tensors):
+            missing[path] = nested
+    return missing
 
 
 def _has_memory(value: Any) -> bool:

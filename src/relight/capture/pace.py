@@ -1,4 +1,4 @@
-"""How many batches the training loop has used of those that a loader delivered: a prefetcher between the two takes some ahead."""
+"""Count how many delivered batches the training loop has used: a prefetcher between loader and loop takes some ahead."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ import torch
 from relight.capture.delivered import caller, frame_of
 
 SURE = 8
-"""Steps after which batches that a prefetcher holds are few beside those that were used."""
+"""Steps after which batches in a prefetcher are few compared with those that were used."""
 RECENT = 16
-"""Batches that are recognised when the loop still holds them."""
+"""Newest batches that are recognised if the loop still holds them."""
 
 
 class LoaderPace:
-    """Batches delivered and steps reported, of one pass over a loader.
+    """Batches delivered and steps reported in one pass over a loader.
 
-    The batches per step are the usual number delivered between two reports. If more were delivered before the first report, something may
-    be ahead of the loop by the difference. If the frame that asked for the last batch is still running at a report, the loop takes the
-    batches itself, and is ahead only if it still holds both the batch of this step and the last one. If another thread takes the batches,
-    each step is taken to use one.
+    The batches per step are the most frequent number delivered between two reports. If more were delivered before the
+    first report, a prefetcher may be ahead of the loop by the difference. If the frame that requested the last batch
+    is still running at a report, the loop takes the batches itself. It is then ahead only if it still holds both the
+    batch of this step and the last one. If another thread takes the batches, each step is assumed to use one.
     """
 
     def __init__(self, earlier: LoaderPace | None = None) -> None:
-        """``earlier``: of the pass before this one, whose last batches may not be used yet."""
+        """``earlier``: the pace of the previous pass, whose last batches may not be used yet."""
         self.rate: int | None = earlier.rate if earlier is not None else None
         """Batches per step; None: unknown."""
         self.owed = earlier.unreported if earlier is not None else 0
-        """Batches of the pass before that were not used at the last report."""
+        """Batches of the previous pass that were not used at the last report."""
         self.unsure = False
-        """Whether one report is all there is, and more than one batch was delivered before it."""
+        """Whether there was only one report, and more than one batch was delivered before it."""
         self.over = False
         """Whether the loader has no more batches in this pass."""
         self.threaded = False
-        """Whether another thread than the one that reports took the last batch."""
+        """Whether the last batch was taken in another thread than the one that reports."""
         self._reported = False
         self._used: int | None = None
-        """Batches used at the last report; None: all that are delivered."""
+        """Batches used at the last report; None: all delivered batches."""
         self._taker: tuple[int, Any] | None = None
         self._generator: FrameType | None = None
         self._thread = 0
@@ -56,32 +56,32 @@ class LoaderPace:
 
     @property
     def ahead(self) -> int:
-        """Batches that were delivered and not used."""
+        """Batches that were delivered but not used."""
         return 0 if self._used is None else max(0, self._taken - self._used)
 
     @property
     def behind(self) -> int:
-        """Batches of the pass before that the loop has not used; 0 until a report counted them."""
+        """Batches of the previous pass that the loop has not used; 0 until a report counted them."""
         return self.owed if self._reported else 0
 
     @property
     def unreported(self) -> int:
-        """Batches of this pass that the loop has not used, or may not have used as it reported no step."""
+        """Batches of this pass that the loop has not used; all of them if it has reported no step."""
         return self.ahead if self._reported else self._taken
 
     def take(self, batch: Any) -> None:
-        """Note a delivered batch, and which code asked for it: what called the caller's caller. A microsecond."""
+        """Record a delivered batch, and the code that requested it, which called the caller's caller. A microsecond."""
         taker, frame = caller(3)
         if self._taker is not None and taker[1] is not self._taker[1] and not self._steps:
-            self._taken = 0  # other code took those: an example for the model's shapes, and the like
+            self._taken = 0  # other code took those batches, for example to initialise shapes
         self._taker, self._thread = taker, get_ident()
         self._taken += 1
         self._recent.append(_mark(batch))
-        # A suspended generator keeps its frame; after two reports the counts tell as much.
+        # A suspended generator keeps its frame; after two reports the counts suffice.
         self._generator = frame if self._steps < 2 and frame.f_code.co_flags & CO_GENERATOR else None
 
     def report(self, steps: int) -> None:
-        """Note that the loop reports ``steps`` further steps as done. Some microseconds."""
+        """Record that the loop reports ``steps`` further steps as done. Some microseconds."""
         if self._taker is None:
             return
         self._reported = True
@@ -94,7 +94,7 @@ class LoaderPace:
             self.rate = rate
             owed = min(self.owed, steps * (rate or 0))
             steps -= owed // rate if rate else 0
-            self.owed = self.owed - owed if rate and frame is None else 0  # the loop itself is past them
+            self.owed = self.owed - owed if rate and frame is None else 0  # the loop itself has used them
         self._steps += steps
         since, self._at_report = self._taken - self._at_report, self._taken
         if self.threaded:
@@ -111,8 +111,8 @@ class LoaderPace:
         self._used, self.unsure = None, False
         rate = self.rate
         if rate is None and self._steps == 1 and self._taken > 1:
-            held = frame or self._generator
-            holds = held is not None and self._holds(held, self._taken - 1)
+            holder = frame or self._generator
+            holds = holder is not None and self._holds(holder, self._taken - 1)
             rate = 1 if holds and frame is None else None
             self.unsure = rate is None and not self.over and (holds or frame is None)
         if rate and self._first > rate * self._first_steps and self._taken > rate * self._steps:
@@ -120,24 +120,28 @@ class LoaderPace:
             self._used = rate * self._steps if frame is None or self._holds(frame, ahead) else None
 
     def _holds(self, frame: FrameType, ahead: int) -> bool:
-        """Whether the frame's variables hold the last batch, and the one that was delivered ``ahead`` batches before it."""
+        """Return whether the frame's variables hold the last batch, and the batch that was delivered ``ahead`` batches
+        before it."""
         if ahead >= len(self._recent):
             return False
         last, used = self._recent[-1], self._recent[-1 - ahead]
-        found = [False, False]
+        held_marks = [False, False]
         for value in frame.f_locals.values():
             for place, mark in enumerate((last, used)):
-                found[place] = found[place] or _is_in(value, mark, 2)
-        return all(found)
+                held_marks[place] = held_marks[place] or _is_in(value, mark, 2)
+        return all(held_marks)
 
 
 def _usual(taken: int, steps: int) -> int | None:
-    """Batches per step, from one report of several steps; None: less than one. A rest of a few steps is a prefetcher's, not a share."""
+    """Return the batches per step, from one report of several steps; None: less than one.
+
+    A remainder of a few batches comes from a prefetcher, not from the number of batches per step.
+    """
     return 1 if taken % steps and (steps < SURE or taken < 2 * steps) and taken > steps else taken // steps or None
 
 
 def _mark(batch: Any) -> Any:
-    """What recognises a batch without keeping it: a reference to its first tensor, else its ``id``."""
+    """Return what recognises a batch without keeping it alive: a reference to its first tensor, or its ``id``."""
     first = next(_tensors(batch, 2), None)
     return ref(first) if first is not None else id(batch)
 
@@ -146,14 +150,14 @@ def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif depth and isinstance(value, (list, tuple, deque, Mapping)):
-        for one in value.values() if isinstance(value, Mapping) else value:
-            yield from _tensors(one, depth - 1)
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _tensors(item, depth - 1)
 
 
 def _is_in(value: Any, mark: Any, depth: int) -> bool:
-    """Whether ``value``, or a container of ``depth`` levels, has the batch that ``_mark`` marked."""
+    """Return whether ``value``, or a container of ``depth`` levels, has the batch that ``_mark`` marked."""
     if isinstance(mark, int):
         inside = value if depth and isinstance(value, (list, tuple, deque)) else ()
-        return id(value) == mark or any(id(one) == mark for one in inside)
+        return id(value) == mark or any(id(item) == mark for item in inside)
     wanted = mark()
-    return wanted is not None and any(one is wanted for one in _tensors(value, depth + 1))
+    return wanted is not None and any(item is wanted for item in _tensors(value, depth + 1))

@@ -1,4 +1,4 @@
-"""From leaves back to values: tensors, arrays, sparse and quantised ones, sizes and dtypes."""
+"""Rebuild values from leaves: tensors, arrays, sparse and quantised ones, sizes and dtypes."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ _SPARSE_LAYOUTS = {
 
 
 class FreshTensors:
-    """Fresh CPU tensors for stored ones, made when asked for, one each: leaves that share a tensor share the memory.
+    """New CPU tensors for stored ones, allocated on demand, one each: leaves that share a tensor share its memory.
 
-    ``check``, given the index of a pack, raises if the store does not hold what the part says of it. It is asked before the first memory
-    for that pack is made, as anybody can write a large shape. ``mapped``, given the index of a tensor, returns memory that has its bytes
-    already, or will have them when they are touched; None: the tensor must be read.
+    ``check(pack)`` raises if the store does not hold the bytes that the part declares. It is called before memory for
+    that pack is first allocated, as a malicious file can declare a large shape. ``mapped(tensor)`` returns memory that
+    has the tensor's bytes already, or gets them on first access; None: the tensor must be read.
     """
 
     def __init__(self, tensors: Sequence[Tensor], check: Check | None = None, mapped: Mapped | None = None) -> None:
@@ -42,7 +42,7 @@ class FreshTensors:
         self._made: dict[int, torch.Tensor] = {}
 
     def get(self, index: int) -> torch.Tensor:
-        """The tensor that index ``index`` will be read into."""
+        """Return the tensor that will receive stored tensor ``index``."""
         made = self._made.get(index)
         if made is None:
             stored = self._tensors[index]
@@ -55,8 +55,8 @@ class FreshTensors:
         return made
 
     def make(self, stored: Tensor, empty: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """What ``empty`` gives, which is as large as ``stored``, once it is known that the store holds as much."""
-        if not stored.length:  # torch multiplies extents even where one of them is 0
+        """Return ``empty()``, a tensor as large as ``stored``, after checking that the store holds as many bytes."""
+        if not stored.length:  # torch multiplies sizes even if one of them is 0
             try:
                 return empty()
             except (RuntimeError, OverflowError) as error:
@@ -76,13 +76,13 @@ class FreshTensors:
 
     @property
     def sinks(self) -> dict[int, Sink]:
-        """Sinks for all that was asked for and must be read."""
+        """Sinks for all tensors that were requested and must be read."""
         made = ((index, tensor) for index, tensor in self._made.items() if index not in self._filled)
         return {index: HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor) for index, tensor in made}
 
 
 def torch_dtype(stored: Tensor) -> torch.dtype:
-    """The torch dtype of a stored tensor."""
+    """Return the torch dtype of a stored tensor."""
     dtype = TORCH_DTYPES.get(stored.dtype)
     if dtype is None:
         raise IncompatibleState(f"this torch has no dtype {stored.dtype}", where=stored.name, hint="upgrade torch")
@@ -90,7 +90,8 @@ def torch_dtype(stored: Tensor) -> torch.dtype:
 
 
 def build(leaf: Leaf, memory: FreshTensors, path: str) -> Thunk:
-    """What makes ``leaf``'s value once its bytes are read. Malformed ``meta`` is ``UnsafeContent``."""
+    """Return a function that makes ``leaf``'s value once its bytes are read. Malformed ``meta`` raises
+    ``UnsafeContent``."""
     parts = [memory.get(index) for index in leaf.tensors]
     meta = leaf.meta
 
@@ -145,14 +146,14 @@ def _array(data: torch.Tensor, meta: Any) -> Any:
     dtype, shape = numpy_dtype(meta[0]), tuple(meta[1])
     if not isinstance(meta[1], tuple) or min(shape, default=0) < 0:
         raise ValueError("shape")
-    if math.prod(shape) * dtype.itemsize != data.numel() * data.element_size():  # before anything of that size is made
+    if math.prod(shape) * dtype.itemsize != data.numel() * data.element_size():  # before anything of that size is allocated
         raise ValueError("shape and bytes")
     raw = data.reshape(-1).view(torch.uint8).numpy() if data.numel() else np.empty(0, np.uint8)
     return raw.view(dtype).reshape(shape) if dtype.itemsize and raw.size else np.zeros(shape, dtype)
 
 
 def numpy_dtype(text: Any) -> Any:
-    """A dtype by what a leaf says of it; ``ValueError`` for one whose elements are no plain bytes."""
+    """Return the dtype that a leaf names. Raise ``ValueError`` if its elements are objects."""
     import numpy as np
 
     dtype = np.dtype(str(text)[:64])

@@ -1,4 +1,4 @@
-"""Values into the live containers, tensors and arrays they belong in: what others hold on to keeps its identity."""
+"""Put values into the live containers, tensors and arrays, so that other references to these stay valid."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def set_group(group: dict[str, Any], make: Thunk) -> None:
 
 
 def refill_dict(live: dict[Any, Any], parts: Mapping[Any, Thunk | None], whole: bool) -> dict[Any, Any]:
-    """The live dict with what was made; ``parts`` has None for what stays. ``whole``: nothing else is left in it."""
+    """Return the live dict with the restored values. ``parts`` has None for values that stay. ``whole``: remove all
+    other keys."""
     values = {key: live.get(key) if make is None else make() for key, make in parts.items() if make is not None or key in live}
     if whole:
         live.clear()
@@ -36,7 +37,7 @@ def _values(live: Sequence[Any], items: Sequence[Thunk | None]) -> list[Any]:
 
 
 def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | None], kind: type) -> Any:
-    """The live list with what was made, or a new sequence of ``kind``; None stands for what stays."""
+    """Return the live list with the restored values, or a new sequence of ``kind``; None stands for values that stay."""
     values = _values(live, items)
     if is_named_tuple(live) and len(live) == len(values):
         return type(live)._make(values)  # type: ignore[attr-defined,union-attr]
@@ -47,7 +48,7 @@ def refill_sequence(live: list[Any] | tuple[Any, ...], items: Sequence[Thunk | N
 
 
 def refill_deque(live: deque[Any], items: Sequence[Thunk | None]) -> deque[Any]:
-    """Put what was made into the live deque, which keeps its ``maxlen``; None stands for what stays."""
+    """Put the restored values into the live deque, which keeps its ``maxlen``; None stands for values that stay."""
     values = _values(live, items)
     live.clear()
     live.extend(values)
@@ -55,28 +56,29 @@ def refill_deque(live: deque[Any], items: Sequence[Thunk | None]) -> deque[Any]:
 
 
 def refill_tensor(live: torch.Tensor, make: Thunk) -> torch.Tensor:
-    """The live tensor with the made one's elements; the made one itself where torch cannot copy between the two."""
+    """Return the live tensor with the restored elements; the restored tensor itself if torch cannot copy between the
+    two."""
     value: torch.Tensor = make()
     if live.layout != value.layout or live.shape != value.shape or live.dtype != value.dtype:
         return value
     try:
         if live.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
             live.resize_as_sparse_(value)
-        live.copy_(value)  # not detached: a detached sparse tensor has parts of its own
+        live.copy_(value)  # not detached: a detached sparse tensor has other parts
     except RuntimeError:
         return value
     return live
 
 
 def refill_set(live: set[Any], values: set[Any]) -> set[Any]:
-    """The live set with other members."""
+    """Return the live set with the restored members."""
     live.clear()
     live.update(values)
     return live
 
 
 def refill_array(live: Any, value: Any) -> Any:
-    """The live array with other elements; the made one itself if it is of another kind."""
+    """Return the live array with the restored elements; the restored array itself if shape or dtype differ."""
     if live.shape == value.shape and live.dtype == value.dtype and live.flags.writeable:
         live[...] = value
         return live

@@ -1,4 +1,4 @@
-"""Reading pieces into regions: a stored box of a tensor goes into those boxes of it that live here, whatever the two have in common."""
+"""Read stored boxes of a tensor into the boxes that are live here, however the two are cut."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from relight.layout.sources import HostMemorySink, address_of
 
 
 class Region(NamedTuple):
-    """``box`` of a tensor's global shape lives in ``tensor``, which is as large as that."""
+    """``tensor`` holds ``box`` of a tensor's global shape, and has the box's size."""
 
     box: Box
     tensor: torch.Tensor
 
 
 class Regions:
-    """A sink for all bytes of a tensor of ``shape``, of which some, or all, live in ``regions``. ``dtype`` is the stored one."""
+    """A sink for all bytes of a tensor of ``shape``. ``regions``: the live parts of it. ``dtype``: the stored one."""
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, regions: Sequence[Region]) -> None:
         self.shape, self.dtype, self.regions = tuple(shape), dtype, list(regions)
@@ -32,16 +32,16 @@ class Regions:
         self.length = self._all.length
 
     def view(self) -> memoryview | None:
-        """There is no one memory."""
+        """Return None: there are several memories."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """What of it lives here goes there."""
+        """Write the bytes that are live here into their regions."""
         self._all.absorb(start, data)
 
 
 class _BoxSlice:
-    """A sink for a run of the bytes of a stored box, from ``skip`` on."""
+    """A sink for a range of the bytes of a stored box, from ``skip`` on."""
 
     def __init__(self, box: Box, dtype: torch.dtype, regions: Sequence[Region], skip: int, length: int | None = None) -> None:
         self._box, self._dtype, self._regions = box, dtype, regions
@@ -49,19 +49,19 @@ class _BoxSlice:
         self.length = box.elements * dtype.itemsize - skip if length is None else length
 
     def view(self) -> memoryview | None:
-        """There is none."""
+        """Return None: there are several memories."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """Deal a run of elements out, box by box."""
+        """Write a range of elements into the regions, box by box."""
         size = self._dtype.itemsize
         first = (self.skip + start) // size
-        at = 0
+        offset = 0
         for run in boxes_of_run(self._box.size, first, first + len(data) // size):
             box = placed(run, self._box)
             length = box.elements * size
-            self._deal(box, data[at : at + length])
-            at += length
+            self._deal(box, data[offset : offset + length])
+            offset += length
 
     def _deal(self, box: Box, data: memoryview) -> None:
         flat: torch.Tensor | None = None
@@ -80,7 +80,7 @@ class _BoxSlice:
 
 
 def _elements(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
-    """The bytes as elements: where they lie if they may lie there, else a copy. Valid as long as they are."""
+    """Return the bytes as elements: in place if they are aligned, otherwise a copy. Valid as long as ``data``."""
     address = address_of(data)
     if address and address % dtype.itemsize == 0:
         return torch.frombuffer(data, dtype=torch.uint8).view(dtype)
@@ -92,7 +92,7 @@ def _elements(data: memoryview, dtype: torch.dtype) -> torch.Tensor:
 
 
 def regions_for(tensor: torch.Tensor | Flat, dtype: torch.dtype) -> Regions:
-    """A sink for a tensor that is spread over ranks: what is here of it. ``IncompatibleState`` if that cannot be told."""
+    """Return a sink for this rank's part of a sharded tensor. Raise ``IncompatibleState`` if its sharding is unknown."""
     spread = spread_of(tensor)
     if isinstance(spread, str):
         raise IncompatibleState(spread)
@@ -102,13 +102,13 @@ def regions_for(tensor: torch.Tensor | Flat, dtype: torch.dtype) -> Regions:
 
 
 def sink_of_piece(sink: Sink, shape: Sequence[int], dtype: torch.dtype, box: Box) -> Sink | None:
-    """Of a sink for all of a tensor, the sink for ``box`` of it; None if nothing of that box is wanted."""
+    """Return the sink for ``box`` of a tensor, given the sink for all of it; None if nothing of that box is wanted."""
     regions = [region for region in regions_of(sink, shape) if intersection(region.box, box) is not None]
     if not regions:
         return None
     if len(regions) == 1 and intersection(regions[0].box, box) == box:
         return sink_for(part(regions[0].tensor.detach(), relative(box, regions[0].box)), dtype)
-    spans = [run_of(relative(shared, box), box.size) for one in regions if (shared := intersection(one.box, box)) is not None]
+    spans = [run_of(relative(shared, box), box.size) for region in regions if (shared := intersection(region.box, box)) is not None]
     first, last = min(start for start, _ in spans), max(end for _, end in spans)
     return _BoxSlice(box, dtype, regions, first * dtype.itemsize, (last - first) * dtype.itemsize)
 
@@ -116,37 +116,39 @@ def sink_of_piece(sink: Sink, shape: Sequence[int], dtype: torch.dtype, box: Box
 def sinks_by_part(
     sinks: Mapping[int, Sink], tensors: Sequence[Tensor], pieces: Sequence[Sequence[tuple[int, int, Box]]], parts: int
 ) -> list[dict[int, Sink]]:
-    """Sinks for each part's own tensors, from sinks for all of each of ``tensors``. ``pieces``: part, tensor of that part, box."""
-    found: list[dict[int, Sink]] = [{} for _ in range(parts)]
+    """Return sinks for each part's own tensors, given sinks for whole ``tensors``. ``pieces``: part, tensor of that
+    part, box."""
+    by_part: list[dict[int, Sink]] = [{} for _ in range(parts)]
     for index, sink in sinks.items():
         tensor = tensors[index]
         for part_number, number, box in pieces[index]:
-            one = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], box)
-            if one is not None:
-                found[part_number][number] = one
-    return found
+            piece_sink = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], box)
+            if piece_sink is not None:
+                by_part[part_number][number] = piece_sink
+    return by_part
 
 
 def only_needed(sinks: Mapping[int, Sink]) -> Mapping[int, Sink]:
-    """Of one part that holds everything whole: the same, but of tensors that are spread over ranks here only what this one needs."""
+    """Return the same sinks for a single part that holds every tensor whole; of tensors sharded here, only the bytes
+    that this rank needs."""
     if not any(type(sink) is Regions for sink in sinks.values()):
         return sinks
-    found: dict[int, Sink] = {}
+    needed: dict[int, Sink] = {}
     for index, sink in sinks.items():
-        one: Sink | None = sink
+        piece_sink: Sink | None = sink
         if type(sink) is Regions:
-            one = sink_of_piece(sink, sink.shape, sink.dtype, whole(sink.shape))
-        if one is not None:
-            found[index] = one
-    return found
+            piece_sink = sink_of_piece(sink, sink.shape, sink.dtype, whole(sink.shape))
+        if piece_sink is not None:
+            needed[index] = piece_sink
+    return needed
 
 
 def regions_of(sink: Sink, shape: Sequence[int]) -> list[Region]:
-    """Where a sink for all of a tensor puts it."""
+    """Return the live regions into which a sink for a whole tensor writes."""
     if isinstance(sink, Regions):
         return sink.regions
     if isinstance(sink, FanOut):
-        return [region for one in sink.sinks for region in regions_of(one, shape)]
+        return [region for inner in sink.sinks for region in regions_of(inner, shape)]
     if isinstance(sink, HostMemorySink) and isinstance(sink.owner, torch.Tensor):
         return [Region(whole(shape), sink.owner.detach().view(tuple(shape)))]
     assert isinstance(sink, TensorSink)

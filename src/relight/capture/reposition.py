@@ -1,8 +1,9 @@
-"""Finding a loader's position again, in the settings that it has now.
+"""Find a loader's position again under its present settings.
 
-Same settings: the batches that were delivered are read again from the same generators, and thrown away. Other settings of a loader whose
-order of samples is known: as many samples are left out of the order, and no data is read. A stream with another batch size: what was
-delivered is read again in the old size. In each case the checksum of what is left out must equal the stored one.
+Same settings: the delivered batches are read again from the same generators, and dropped. Other settings, and the
+order of samples is known: as many samples are skipped in the order, and no data is read. A stream with another batch
+size: the delivered batches are read again in the old size. In each case the checksum of the skipped samples must equal
+the stored one.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ WAYS = (
 
 
 def resumed(pending: Mapping[str, Any], watch: WatchedLoader, loader: DataLoader[Any]) -> Epoch:
-    """The interrupted epoch as it goes on here."""
+    """Return the interrupted epoch as it continues in this process."""
     epoch = Epoch(pending["start"], pending["first"], pending["delivered"], 0 if watch.rest is None else watch.rest.begins)
     epoch.resumed, epoch.units, epoch.mixed = pending["delivered"], units_of(loader), bool(pending.get("mixed"))
     checksum = pending.get("checksum")
@@ -52,7 +53,8 @@ def resumed(pending: Mapping[str, Any], watch: WatchedLoader, loader: DataLoader
 
 
 def by_samples(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
-    """Whether the position is found by a count of samples, without reading any: the order is known, and a setting is another one."""
+    """Return whether the position is found by counting samples, without reading: the order is known, and a setting has
+    changed."""
     stored, live = pending.get("units"), units_of(loader)
     if not isinstance(stored, Mapping) or not isinstance(pending.get("samples"), int) or live["stream"] or stored.get("stream"):
         return False
@@ -63,8 +65,10 @@ def by_samples(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
 
 
 def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str, Any]) -> tuple[Iterator[Any], Epoch] | None:
-    """The interrupted epoch's iterator; None if its position is given up. ``IncompatibleState`` if what is left out is not what was
-    delivered."""
+    """Return the interrupted epoch's iterator; None if its position is dropped.
+
+    Raise ``IncompatibleState`` if the skipped samples are not those that were delivered.
+    """
     after = watch.resume_rng or generators.host_states()
     devices, own_after = generators.device_states(), own_states(loader)
     number, base, age = epoch_number(loader), watch.base, watch.age
@@ -73,7 +77,7 @@ def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str,
     try:
         counts = by_samples(loader, pending)
         inner, why = (_by_samples if counts else _by_reading)(loader, watch, pending, epoch)
-        if why and not counts and _has_order(loader, pending):  # a batch sampler of the script's own may cut the same order in another way
+        if why and not counts and _has_order(loader, pending):  # the script's own batch sampler may cut the same order in another way
             watch.base, watch.age, watch.instead = base, age, None
             restore_epoch_start(loader, epoch.start)
             inner, unfit = _by_samples(loader, watch, pending, epoch)
@@ -97,13 +101,13 @@ def reposition(loader: DataLoader[Any], watch: WatchedLoader, pending: dict[str,
 
 
 def _has_order(loader: DataLoader[Any], pending: Mapping[str, Any]) -> bool:
-    """Whether samples that were delivered can be left out of an order of indices."""
+    """Return whether the delivered samples can be skipped in an order of indices."""
     known = isinstance(pending.get("samples"), int) and isinstance(pending.get("units"), Mapping)
     return known and not tells_position(loader) and not units_of(loader)["stream"]
 
 
 def drop(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], why: str) -> None:
-    """Give a position up, and report it: the loader's training epoch begins from its start."""
+    """Drop a position, and report it: the loader's training epoch begins from its start."""
     watch.pending = None
     watch.epochs = max(0, pending["epochs"] - 1)
     emit(
@@ -114,7 +118,7 @@ def drop(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, An
 
 
 def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
-    """Read again what was delivered, and throw it away."""
+    """Read the delivered batches again, and drop them. Return the iterator, and why it failed or an empty text."""
     delivered = pending["delivered"]
     stored, live = pending.get("units"), units_of(loader)
     other_size = isinstance(stored, Mapping) and live["stream"] and stored.get("batch_size") != live["batch_size"]
@@ -173,14 +177,15 @@ def _by_reading(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
 
 
 def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[str, Any], epoch: Epoch) -> tuple[Iterator[Any], str]:
-    """Leave as many samples out of the order as were delivered, and make batches of the rest."""
+    """Skip the delivered samples in the order, and make batches of the rest. Return the iterator, and why it failed or
+    an empty text."""
     core, stored, live = core_of(loader), pending["units"], units_of(loader)
     batches, count = core.batch_sampler, int(pending["samples"])
     if tells_position(loader):
-        found = _own_rest(core, watch.told, stored, pending)
-        if isinstance(found, str):
-            return iter(()), _because(pending, live, found)
-        watch.standing = RemainingSamples(batches.__dict__, found)
+        remainder = _own_rest(core, watch.told, stored, pending)
+        if isinstance(remainder, str):
+            return iter(()), _because(pending, live, remainder)
+        watch.standing = RemainingSamples(batches.__dict__, remainder)
         crc = 0
     else:
         rest = Skipped(_order(loader, pending, epoch), count)
@@ -194,7 +199,7 @@ def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
         else:
             watch.instead = rest.entries()
     generator = core.generator
-    if core.num_workers and not persistent(core):  # else the workers would draw what those of the epoch's first batches drew
+    if core.num_workers and not persistent(core):  # otherwise the workers would draw what the workers of the epoch's first batches drew
         core.generator = torch.Generator().manual_seed((crc << 24) + count)
     try:
         inner = _iterator(loader, watch)
@@ -213,27 +218,31 @@ def _by_samples(loader: DataLoader[Any], watch: WatchedLoader, pending: Mapping[
 
 
 def _order(loader: DataLoader[Any], pending: Mapping[str, Any], epoch: Epoch) -> Iterator[Any]:
-    """The order of the interrupted epoch from its start, with the draws of the iterator that made it: single samples if its batches are
-    cut plainly, else the index sampler's entries. The generators are those of the epoch's start."""
+    """Return the interrupted epoch's order from its start, with the random draws of the iterator that made it.
+
+    Single samples if the batch sampler only cuts an order, otherwise the index sampler's entries. The generators must
+    be at the epoch's start.
+    """
     core = core_of(loader)
     batches, workers = core.batch_sampler, pending["units"]["workers"]
     lazy = cuts_plainly(batches)
     source: Any = batches if batches is not None else core.sampler
-    if core is not loader and epoch.first is not None:  # made by a generator, when it was asked for its first batch
+    if core is not loader and epoch.first is not None:  # a generator creates the iterator at its first batch
         generators.restore_host(epoch.first)
     order = iter(()) if lazy else iter(source)
     base, age = pending["workers"]
-    if base is None or not age:  # else the workers were alive, and no seed was drawn for them
+    if base is None or not age:  # otherwise the workers were alive, and no seed was drawn for them
         torch.empty((), dtype=torch.int64, device=torch.get_default_device()).random_(generator=core.generator)  # as torch draws
         if workers and not lazy:
-            order = iter(source)  # an iterator with workers makes it twice
+            order = iter(source)  # an iterator with workers creates it twice
     if not workers and epoch.first is not None and core is loader:
         generators.restore_host(epoch.first)
     return iter(source.sampler) if lazy else order
 
 
 def _own_rest(core: DataLoader[Any], told: Any, stored: Mapping[str, Any], pending: Mapping[str, Any]) -> Iterator[Any] | str:
-    """What is left of the order of a torchdata loader, from the state that it stored with another number of workers."""
+    """Return the rest of a torchdata loader's order, from the state that it stored with another number of workers; or
+    why there is none."""
     snapshot = told.get("_snapshot", {}).get("_main_snapshot", told) if isinstance(told, Mapping) else {}
     state = snapshot.get("_sampler_iter_state")
     order: Any = iter(core.batch_sampler) if core.batch_sampler is not None else None
@@ -252,7 +261,7 @@ def _iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any]:
     if watch.base is not None:
         watch.age -= 1  # make_iterator counts it again
         if watch.age < 0:
-            watch.base, watch.age = None, 0  # the first epoch draws its seed as it did
+            watch.base, watch.age = None, 0  # the first epoch draws its seed again
     watch.queue = None
     if tells_position(loader):
         return watch.original.__iter__(loader)  # type: ignore[attr-defined,no-any-return]
@@ -260,20 +269,20 @@ def _iterator(loader: DataLoader[Any], watch: WatchedLoader) -> Iterator[Any]:
     if watch.queue is not None:
         watch.instead = None
     if watch.queue is None and core_of(loader) is not loader and watch.instead is not None:
-        first = next(inner, END)  # a generator, which makes the iterator when it is asked for its first batch
+        first = next(inner, END)  # a generator, which creates the iterator at its first batch
         watch.instead = None
         inner = chain(() if first is END else (first,), inner)
     return inner
 
 
 def _entries(loader: DataLoader[Any]) -> Iterator[Any]:
-    """Index entries of a stream's loader, without the watch."""
+    """Return the index entries of a stream's loader, without recording them."""
     core = core_of(loader)
     return iter(core.batch_sampler if core.batch_sampler is not None else core.sampler)
 
 
 def _because(pending: Mapping[str, Any], live: Mapping[str, Any], what: str) -> str:
-    """``what``, and the settings that changed."""
+    """Return ``what``, with the settings that changed."""
     stored = pending.get("units")
     changes = changed(stored, live) if isinstance(stored, Mapping) else []
     return f"{what} ({', '.join(changes) if changes else 'its settings are the same: its data or its seed changed'})"

@@ -1,4 +1,4 @@
-"""Whether a captured state can be put back: its restore is planned against the live objects, without bytes."""
+"""Check whether a captured state can be restored: the restore is planned against the live objects, without bytes."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def mismatches(components: Mapping[str, object], state: Captured) -> list[str]:
     Nothing is read, copied or changed. Costs about a third of a first capture. Loaders and generators are left out: they have no structure.
     """
     if any(isinstance(value, torch.nn.Module) and is_flattened(value) for value in components.values()):
-        return []  # other ranks hold what this one has no element of
+        return []  # other ranks hold tensors of which this rank has no element
     tensors = [Tensor(item.name, item.dtype, tuple(item.shape), item.role, 0, 0, 0) for item in state.items]
     names = [name for name, value in components.items() if name in state.tree and kind_of(value) not in (LOADER, RNG)]
     with collector_paused():

@@ -1,4 +1,5 @@
-"""Putting a stored state into live objects: everything is checked before a byte is read; bytes go straight into live memory."""
+"""Restore a stored state into live objects: everything is checked before a byte is read; bytes go straight into live
+memory."""
 
 from __future__ import annotations
 
@@ -66,10 +67,12 @@ def plan_restore(
     elsewhere: bool = False,
     classes: Mapping[str, str] | None = None,
 ) -> RestorePlan:
-    """Plan how what is stored goes into ``components``. ``IncompatibleState`` lists every mismatch at once; nothing was changed then.
+    """Plan the restore of a stored state into ``components``. ``IncompatibleState`` lists every mismatch at once; then
+    nothing has changed.
 
-    ``tree``: encoded, or decoded. ``elsewhere``: what is in the checkpoint and not here may be on other ranks, so that the caller has to
-    ``refuse`` what is on none. ``check``: see ``Memory``. ``classes``: of the stored components, as ``recorded_classes`` returns them.
+    ``tree``: encoded, or decoded. ``elsewhere``: stored values without a live place may belong to other ranks, so the
+    caller must ``refuse`` those that no rank takes. ``check``: see ``FreshTensors``. ``classes``: of the stored
+    components, as ``recorded_classes`` returns them.
     """
     planner = _Planner(
         components, tensors, only, strict, _renamer(rename) if rename is not None else None, FreshTensors(tensors, check), where
@@ -98,7 +101,8 @@ def plan_restore(
 def planned_mismatches(
     components: Mapping[str, object], tensors: Sequence[Tensor], tree: Mapping[Any, Any], memory: FreshTensors
 ) -> list[str]:
-    """Return what a strict restore of ``tree`` into ``components`` would be refused for. Nothing is changed."""
+    """Return the mismatches for which a strict restore of ``tree`` into ``components`` would be refused. Nothing is
+    changed."""
     planner = _Planner(components, tensors, None, True, None, memory, "")
     planner.classes = class_paths(components)
     try:
@@ -116,7 +120,9 @@ class _Planner(Planning):
         self.imported = "imported" in root
         if self.rename is not None:
             root = _renamed(root, self.rename)
-        modules_first = sorted(self.components.items(), key=lambda pair: kind_of(pair[1]) != MODULE)  # optimizers ask what fits
+        modules_first = sorted(
+            self.components.items(), key=lambda pair: kind_of(pair[1]) != MODULE
+        )  # optimizers check which parameters fit
         for name, value in modules_first:
             if not self.touches(name):
                 continue
@@ -194,47 +200,47 @@ class _Planner(Planning):
             return
         taken: dict[str, Thunk] = {}
         beside: set[str] = set()
-        there: set[int] | None = None
+        stored_ids: set[int] | None = None
         for key, tensor in live.items():
             leaf = stored.get(key)
             if simple and type(leaf) is Leaf and self.targets.plainly(leaf, tensor):
                 continue
-            at = join_path(path, key)
-            if not self.takes(at):
+            below = join_path(path, key)
+            if not self.takes(below):
                 continue
             if key not in stored:
-                there = {id(one) for other, one in live.items() if other in stored} if there is None else there
-                if id(tensor) in there:
-                    continue  # tied to one that is stored: others keep a shared tensor under one of its names
-                self.wrong.append(f"{at}: missing in the checkpoint{_live(tensor)}")
+                stored_ids = {id(value) for name, value in live.items() if name in stored} if stored_ids is None else stored_ids
+                if id(tensor) in stored_ids:
+                    continue  # tied to a stored tensor: other formats keep a shared tensor under one of its names
+                self.wrong.append(f"{below}: missing in the checkpoint{_live(tensor)}")
                 continue
             if not flattened and without_wrapper(tensor):
-                self.wrong.append(f"{at}: flattened by a wrapper around the module that was given: {OUTERMOST}")
+                self.wrong.append(f"{below}: flattened by a wrapper around the module that was given: {OUTERMOST}")
                 continue
             if not direct and type(leaf) is Leaf and leaf.kind == "tensor" and not_taken(module, keys.get(key, key), self._shapes(stored)):
                 if is_beside(module, keys.get(key, key)):
-                    self._beside(module, keys.get(key, key), leaf, tensor, at)
+                    self._beside(module, keys.get(key, key), leaf, tensor, below)
                     beside.add(keys.get(key, key))
                     continue
-                self.wrong.append(f"{at}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
+                self.wrong.append(f"{below}: the module's state_dict gives it, and its load_state_dict does not take it: {TAKE}")
                 continue
             if is_mark(leaf) or flattens(tensor):
                 if flattens(tensor):
-                    self.targets.parts(leaf, tensor, at)
+                    self.targets.parts(leaf, tensor, below)
                 else:
-                    self.wrong.append(f"{at}: {unfit(leaf, tensor)}")
+                    self.wrong.append(f"{below}: {unfit(leaf, tensor)}")
                 continue
             if isinstance(tensor, (torch.Tensor, Flat)) and type(leaf) is Leaf and leaf.kind in ("tensor", "expanded"):
                 if not direct and self._makes_room(module, keys.get(key, key), leaf, tensor, stored):
-                    taken[keys.get(key, key)] = thunks(leaf, at, self.memory)
+                    taken[keys.get(key, key)] = thunks(leaf, below, self.memory)
                     continue
-                if not self.targets.fits(at, leaf, tensor):
+                if not self.targets.fits(below, leaf, tensor):
                     if isinstance(tensor, Flat) or why_no_bytes(tensor) is None:
                         self.resized.add(id(tensor.owner if isinstance(tensor, Flat) else tensor))
                     continue
-                if direct and self.targets.into(leaf, tensor, at):
+                if direct and self.targets.into(leaf, tensor, below):
                     continue
-            taken[keys.get(key, key)] = thunks(leaf, at, self.memory)
+            taken[keys.get(key, key)] = thunks(leaf, below, self.memory)
         if self.only is None:
             for key in stored.keys() - live.keys():
                 if self._gained(module, key, stored, join_path(path, key), taken, direct):
@@ -244,10 +250,11 @@ class _Planner(Planning):
             self.do(STATE, lambda: self._load_module(path, module, taken, direct, beside))
 
     def _materialise(self, state: Mapping[str, Any], stored: Mapping[str, Any], path: str) -> None:
-        """Give lazy parameters and buffers the stored shapes. ``undo`` makes them lazy again if the restore is refused."""
+        """Give lazy parameters and buffers the stored shapes. ``undo`` makes them lazy again if the restore is
+        refused."""
         for key, tensor in state.items():
-            leaf, at = stored.get(key), join_path(path, key)
-            if is_lazy(tensor) and self.takes(at) and type(leaf) is Leaf and leaf.kind == "tensor":
+            leaf, below = stored.get(key), join_path(path, key)
+            if is_lazy(tensor) and self.takes(below) and type(leaf) is Leaf and leaf.kind == "tensor":
                 kept = self.tensors[leaf.tensors[0]]
                 self.memory.make(kept, partial(self._make_real, tensor, kept.shape))
 
@@ -256,12 +263,13 @@ class _Planner(Planning):
         return tensor
 
     def _makes_room(self, module: nn.Module, key: str, leaf: Leaf, live: torch.Tensor | Flat, stored: Mapping[str, Any]) -> bool:
-        """Whether the module's own loading code takes a tensor of another shape than the live one has."""
+        """Return whether the module's own loading code takes a tensor of another shape than the live one."""
         shape = self.tensors[leaf.tensors[0]].shape
         return leaf.kind == "tensor" and shape != tuple(live.shape) and makes_room(module, key, self._shapes(stored))
 
     def _beside(self, module: nn.Module, key: str, leaf: Leaf, live: Any, path: str) -> None:
-        """What a parameter of a subclass holds: read into live memory, or compared where ``state_dict`` makes it each time."""
+        """Plan a tensor inside a parameter of a subclass: read into live memory, or compared if ``state_dict``
+        computes it each time."""
         again = module.state_dict(keep_vars=True)[key]
         if again.data_ptr() == live.data_ptr():
             if self.targets.fits(path, leaf, live) and not self.targets.into(leaf, live, path):
@@ -276,14 +284,15 @@ class _Planner(Planning):
         self.do(LAST, compare)
 
     def _gained(self, module: nn.Module, key: str, stored: Mapping[str, Any], path: str, taken: dict[str, Thunk], direct: bool) -> bool:
-        """Plan for a stored tensor of which the live module has only the name, or that its loading code adds. False if neither."""
+        """Plan a stored tensor for which the live module has only a name, or which its loading code adds. Return False
+        for others."""
         leaf = stored[key]
         if type(leaf) is not Leaf or leaf.kind != "tensor":
             return False
-        if (found := empty_buffer(module, key)) is not None:
-            owner, name = found
+        if (empty := empty_buffer(module, key)) is not None:
+            owner, name = empty
             make = thunks(leaf, path, self.memory)
-            device = next((one.device for one in (*module.parameters(), *module.buffers())), torch.device("cpu"))
+            device = next((tensor.device for tensor in (*module.parameters(), *module.buffers())), torch.device("cpu"))
             self.do(STATE, lambda: owner._buffers.update({name: make().to(device)}))
             return True
         if not direct and makes_room(module, key, self._shapes(stored)):
@@ -292,8 +301,8 @@ class _Planner(Planning):
         return False
 
     def _shapes(self, stored: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        leaves = {key: self.tensors[one.tensors[0]] for key, one in stored.items() if type(one) is Leaf and one.kind == "tensor"}
-        return {key: (one.shape, torch_dtype(one)) for key, one in leaves.items()}
+        leaves = {key: self.tensors[entry.tensors[0]] for key, entry in stored.items() if type(entry) is Leaf and entry.kind == "tensor"}
+        return {key: (entry.shape, torch_dtype(entry)) for key, entry in leaves.items()}
 
     def _load_module(self, path: str, module: nn.Module, taken: dict[str, Thunk], direct: bool, beside: Set[str] = frozenset()) -> None:
         values = {key: make() for key, make in taken.items()}
@@ -306,15 +315,18 @@ class _Planner(Planning):
             for key in values.keys() - extra:
                 self.guarded(join_path(path, key), partial(live[key].detach().copy_, values[key]))
             return
-        current = module.state_dict()  # with its metadata: the versions that loading code looks at
+        current = module.state_dict()  # with its metadata: loading code checks the versions there
         for key in beside:
             current.pop(key, None)
         current.update(values)
         self.guarded(path, lambda: module.load_state_dict(current, strict=True))
 
     def _gradients(self, node: Any) -> None:
-        if not isinstance(node, dict) or not node:  # none stored: none is left, or the next step would count a stale one
-            pairs = (named_parameters(one) if isinstance(one, nn.Module) else loose_tensors(one, "") for one in self.components.values())
+        if not isinstance(node, dict) or not node:  # none stored: clear all, or the next step would add to a stale gradient
+            pairs = (
+                named_parameters(component) if isinstance(component, nn.Module) else loose_tensors(component, "")
+                for component in self.components.values()
+            )
             live = [tensor for each in pairs for _, tensor in each if tensor.requires_grad and tensor.is_leaf]
             self.do(STATE, partial(_clear_gradients, live))
             return
@@ -339,7 +351,7 @@ class _Planner(Planning):
     # -- values
 
     def _value(self, live: Any, node: Any, path: str) -> Thunk | None:
-        """What puts a plain component back, in place where that is possible; None if nothing of it is selected."""
+        """Return a function that restores a plain component, in place if possible; None if nothing of it is selected."""
         if isinstance(live, torch.Tensor) and type(node) is Leaf and node.kind in ("tensor", "expanded"):
             if not self.takes(path) or not self.targets.fits(path, node, live):
                 return None
@@ -353,7 +365,7 @@ class _Planner(Planning):
             return partial(refill_tensor, live, thunks(node, path, self.memory))
         if isinstance(live, (list, tuple, deque)) and isinstance(node, (list, tuple)):
             below = [join_path(path, i, sequence=True) for i in range(len(node))]
-            items = [self._value(live[i] if i < len(live) else None, one, below[i]) for i, one in enumerate(node)]
+            items = [self._value(live[i] if i < len(live) else None, item, below[i]) for i, item in enumerate(node)]
             if not self.takes(path) and not all(items):
                 return None
             if isinstance(live, deque):
@@ -386,7 +398,8 @@ class _Planner(Planning):
 
 
 def _renamed(root: dict[Any, Any], rename: Callable[[str], str]) -> dict[Any, Any]:
-    """The stored components under live names: entries of dict-like ones one by one, so that they may also change component."""
+    """Return the stored components under live names. Entries of dicts are renamed one by one, so that they may move to
+    another component."""
     out: dict[Any, Any] = {}
     for component, node in root.items():
         if component == "grad" and isinstance(node, dict):
@@ -411,7 +424,8 @@ def _set_gradient(parameter: torch.Tensor, make: Thunk) -> None:
 
 
 def _unfit(kind: str, value: Any, node: Any, stored: str | None) -> str | None:
-    """Why a stored state is none of a live object's, as far as can be told without loading it. ``stored``: the recorded class."""
+    """Return why a stored state does not fit a live object, as far as known without loading it. ``stored``: the
+    recorded class."""
     if kind == LOADER:
         return loader_unfit(value, node)
     if kind == RNG:

@@ -1,4 +1,4 @@
-"""Putting a stored optimizer back: state by the parameter's name, group by group, straight into live memory."""
+"""Restore an optimizer: state by the parameter's name, group by group, straight into live memory."""
 
 from __future__ import annotations
 
@@ -41,14 +41,15 @@ from relight.format.tree import join_path
 _LIKE_PARAMETER = frozenset(
     ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "sum", "acc_delta", "exp_inf", "prev")
 )
-"""State that has its parameter's shape in every optimizer that calls it so; other state (Adafactor's factors) need not."""
+"""State that has its parameter's shape in every optimizer that uses the name; other state (Adafactor's factors) need
+not."""
 
 
 ONE_STEP = "run one step of the optimizer before the restore, which makes it"
 
 
 class OptimizerPlan:
-    """Of one optimizer, which is the component at ``path``. ``stored``: the recorded class of the one that was saved."""
+    """The restore of one optimizer, the component at ``path``. ``stored``: the recorded class of the saved optimizer."""
 
     def __init__(self, planning: Planning, optimizer: Any, path: str, stored: str | None = None) -> None:
         self._planning, self._optimizer, self._path, self._stored = planning, optimizer, path, stored
@@ -57,17 +58,17 @@ class OptimizerPlan:
         self._later: list[tuple[Any, str, Any]] = []
         self._made_first: dict[torch.Tensor, dict[Any, Any]] | None = None
         self._by_number = False
-        """Whether parameters were matched by their place, which only their shapes confirm."""
+        """Whether parameters were matched by position, which only their shapes confirm."""
 
     def make(self, node: Any) -> None:
-        """Plan how ``node`` goes into it, and then into the optimizers inside it."""
+        """Plan the restore of ``node`` into this optimizer, then into the optimizers inside it."""
         self._make(node)
-        for inner, path, one in self._later:
-            if own_form_of(one) is not None and not is_custom(inner):
-                make = thunks(own_form_of(one), path, self._planning.memory)
+        for inner, path, saved in self._later:
+            if own_form_of(saved) is not None and not is_custom(inner):
+                make = thunks(own_form_of(saved), path, self._planning.memory)
                 self._planning.do(STATE, partial(self._planning.guarded, path, partial(_load, inner, make)))
             else:
-                OptimizerPlan(self._planning, inner, path).make(one)
+                OptimizerPlan(self._planning, inner, path).make(saved)
 
     def _make(self, node: Any) -> None:
         planning, optimizer, path = self._planning, self._optimizer, self._path
@@ -100,39 +101,43 @@ class OptimizerPlan:
         if not flattened and planning.rename is None and _are_theirs(optimizer, names, saved_groups):
             renamed: dict[str, str] = {}
             groups = members = [set(group["params"]) for group in saved_groups]
-            held = set().union(*members)
+            stored_names = set().union(*members)
         else:
             renamed = _renamed_parameters(node, planning)
             lives = [{name for p in group["params"] for name in names_of(p, names, flattened)} for group in optimizer.param_groups]
-            members = [{renamed[one] for one in group["params"]} for group in saved_groups]
-            held = set().union(*members)
-            groups = [one & held for one in lives]
+            members = [{renamed[name] for name in group["params"]} for group in saved_groups]
+            stored_names = set().union(*members)
+            groups = [live & stored_names for live in lives]
             if planning.only is None:
-                self._report_difference(set().union(*lives), held, groups, members)
+                self._report_difference(set().union(*lives), stored_names, groups, members)
         if is_custom(optimizer):
             if declared_in(optimizer, planning.components):
-                planning.wrong.append(f"{path}: it has its own way of taking its state, and its parameters were flattened")
+                planning.wrong.append(f"{path}: it loads its state by its own load_state_dict, and its parameters were flattened")
                 return
             self._load_custom(node, names)
             return
-        state = {renamed[one]: value for one, value in node["state"].items()} if renamed else node["state"]
+        state = {renamed[name]: value for name, value in node["state"].items()} if renamed else node["state"]
         stepped = {id(parameter) for parameter in own_parameters(self._holder)}
-        if flattened or not self._in_place(names, held, state):
+        if flattened or not self._in_place(names, stored_names, state):
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     name = names.get(id(parameter), "?")
                     if id(parameter) not in stepped:
                         continue
                     if id(parameter) in flattened:
-                        originals = {one.named(name): one for one in flattened[id(parameter)]}
+                        originals = {original.named(name): original for original in flattened[id(parameter)]}
                         self._flattened(group, parameter, originals, state)
-                    elif name in held:
+                    elif name in stored_names:
                         self._parameter(group, parameter, name, state)
             planning.do(STATE, self._set_states)
         self._masters(node.get("masters", {}), {new: old for old, new in renamed.items()})
         if planning.takes(f"{path}/groups"):
             for index, mine in enumerate(groups):
-                homes = [index] if index < len(members) and mine <= members[index] else (n for n, one in enumerate(members) if mine <= one)
+                homes = (
+                    [index]
+                    if index < len(members) and mine <= members[index]
+                    else (n for n, theirs in enumerate(members) if mine <= theirs)
+                )
                 for home in homes:
                     wanted = {key: value for key, value in saved_groups[home].items() if key != "params"}
                     make = thunks(wanted, f"{path}/groups/{index}", planning.memory)
@@ -143,15 +148,16 @@ class OptimizerPlan:
             planning.do(STATE, lambda: self._holder.state.update(make_extra()))
 
     def _own(self, node: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """A state in the optimizer's own form, for its own ``load_state_dict``: with the same parameters in the same order only."""
+        """Restore a state in the optimizer's own form with its ``load_state_dict``: only with the same parameters in
+        the same order."""
         planning, optimizer, path = self._planning, self._optimizer, self._path
         lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
         stored = [[_renamed_parameter(name, planning.components, planning.rename) if planning.rename is not None else name
                    for name in group["params"]] for group in node["groups"]]  # fmt: skip
         if stored and stored != lives:
-            here, there = set(chain(*lives)), set(chain(*stored))
-            self._report_difference(here, there, [set(one) & there for one in lives], [set(one) for one in stored])
-            if here == there and list(map(set, lives)) == list(map(set, stored)):
+            here, theirs = set(chain(*lives)), set(chain(*stored))
+            self._report_difference(here, theirs, [set(group) & theirs for group in lives], [set(group) for group in stored])
+            if here == theirs and list(map(set, lives)) == list(map(set, stored)):
                 planning.wrong.append(f"{path}: its parameters had another order when it was saved, and its state_dict is not by name")
             return
         self._load_custom(node, names)
@@ -178,25 +184,26 @@ class OptimizerPlan:
         planning.do(STATE, lambda: planning.guarded(path, lambda: load_custom(optimizer, revived(like(live, make(), path), live), names)))
 
     def _inner(self, node: Mapping[str, Any]) -> None:
-        """Optimizers inside this one that its ``state_dict`` leaves out: each as an optimizer, after this one."""
+        """Plan optimizers inside this one that its ``state_dict`` leaves out: each as an optimizer, after this one."""
         planning, stored = self._planning, node.get(INNER)
         if not isinstance(stored, dict):
             return
         live = inner_optimizers(self._optimizer)
-        for attribute, one in stored.items():
-            at = join_path(f"{self._path}/{INNER}", attribute)
-            if attribute not in live or not _is_optimizers(one):
-                planning.wrong.append(f"{at}: an inner optimizer is stored, and the live optimizer has none there")
-            elif planning.takes(at):
-                self._later.append((live[attribute], at, one))
+        for attribute, saved in stored.items():
+            below = join_path(f"{self._path}/{INNER}", attribute)
+            if attribute not in live or not _is_optimizers(saved):
+                planning.wrong.append(f"{below}: an inner optimizer is stored, and the live optimizer has none there")
+            elif planning.takes(below):
+                self._later.append((live[attribute], below, saved))
 
     def _report_difference(self, live: Set[str], held: Set[str], groups: Sequence[Set[str]], members: Sequence[Set[str]]) -> None:
-        """Say which parameters are on one side only, and whose group was another one. ``groups``: live ones, of what is held."""
+        """Report parameters that are on one side only, or in another group. ``groups``: live groups, with stored
+        parameters only."""
         planning, path = self._planning, self._path
-        for one in sorted(live - held):
-            planning.wrong.append(f"{path}: parameter {one} is missing in the checkpoint")
-        for one in sorted(held - live):
-            planning.unused.append(f"{path}: parameter {one} is in the checkpoint, but the optimizer does not hold it")
+        for name in sorted(live - held):
+            planning.wrong.append(f"{path}: parameter {name} is missing in the checkpoint")
+        for name in sorted(held - live):
+            planning.unused.append(f"{path}: parameter {name} is in the checkpoint, but the optimizer does not hold it")
         if len(members) != len(groups):
             planning.wrong.append(f"{path}: {len(members)} parameter groups stored, {len(groups)} live")
             return
@@ -207,23 +214,25 @@ class OptimizerPlan:
                 planning.wrong.append(f"{path}: group {index} was another one for {names_moved}: settings would be mixed up")
 
     def _named(self, node: Mapping[str, Any], names: Mapping[int, str], flattened: bool) -> dict[str, Any] | None:
-        """State by number, which another framework saved, under the names of the live parameters: group by group, in their order."""
+        """Return a node whose state is by number, from another framework, with the live parameters' names: group by
+        group, in their order."""
         optimizer, path = self._optimizer, self._path
         lives = [[names.get(id(parameter), "?") for parameter in group["params"]] for group in optimizer.param_groups]
         stored = [group["params"] for group in node["groups"]]
         if flattened:
-            self._planning.wrong.append(f"{path}: stored by number, and its parameters were flattened: nobody knows which is which")
+            self._planning.wrong.append(f"{path}: stored by number, and its parameters were flattened: they cannot be matched")
             return None
-        if [len(one) for one in lives] != [len(one) for one in stored]:
-            told, here = (" + ".join(str(len(one)) for one in groups) for groups in (stored, lives))
-            self._planning.wrong.append(f"{path}: stored by number for {told} parameters, this optimizer has {here}")
+        if list(map(len, lives)) != list(map(len, stored)):
+            saved, here = (" + ".join(str(len(group)) for group in groups) for groups in (stored, lives))
+            self._planning.wrong.append(f"{path}: stored by number for {saved} parameters, this optimizer has {here}")
             return None
         names_of = {number: name for mine, theirs in zip(lives, stored, strict=True) for name, number in zip(mine, theirs, strict=True)}
         groups = [{**group, "params": mine} for group, mine in zip(node["groups"], lives, strict=True)]
         return {**node, "state": {names_of.get(key, key): value for key, value in node["state"].items()}, "groups": groups}
 
     def _in_place(self, names: Mapping[int, str], held: set[str], state: Mapping[str, Any]) -> bool:
-        """Whether all state is there already, and can be read to where it is; done then, else nothing is."""
+        """Plan to read all state into live memory and return True, if every tensor exists and fits; otherwise plan
+        nothing."""
         planning = self._planning
         if planning.only is not None or planning.resized:
             return False
@@ -240,7 +249,7 @@ class OptimizerPlan:
             saved, current = state.get(name, {}), self._holder.state.get(parameter, {})
             if not isinstance(saved, dict) or len(saved) != len(current) or list(saved) != list(current):
                 return False
-            if list(saved) != keys:  # nearly all have the same
+            if list(saved) != keys:  # nearly all parameters have the same keys
                 keys = list(saved)
                 like = [key for key in keys if key in _LIKE_PARAMETER]
             shape = parameter.shape
@@ -268,7 +277,7 @@ class OptimizerPlan:
             for key, leaf in saved.items()
         )
         if foreign or id(parameter) in planning.resized:
-            # Half a state is worse than none: the optimizer begins this parameter's afresh.
+            # Half a state is worse than none: the optimizer starts this parameter's state from scratch.
             planning.wrong.append(f"{path}: stored for a parameter of another shape, this one is {list(parameter.shape)}")
             return
         made: dict[Any, Any] = {}
@@ -302,7 +311,8 @@ class OptimizerPlan:
             self._made[parameter] = made
 
     def _revived(self, parameter: torch.Tensor, key: Any, node: Any, live: Any, path: str) -> Any:
-        """State that has objects or tensors of a subclass: restored into live ones, or into those that a first step would make."""
+        """Return state with objects or tensors of a subclass: restored into live ones, or into those that a first step
+        would create."""
         planning = self._planning
         reason = unfit(node, live)
         if reason is not None:
@@ -318,9 +328,9 @@ class OptimizerPlan:
         make = thunks(node, path, planning.memory)
 
         def made() -> Any:
-            found: list[Any] = []
-            planning.guarded(path, lambda: found.append(revived(make(), live, parameter.device)))
-            return found[0]
+            results: list[Any] = []
+            planning.guarded(path, lambda: results.append(revived(make(), live, parameter.device)))
+            return results[0]
 
         return Later(made)
 
@@ -334,17 +344,18 @@ class OptimizerPlan:
         return self._made_first
 
     def _flattened(self, group: Any, parameter: torch.Tensor, originals: Mapping[str, Original], state: Mapping[str, Any]) -> None:
-        """State of one that holds elements of several, or some of one: each of those has its own stored."""
+        """Plan the state of a flattened parameter: each original parameter in it, or part of one, has its own stored
+        state."""
         planning, path = self._planning, f"{self._path}/state"
-        here = {name: one for name, one in originals.items() if one.here}
+        here = {name: original for name, original in originals.items() if original.here}
         saved: dict[str, dict[Any, Any]] = {name: state[name] for name in here if isinstance(state.get(name), dict)}
         if not here:
             return
-        leaves = {(name, key): leaf for name, one in saved.items() for key, leaf in one.items()}
-        like = {at for at, leaf in leaves.items() if at[1] != "step" and self._is_like(leaf, here[at[0]], at[1])}
-        if id(parameter) in planning.resized or any(at[1] in _LIKE_PARAMETER and at not in like for at in leaves):
-            # Half a state is worse than none: the optimizer begins it afresh, of all that lie in one.
-            planning.wrong.append(f"{path}: state of {', '.join(here)} is not restored: flattened with one of another shape")
+        leaves = {(name, key): leaf for name, states in saved.items() for key, leaf in states.items()}
+        like = {(name, key) for (name, key), leaf in leaves.items() if key != "step" and self._is_like(leaf, here[name], key)}
+        if id(parameter) in planning.resized or any(entry[1] in _LIKE_PARAMETER and entry not in like for entry in leaves):
+            # Half a state is worse than none: the optimizer starts from scratch for all parameters of this flat one.
+            planning.wrong.append(f"{path}: state of {', '.join(here)} is not restored: flattened with a parameter of another shape")
             return
         current = self._holder.state.get(parameter, {})
         if not saved:
@@ -358,40 +369,41 @@ class OptimizerPlan:
             if not taken:
                 continue
             name, leaf = next(iter(taken.items()))
-            at = join_path(join_path(path, name), key)
-            if not all(type(one) is Leaf and one.kind == "tensor" for one in taken.values()):
-                made[key] = whole(leaf, at, planning.memory)
+            below = join_path(join_path(path, name), key)
+            if not all(type(saved_leaf) is Leaf and saved_leaf.kind == "tensor" for saved_leaf in taken.values()):
+                made[key] = whole(leaf, below, planning.memory)
                 continue
             stored, tensor = planning.tensors[leaf.tensors[0]], current.get(key)
             dtype = torch_dtype(stored)
-            if all((one, key) in like for one in taken):
+            if all((taken_name, key) in like for taken_name in taken):
                 if not isinstance(tensor, torch.Tensor) or tensor.shape != parameter.shape or tensor.dtype != dtype:
-                    tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)  # what pads it stays zero
-                for where, one in taken.items():
-                    planning.targets.into(one, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
-            else:  # one for all of them, as they are stepped together
+                    tensor = torch.zeros_like(parameter, dtype=dtype, requires_grad=False)  # padding stays zero
+                for where, part in taken.items():
+                    planning.targets.into(part, here[where].of(tensor, tensor), join_path(join_path(path, where), key))
+            else:  # one value for all of them, as they are stepped together
                 if not isinstance(tensor, torch.Tensor) or tuple(tensor.shape) != stored.shape or tensor.dtype != dtype:
                     tensor = planning.memory.make(stored, partial(place_like, parameter, group, str(key), stored.shape, dtype))
-                planning.targets.into(leaf, tensor, at)
+                planning.targets.into(leaf, tensor, below)
             made[key] = Later(partial(touched, tensor))
         if made:
             self._made[parameter] = made
 
     def _masters(self, saved: Any, stored_as: Mapping[str, str]) -> None:
-        """Values of what holds flattened runs, as they were stored; else ``follow_weights`` sees to them."""
+        """Plan the stored higher-precision values of flattened parameters; ``follow_weights`` fills those that are not
+        stored."""
         planning = self._planning
         declared = declared_in(self._optimizer, planning.components)
         if saved and not declared and planning.only is None:
             planning.unused.append(f"{self._path}: values of {len(saved)} parameters in more precision, which this optimizer does not keep")
         for flat in declared_among(own_parameters(self._optimizer)):
-            for one, live in zip(*declared[id(flat)]):
-                path = join_path(f"{self._path}/masters", one.name)
-                leaf = saved.get(stored_as.get(one.name, one.name)) if isinstance(saved, dict) else None
-                if not one.here or live.dtype == flat.dtype or not planning.takes(path):
+            for original, live in zip(*declared[id(flat)]):
+                path = join_path(f"{self._path}/masters", original.name)
+                leaf = saved.get(stored_as.get(original.name, original.name)) if isinstance(saved, dict) else None
+                if not original.here or live.dtype == flat.dtype or not planning.takes(path):
                     continue
-                if type(leaf) is Leaf and self._is_like(leaf, one, "exp_avg"):
-                    planning.targets.into(leaf, one.of(flat, flat), path)
-                    planning.mastered.add((id(flat), one.name))
+                if type(leaf) is Leaf and self._is_like(leaf, original, "exp_avg"):
+                    planning.targets.into(leaf, original.of(flat, flat), path)
+                    planning.mastered.add((id(flat), original.name))
 
     def _is_like(self, leaf: Any, original: Original, key: str) -> bool:
         if type(leaf) is not Leaf or leaf.kind != "tensor":
@@ -400,7 +412,7 @@ class OptimizerPlan:
         return shape == original.shape and bool(shape or key in _LIKE_PARAMETER)
 
     def _set_group(self, index: int, make: Thunk) -> None:
-        set_group(self._optimizer.param_groups[index], make)  # an optimizer around it may have replaced its groups since
+        set_group(self._optimizer.param_groups[index], make)  # a wrapping optimizer may have replaced its groups since
 
     def _set_states(self) -> None:
         for parameter, state in self._made.items():
@@ -412,13 +424,15 @@ def _load(inner: Any, make: Thunk) -> None:
 
 
 def follow_weights(planning: Planning, optimizer: torch.optim.Optimizer) -> None:
-    """Whatever of the optimizer is restored, what holds flattened runs of parameters that are written takes their values, unless its own
-    are stored: the next step would else undo the restore."""
+    """Copy restored parameters into the optimizer's flattened copies of them that have no stored values.
+
+    Otherwise the next step would undo the restore. Needed even if nothing else of the optimizer is restored.
+    """
     declared = declared_in(optimizer, planning.components)
     for flat in declared_among(own_parameters(optimizer)):
-        for one, live in zip(*declared[id(flat)]):
-            if one.here and (id(flat), one.name) not in planning.mastered:
-                planning.do(LAST, partial(_follow, flat, one, live, _written(live)))
+        for original, live in zip(*declared[id(flat)]):
+            if original.here and (id(flat), original.name) not in planning.mastered:
+                planning.do(LAST, partial(_follow, flat, original, live, _written(live)))
 
 
 def _written(live: torch.Tensor) -> int:
@@ -431,7 +445,7 @@ def _follow(flat: torch.Tensor, original: Original, live: torch.Tensor, before: 
 
 
 def _renamed_parameters(node: Mapping[str, Any], planning: Planning) -> dict[str, str]:
-    """Live names of the parameters an optimizer's node speaks of."""
+    """Return the live name of each parameter in an optimizer's node."""
     names = _names_in(node)
     if planning.rename is None:
         return dict(zip(names, names, strict=True))
@@ -449,7 +463,7 @@ def _renamed_parameter(stored: str, components: Mapping[str, object], rename: Ca
 
 
 def _is_optimizers(node: Any) -> bool:
-    """Whether a node is built as ``capture_optimizer`` builds one."""
+    """Return whether a node has the form that ``capture_optimizer`` gives."""
     if not isinstance(node, dict) or not {"state", "groups", "extra"} <= node.keys():
         return False
     groups, state = node["groups"], node["state"]
@@ -461,7 +475,7 @@ def _is_optimizers(node: Any) -> bool:
 
 
 def _are_theirs(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether the stored groups are of the live parameters, in their order, as they nearly always are."""
+    """Return whether the stored groups have the live parameters, in their order; nearly always true."""
     lives = [group["params"] for group in optimizer.param_groups]
     return len(lives) == len(groups) and all(
         len(mine) == len(theirs["params"]) and all(map(eq, map(names.get, map(id, mine), repeat("?")), theirs["params"]))
@@ -470,7 +484,7 @@ def _are_theirs(optimizer: Any, names: Mapping[int, str], groups: Sequence[Mappi
 
 
 def _is_by_number(node: Mapping[str, Any]) -> bool:
-    """Whether what it says of parameters is by number, as other frameworks have it."""
+    """Return whether the node names parameters by number, as other frameworks do."""
     return any(int in set(map(type, group["params"])) for group in node["groups"])
 
 

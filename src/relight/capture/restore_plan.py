@@ -1,4 +1,5 @@
-"""What all that plans a restore works on: what is stored, where it goes, what does not fit, what to do when the bytes are there."""
+"""The shared state of planning a restore: stored tensors, their targets, mismatches, and actions for after the bytes
+are read."""
 
 from __future__ import annotations
 
@@ -18,14 +19,14 @@ from relight.format.class_names import name_in
 from relight.layout import Sink
 
 FIRST, STATE, LOADERS, LAST = range(4)
-"""When something is done: the lower the earlier."""
+"""Order of actions: lower numbers run first."""
 SAID_MAX = 5
-"""Of what was left out."""
+"""Number of skipped values that a note lists."""
 
 
 @dataclass
 class RestorePlan:
-    """Fill ``sinks``, then call ``finish``. ``values`` are those of components that cannot be changed in place, set by ``finish``."""
+    """Fill ``sinks``, then call ``finish``, which sets ``values``: of components that cannot be changed in place."""
 
     strict: bool = True
     where: str = ""
@@ -33,12 +34,12 @@ class RestorePlan:
     values: dict[str, Any] = field(default_factory=dict)
     skipped: list[str] = field(default_factory=list)
     unused: list[str] = field(default_factory=list)
-    """What is in the checkpoint and not here, in sentences, if it may be on other ranks."""
+    """Sentences on stored values that have no place here, but may have one on other ranks."""
     notes: list[str] = field(default_factory=list)
     actions: list[tuple[int, Thunk]] = field(default_factory=list)
 
     def refuse(self, wrong: Sequence[str]) -> None:
-        """``IncompatibleState`` if there is something, and it counts; else it is skipped."""
+        """Raise ``IncompatibleState`` if there are mismatches and the plan is strict; otherwise skip them."""
         if wrong and self.strict:
             raise IncompatibleState(
                 f"the checkpoint does not fit: {len(wrong)} mismatches" if len(wrong) > 1 else "the checkpoint does not fit",
@@ -80,58 +81,60 @@ class Planning:
         self.unused: list[str] = []
         self.targets = Targets(tensors, self.wrong, strict=strict)
         self.mastered: set[tuple[int, str]] = set()
-        """Which runs of declared flat tensors, by ``id``, have stored values of their own, by the parameter's name."""
+        """``(id of a declared flat tensor, parameter name)`` of the ranges that have their own stored values."""
         self.classes: Mapping[str, str] = {}
         """Recorded class of each stored component, by its live name."""
         self.imported = False
-        """Whether another framework stored it."""
+        """Whether the checkpoint was imported from another framework."""
         self._stored_shapes: dict[str, tuple[int, ...]] | None = None
         self.undo: list[Thunk] = []
-        """What takes back changes that planning had to make."""
+        """Functions that undo changes which planning had to make."""
         self.resized: set[int] = set()
-        """Parameters, by ``id``, that are stored in another shape: nor does what an optimizer holds for them fit."""
+        """Parameters, by ``id``, that are stored in another shape: their optimizer state does not fit, either."""
 
     def back(self) -> None:
-        """Undo what planning has changed in live objects: a restore that is refused leaves them as they were."""
+        """Undo changes of planning in live objects: a restore that is refused must not change them."""
         while self.undo:
             self.undo.pop()()
 
     def do(self, order: int, action: Thunk) -> None:
-        """``action`` when the bytes are there, in its turn."""
+        """Add an action to run once the bytes are read."""
         self.result.actions.append((order, action))
 
     def takes(self, path: str) -> bool:
-        """Whether what is at ``path`` was asked for."""
-        found = selected(path, self.only)
-        if found and self.idle:
-            self.idle = [one for one in self.idle if not selected(path, [one])]
-        return found
+        """Return whether the value at ``path`` is selected."""
+        is_selected = selected(path, self.only)
+        if is_selected and self.idle:
+            self.idle = [pattern for pattern in self.idle if not selected(path, [pattern])]
+        return is_selected
 
     def has_shape(self, name: str, live: torch.Tensor) -> bool:
-        """Whether a parameter of that name is stored in the shape of the live one, so that all state kept for it fits as well."""
+        """Return whether a parameter of that name is stored in the live shape, so that its optimizer state fits as
+        well."""
         if self._stored_shapes is None:
-            self._stored_shapes = {one.name: one.shape for one in self.tensors if one.role == "param"}
+            self._stored_shapes = {tensor.name: tensor.shape for tensor in self.tensors if tensor.role == "param"}
         modules = [component for component, value in self.components.items() if isinstance(value, torch.nn.Module)]
         paths = (*(f"{component}/{name}" for component in modules), name.replace(".", "/", 1))
         return self.rename is None and any(self._stored_shapes.get(path) == tuple(live.shape) for path in paths)
 
     def touches(self, name: str) -> bool:
-        """Whether something of a component may have been asked for."""
+        """Return whether part of a component may be selected."""
         if self.only is None:
             return True
         heads = [pattern.split("/", 1)[0] for pattern in self.only]
         return any(selected(name, [head]) for head in heads)
 
     def note_class(self, path: str, live: object, stored: str | None) -> None:
-        """Note it if the component at ``path`` was saved by an object of another class: what it stored may fit all the same."""
+        """Add a note if the component at ``path`` was saved by an object of another class: its state may fit all the
+        same."""
         if stored is not None and not is_of(live, stored):
             self.result.notes.append(f"{path}: stored by {name_in(stored)}, the live object is {name_in(class_path(live))}")
 
     def guarded(self, path: str, action: Thunk) -> None:
-        """``action``; what others' code raises is told as what is at ``path`` not fitting."""
+        """Run ``action``; an error of the user's code is raised as an ``IncompatibleState`` at ``path``."""
         try:
             action()
         except RelightError:
             raise
-        except Exception as error:  # somebody else's load_state_dict: say whose, keep what it said
+        except Exception as error:  # the error of a user's load_state_dict: add the path, keep its message
             raise IncompatibleState(f"{type(error).__name__} while restoring: {error}", where=path) from error

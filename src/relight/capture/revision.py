@@ -1,7 +1,8 @@
-"""The revision of the script's code, read from git without running anything that a repository's configuration names.
+"""The revision of the script's code, read from git without running programs that a repository's configuration names.
 
-A repository may name programs: filters, external diffs, text converters, fsmonitor, hooks, transports. ``git diff`` runs several of them.
-So git compares under a configuration of our own: an empty temporary git directory, which borrows the repository's objects and index.
+A repository may name programs: filters, external diffs, text converters, fsmonitor, hooks, transports. ``git diff``
+runs several of them. So git compares under Relight's own configuration: an empty temporary git directory, which
+borrows the repository's objects and index.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _SHA256_LENGTH = 64
 _HARMLESS = ("-c", "core.fsmonitor=false", "-c", "core.hooksPath=/dev/null", "-c", "protocol.allow=never", "--no-pager")
 """For the two calls that read the repository's own configuration. They run nothing today; these keep a later git from it."""
 UNKNOWN = "unknown"
-"""In place of a digest of changes: git could not compare in time, or objects are missing."""
+"""Replaces the digest of changes if git could not compare in time, or objects are missing."""
 _COMPARED_BY = ("filemode", "autocrlf", "eol", "symlinks", "ignorecase", "precomposeunicode")
 """Settings of ``core`` that decide what counts as a change, and that name no program."""
 
@@ -55,9 +56,9 @@ def code_revision() -> dict[str, Any] | None:
 
     # This call checks the repository's owner (safe.directory): a directory of another user is refused here.
     paths = ["--show-toplevel", "--git-path", "objects", "--git-path", "index"]
-    found = run(["-C", str(script.parent), *_HARMLESS, "rev-parse", *paths, "HEAD"])
-    lines = [os.fsdecode(line) for line in (found or b"").split(b"\n")[:-1]]
-    if len(lines) != 4 or not script.is_relative_to(lines[0]):  # core.worktree may name a directory that has nothing to do with the script
+    answer = run(["-C", str(script.parent), *_HARMLESS, "rev-parse", *paths, "HEAD"])
+    lines = [os.fsdecode(line) for line in (answer or b"").split(b"\n")[:-1]]
+    if len(lines) != 4 or not script.is_relative_to(lines[0]):  # core.worktree may name an unrelated directory
         return None
     top, objects, index, commit = lines
     listed = run(["-C", str(script.parent), *_HARMLESS, "config", "--get-regexp", rf"^core\.({'|'.join(_COMPARED_BY)})$"])
@@ -96,16 +97,16 @@ def _git() -> str | None:
 
 def _settings(listed: bytes) -> dict[str, str]:
     """Return the settings that decide what counts as a change, from the lines of ``git config``. The last value of each counts."""
-    found = {}
+    settings = {}
     for line in listed.decode("utf-8", "replace").splitlines():
         name, _, value = line.removeprefix("core.").partition(" ")
         if name in _COMPARED_BY and re.fullmatch("[a-z]{0,8}", value, re.IGNORECASE):
-            found[name] = value or "true"
-    return found
+            settings[name] = value or "true"
+    return settings
 
 
 def _make_git_directory(own: Path, settings: dict[str, str], *, sha256: bool) -> None:
-    """Make the least that git takes for a repository: no refs, no hooks, no attributes, and only our configuration."""
+    """Create a minimal repository: no refs, no hooks, no attributes, and only Relight's configuration."""
     for name in ("objects", "refs"):
         (own / name).mkdir()
     (own / "HEAD").write_text("ref: refs/heads/none\n", encoding="ascii")
@@ -115,7 +116,7 @@ def _make_git_directory(own: Path, settings: dict[str, str], *, sha256: bool) ->
 
 
 def is_other_code(one: Any, other: Any) -> bool:
-    """Return whether two revisions are known to differ. What git could not compare counts as equal."""
+    """Return whether two revisions are known to differ. If git could not compare, only the commits count."""
     if not isinstance(one, dict) or not isinstance(other, dict):
         return bool(one != other)
     unknown = UNKNOWN in (one.get("changes"), other.get("changes"))

@@ -1,4 +1,4 @@
-"""Random number generators of this process, and those handed over, as plain values and tensors. No pickles."""
+"""Random number generators of this process, and those given as components, as plain values and tensors. No pickles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relight.format import Digest
 
 
 def host_states() -> dict[str, Any]:
-    """Python's, numpy's legacy and torch's CPU generator."""
+    """Return the states of Python's, numpy's legacy and torch's CPU generator."""
     numpy = sys.modules.get("numpy")
     return {
         "python": python_state(random._inst),  # type: ignore[attr-defined]
@@ -23,7 +23,7 @@ def host_states() -> dict[str, Any]:
 
 
 class RngSnapshot(NamedTuple):
-    """All generators as they were, kept raw."""
+    """The states of all generators, not converted."""
 
     python: tuple[Any, ...]
     numpy: dict[str, Any] | None
@@ -31,19 +31,19 @@ class RngSnapshot(NamedTuple):
     devices: dict[str, list[torch.Tensor]]
 
     def states(self) -> dict[str, Any]:
-        """As ``host_states`` and ``device_states``."""
+        """Return them in the form of ``host_states`` and ``device_states``."""
         return {**self.host_only(), **self.device()}
 
     def host_only(self) -> dict[str, Any]:
-        """Those that most training never draws from."""
+        """Return the states of Python's and numpy's generators, from which most training never draws."""
         return {"python": _python_tree(self.python), "numpy": self.numpy}
 
     def device(self) -> dict[str, Any]:
-        """The others."""
+        """Return the states of torch's generators."""
         return {"torch": self.torch, **self.devices}
 
     def same_host_only(self, other: RngSnapshot) -> bool:
-        """Whether nobody has drawn from the seldom ones between the two."""
+        """Return whether neither Python's nor numpy's generator was drawn from between the two."""
         return self.python == other.python and _same_numpy(self.numpy, other.numpy)
 
 
@@ -55,14 +55,14 @@ def _same_numpy(one: dict[str, Any] | None, other: dict[str, Any] | None) -> boo
 
 
 def frozen() -> RngSnapshot:
-    """All generators as they are now: cheap enough for every step."""
+    """Return the present states of all generators: cheap enough for every step."""
     numpy = sys.modules.get("numpy")
     legacy = numpy.random.get_state(legacy=False) if numpy is not None else None
     return RngSnapshot(random.getstate(), legacy, torch.get_rng_state(), device_states())
 
 
 def restore_host(state: dict[str, Any]) -> None:
-    """Put ``host_states`` back. A generator without a state, as in an imported checkpoint, is left alone."""
+    """Restore ``host_states``. A generator without a state, as in an imported checkpoint, is not changed."""
     if state.get("python") is not None:
         restore_python(random._inst, state["python"])  # type: ignore[attr-defined]
     if state.get("numpy") is not None:
@@ -74,20 +74,20 @@ def restore_host(state: dict[str, Any]) -> None:
 
 
 def device_states() -> dict[str, list[torch.Tensor]]:
-    """The generators of every accelerator that is in use, by device type."""
-    found: dict[str, list[torch.Tensor]] = {}
+    """Return the generators' states of every accelerator that is in use, by device type."""
+    states: dict[str, list[torch.Tensor]] = {}
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        found["cuda"] = torch.cuda.get_rng_state_all()
+        states["cuda"] = torch.cuda.get_rng_state_all()
     xpu = getattr(torch, "xpu", None)
     if xpu is not None and xpu.is_available() and xpu.is_initialized():
-        found["xpu"] = xpu.get_rng_state_all()
+        states["xpu"] = xpu.get_rng_state_all()
     if torch.backends.mps.is_available():
-        found["mps"] = [torch.mps.get_rng_state()]
-    return found
+        states["mps"] = [torch.mps.get_rng_state()]
+    return states
 
 
 def restore_devices(states: dict[str, list[torch.Tensor]]) -> list[str]:
-    """Put ``device_states`` back; sentences about what could not be."""
+    """Restore ``device_states``. Return sentences on states that could not be restored."""
     missed = []
     for kind, saved in states.items():
         module = getattr(torch, kind, None)
@@ -106,7 +106,7 @@ def restore_devices(states: dict[str, list[torch.Tensor]]) -> list[str]:
 
 
 def python_state(generator: random.Random) -> dict[str, Any]:
-    """A ``random.Random``'s state."""
+    """Return the state of a ``random.Random``."""
     return _python_tree(generator.getstate())
 
 
@@ -116,12 +116,12 @@ def _python_tree(state: tuple[Any, ...]) -> dict[str, Any]:
 
 
 def restore_python(generator: random.Random, state: dict[str, Any]) -> None:
-    """Put ``python_state`` back."""
+    """Restore ``python_state``."""
     generator.setstate((state["version"], tuple(state["words"].tolist()), state["gauss"]))
 
 
 def is_generator(value: object) -> bool:
-    """Whether ``value`` is a generator that can be handed over."""
+    """Return whether ``value`` is a generator that can be a component."""
     if isinstance(value, (torch.Generator, random.Random)):
         return True
     numpy = sys.modules.get("numpy")
@@ -129,7 +129,7 @@ def is_generator(value: object) -> bool:
 
 
 def generator_state(value: Any) -> dict[str, Any]:
-    """Any generator's state."""
+    """Return any generator's state."""
     if isinstance(value, torch.Generator):
         return {"torch_generator": value.get_state()}
     if isinstance(value, random.Random):
@@ -140,7 +140,7 @@ def generator_state(value: Any) -> dict[str, Any]:
 
 
 def restore_generator(value: Any, state: dict[str, Any]) -> None:
-    """Put ``generator_state`` back, in place."""
+    """Restore ``generator_state``, in place."""
     if isinstance(value, torch.Generator):
         value.set_state(state["torch_generator"])
     elif isinstance(value, random.Random):
@@ -152,8 +152,12 @@ def restore_generator(value: Any, state: dict[str, Any]) -> None:
 
 
 def reseed_host(kind: str, seed_of: Callable[[int], int]) -> None:
-    """Begin one of this process's own generators, by its name in ``host_states``, anew, from what ``seed_of`` makes of a number drawn from
-    that one alone: a script may have seeded torch's, and left Python's to chance. Accelerators' begin anew with torch's."""
+    """Seed one of this process's generators, named as in ``host_states``, with ``seed_of(n)``, where ``n`` is drawn
+    from that generator.
+
+    Each generator is seeded from itself alone: a script may have seeded torch's, and left Python's random.
+    Accelerators' generators are seeded with torch's.
+    """
     numpy = sys.modules.get("numpy")
     if kind == "torch":
         torch.manual_seed(seed_of(int(torch.randint(1 << 62, (), device="cpu"))))
@@ -164,10 +168,10 @@ def reseed_host(kind: str, seed_of: Callable[[int], int]) -> None:
 
 
 def fingerprint(state: Any) -> str:
-    """Sixteen letters for where a generator is: the same for the same state."""
-    found = Digest()
-    _add(found, state)
-    return str(found.hexdigest())[:16]
+    """Return sixteen letters that identify a generator's state."""
+    digest = Digest()
+    _add(digest, state)
+    return str(digest.hexdigest())[:16]
 
 
 def _add(to: Any, state: Any) -> None:
@@ -182,7 +186,7 @@ def _add(to: Any, state: Any) -> None:
 
 
 def draw_seed(value: Any) -> int:
-    """The same of any generator."""
+    """Draw a number from any generator."""
     if isinstance(value, torch.Generator):
         return int(torch.randint(1 << 62, (), generator=value, device=value.device))
     if isinstance(value, random.Random):
@@ -191,7 +195,7 @@ def draw_seed(value: Any) -> int:
 
 
 def seed_generator(value: Any, seed: int) -> None:
-    """Begin a generator anew."""
+    """Seed a generator."""
     if isinstance(value, torch.Generator):
         value.manual_seed(seed)
     elif hasattr(value, "bit_generator"):
@@ -201,16 +205,16 @@ def seed_generator(value: Any, seed: int) -> None:
 
 
 def unfit(value: Any, node: Any) -> str | None:
-    """Why ``node`` is not the state of a generator of ``value``'s kind; None if it is."""
+    """Return why ``node`` is not the state of a generator of ``value``'s kind; None if it is."""
     kinds: dict[str, Any] = {"torch_generator": torch.Generator, "words": random.Random}
     numpy = sys.modules.get("numpy")
     if numpy is not None:
         kinds |= {"numpy_generator": numpy.random.Generator, "numpy_legacy": numpy.random.RandomState}
-    found = next((key for key in kinds if isinstance(node, dict) and key in node), None)
-    if found is None or not isinstance(value, kinds[found]):
+    key_of_kind = next((key for key in kinds if isinstance(node, dict) and key in node), None)
+    if key_of_kind is None or not isinstance(value, kinds[key_of_kind]):
         return f"stored by another kind of generator, the live one is a {type(value).__name__}"
-    if found == "numpy_generator":
-        stored = node[found].get("bit_generator") if isinstance(node[found], dict) else None
+    if key_of_kind == "numpy_generator":
+        stored = node[key_of_kind].get("bit_generator") if isinstance(node[key_of_kind], dict) else None
         if stored != type(value.bit_generator).__name__:
             return f"stored from {stored}, the live one draws from {type(value.bit_generator).__name__}"
     return None

@@ -1,9 +1,11 @@
-"""Samplers that deal one seeded order out to ranks, and what is left of it when other ranks go on in the middle of a training epoch.
+"""Samplers that shard one seeded order among ranks, and the rest of that order when other ranks resume within a
+training epoch.
 
-``DistributedSampler`` puts a data set in an order that follows from seed and training epoch. All its ranks have the same, and rank ``r`` of
-``n`` takes every ``n``-th sample from the ``r``-th on. While all have delivered as many, what they have delivered is the order's beginning.
-The *rest* behind it can be dealt out to any number of ranks in the same way, and so can the rest of that. Dealt out to as many as before it
-gives what they would have had anyway, with the same samples repeated or dropped at the end.
+``DistributedSampler`` orders a data set by seed and training epoch. All ranks have the same order, and rank ``r`` of
+``n`` takes every ``n``-th sample from the ``r``-th on. While all ranks have delivered the same number, the delivered
+samples are a prefix of the order. The *rest* after it can be sharded among any number of ranks in the same way, and so
+can the rest of that. With the same number of ranks as before, every rank gets the samples that it would have had
+anyway, with the same samples repeated or dropped at the end.
 """
 
 from __future__ import annotations
@@ -21,44 +23,45 @@ from relight.capture import rng as generators
 from relight.decode import from_plain
 
 _OURS = ("torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler")
-"""Where the batch samplers are that do nothing but cut what they get. Torchdata's sampler is torch's, with a count."""
+"""Modules of the batch samplers that only cut an order into batches. torchdata's sampler is torch's, with a count."""
 _COUNT = Annotated[int, msgspec.Meta(ge=0)]
 _WHOLE = ("num_replicas", "rank", "seed", "epoch", "num_samples")
 _SAME = ("order", "length", "shuffle", "seed", "replicas", "begins", "epoch", "at")
-"""What all ranks of a sampler should tell alike."""
+"""Fields that must be equal on all ranks of a sampler."""
 
 
 class SamplerPosition(msgspec.Struct, frozen=True):
-    """What a checkpoint knows of a loader whose sampler deals out: plain values, the same on every rank but for ``rank``."""
+    """A checkpoint's record of a sharding sampler: plain values, equal on all ranks except ``rank``."""
 
     order: str
-    """Which function makes the order."""
+    """Name of the function that makes the order."""
     length: _COUNT
     shuffle: bool
     seed: int
     epoch: int
-    """The training epoch that is under way, or the last one."""
+    """The current training epoch, or the last one."""
     replicas: Annotated[int, msgspec.Meta(ge=1)]
     rank: _COUNT
     begins: _COUNT
-    """Where in the order this pass over the loader began: 0, or where a rest did."""
+    """Position in the order where this pass over the loader began: 0, or the start of a rest."""
     at: _COUNT | None
-    """How much of the order all ranks together have delivered; None between training epochs."""
+    """Position in the order up to which all ranks together have delivered; None between training epochs."""
 
 
 class ShardedSampler(NamedTuple):
-    """A sampler that deals out, and what the loader makes of it."""
+    """A sharding sampler, and how the loader batches it."""
 
     sampler: DistributedSampler[Any]
     home: dict[str, Any]
-    """The attributes of whoever asks the sampler: the batch sampler, or the loader itself. It stands there as ``sampler``."""
+    """Attributes of the sampler's owner, the batch sampler or the loader itself; the sampler is its entry ``sampler``.
+    """
     size: int
     drops: bool
     """Whether a last batch that is not full is dropped."""
 
 
 class RemainderSampler(Sampler[int]):
-    """What is left of one training epoch's order from ``begins`` on: stands in for the sampler until that epoch is over."""
+    """The rest of one training epoch's order, from ``begins`` on. It replaces the sampler until that epoch is over."""
 
     def __init__(self, dealer: ShardedSampler, begins: int, epoch: int) -> None:
         self.sampler, self.begins, self.epoch = dealer.sampler, begins, epoch
@@ -76,24 +79,25 @@ class RemainderSampler(Sampler[int]):
         return share_size(len(self.sampler.dataset) - self.begins, replicas, drop)  # type: ignore[arg-type]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tell the sampler, for the epochs behind this one."""
+        """Set the sampler's epoch, for the epochs after this one."""
         self.sampler.set_epoch(epoch)
 
     def leave(self) -> None:
-        """Put the sampler back where it was."""
+        """Put the sampler back in its place."""
         if self._home.get("sampler") is self:
             self._home["sampler"] = self.sampler
         self._mine = None
 
 
 def share_size(left: int, replicas: int, drop: bool) -> int:
-    """How many of ``left`` samples each rank gets; ``drop``: rather too few than some twice."""
+    """Return how many of ``left`` samples each rank gets. ``drop``: drop samples instead of repeating some."""
     left = max(0, left)
     return left // replicas if drop else -(-left // replicas)
 
 
 def share_of(order: Sequence[int], begins: int, replicas: int, rank: int, drop: bool) -> list[int]:
-    """What one rank gets of ``order`` from ``begins`` on. What is missing for even shares is taken from the order's first samples again."""
+    """Return one rank's shard of ``order`` from ``begins`` on. To make shards equal, the order's first samples are
+    repeated."""
     total = share_size(len(order) - begins, replicas, drop) * replicas
     mine = list(order[begins + rank : begins + total : replicas])
     missing = range(len(order), begins + total)
@@ -101,27 +105,29 @@ def share_of(order: Sequence[int], begins: int, replicas: int, rank: int, drop: 
 
 
 def order_of(sampler: DistributedSampler[Any], epoch: int) -> list[int]:
-    """The whole order of a training epoch: what the sampler would deal out if it had one rank. Leaves the sampler alone."""
+    """Return the whole order of a training epoch: the samples that the sampler would give a single rank. The sampler
+    is not changed."""
     return _dealt_by(sampler, epoch, 1, 0, len(sampler.dataset))  # type: ignore[arg-type]
 
 
 def dealer_of(loader: DataLoader[Any]) -> ShardedSampler | str:
-    """The loader's sampler if it deals an order out to ranks, else why it cannot go on with another number of them. Cheap."""
+    """Return the loader's sampler if it shards an order among ranks, otherwise why another number of ranks cannot
+    continue. Cheap."""
     if isinstance(loader.dataset, IterableDataset):
-        return "its data set is a stream, which no sampler deals out"
+        return "its data set is a stream, which no sampler shards"
     home, size, drops = loader.__dict__, 1, False
     batches = loader.batch_sampler
     if batches is not None:
         if not isinstance(batches, BatchSampler) or type(batches).__iter__.__module__ not in _OURS:
-            return f"its {type(batches).__name__} makes batches in a way of its own"
+            return f"its {type(batches).__name__} makes batches in its own way"
         home, size, drops = batches.__dict__, batches.batch_size, batches.drop_last
     sampler = home.get("sampler")
     if isinstance(sampler, RemainderSampler):
         sampler = sampler.sampler
     if not isinstance(sampler, DistributedSampler):
-        return f"its {type(sampler).__name__} is not one that deals a seeded order out to ranks"
+        return f"its {type(sampler).__name__} does not shard a seeded order among ranks"
     if loader.num_workers and not getattr(loader, "in_order", True):
-        return "with in_order=False nobody knows which samples were delivered"
+        return "with in_order=False it is unknown which samples were delivered"
     lacks = [name for name in _WHOLE if not hasattr(getattr(sampler, name, None), "__index__")]
     lacks += [name for name in ("dataset", "shuffle", "drop_last") if not hasattr(sampler, name)]
     if lacks:
@@ -135,72 +141,75 @@ def dealer_of(loader: DataLoader[Any]) -> ShardedSampler | str:
 def dealt(
     loader: DataLoader[Any], *, begins: int, epoch: int | None, delivered: int | None, samples: int | None = None
 ) -> dict[str, Any] | str:
-    """``Dealt`` as a tree, or why there is none. ``delivered``: batches, of the pass that began at ``begins``; None between passes.
+    """Return ``SamplerPosition`` as a tree, or why there is none.
 
-    ``samples``: how many samples those batches have, if they have several sizes.
+    ``delivered``: batches of the pass that began at ``begins``; None between passes. ``samples``: the samples in those
+    batches, if batches have several sizes.
     """
     dealer = dealer_of(loader)
     if isinstance(dealer, str):
         return dealer
-    told = _sampler_position(dealer, begins, epoch if epoch is not None else index(dealer.sampler.epoch))
-    at = None
+    position = _sampler_position(dealer, begins, epoch if epoch is not None else index(dealer.sampler.epoch))
+    reached = None
     if delivered is not None:
-        share = share_size(told.length - begins, told.replicas, bool(dealer.sampler.drop_last))
+        share = share_size(position.length - begins, position.replicas, bool(dealer.sampler.drop_last))
         batches = share // dealer.size if dealer.drops else -(-share // dealer.size)
-        # Behind its last batch a pass is over, whatever it drops: others that go on do not have that.
+        # After its last batch a pass is over, and samples that it drops stay dropped: the ranks that resume do not deliver them.
         done = samples if samples is not None else delivered * dealer.size
         over = done >= share if samples is not None else delivered >= batches
-        at = told.length if over else begins + done * told.replicas
-    return msgspec.to_builtins(msgspec.structs.replace(told, at=at))  # type: ignore[no-any-return]
+        reached = position.length if over else begins + done * position.replicas
+    return msgspec.to_builtins(msgspec.structs.replace(position, at=reached))  # type: ignore[no-any-return]
 
 
 def rest_in(loader: DataLoader[Any], node: Any) -> RemainderSampler | None:
-    """Where a loader goes on with a rest, as a checkpoint tells it: that rest, in its place. None if it does not, or not this loader."""
-    found, dealer = _read(node), dealer_of(loader)
-    if isinstance(found, str) or isinstance(dealer, str) or not found.begins:
+    """Return the rest with which the checkpoint's loader continues, in the sampler's place; None if there is none, or
+    not for this loader."""
+    position, dealer = _read(node), dealer_of(loader)
+    if isinstance(position, str) or isinstance(dealer, str) or not position.begins:
         return None
-    return RemainderSampler(dealer, found.begins, found.epoch)
+    return RemainderSampler(dealer, position.begins, position.epoch)
 
 
 def as_it_was(node: Any, loader: DataLoader[Any]) -> bool:
-    """Whether a loader can take the state that ``node`` is of without a look at other ranks': nothing is dealt out, or to as many."""
-    found, dealer = _read(node), dealer_of(loader)
-    if isinstance(found, str):
+    """Return whether a loader can take the state of ``node`` without other ranks' states: nothing is sharded, or the
+    number of ranks is the same."""
+    position, dealer = _read(node), dealer_of(loader)
+    if isinstance(position, str):
         return True
-    return not found.begins if isinstance(dealer, str) else found.replicas == dealer.sampler.num_replicas
+    return not position.begins if isinstance(dealer, str) else position.replicas == dealer.sampler.num_replicas
 
 
 def belongs_to_rank(node: Any, rank: int) -> bool:
-    """Whether ``node`` is of that rank of a sampler."""
-    found = _read(node)
-    return not isinstance(found, str) and found.rank == rank
+    """Return whether ``node`` is that rank's record."""
+    position = _read(node)
+    return not isinstance(position, str) and position.rank == rank
 
 
 def common_position(nodes: Sequence[Any], loader: DataLoader[Any]) -> SamplerPosition | str:
-    """What all ranks that saved tell together, for this loader to go on from, as this rank's; or why it cannot.
+    """Return the position that all ranks' records give together, as this rank's, or why there is none.
 
-    ``nodes``: what ``dealt`` gave on each of them.
+    ``nodes``: each rank's result of ``dealt``.
     """
-    told: list[SamplerPosition] = []
+    positions: list[SamplerPosition] = []
     for rank, node in enumerate(nodes):
-        found = _read(node)
-        if isinstance(found, str):
-            return found if len(nodes) == 1 or len(set(map(repr, nodes))) == 1 else f"rank {rank}: {found}"
-        told.append(found)
+        position = _read(node)
+        if isinstance(position, str):
+            return position if len(nodes) == 1 or len(set(map(repr, nodes))) == 1 else f"rank {rank}: {position}"
+        positions.append(position)
     for name in _SAME:
-        values = [getattr(one, name) for one in told]
-        other = next((rank for rank, value in enumerate(values) if value != values[0]), None)
-        if other is not None:
+        values = [getattr(record, name) for record in positions]
+        differing = next((rank for rank, value in enumerate(values) if value != values[0]), None)
+        if differing is not None:
             what = "samples delivered" if name == "at" else name
-            return f"ranks were not alike in it: {what} {values[0]} on rank 0, {values[other]} on rank {other}"
-    absent = sorted(set(range(told[0].replicas)) - {one.rank for one in told})
+            return f"its ranks differ: {what} {values[0]} on rank 0, {values[differing]} on rank {differing}"
+    absent = sorted(set(range(positions[0].replicas)) - {record.rank for record in positions})
     if absent:
-        return f"of the {told[0].replicas} its samples were dealt out to, number {absent[0]} has not saved it"
-    return _fits(told[0], loader)
+        return f"of the {positions[0].replicas} ranks that shared its samples, number {absent[0]} has not saved it"
+    return _fits(positions[0], loader)
 
 
 def _fits(told: SamplerPosition, loader: DataLoader[Any]) -> SamplerPosition | str:
-    """``told`` as of this loader's rank, if it has the same order."""
+    """Return ``told`` as this rank's position if the loader has the same order, otherwise why not."""
     dealer = dealer_of(loader)
     if isinstance(dealer, str):
         return dealer
@@ -210,12 +219,12 @@ def _fits(told: SamplerPosition, loader: DataLoader[Any]) -> SamplerPosition | s
     if told.length != live.length:
         return f"its data set had {told.length} samples, and has {live.length} now"
     if told.shuffle != live.shuffle or (told.shuffle and told.seed != live.seed):
-        was, now = (f"seed {one.seed}" if one.shuffle else "no shuffling" for one in (told, live))
+        was, now = (f"seed {side.seed}" if side.shuffle else "no shuffling" for side in (told, live))
         return f"its sampler had {was}, and has {now} now"
     if not _deals_evenly(dealer.sampler, told.epoch):
-        return f"its {type(dealer.sampler).__name__} does not deal out in turn an order that follows from seed and epoch alone"
-    at = told.at if told.at is None else min(told.at, told.length)
-    return msgspec.structs.replace(live, begins=at or 0, at=at)
+        return f"its {type(dealer.sampler).__name__} does not shard round-robin an order that depends only on seed and epoch"
+    reached = told.at if told.at is None else min(told.at, told.length)
+    return msgspec.structs.replace(live, begins=reached or 0, at=reached)
 
 
 def _sampler_position(dealer: ShardedSampler, begins: int, epoch: int) -> SamplerPosition:
@@ -228,15 +237,15 @@ def _sampler_position(dealer: ShardedSampler, begins: int, epoch: int) -> Sample
 
 
 def _read(node: Any) -> SamplerPosition | str:
-    """A stored ``Dealt``, or why there is none."""
+    """Return a stored ``SamplerPosition``, or why there is none."""
     if isinstance(node, str):
         return node
     if not isinstance(node, Mapping):
-        return "it was saved without a word on how its samples are dealt out"
+        return "its state does not record how its samples were sharded"
     try:
         return from_plain(node, SamplerPosition)
     except msgspec.ValidationError:
-        return "what was saved of how its samples are dealt out is not to be understood"
+        return "its record of how its samples were sharded is invalid"
 
 
 def _cut(sampler: DistributedSampler[Any]) -> tuple[int, int, bool]:
@@ -244,20 +253,20 @@ def _cut(sampler: DistributedSampler[Any]) -> tuple[int, int, bool]:
 
 
 def _maker(sampler: DistributedSampler[Any]) -> Any:
-    """The function that makes the order; not torchdata's, which is torch's with a count of what it gave."""
+    """Return the function that makes the order; for torchdata's sampler torch's own, as torchdata only adds a count."""
     made = type(sampler).__iter__
     return DistributedSampler.__iter__ if made.__module__ in _OURS else made
 
 
 def _dealt_by(sampler: DistributedSampler[Any], epoch: int, replicas: int, rank: int, share: int) -> list[int]:
-    """What a copy of the sampler gives that has these attributes."""
-    other = copy.copy(sampler)
-    other.epoch, other.num_replicas, other.rank, other.num_samples, other.total_size = epoch, replicas, rank, share, share * replicas
-    return list(_maker(sampler)(other))
+    """Return the shard that a copy of the sampler with these attributes gives."""
+    clone = copy.copy(sampler)
+    clone.epoch, clone.num_replicas, clone.rank, clone.num_samples, clone.total_size = epoch, replicas, rank, share, share * replicas
+    return list(_maker(sampler)(clone))
 
 
 def _deals_evenly(sampler: DistributedSampler[Any], epoch: int) -> bool:
-    """Whether a subclass with an order of its own deals it out as ``DistributedSampler`` does, and finds it again."""
+    """Return whether a subclass with its own order shards it like ``DistributedSampler``, and reproducibly."""
     if _maker(sampler) is DistributedSampler.__iter__:
         return True
     if any(generators.is_generator(value) for value in vars(sampler).values()):

@@ -1,5 +1,5 @@
-"""Tensors that are spread over ranks: DTensors of any mesh and placement, as FSDP2, tensor parallelism and both together make them; runs of
-tensors that were flattened."""
+"""Tensors that are sharded over ranks: DTensors of any mesh and placement (FSDP2, tensor parallelism, both), and
+ranges of flattened tensors."""
 
 from __future__ import annotations
 
@@ -16,9 +16,8 @@ from relight.layout.shards import LocalBox
 
 
 class ShardingOf(NamedTuple):
-    """How a tensor is spread: over which ranks, by which placements; and what of it is here. ``flat``: see ``Entry``; ``local`` has one
-    dimension then.
-    """
+    """How a tensor is sharded: the ranks, the placements, and this rank's part. ``flat``: see ``TableEntry``;
+    ``local`` then has one dimension."""
 
     mesh: Mesh
     placements: tuple[tuple[int, int], ...]
@@ -26,24 +25,24 @@ class ShardingOf(NamedTuple):
     flat: tuple[int, int] | None = None
 
     def pieces(self, shape: Sequence[int], rank: int) -> list[LocalBox]:
-        """The boxes of ``local``, of a tensor of that global shape."""
+        """Return the boxes of ``local`` in a tensor of that global shape."""
         entry = TableEntry("", "", 1, tuple(shape), "", 0, self.placements, self.flat)
         return pieces_of(entry, (self.mesh,), rank)
 
     @property
     def how(self) -> tuple[object, ...]:
-        """All of it but the memory."""
+        """The sharding without the memory."""
         return self.mesh, self.placements, self.flat
 
     def held(self, piece: LocalBox) -> torch.Tensor:
-        """A view of one of the pieces, in the shape of its box."""
+        """Return a view of one of the pieces, in the shape of its box."""
         if self.flat is None:
             return part(self.local, Box(piece.at, piece.box.size))
         return self.local[piece.at[0] : piece.at[0] + piece.box.elements].view(piece.box.size)
 
 
 class Flat:
-    """Stands for a tensor of ``shape`` of which a run of elements is here, ``spread.local``: a piece of ``owner``."""
+    """A tensor of ``shape`` of which this rank has a range of elements, ``spread.local``: a part of ``owner``."""
 
     def __init__(self, shape: Sequence[int], spread: ShardingOf, owner: torch.Tensor) -> None:
         self.shape, self.spread, self.owner = torch.Size(shape), spread, owner
@@ -52,26 +51,26 @@ class Flat:
 
     @property
     def key(self) -> tuple[object, ...]:
-        """Equal for two that stand for the same, as long as their owner lives."""
+        """Equal for two that stand for the same tensor, as long as their owner lives."""
         return "flat", id(self.owner), self.spread.flat
 
 
 def part(tensor: torch.Tensor, box: Box) -> torch.Tensor:
-    """A view of ``box`` of a tensor; itself if that is all of it."""
+    """Return a view of ``box`` of a tensor; the tensor itself if that is all of it."""
     if box.size == tuple(tensor.shape):
         return tensor
-    return tensor[tuple(slice(at, at + size) for at, size in zip(box.start, box.size, strict=True))]
+    return tensor[tuple(slice(start, start + size) for start, size in zip(box.start, box.size, strict=True))]
 
 
 def own_rank() -> int:
-    """This process's, in the default group; 0 where there is none."""
+    """Return this process's rank in the default group; 0 without a group."""
     import torch.distributed as dist
 
     return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def is_spread(value: object) -> bool:
-    """Whether ``value`` is a DTensor, or stands for a tensor that was flattened. Costs nothing where nobody uses them."""
+    """Return whether ``value`` is a DTensor or a ``Flat``. Costs nothing if the process uses neither."""
     if type(value) is Flat:
         return True
     module = sys.modules.get("torch.distributed.tensor")
@@ -79,21 +78,21 @@ def is_spread(value: object) -> bool:
 
 
 def local_of(tensor: torch.Tensor | Flat) -> torch.Tensor:
-    """The part of a tensor that is in this process: of a DTensor its local tensor, of others themselves."""
+    """Return this process's part of a tensor: a DTensor's local tensor; any other tensor itself."""
     if isinstance(tensor, Flat):
         return tensor.spread.local
     return tensor._local_tensor if is_spread(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
 
 
 def spread_of(tensor: Any) -> ShardingOf | str:
-    """How a DTensor or ``Flat`` is spread, or why it cannot be saved."""
+    """Return how a DTensor or ``Flat`` is sharded, or why it cannot be saved."""
     if type(tensor) is Flat:
         return tensor.spread
     spec = tensor._spec
     placements: list[tuple[int, int]] = []
     for dim, placement in enumerate(spec.placements):
         if placement.is_partial():
-            return f"a sum that was never carried out over mesh dimension {dim} ({placement}): redistribute() it first"
+            return f"a sum that was not reduced over mesh dimension {dim} ({placement}): redistribute() it first"
         kind = type(placement).__name__
         if placement.is_replicate():
             placements.append(REPLICATED)
@@ -104,7 +103,7 @@ def spread_of(tensor: Any) -> ShardingOf | str:
         else:
             return f"placed as {placement}, which Relight does not know"
     if not _usual_order(spec):
-        return f"cut in an order of its own ({spec.shard_order}); redistribute() it to the usual one"
+        return f"sharded in an unusual order ({spec.shard_order}); redistribute() it to the usual one"
     local = tensor._local_tensor
     if type(local).__name__ == "AsyncCollectiveTensor":
         local = local.wait()
@@ -113,15 +112,15 @@ def spread_of(tensor: Any) -> ShardingOf | str:
 
 
 def _usual_order(spec: Any) -> bool:
-    """Whether cuts along one dimension were made from the mesh's first dimension to its last, as placements are read."""
+    """Return whether cuts along one dimension were made from the mesh's first dimension to its last, as placements are
+    read."""
     order = getattr(spec, "shard_order", None)
-    return not order or all(list(one.mesh_dims) == sorted(one.mesh_dims) for one in order)
+    return not order or all(list(entry.mesh_dims) == sorted(entry.mesh_dims) for entry in order)
 
 
 def table_of(items: Sequence[Item], spreads: Mapping[int, ShardingOf]) -> Table:
-    """The table of a rank that captured ``items``, of which those in ``spreads``, by index, are spread. An entry for each, in their
-    order.
-    """
+    """Return the table of a rank that captured ``items``; those in ``spreads``, by index, are sharded. One entry for
+    each, in their order."""
     meshes: dict[Mesh, int] = {}
     entries = []
     for index, item in enumerate(items):

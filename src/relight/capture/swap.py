@@ -1,4 +1,4 @@
-"""Averaged weights and the model's own, exchanged for evaluation, with a flag that survives a resume."""
+"""Exchange averaged weights with the model's own for evaluation, with a flag that survives a resume."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from relight.errors import IncompatibleState
 
 
 class Swap:
-    """Exchanges the values of ``model`` and ``averaged`` (an ``AveragedModel`` or a copy). Give it to the Checkpointer with both.
+    """Exchanges the values of ``model`` and ``averaged`` (an ``AveragedModel`` or a copy). Give it to the Checkpointer
+    with both.
 
-    A save made while swapped in holds both as they are and the flag; after the resume ``swapped`` says so, and leaving gives the model
-    its own weights back. ``with swap:`` swaps for a block.
+    A save while swapped in holds both modules' present values and the flag. After the resume ``swapped`` is True, and
+    leaving the block gives the model its own weights back. ``with swap:`` swaps for a block.
     """
 
     def __init__(self, model: nn.Module, averaged: nn.Module) -> None:
@@ -32,7 +33,7 @@ class Swap:
         for name in mine.keys() & theirs.keys():
             if (mine[name].shape, mine[name].dtype) != (theirs[name].shape, theirs[name].dtype):
                 wrong.append(f"{name}: {mine[name].dtype} {list(mine[name].shape)}, {theirs[name].dtype} {list(theirs[name].shape)}")
-        if wrong:  # before the first value has moved
+        if wrong:  # before any value is moved
             raise IncompatibleState("the averaged copy is not one of the model", details=wrong)
         with torch.no_grad():
             for name, ours in mine.items():
@@ -51,16 +52,16 @@ class Swap:
             self.swap()
 
     def state_dict(self) -> dict[str, Any]:
-        """The flag."""
+        """Return the flag."""
         return {"swapped": self.swapped}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The flag as it was: the values themselves are restored with the two modules."""
+        """Restore the flag: the values themselves are restored with the two modules."""
         self.swapped = bool(state["swapped"])
 
 
 def _tensors(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers, once each, under the unwrapped module's names."""
+    """Return parameters and buffers, once each, under the unwrapped module's names."""
     inner = unwrap(module)
     wrappers = wrapped(inner)
     return {own_name(name, wrappers): tensor for name, tensor in (*inner.named_parameters(), *inner.named_buffers())}

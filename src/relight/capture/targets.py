@@ -1,4 +1,4 @@
-"""Where stored tensors go: live memory that fits, each piece of it from one stored tensor only."""
+"""Assign stored tensors to live memory that fits. Each piece of live memory takes one stored tensor only."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ _shape, _dtype, _layout, _is_cpu, _nbytes = map(attrgetter, ("shape", "dtype", "
 
 
 class Targets:
-    """Collects what is read into live tensors; what does not fit is told in ``wrong``. Nothing is written before the sinks are filled."""
+    """Collects reads into live tensors; mismatches are added to ``wrong``. Nothing is written before the sinks are
+    filled."""
 
     def __init__(self, tensors: Sequence[Tensor], wrong: list[str], *, strict: bool) -> None:
         self._tensors, self._wrong, self._strict = tensors, wrong, strict
@@ -37,8 +38,11 @@ class Targets:
         self._live: list[torch.Tensor] = []
 
     def plainly(self, leaf: Leaf, live: object) -> bool:
-        """Take ``leaf`` into ``live`` if that is as simple as nearly always: contiguous host memory, same shape and dtype, neither of
-        the two met before. Costs 2 µs. False: nothing was done, and is to be looked at closely."""
+        """Assign ``leaf`` to ``live`` in the simple case: contiguous host memory, same shape and dtype, neither of the
+        two assigned before.
+
+        Costs 2 µs. Return False if nothing was done, so that the caller must use the general way.
+        """
         if leaf.kind != "tensor" or type(live) not in _USUAL:
             return False
         index = leaf.tensors[0]
@@ -63,7 +67,7 @@ class Targets:
         return True
 
     def all_plainly(self, leaves: Sequence[object], lives: Sequence[object]) -> bool:
-        """``plainly`` for many, all or none of them. Costs 1 µs each: one pass in C for each question."""
+        """Call ``plainly`` for many, all or none of them. Costs 1 µs each: one pass in C for each check."""
         if not {*map(type, leaves)} <= {Leaf} or not {*map(type, lives)} <= _USUAL:
             return False
         taken, tensors = cast("Sequence[Leaf]", leaves), cast("Sequence[torch.Tensor]", lives)
@@ -94,7 +98,7 @@ class Targets:
         return True
 
     def fits(self, path: str, leaf: Leaf, live: torch.Tensor | Flat) -> bool:
-        """Whether shape and, if strict, dtype are the same; told if not."""
+        """Return whether shape and, if strict, dtype are the same. A mismatch is added to ``wrong``."""
         stored = self._tensors[leaf.tensors[0]]
         missing = why_no_bytes(live) if isinstance(live, torch.Tensor) else None
         if missing is not None:
@@ -107,7 +111,7 @@ class Targets:
         return True
 
     def into(self, leaf: Leaf, live: torch.Tensor | Flat, path: str) -> bool:
-        """Read straight into ``live``, if its layout allows it."""
+        """Read the leaf straight into ``live``. Return False if the layout does not allow it."""
         if isinstance(live, Flat) or is_spread(live):
             return self._into_spread(leaf, live, path)
         if live.layout != torch.strided or live.is_quantized or live.is_meta:
@@ -118,7 +122,7 @@ class Targets:
         target = without_repeats(target)
         if tuple(target.shape) != self._tensors[leaf.tensors[0]].shape:
             return False
-        if self.add(leaf.tensors[0], target, path):  # else told; strict or not, nothing goes there
+        if self.add(leaf.tensors[0], target, path):  # otherwise the mismatch is recorded; strict or not, nothing is read there
             self._live.append(live)
         return True
 
@@ -149,7 +153,8 @@ class Targets:
         return True
 
     def add(self, index: int, live: torch.Tensor | Flat, path: str) -> bool:
-        """Read ``index`` into ``live`` too. False, and told, if another stored tensor goes to the same memory."""
+        """Read tensor ``index`` into ``live``, too. Return False, with a mismatch, if another stored tensor goes to
+        the same memory."""
         tensor = local_of(live)
         missing = why_no_bytes(tensor)
         if missing is not None:
@@ -158,7 +163,7 @@ class Targets:
         owner = self._owner(tensor, index) if tensor.numel() else index
         if owner != index:
             other = self._tensors[owner].name
-            self._wrong.append(f"{path}: tied to what {other} goes to, and stored apart from it")
+            self._wrong.append(f"{path}: tied to the tensor that takes {other}, but stored separately")
             return False
         dtype = torch_dtype(self._tensors[index])
         sink: Sink = sink_for(tensor, dtype) if live is tensor else regions_for(live, dtype)
@@ -169,16 +174,16 @@ class Targets:
         return True
 
     def refuse_read_only(self) -> None:
-        """Report live tensors in memory that must not be written to, and read nothing into them."""
+        """Report live tensors in read-only memory, and read nothing into them."""
         for tensor in read_only(tensor for tensor, _ in self._first.values()):
             index = self._first[tensor.data_ptr()][1]
             stored = self._tensors[index]
             self._sinks.pop(index, None)
             self._several.pop(index, None)
-            self._wrong.append(f"{stored.name}: the live tensor lies in read-only memory, as of a mapped file: clone() it first")
+            self._wrong.append(f"{stored.name}: the live tensor is in read-only memory, such as a mapped file: clone() it first")
 
     def sinks(self, memory: FreshTensors) -> dict[int, Sink]:
-        """Sinks for all that was taken, and for what ``memory`` was asked for."""
+        """Return the sinks of all assigned tensors, and of those that ``memory`` allocated."""
         sinks = memory.sinks
         for index, sink in self._sinks.items():
             into = self._several.get(index, [sink])
@@ -188,11 +193,12 @@ class Targets:
         return sinks
 
     def filled(self) -> None:
-        """Tell autograd that all of it was written."""
+        """Increment the version counters of all tensors that were written."""
         touch_all(self._live)
 
     def _owner(self, tensor: torch.Tensor, index: int) -> int:
-        """The stored tensor that goes to that memory, ``index`` if it is the first. By address; by more where that is met again."""
+        """Return the stored tensor that goes to that memory; ``index`` if it is the first. Compares full identities
+        only if an address repeats."""
         address = tensor.data_ptr()
         first = self._first.setdefault(address, (tensor, index))
         if first[0] is tensor:
@@ -202,5 +208,5 @@ class Targets:
 
 
 def dtype_text(tensor: torch.Tensor | Flat) -> str:
-    """The dtype in the format's words."""
+    """Return the format's name of the dtype."""
     return str(tensor.dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Tensors as bytes: sources that read live memory, sinks that write it, whatever the dtype, stride and device."""
+"""Tensors as bytes: sources that read live memory, sinks that write it, for every dtype, stride and device."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ TORCH_DTYPES: dict[str, torch.dtype] = {name: getattr(torch, name) for name in D
 _NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
 SUBCLASS = "give its values by a _save_to_state_dict of the module's class, or convert it to a plain tensor"
 _SLAB_BYTES = 16 << 20
-"""The most that is gathered or scattered at once."""
+"""Bytes that are gathered or scattered at once, at most."""
 
 
 def dtype_name(dtype: torch.dtype) -> str | None:
-    """The format's name of a dtype, None if it has none."""
+    """Return the format's name of a dtype; None if it has none."""
     return _NAMES.get(dtype)
 
 
 def why_not(tensor: torch.Tensor) -> str | None:
-    """Why ``tensor`` cannot be saved, or None. Layouts other than strided are not looked at here."""
+    """Return why ``tensor`` cannot be saved, or None. Layouts other than strided are not checked here."""
     if torch.nn.parameter.is_lazy(tensor):
         return "not initialised yet: run a forward pass before the first save"
-    # Not isinstance: any subclass wrapped as a parameter (fake, DTensor, quantised) claims to be an nn.Parameter.
+    # Not isinstance: a subclass wrapped as a parameter (fake, DTensor, quantised) passes as an nn.Parameter.
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"a {type(tensor).__module__}.{type(tensor).__qualname__}, a subclass without __tensor_flatten__: {SUBCLASS}"
     if tensor.is_meta:
@@ -48,7 +48,7 @@ def why_not(tensor: torch.Tensor) -> str | None:
 
 
 def resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """``tensor`` detached, with lazy conjugation and negation carried out, in a layout that has strides."""
+    """Return ``tensor`` detached, with lazy conjugation and negation applied, in a layout that has strides."""
     tensor = tensor.detach()
     if tensor.layout == torch._mkldnn:  # type: ignore[attr-defined]
         tensor = tensor.to_dense()
@@ -56,7 +56,7 @@ def resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
-    """The part of an expanded tensor that has memory of its own: repeated dimensions cut to one."""
+    """Return the part of an expanded tensor that has its own memory: repeated dimensions cut to one."""
     if 0 not in tensor.stride() or all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return tensor
     cut = tuple(slice(0, 1) if not stride else slice(None) for stride in tensor.stride())
@@ -64,7 +64,7 @@ def without_repeats(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def identity(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for two tensors that are the same elements of the same memory."""
+    """Return a key that is equal for two tensors that are the same elements of the same memory."""
     return (
         tensor.untyped_storage().data_ptr(),
         tensor.storage_offset(),
@@ -76,7 +76,8 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview | None:
-    """The tensor's bytes where they lie, writable, if they lie in host memory in row-major order. Does not keep the tensor alive."""
+    """Return the tensor's bytes in place, writable, if they are in host memory in row-major order, or None. Does not
+    keep the tensor alive."""
     if tensor.device.type != "cpu" or not tensor.is_contiguous():
         return None
     length = tensor.numel() * tensor.element_size()
@@ -86,60 +87,62 @@ def memory_of(tensor: torch.Tensor) -> memoryview | None:
 
 
 def as_integers(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory as elements every kernel can copy."""
+    """Return the same memory as elements of a dtype that every kernel can copy."""
     if tensor.element_size() == 16 or tensor.dtype == _INTEGERS[tensor.element_size()]:
         return tensor
     return tensor.view(_INTEGERS[tensor.element_size()])
 
 
 class TensorSource:
-    """A tensor's bytes, read where they are when they are asked for. Holds the tensor, not a copy."""
+    """A tensor's bytes, read in place when requested. Holds the tensor, not a copy."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor = tensor
         self._in_order = tensor.is_cpu and tensor.is_contiguous()
-        self._memory: memoryview | None = None  # made when it is asked for: it costs more than all the rest
+        self._memory: memoryview | None = None  # created on demand: it costs more than everything else here
         self.length = tensor.nbytes
 
     def view(self) -> memoryview | None:
-        """The memory itself, for contiguous host tensors."""
+        """Return the memory itself for contiguous host tensors, otherwise None."""
         if self._memory is None and self._in_order:
             self._memory = memory_of(self.tensor)
         return self._memory
 
     @property
     def host_tensor(self) -> torch.Tensor | None:
-        """The tensor, if its bytes lie in host memory in order."""
+        """The tensor, if its bytes are in host memory in order."""
         return self.tensor if self._in_order else None
 
     @property
     def device_tensor(self) -> torch.Tensor | None:
-        """The tensor, if its bytes lie in an accelerator's memory in order."""
+        """The tensor, if its bytes are in an accelerator's memory in order."""
         return self.tensor if self.tensor.device.type != "cpu" and self.tensor.is_contiguous() else None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Gather a run of elements; temporary memory of a slab at most."""
+        """Gather a range of elements into ``into``. Uses temporary memory of one slab at most."""
         size = self.tensor.element_size()
         integers = as_integers(self.tensor)
-        at = 0
+        offset = 0
         for first, last in _slabs(start // size, (start + len(into)) // size, size):
             for piece in runs(integers, first, last):
                 flat = piece.detach().reshape(-1).cpu().contiguous()
                 memory = memory_of(flat)
                 assert memory is not None
-                into[at : at + len(memory)] = memory
-                at += len(memory)
+                into[offset : offset + len(memory)] = memory
+                offset += len(memory)
 
 
 def sink_for(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> Sink:
-    """Where bytes of ``dtype`` (None: its own) go to become the elements of ``tensor``. The version counter is the caller's to move."""
+    """Return the sink that writes bytes of ``dtype`` (None: its own) into ``tensor``. The caller must increment the
+    version counter."""
     if tensor.device.type == "cpu" and tensor.is_contiguous() and (dtype is None or dtype == tensor.dtype):
         return HostMemorySink(tensor.data_ptr(), tensor.nbytes, tensor)
     return TensorSink(tensor, dtype)
 
 
 class TensorSink:
-    """A live tensor whose memory cannot take the bytes as they are: on a device, strided, or of another dtype, to which they are cast."""
+    """A live tensor that cannot take the bytes directly: on a device, strided, or of another dtype, to which they are
+    cast."""
 
     def __init__(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> None:
         self.tensor = tensor.detach()
@@ -148,12 +151,12 @@ class TensorSink:
         self.length = tensor.numel() * self._size
 
     def view(self) -> memoryview | None:
-        """There is none."""
+        """Return None: there is no direct memory."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """Scatter a run of elements, cast if the live dtype differs."""
-        at = 0
+        """Scatter a range of elements, cast if the live dtype differs."""
+        offset = 0
         target = self.tensor if self._cast is not None else as_integers(self.tensor)
         for first, last in _slabs(start // self._size, (start + len(data)) // self._size, self._size):
             for piece in runs(target, first, last):
@@ -161,26 +164,26 @@ class TensorSink:
                 flat = torch.empty(piece.numel(), dtype=self._cast or self.tensor.dtype, device="cpu")
                 memory = memory_of(flat)
                 assert memory is not None
-                memory[:] = data[at : at + length]
+                memory[:] = data[offset : offset + length]
                 source = flat if self._cast is not None else as_integers(flat)
                 with torch.inference_mode() if piece.is_inference() else torch.no_grad():
                     piece.copy_(source.view(piece.shape))
-                at += length
+                offset += length
 
 
 class FanOut:
-    """One stored tensor into several live ones."""
+    """Writes one stored tensor into several live ones."""
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self.sinks = sinks
         self.length = sinks[0].length
 
     def view(self) -> memoryview | None:
-        """There is no one memory."""
+        """Return None: there are several memories."""
         return None
 
     def absorb(self, start: int, data: memoryview) -> None:
-        """Into each."""
+        """Write the bytes into each sink."""
         for sink in self.sinks:
             memory = sink.view()
             if memory is not None:
@@ -190,14 +193,15 @@ class FanOut:
 
 
 def _slabs(start: int, end: int, size: int) -> Iterator[tuple[int, int]]:
-    """``start``…``end`` in consecutive pieces of at most a slab."""
+    """Yield ``start``…``end`` in consecutive ranges of at most a slab."""
     step = max(1, _SLAB_BYTES // size)
     for first in range(start, end, step):
         yield first, min(end, first + step)
 
 
 def runs(tensor: torch.Tensor, start: int, end: int) -> Iterator[torch.Tensor]:
-    """Views that together are elements ``start`` to ``end`` in row-major order: at most two a dimension, and one of whole rows."""
+    """Yield views that together are elements ``start`` to ``end`` in row-major order: at most two a dimension, and one
+    of whole rows."""
     if start >= end:
         return
     if tensor.ndim == 0 or (start == 0 and end == tensor.numel()):
@@ -221,14 +225,14 @@ def runs(tensor: torch.Tensor, start: int, end: int) -> Iterator[torch.Tensor]:
 
 
 def touched(tensor: torch.Tensor) -> torch.Tensor:
-    """Tell autograd that the tensor's memory was written behind its back."""
+    """Increment the tensor's version counter, as its memory was written without autograd."""
     if not tensor.is_inference():
         torch.autograd.graph.increment_version(tensor)
     return tensor
 
 
 def touch_all(tensors: Sequence[torch.Tensor]) -> None:
-    """``touched`` for many, in one call where all have a version counter."""
+    """Call ``touched`` for many tensors, in one call if all have a version counter."""
     try:
         torch.autograd.graph.increment_version(tensors)
     except RuntimeError:  # some are inference tensors
@@ -237,5 +241,5 @@ def touch_all(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def refuse(path: str, reason: str) -> IncompatibleState:
-    """The error for one thing that cannot be saved."""
+    """Return the error for one value that cannot be saved."""
     return IncompatibleState(reason, where=path)

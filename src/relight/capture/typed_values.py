@@ -10,12 +10,13 @@ from relight.errors import IncompatibleState
 
 
 def is_named_tuple(value: object) -> bool:
-    """Whether ``value`` is a tuple with names for its elements, as ``collections.namedtuple`` and ``typing.NamedTuple`` make them."""
+    """Return whether ``value`` is a named tuple, as ``collections.namedtuple`` and ``typing.NamedTuple`` make them."""
     return isinstance(value, tuple) and type(value) is not tuple and hasattr(type(value), "_fields") and hasattr(type(value), "_make")
 
 
 def plain(value: Any) -> Any:
-    """Return what is stored for an enum (its value), a deque (a list) or a named tuple (a tuple); None if ``value`` is none of them."""
+    """Return what is stored for an enum (its value), a deque (a list) or a named tuple (a tuple); None for other
+    values."""
     if isinstance(value, Enum):
         return value.value
     if type(value) is deque:
@@ -28,7 +29,7 @@ def member(live: Enum, stored: Any, path: str) -> Enum:
     try:
         return type(live)(stored)
     except (ValueError, TypeError):
-        names = ", ".join(one.name for one in list(type(live))[:8])
+        names = ", ".join(option.name for option in list(type(live))[:8])
         raise IncompatibleState(
             f"no member of {type(live).__qualname__} has the stored value {stored!r:.80}", where=path, hint=f"its members are {names}"
         ) from None

@@ -1,4 +1,4 @@
-"""Units of a loader's position: what a count of batches means, and which settings changed since it was stored."""
+"""Units of a loader's position: the meaning of a count of batches, and which settings changed since it was stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 SHUFFLED = ("RandomSampler", "DistributedSampler", "StatefulDistributedSampler", "SeedableRandomSampler")
-"""Samplers that put their data in another order if its length is another one."""
+"""Samplers whose order changes with the length of the data."""
 _NAMES = {
     "batch_size": "batch size",
     "drop_last": "drop_last",
@@ -22,18 +22,18 @@ _NAMES = {
 
 
 def core_of(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """The loader that makes the iterator: Accelerate's loaders iterate over one that they hold."""
+    """Return the loader that creates the iterator: Accelerate's loaders iterate over one that they hold."""
     inner = loader.__dict__.get("base_dataloader", loader)
     return inner if isinstance(inner, DataLoader) else loader
 
 
 def own_sampler(sampler: Any) -> Any:
-    """The sampler itself, where a rest of its order stands in its place."""
+    """Return the original sampler, if a rest of its order has replaced it."""
     return sampler.sampler if type(sampler).__name__ in ("RemainderSampler", "RemainingSamples") and hasattr(sampler, "leave") else sampler
 
 
 def units_of(loader: DataLoader[Any]) -> dict[str, Any]:
-    """Batch size, length, number of workers, samplers and seed, as plain values. About 5 µs; reads no sample."""
+    """Return batch size, length, number of workers, samplers and seed, as plain values. About 5 µs; reads no sample."""
     core = core_of(loader)
     stream = isinstance(core.dataset, IterableDataset)
     batches = core.batch_sampler
@@ -54,31 +54,31 @@ def units_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 
 def cuts_plainly(batches: object) -> bool:
-    """Whether a batch sampler does nothing but cut its sampler's order into batches."""
+    """Return whether a batch sampler only cuts its sampler's order into batches."""
     return isinstance(batches, BatchSampler) and type(batches).__iter__.__module__ in (
         "torch.utils.data.sampler", "torchdata.stateful_dataloader.sampler",
     )  # fmt: skip
 
 
 def changed(stored: Mapping[str, Any], live: Mapping[str, Any]) -> list[str]:
-    """Each setting that changed, as ``batch size 4 → 8``."""
+    """Return each setting that changed, as ``batch size 4 → 8``."""
     return [
         f"{_NAMES[name]} {_shown(stored[name])} → {_shown(live[name])}" for name in _NAMES if name in stored and stored[name] != live[name]
     ]
 
 
 def reordered(stored: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """Whether the order of samples is certainly another one: a shuffle of another length, or by another seed."""
+    """Return whether the order of samples certainly differs: a shuffle of another length, or with another seed."""
     if stored.get("sampler") not in SHUFFLED or live["sampler"] not in SHUFFLED or stored.get("shuffle") is False:
         return False
     return stored.get("length") != live["length"] or (live["shuffle"] is True and stored.get("seed") != live["seed"])
 
 
 def _length(sampler: Any, dataset: Any) -> int | None:
-    for one in (getattr(sampler, "data_source", None), getattr(sampler, "dataset", None), dataset):
+    for source in (getattr(sampler, "data_source", None), getattr(sampler, "dataset", None), dataset):
         try:
-            return len(one)  # type: ignore[arg-type]
-        except TypeError:  # none, or one without a length
+            return len(source)  # type: ignore[arg-type]
+        except TypeError:  # None, or an object without a length
             continue
     return None
 

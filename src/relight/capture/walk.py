@@ -1,4 +1,5 @@
-"""From live values to the tree: every tensor becomes an item, every refusal is collected, so that one error names them all."""
+"""Build the tree from live values: every tensor becomes an item, and all refusals are collected, so that one error
+names them all."""
 
 from __future__ import annotations
 
@@ -30,16 +31,16 @@ _SPARSE = {
 }
 _NUMPY_KINDS = "biufcSUMm"
 _IN_PLACE = frozenset(("param", "buffer", "optim"))
-"""Roles of what is restored into a live tensor of the same class."""
+"""Roles of values that are restored into a live tensor of the same class."""
 NO_SUBCLASS = "its class can only be restored inside a module's or an optimizer's state: give the object that holds it"
 NO_OBJECT = "give its fields as plain values, or give it as a component of its own with state_dict() and load_state_dict()"
 NO_OPTIMIZER_OBJECT = "give the optimizer's class a state_dict() that makes tensors and plain values of it, and a load_state_dict()"
 
 
 class Walker:
-    """Collects items while the tree is built. Tensors that are the same memory become one item.
+    """Collects items while the tree is built. Tensors with the same memory become one item.
 
-    ``fixed`` is what need not be walked again: its items are there from the beginning. ``before`` are items that another tree has.
+    ``fixed``: the part that need not be walked again; its items come first. ``before``: items of another tree.
     """
 
     def __init__(self, fixed: CapturedTemplate | None = None, before: Sequence[Item] = ()) -> None:
@@ -57,7 +58,7 @@ class Walker:
         self._open: set[int] = set()
 
     def finish(self) -> None:
-        """Raise what was refused, all of it."""
+        """Raise ``IncompatibleState`` with all refusals, if there are any."""
         if self.refused:
             raise IncompatibleState(
                 f"{len(self.refused)} values cannot be saved" if len(self.refused) > 1 else "a value cannot be saved",
@@ -66,11 +67,11 @@ class Walker:
             )
 
     def refuse(self, path: str, reason: str) -> None:
-        """Remember that what is at ``path`` cannot be saved."""
+        """Record that the value at ``path`` cannot be saved."""
         self.refused.append(f"{path}: {reason}")
 
     def value(self, value: Any, path: str, role: str = "value", level: int = 0) -> Any:
-        """The tree node for any supported value."""
+        """Return the tree node for any supported value."""
         kind = type(value)
         if value is None or kind in (bool, int, float, complex, str, bytes):
             reason = _unwritable(value)
@@ -105,7 +106,7 @@ class Walker:
             return Leaf("torch_device", (), str(value))
         typed = typed_parts(value) if role == "optim" else None
         if typed is not None:
-            return {CLASS: name_of(value), **{key: self.value(one, join_path(path, key), role, level + 1) for key, one in typed.items()}}
+            return {CLASS: name_of(value), **{key: self.value(part, join_path(path, key), role, level + 1) for key, part in typed.items()}}
         without_class = plain(value)
         if without_class is not None:
             return self.value(without_class, path, role, level)
@@ -116,19 +117,19 @@ class Walker:
         return None
 
     def _object(self, value: Any, path: str, level: int) -> Any:
-        """A simple object as the dict of its attributes, for the live object that is in its place when it is restored."""
+        """Return a simple object as the dict of its attributes, to be restored into the live object in its place."""
         if id(value) in self._open:
             self.refuse(path, "an object that contains itself")
             return None
         self._open.add(id(value))
         try:
-            attributes = {key: self.value(one, join_path(path, key), "optim", level + 1) for key, one in vars(value).items()}
+            attributes = {key: self.value(attribute, join_path(path, key), "optim", level + 1) for key, attribute in vars(value).items()}
         finally:
             self._open.discard(id(value))
         return {CLASS: name_of(value), **attributes}
 
     def _flattened(self, tensor: torch.Tensor, path: str, role: str, trainable: bool) -> Any:
-        """A tensor of a subclass as the dict of its inner tensors."""
+        """Return a tensor of a subclass as the dict of its inner tensors."""
         if role not in _IN_PLACE:
             self.refuse(path, f"a {type(tensor).__module__}.{type(tensor).__qualname__}: {NO_SUBCLASS}")
             return None
@@ -136,7 +137,7 @@ class Walker:
         return {CLASS: name_of(tensor), FORM: form_of(tensor), **parts}
 
     def tensor(self, tensor: torch.Tensor | Flat, path: str, role: str, *, trainable: bool = False) -> Any:
-        """The leaf for a tensor of any layout."""
+        """Return the leaf for a tensor of any layout."""
         if isinstance(tensor, Flat) or is_spread(tensor):
             return self._spread(tensor, path, role, trainable)
         if flattens(tensor):
@@ -168,12 +169,12 @@ class Walker:
 
     @cached_property
     def trained(self) -> frozenset[tuple[object, ...]]:
-        """Identities of what optimizers train."""
+        """Identities of the tensors that optimizers train."""
         return self.find_trained()
 
     def _parts(self, path: str, role: str, **tensors: torch.Tensor) -> Any:
-        found = [self._item(resolved(tensor), f"{path}/{name}", role, False) for name, tensor in tensors.items()]
-        return None if None in found else tuple(found)
+        indices = [self._item(resolved(tensor), f"{path}/{name}", role, False) for name, tensor in tensors.items()]
+        return None if None in indices else tuple(indices)
 
     def _quantized(self, tensor: torch.Tensor, path: str, role: str) -> Any:
         dtype = str(tensor.dtype).removeprefix("torch.")
@@ -189,7 +190,7 @@ class Walker:
         return None
 
     def _item(self, tensor: torch.Tensor, path: str, role: str, trainable: bool, shape: tuple[int, ...] | None = None) -> int | None:
-        """``shape``: the global one, of which ``tensor`` is a part."""
+        """Add an item. ``shape``: the global shape, if ``tensor`` is only this rank's shard."""
         name = dtype_name(tensor.dtype)
         if name is None:
             self.refuse(path, f"dtype {tensor.dtype}, which the format has no name for")
@@ -210,7 +211,7 @@ class Walker:
         return len(self.items) - 1
 
     def _spread(self, tensor: torch.Tensor | Flat, path: str, role: str, trainable: bool) -> Leaf | None:
-        """One that is spread over ranks: an item of its global shape, whose source is what is here of it."""
+        """Return the leaf for a sharded tensor: an item of its global shape, whose source is this rank's shard."""
         spread = spread_of(tensor)
         if isinstance(spread, str):
             self.refuse(path, spread)
@@ -221,7 +222,7 @@ class Walker:
         if reason is not None:
             self.refuse(path, reason)
             return None
-        # not its memory: a rank may have none of it, and all must come to the same items
+        # not identified by memory: a rank may have none of it, and all ranks must get the same items
         key = tensor.key if isinstance(tensor, Flat) else ("spread", id(tensor))
         known = self.known.get(key, self._fixed_known.get(key))
         if known is not None:
@@ -235,7 +236,7 @@ class Walker:
         return Leaf("tensor", (index,))
 
     def _unique(self, path: str) -> str:
-        """``path``, or another where two keys print alike (two NaNs): a part refuses a name twice."""
+        """Return ``path``, or another name if two keys print alike (two NaNs): a part must not have a name twice."""
         while path in self.names or path in self._fixed_names:
             path += "~"
         self.names.add(path)
@@ -250,7 +251,7 @@ class Walker:
         dtype_text, shape = array.dtype.str, array.shape
         dense = np.ascontiguousarray(array)
         name, dims = dense.dtype.name, tuple(shape)
-        if name not in DTYPES or dtype_text[0] == ">":  # the table is little-endian: others go as the bytes they are
+        if name not in DTYPES or dtype_text[0] == ">":  # the format is little-endian: others are stored as raw bytes
             name, dims = "uint8", (dense.nbytes,)
         self._alive.append(dense)
         data = memoryview(dense.reshape(-1).view(np.uint8).data) if dense.nbytes else memoryview(b"")
@@ -264,11 +265,11 @@ class Walker:
         self._open.add(id(value))
         try:
             if isinstance(value, Mapping):
-                found: dict[Any, Any] = {}
+                entries: dict[Any, Any] = {}
                 for key, item in value.items():
                     plain = self._key(key, path)
-                    found[plain] = self.value(item, join_path(path, plain), role, level + 1)
-                return found
+                    entries[plain] = self.value(item, join_path(path, plain), role, level + 1)
+                return entries
             if isinstance(value, (set, frozenset)):
                 return type(value)(self._key(item, path) for item in value)
             items = [self.value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)]
@@ -280,7 +281,7 @@ class Walker:
 
     def _key(self, key: Any, path: str) -> Any:
         if type(key) in (tuple, frozenset):
-            return type(key)(self._key(one, path) for one in key)
+            return type(key)(self._key(element, path) for element in key)
         if type(key) in (bool, int, float, complex, str, bytes, type(None)):
             reason = _unwritable(key)
             if reason is None:
@@ -292,7 +293,7 @@ class Walker:
 
 
 def _unwritable(value: Any) -> str | None:
-    """Why the tree cannot hold a plain value, in ``encode_tree``'s words; None if it can."""
+    """Return why the tree cannot hold a plain value, with ``encode_tree``'s reasons; None if it can."""
     if type(value) is int and value.bit_length() > DIGITS_MAX * 3:
         return f"an integer of {value.bit_length()} bits"
     if type(value) is str:

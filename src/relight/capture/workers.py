@@ -1,8 +1,9 @@
-"""Random numbers inside persistent workers: begun anew each epoch from a number that a resume can find again.
+"""Random numbers inside persistent workers: seeded again for each epoch, with a seed that a resume can compute.
 
-Persistent workers keep their generators from epoch to epoch, where nobody outside can read them. A watched loader therefore seeds them
-again whenever an epoch behind their first begins, from the seed they were born with and the count of epochs since. The order is a
-message they get anyway (``_ResumeIteration``): its seed field, unused for map-style data, carries an object that seeds when unpickled.
+Persistent workers keep their generators from epoch to epoch, where no other process can read them. A watched loader
+therefore seeds them again whenever an epoch after their first begins, from the seed with which they started and the
+number of epochs since. The seed is sent in a message that workers get anyway (``_ResumeIteration``). Its seed field,
+unused for map-style data, carries an object that seeds when unpickled.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ _init: Callable[[int], Any] | None = None
 
 
 def persistent(loader: DataLoader[Any]) -> bool:
-    """Whether the loader keeps its workers between epochs."""
+    """Return whether the loader keeps its workers between epochs."""
     return bool(loader.persistent_workers and loader.num_workers and hasattr(loader, "_iterator"))
 
 
 def seed_of(base: int, age: int) -> int:
-    """The seed of the epoch that is ``age`` behind the one the workers were born in with ``base``."""
+    """Return the seed of the epoch ``age`` epochs after the one in which the workers started with ``base``."""
     if age == 0:
         return base
     generator = torch.Generator().manual_seed((base + age * 0x9E3779B97F4A7C15) % 2**63)
@@ -36,7 +37,7 @@ def seed_of(base: int, age: int) -> int:
 
 
 class Reseed:
-    """In place of a shared seed: seeds the worker that unpickles it, and is None from then on."""
+    """Replaces a shared seed: seeds the worker that unpickles it, and is None there."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -46,7 +47,7 @@ class Reseed:
 
 
 def _reseed(base: int) -> None:
-    """What torch's worker does with its base seed when it starts; in any process but a worker, nothing."""
+    """Seed like torch's worker does with its base seed at its start. Does nothing outside a worker."""
     info = get_worker_info()
     if info is None:
         return
@@ -69,8 +70,12 @@ def _remember_init(init: Callable[[int], Any], worker: int) -> None:
 
 @contextmanager
 def init_worker(loader: DataLoader[Any], base: int | None, age: int) -> Iterator[None]:
-    """While the iterator is made: workers that know their ``worker_init_fn``, seeded for ``age``. Behind their first epoch the seed is not
-    drawn from the loader's generator, as the uninterrupted run, whose workers were alive, did not draw one."""
+    """Prepare the loader while its iterator is created, so that workers know their ``worker_init_fn`` and are seeded
+    for ``age``.
+
+    After their first epoch the seed is not drawn from the loader's generator: the uninterrupted run, whose workers
+    were alive, did not draw one.
+    """
     init, generator = loader.worker_init_fn, loader.generator
     if init is not None:
         loader.worker_init_fn = partial(_remember_init, init)

@@ -1,6 +1,6 @@
-"""The ranks of a job: who there is, and the few words they exchange. Whoever needs more than one rank asks this room.
+"""The ranks of a job, and the small messages they exchange. All other rooms use this one to reach other ranks.
 
-Always holds: every wait has a deadline, and says which ranks it waited for.
+Invariant: every wait has a deadline, and its error names the ranks that were missing.
 """
 
 from relight.comm.base import Communicator, RankTimeout, SingleProcess, late

@@ -1,4 +1,4 @@
-"""What all worlds can do."""
+"""The interface of all communicators, the communicator of a single process, and the error for late ranks."""
 
 from __future__ import annotations
 
@@ -9,63 +9,67 @@ from relight.errors import SaveFailed
 
 
 class RankTimeout(SaveFailed):
-    """Some ranks did not come to where the others waited for them, in time."""
+    """Some ranks did not reach a collective in time, while others waited there."""
 
     kind = "late_ranks"
     ranks: tuple[int, ...] = ()
 
 
 def late(ranks: Sequence[int], doing: str, seconds: float) -> RankTimeout:
-    """The error that names them."""
+    """Return the error that names the late ranks."""
     shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
     who = f"rank {shown} was" if len(ranks) == 1 else f"ranks {shown} were" if ranks else "some ranks were"
     error = RankTimeout(
         f"{who} not there when the others were {doing} ({seconds:.1f} s)",
-        hint="is it still training, or gone? every rank makes the same calls of the Checkpointer, in the same order",
+        hint="check that these ranks still run: every rank must make the same calls of the Checkpointer, in the same order",
     )
     error.ranks = tuple(ranks)
     return error
 
 
 class Communicator(Protocol):
-    """The ranks that save together. All of them make the same calls in the same order; none of them from two threads at once."""
+    """The ranks that save together. All of them make the same calls in the same order, and never from two threads at
+    once."""
 
     rank: int
     size: int
 
     def gather(self, data: bytes, doing: str) -> list[bytes]:
-        """Everybody's ``data``, by rank, to everybody. ``LateRanks``, which says what was being done, if some do not come."""
+        """Return every rank's ``data``, by rank, on all ranks. Raise ``RankTimeout``, with ``doing`` in its message,
+        if ranks are late."""
 
     def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
-        """``data`` of rank ``source``, to everybody; the others give None."""
+        """Return ``data`` of rank ``source`` on all ranks; the other ranks pass None."""
 
     def propose(self, words: Sequence[int]) -> None:
-        """Begin to find the largest of each word over all ranks. Waits for nobody."""
+        """Begin an all-reduce of the maximum of each word. Does not wait."""
 
     def agreed(self) -> list[int] | None:
-        """What came of the last ``propose``, the same everywhere; None if there was none. Waits for those who have not proposed yet."""
+        """Return the result of the last ``propose``, the same on all ranks; None if there was none. Waits for ranks
+        that have not proposed."""
 
     def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
-        """``data``, writable memory and not empty, to those ranks, who ``receive`` as much. Returns when it may be written to again."""
+        """Send ``data``, writable memory and not empty, to ranks that ``receive`` that many bytes. Returns once the
+        memory may be reused."""
 
     def receive(self, into: memoryview, source: int, doing: str) -> None:
-        """Fill ``into`` with what rank ``source`` sends. Between two ranks, in the order in which it was sent."""
+        """Fill ``into`` with the bytes that rank ``source`` sends. Between two ranks, messages keep their order."""
 
     def publish(self, name: str, data: bytes) -> None:
-        """Leave word, in any thread, for whoever looks for that name. Waits for nobody."""
+        """Publish ``data`` under a name, for other ranks to look up. Does not wait. Thread-safe."""
 
     def lookup(self, name: str) -> bytes | None:
-        """What was put up under that name; None if nothing was yet. In any thread."""
+        """Return what was published under the name, or None. Thread-safe."""
 
     def unpublish(self, name: str) -> None:
-        """Nobody looks for it any more."""
+        """Remove what was published under the name."""
 
     def close(self) -> None:
-        """Say nothing more."""
+        """Send nothing more."""
 
 
 class SingleProcess:
-    """A world of one."""
+    """The communicator of a single process."""
 
     rank, size = 0, 1
 
@@ -74,41 +78,41 @@ class SingleProcess:
         self._board: dict[str, bytes] = {}
 
     def gather(self, data: bytes, doing: str) -> list[bytes]:
-        """Its own."""
+        """Return the own data."""
         return [data]
 
     def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
-        """Its own."""
+        """Return the own data."""
         assert data is not None
         return data
 
     def propose(self, words: Sequence[int]) -> None:
-        """Kept until it is asked for."""
+        """Keep the words for ``agreed``."""
         self._words = list(words)
 
     def agreed(self) -> list[int] | None:
-        """Its own words."""
+        """Return the proposed words."""
         words, self._words = self._words, None
         return words
 
     def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
-        """There is nobody."""
+        """Do nothing: there is no other rank."""
         assert not to
 
     def receive(self, into: memoryview, source: int, doing: str) -> None:
-        """There is nobody."""
-        raise AssertionError("a world of one has nobody to hear from")
+        """Raise ``AssertionError``: there is no other rank."""
+        raise AssertionError("a single process has no rank to receive from")
 
     def publish(self, name: str, data: bytes) -> None:
-        """Kept."""
+        """Keep the data in this process."""
         self._board[name] = data
 
     def lookup(self, name: str) -> bytes | None:
-        """What was kept."""
+        """Return the kept data, or None."""
         return self._board.get(name)
 
     def unpublish(self, name: str) -> None:
-        """Kept no more."""
+        """Drop the kept data."""
         self._board.pop(name, None)
 
     def close(self) -> None:

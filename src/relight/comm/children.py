@@ -1,8 +1,8 @@
 """The command, environment and import path of every Python process that Relight starts.
 
-Always holds: a child runs the Relight that started it. Relight's own imports in it never look in the working directory. Only a user's
-script gets the directory on ``sys.path`` that Python gives a script. ``tests/house/test_children.py`` finds other uses of
-``sys.executable``.
+Invariant: a child runs the same Relight as its parent. Relight's own imports in a child never search the working
+directory. Only a user's script gets the directory on ``sys.path`` that Python gives a script.
+``tests/house/test_children.py`` finds other uses of ``sys.executable``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def child_command(module: str, *arguments: str, unbuffered: bool = False) -> lis
 
 
 def script_command(path: str | os.PathLike[str], *arguments: str, safe: bool = False) -> list[str]:
-    """Return the command that runs the program at ``path``, for tests: by Python's own rule for scripts, or ``safe``, with nothing added to
-    the path."""
+    """Return the command that runs the program at ``path``, for tests. Python adds the script's directory to the path
+    unless ``safe``."""
     return [sys.executable, *(["-P"] if safe else []), str(path), *arguments]
 
 
@@ -39,21 +39,23 @@ def child_environment(base: Mapping[str, str] | None = None, **added: str) -> di
     in another directory.
     """
     environment = {**(os.environ if base is None else base), **added}
-    entries = [os.path.abspath(one) for one in environment.pop(_PATH, "").split(os.pathsep) if one]
+    entries = [os.path.abspath(entry) for entry in environment.pop(_PATH, "").split(os.pathsep) if entry]
     if entries:
         environment[_PATH] = os.pathsep.join(entries)
     return environment
 
 
 def script_directory(script: str, *, as_module: bool) -> str:
-    """Return the directory that Python puts first on ``sys.path`` for this script or ``-m`` module; "" if the user has turned that off."""
+    """Return the directory that Python puts first on ``sys.path`` for this script or ``-m`` module; "" if the user has
+    disabled that."""
     if os.environ.get(_SAFE):
         return ""
     return os.getcwd() if as_module else os.path.dirname(os.path.realpath(script))
 
 
 def enter_script(script: str, *, as_module: bool) -> None:
-    """Put the script's directory first on ``sys.path``, right before the script is run in this process. Relight's own modules get none."""
+    """Put the script's directory first on ``sys.path``, right before the script runs in this process. Relight's own
+    modules get none."""
     if as_module and script.partition(".")[0] == "relight":
         return
     if directory := script_directory(script, as_module=as_module):

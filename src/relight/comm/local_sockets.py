@@ -27,7 +27,7 @@ NAME = r"[0-9a-f]{8}-[0-9a-f]{40}"
 """The form of a socket's name: the boot of the machine, then a digest of what the socket is for."""
 _FILE = re.compile(NAME + r"\.sock")
 _PATH_BYTES_MAX = 107
-"""Of a socket's address (``sun_path``), without the zero byte at its end."""
+"""Longest socket address in bytes (``sun_path``), without the zero byte at its end."""
 _LOCK_S = 5.0
 _STALE_S = 3600.0
 """Seconds after which a socket file without a listener is removed; a younger one may be between ``bind`` and ``listen``."""
@@ -86,33 +86,33 @@ class LocalDirectory:
         ``OSError`` with the reason if it cannot be read or made.
         """
         try:
-            if (found := self._read_secret()) is not None:
-                return found
+            if (secret := self._read_secret()) is not None:
+                return secret
             with self._locked():
-                if (found := self._read_secret()) is not None:  # another process was quicker
-                    return found
+                if (secret := self._read_secret()) is not None:  # another process was quicker
+                    return secret
                 self._make_secret()
-            found = self._read_secret()
+            secret = self._read_secret()
         except NotPrivate:
             raise
         except OSError as error:
             raise OSError(error.errno, f"{self.path}/secret cannot be read or made ({os.strerror(error.errno or 0)})") from error
-        if found is None:
+        if secret is None:
             raise NotPrivate(errno.EACCES, f"{self.path}/secret was removed right after it was made")
-        return found
+        return secret
 
     def connect(self, name: str, timeout_s: float | None) -> socket.socket:
         """Connect to the listener of that name. ``OSError`` if there is none, or it is another user's. ``timeout_s`` None: do not block."""
-        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            found.settimeout(timeout_s or 0)
-            found.connect(self._at(name))
-            if peer_of(found)[1] != os.geteuid():
+            connection.settimeout(timeout_s or 0)
+            connection.connect(self._at(name))
+            if peer_of(connection)[1] != os.geteuid():
                 raise PermissionError(errno.EACCES, f"the listener at {self.path}/{name} is another user's process")
         except BaseException:
-            found.close()
+            connection.close()
             raise
-        return found
+        return connection
 
     def listen(self, name: str, backlog: int) -> Listener:
         """Listen under that name, in place of a dead listener. ``OSError``, ``EADDRINUSE``, if a process listens there."""
@@ -122,31 +122,33 @@ class LocalDirectory:
                 raise OSError(errno.EADDRINUSE, f"another process listens at {self.path}/{name}")
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{name}.sock", dir_fd=self.fd)
-            found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             try:
-                found.bind(self._at(name))
-                found.listen(backlog)
-                return Listener(found, self, name)
+                bound.bind(self._at(name))
+                bound.listen(backlog)
+                return Listener(bound, self, name)
             except BaseException:
-                found.close()
+                bound.close()
                 raise
 
     def has_ended(self, name: str) -> bool:
-        """Return whether a process of this user listened under that name here, and none does any more.
+        """Return whether a process of this user listened under that name here, and none does now.
 
-        The file of a listener that was killed, or that left it, proves that. Without the file nothing is known.
+        The file of a listener that was killed, or that called ``leave``, proves that. Without the file nothing is
+        known.
         """
-        with self._locked():  # else a listener may be between ``bind`` and ``listen``
+        with self._locked():  # otherwise a listener may be between ``bind`` and ``listen``
             try:
-                found = os.stat(f"{name}.sock", dir_fd=self.fd, follow_symlinks=False)
+                status = os.stat(f"{name}.sock", dir_fd=self.fd, follow_symlinks=False)
             except FileNotFoundError:
                 return False
-            return stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() and not self._has_listener(name)
+            return stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid() and not self._has_listener(name)
 
     # -- inside
 
     def _at(self, name: str) -> str:
-        """Return the address: by the whole path, as the kernel then shows it to tools that tidy; by the descriptor if that is too long."""
+        """Return the socket's address. The whole path, so that cleanup tools see the file in use; by the descriptor if
+        the path is too long."""
         if re.fullmatch(NAME, name) is None:
             raise ValueError(f"{name!r} is not a name of a local socket")
         path = f"{self.path}/{name}.sock"
@@ -159,19 +161,19 @@ class LocalDirectory:
                 probe.connect(self._at(name))
             except (ConnectionRefusedError, FileNotFoundError):
                 return False
-            except OSError:  # a full backlog, or an unknown reason: a listener is not replaced on a guess
+            except OSError:  # a full backlog, or an unknown reason: do not replace a listener that may live
                 return True
         return True
 
     def _sweep(self) -> None:
-        """Remove socket files of this boot that no process listens at any more: their listeners were killed."""
+        """Remove socket files of this boot whose listeners were killed."""
         own = [name for name in os.listdir(self.fd) if _FILE.fullmatch(name) and name.startswith(_boot())]
-        if len(own) > _SWEPT_MAX:  # not always the same ones
+        if len(own) > _SWEPT_MAX:  # a random sample, so that all of them get their turn
             own = secrets.SystemRandom().sample(own, _SWEPT_MAX)
         for name in own:
             with contextlib.suppress(OSError):
-                found = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
-                old = stat.S_ISSOCK(found.st_mode) and found.st_uid == os.geteuid() and time.time() - found.st_mtime > _STALE_S
+                status = os.stat(name, dir_fd=self.fd, follow_symlinks=False)
+                old = stat.S_ISSOCK(status.st_mode) and status.st_uid == os.geteuid() and time.time() - status.st_mtime > _STALE_S
                 if old and not self._has_listener(name.removesuffix(".sock")):
                     os.unlink(name, dir_fd=self.fd)
 
@@ -192,7 +194,7 @@ class LocalDirectory:
         fd = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if os.fstat(fd).st_nlink:  # else it was tidied away, and the next process locks another file
+            if os.fstat(fd).st_nlink:  # otherwise the file was removed, and the next process locks another file
                 return fd
         os.close(fd)
         return None
@@ -204,8 +206,8 @@ class LocalDirectory:
         except FileNotFoundError:
             return None
         try:
-            found = os.fstat(fd)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & _OTHERS:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & _OTHERS:
                 raise NotPrivate(errno.EACCES, f"{self.path}/secret is not a file that only this user may read")
             data = os.read(fd, SECRET_BYTES + 1)
         finally:
@@ -213,9 +215,10 @@ class LocalDirectory:
         return data if len(data) == SECRET_BYTES else None
 
     def _make_secret(self) -> None:
-        """Put a new secret in place of none or of an invalid one. The caller holds the lock.
+        """Create the secret, in place of none or of an invalid one. The caller holds the lock.
 
-        A rename, not a link: it replaces, and some file systems have no links. After a power loss there is the whole secret or none.
+        A rename, not a link: it replaces, and some file systems have no links. After a power loss there is the whole
+        secret or none.
         """
         own = f"secret-{secrets.token_hex(8)}"
         fd = os.open(own, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self.fd)
@@ -268,7 +271,8 @@ class Listener:
 
 
 def name_of(*words: str) -> str:
-    """Return the name of the socket for what the words say; another one in each boot and each network namespace of a machine."""
+    """Return the name of the socket for the purpose in ``words``. It differs between boots and network namespaces of a
+    machine."""
     return f"{_boot()}-{hashlib.sha256(chr(0).join((_network(), *words)).encode(errors='surrogateescape')).hexdigest()[:40]}"
 
 
@@ -279,9 +283,11 @@ def peer_of(connection: socket.socket) -> tuple[int, int]:
 
 
 def _tops() -> list[str]:
-    """Directories that may hold this user's. The first two do not depend on the login session, which ends before a detached job does.
+    """Return the directories that may contain this user's. The first two do not depend on the login session, which
+    ends before a detached job does.
 
-    Each is the same in every working directory. ``tempfile.gettempdir()`` is not: it may be the working directory, or relative to it.
+    Each is the same in every working directory. ``tempfile.gettempdir()`` is not: it may be the working directory, or
+    relative to it.
     """
     variables = [os.environ.get(name, "") for name in ("TMPDIR", "TEMP", "TMP")]
     given = [top for top in variables if os.path.isabs(top)][:1]
@@ -298,7 +304,8 @@ def _top_of(path: str) -> str:
 
 
 def _note(error: OSError, reasons: list[str]) -> None:
-    """Add why a candidate is not used. Raise if the reason is this process or the machine: then the next candidate is no better."""
+    """Record why a candidate is unusable. Raise if the cause is the process or the machine: the next candidate would
+    fail, too."""
     if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
         raise error
     reasons.append(error.strerror or str(error))
@@ -311,9 +318,9 @@ def _open(top: str) -> tuple[str, int]:
         trusted = {0, os.geteuid(), os.fstat(fd).st_uid}  # in a user namespace the superuser's files may have another number
         for part in Path(top).parts[1:]:
             fd, path = _enter(fd, path, part)
-            found = os.fstat(fd)
-            exchangeable = found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX
-            if found.st_uid not in trusted or exchangeable:
+            status = os.fstat(fd)
+            exchangeable = status.st_mode & _WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX
+            if status.st_uid not in trusted or exchangeable:
                 raise NotPrivate(errno.EACCES, f"{path} belongs to another user, or others may rename in it")
         for part, forbidden in ((f"relight-{os.geteuid()}", _WRITABLE_BY_OTHERS), ("sockets", _OTHERS)):
             target = f"{path}/{part}"
@@ -323,11 +330,11 @@ def _open(top: str) -> tuple[str, int]:
             except OSError as error:
                 raise OSError(error.errno, f"{target} cannot be made ({os.strerror(error.errno or 0)})") from error
             fd, path = _enter(fd, path, part, os.O_RDONLY if part == "sockets" else os.O_PATH)
-            found = os.fstat(fd)
-            if found.st_uid != os.geteuid():
-                raise NotPrivate(errno.EACCES, f"{path} belongs to another user ({found.st_uid})")
-            if found.st_mode & forbidden:
-                raise NotPrivate(errno.EACCES, f"{path} is open to other users (mode {stat.S_IMODE(found.st_mode):o})")
+            status = os.fstat(fd)
+            if status.st_uid != os.geteuid():
+                raise NotPrivate(errno.EACCES, f"{path} belongs to another user ({status.st_uid})")
+            if status.st_mode & forbidden:
+                raise NotPrivate(errno.EACCES, f"{path} is open to other users (mode {stat.S_IMODE(status.st_mode):o})")
         return path, fd
     except BaseException:
         os.close(fd)
@@ -335,16 +342,16 @@ def _open(top: str) -> tuple[str, int]:
 
 
 def _enter(fd: int, path: str, part: str, flags: int = os.O_PATH) -> tuple[int, str]:
-    """Open a directory in the open one, which is closed. Never through a link."""
+    """Open a directory inside the open directory ``fd``, which is closed. Never follows a link."""
     target = f"{path}/{part}"
     try:
-        found = os.open(part, flags | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+        opened = os.open(part, flags | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
     except OSError as error:
         if error.errno == errno.ENOTDIR:
             raise NotPrivate(errno.EACCES, f"{target} is a link, or not a directory") from error
         raise OSError(error.errno, f"{target} cannot be opened ({os.strerror(error.errno or 0)})") from error
     os.close(fd)
-    return found, target
+    return opened, target
 
 
 def _identity(found: os.stat_result) -> tuple[int, int]:

@@ -1,7 +1,8 @@
-"""Threads that the system may refuse: the work is then done by the thread that asked for them, more slowly. Reported once a process.
+"""Start threads, and do without them if the system refuses: the caller then does the work itself, more slowly.
+Reported once a process.
 
-A process at its limit (``ulimit -u``, ``ulimit -v``, a cgroup's ``pids.max``) gets "can't start new thread" from Python as a
-``RuntimeError``. Training must not end by it.
+A process at its limit (``ulimit -u``, ``ulimit -v``, a cgroup's ``pids.max``) gets "can't start new thread" from
+Python as a ``RuntimeError``. Training must not fail because of it.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 def is_refused(error: BaseException) -> bool:
-    """Whether ``error`` is the system's refusal to start a thread."""
+    """Return whether ``error`` is the system's refusal to start a thread."""
     return isinstance(error, RuntimeError) and REFUSED in str(error)
 
 
 def start(thread: threading.Thread) -> bool:
-    """Start a thread. False, reported, if the system refuses it: the caller does without."""
+    """Start a thread. If the system refuses it, report that and return False: the caller works without the thread."""
     try:
         start_thread(thread)
     except RuntimeError as error:
@@ -57,10 +58,11 @@ def report_refused(name: str) -> None:
 
 
 class ThreadPool:
-    """Threads that do tasks. If no thread can be started, the caller does the task itself. Tasks must not wait for each other.
+    """Threads that run tasks. If no thread can be started, the caller runs the task itself. Tasks must not wait for
+    each other.
 
-    A ``ThreadPoolExecutor`` starts its threads by ``Thread.start``, which may wait for good (``observe.thread_start``), and a thread of
-    it that runs out of memory between two tasks takes the next one with it.
+    ``ThreadPoolExecutor`` is unsuitable: ``Thread.start`` may block for ever (``observe.thread_start``), and a thread
+    that runs out of memory between two tasks loses the next one.
     """
 
     def __init__(self, size: int, name: str, initializer: Callable[..., object] | None = None, initargs: tuple[Any, ...] = ()) -> None:
@@ -80,7 +82,7 @@ class ThreadPool:
         self.shutdown()
 
     def submit(self, work: Callable[..., T], /, *words: Any, **named: Any) -> Future[T]:
-        """Have ``work`` done. Done when this returns if no thread could be started; its error is the future's in any case."""
+        """Run ``work`` in a thread, or now if no thread can be started. Its error is the future's in both cases."""
         task = _Task(work, words, named)
         with self._lock:
             if self._closed:
@@ -102,11 +104,11 @@ class ThreadPool:
         return task.future
 
     def map(self, work: Callable[[Any], T], values: Iterable[Any]) -> Iterator[T]:
-        """Results of ``work`` for all values, in their order. All are begun at once."""
+        """Return an iterator over the results of ``work`` for all values, in their order. All are submitted at once."""
         return iter([future.result() for future in [self.submit(work, value) for value in values]])
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads when all tasks are done. ``cancel_futures``: those that no thread has begun are cancelled."""
+        """End the threads once all tasks are done. ``cancel_futures``: cancel tasks that have not begun."""
         with self._lock:
             self._closed = True
             if cancel_futures:
@@ -121,7 +123,7 @@ class ThreadPool:
 
 
 class _Task:
-    """One call, made once."""
+    """One call, run once."""
 
     def __init__(self, work: Callable[..., Any], words: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._call = (work, words, named)
@@ -133,7 +135,7 @@ class _Task:
         (work, words, named), self._call = self._call, (None, (), {})  # type: ignore[assignment]
         try:
             result = work(*words, **named)
-        except BaseException as error:  # noqa: BLE001 (who asks for the result gets it)
+        except BaseException as error:  # noqa: BLE001 (the caller of result() gets it)
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
@@ -142,9 +144,9 @@ class _Task:
 def _work(
     tasks: SimpleQueue[_Task | None], idle: threading.Semaphore, initializer: Callable[..., object] | None, initargs: tuple[Any, ...]
 ) -> None:
-    """Do tasks until the pool ends. It has no reference to the pool, so that a pool that its owner dropped ends."""
+    """Run tasks until the pool ends. Holds no reference to the pool, so that a pool without an owner ends."""
     if initializer is not None:
-        with contextlib.suppress(Exception):  # a refused priority: the tasks count more
+        with contextlib.suppress(Exception):  # a refused priority must not stop the tasks
             initializer(*initargs)
     while True:
         task = tasks.get()
@@ -153,7 +155,7 @@ def _work(
             return
         try:
             task.run()
-        except BaseException as error:  # noqa: BLE001 (no memory for the call itself: who waits for the result must get one)
+        except BaseException as error:  # noqa: BLE001 (no memory for the call itself: the waiting caller must get an error)
             with contextlib.suppress(InvalidStateError):
                 task.future.set_exception(error)
         task = None
@@ -162,7 +164,7 @@ def _work(
 
 @atexit.register
 def _at_exit() -> None:
-    """End all threads of pools: one that is inside a library while the interpreter is taken down may crash the process."""
+    """End all pools' threads: a thread inside a library during interpreter shutdown may crash the process."""
     ends = monotonic() + _END_S
     for pool in list(_pools):
         pool.shutdown(wait=False)

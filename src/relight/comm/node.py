@@ -1,4 +1,4 @@
-"""Which machine this is, as its processes see it."""
+"""The identity of this machine, as its processes see it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ from pathlib import Path
 
 
 def this_node() -> bytes:
-    """Eight bytes that processes have in common if they can reach each other's local sockets: host name, boot, network namespace; and what
-    ``RELIGHT_NODE`` says, where one machine counts as several nodes."""
-    told = [socket.gethostname(), os.environ.get("RELIGHT_NODE", "")]
+    """Return eight bytes that processes share if they can reach each other's local sockets.
+
+    They are a hash of host name, boot, network namespace, and ``RELIGHT_NODE``, which divides one machine into several
+    nodes.
+    """
+    parts = [socket.gethostname(), os.environ.get("RELIGHT_NODE", "")]
     with contextlib.suppress(OSError):
-        told.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
     with contextlib.suppress(OSError):
-        told.append(os.readlink("/proc/self/ns/net"))
-    return hashlib.sha256("\0".join(told).encode()).digest()[:8]
+        parts.append(os.readlink("/proc/self/ns/net"))
+    return hashlib.sha256("\0".join(parts).encode()).digest()[:8]

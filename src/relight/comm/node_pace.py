@@ -1,7 +1,8 @@
-"""A bound on bytes a second that all processes of a node keep together, for one purpose such as the saves of a run.
+"""A limit on bytes per second that all processes of a node share, for one purpose such as the saves of a run.
 
-The processes share eight bytes of a file in this user's private directory: the time at which the next bytes may move. Each process that
-moves bytes adds their time there, under a lock. A process that dies holds nothing: its lock goes with it, and it owes a tenth of a second.
+The processes share eight bytes of a file in this user's private directory: the time at which the next bytes may move.
+Each process adds the time of its bytes there, under a lock. If a process dies, its lock is released, and the others
+wait at most a tenth of a second for its last piece.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from relight.comm.node import this_node
 
 FILE = "paces"
 SLOTS = 4096
-"""Purposes that the file tells apart. Two that share a slot share their bound, which is slower and harms nothing."""
+"""Number of purposes that the file distinguishes. Two purposes in one slot share their limit, which is slower but
+harmless."""
 PIECE_S = 0.1
-"""Seconds that one piece takes at the bound: pieces are that small, so that a bound is kept from moment to moment."""
+"""Seconds that one piece takes at the limit: short, so that the rate is even."""
 PIECE_BYTES_MIN = 64 << 10
 AHEAD_MAX_S = 3600.0
-"""A time further ahead than that is not believed: the file is damaged, or of another boot."""
+"""A time further ahead than this is ignored: the file is damaged, or from another boot."""
 _TIME = struct.Struct("<d")
 
 
 class NodePace:
-    """``bytes_per_second`` for all processes of this node that name the same ``purpose``. Any thread.
+    """A limit of ``bytes_per_second`` for all processes of this node that pass the same ``purpose``. Thread-safe.
 
-    Without a private directory the bound is kept by this process alone. Cost: a lock and two small reads and writes a piece.
+    Without a private directory the limit holds for this process alone. Cost: a lock and two small reads and writes a
+    piece.
     """
 
     def __init__(self, bytes_per_second: float, purpose: str) -> None:
@@ -59,16 +62,16 @@ class NodePace:
         time.sleep(max(0.0, self._reserve(length / self.bytes_per_second)))
 
     def spent(self, length: int) -> None:
-        """Wait until the time of ``length`` bytes is over, which were moved at once just now."""
+        """Wait for the time that ``length`` bytes take, which were moved at once just now."""
         seconds = length / self.bytes_per_second
         time.sleep(max(0.0, self._reserve(seconds) + seconds))
 
     def _reserve(self, seconds: float) -> float:
-        """Take the next ``seconds`` of the node. Return how long it is until then."""
+        """Reserve the node's next ``seconds``. Return the seconds until they begin."""
         with self._lock:
             try:
                 return self._reserve_in_file(seconds)
-            except OSError:  # the file system is gone or full: this process keeps the bound by itself
+            except OSError:  # the file system is gone or full: limit this process alone
                 begins = max(self._own, time.monotonic())
                 self._own = begins + seconds
                 return begins - time.monotonic()
@@ -78,8 +81,8 @@ class NodePace:
             raise OSError("no private directory")
         fcntl.flock(self._fd, fcntl.LOCK_EX)
         try:
-            found, now = os.pread(self._fd, _TIME.size, self._at), time.monotonic()
-            then = _TIME.unpack(found)[0] if len(found) == _TIME.size else now
+            stored, now = os.pread(self._fd, _TIME.size, self._at), time.monotonic()
+            then = _TIME.unpack(stored)[0] if len(stored) == _TIME.size else now
             begins = then if now <= then <= now + AHEAD_MAX_S else now
             os.pwrite(self._fd, _TIME.pack(begins + seconds), self._at)
         finally:

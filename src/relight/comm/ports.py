@@ -1,4 +1,4 @@
-"""A port that no connection is given."""
+"""Find a port that the kernel does not assign to connections."""
 
 from __future__ import annotations
 
@@ -14,20 +14,23 @@ _GIVEN = Path("/proc/sys/net/ipv4/ip_local_port_range")
 
 
 def free_port() -> int:
-    """One that nobody listens at now, and that the kernel gives to no connection: it stays free for whoever means to listen there later.
-    Where there is none such, one that the kernel gives."""
-    below = min(LAST, _given_from() - 1)
-    for _ in range(TRIES if below >= FIRST else 0):
-        port = random.randint(FIRST, below)
+    """Return a port without a listener that the kernel assigns to no connection, so that it stays free until a process
+    listens there.
+
+    If there is none, return a port that the kernel assigns.
+    """
+    last = min(LAST, _given_from() - 1)
+    for _ in range(TRIES if last >= FIRST else 0):
+        port = random.randint(FIRST, last)
         if _is_free(port):
             return port
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def _given_from() -> int:
-    """The least port that a connection may be given. Where that is not told, it is Linux' own."""
+    """Return the lowest port that the kernel may assign to a connection; Linux' default if that is unknown."""
     try:
         return int(_GIVEN.read_text(encoding="ascii").split()[0])
     except (OSError, ValueError, IndexError):
@@ -37,11 +40,11 @@ def _given_from() -> int:
 def _is_free(port: int) -> bool:
     for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):  # noqa: S104 as torch's store does
         try:
-            with socket.socket(family) as one:
+            with socket.socket(family) as probe:
                 if family == socket.AF_INET6:
-                    one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                one.bind((address, port))
+                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+                probe.bind((address, port))
         except OSError as error:
-            if family == socket.AF_INET or error.errno == errno.EADDRINUSE:  # a machine without IPv6 says something else
+            if family == socket.AF_INET or error.errno == errno.EADDRINUSE:  # without IPv6 the error is another one
                 return False
     return True

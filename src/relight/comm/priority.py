@@ -1,4 +1,4 @@
-"""Low priority for a process or thread of ours: training comes first for processor and disk."""
+"""Low priority for Relight's processes and threads: training comes first for processor and disk."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from relight.comm.new_threads import ThreadPool
 T = TypeVar("T")
 LAST = 19
 _TRIES, _AGAIN_S = 60, 0.05
-"""The kernel takes ten changes a second, of all processes together."""
+"""The kernel accepts ten changes a second from all processes together."""
 
 
 def lower_priority(nice: int) -> None:
-    """Be the last to run, of processor and disk, as ``nice`` (0 to 19) says; where that is not allowed, go on as before.
+    """Lower this process's priority for processor and disk to ``nice`` (0 to 19). Without permission, do nothing.
 
-    Linux shares the processor out between sessions first, where the kernel groups them by themselves (``sched_autogroup_enabled``, as most
-    distributions have it), and heeds ``nice`` within a session only: a process that has a session of its own would take as much as the
-    training. So the session's group is made to wait, too (sched(7), "The autogroup feature"). It is this process's own if it leads it.
+    If the kernel groups sessions (``sched_autogroup_enabled``, the default of most distributions), Linux first shares
+    the processor between sessions, and ``nice`` counts only within a session. A process with a session of its own
+    would then get as much time as the training. So the session's group gets the priority, too, if this process leads
+    the session (sched(7), "The autogroup feature").
     """
     with contextlib.suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, 0, nice)
@@ -31,7 +32,8 @@ def lower_priority(nice: int) -> None:
 
 
 def _lower_group(nice: int) -> None:
-    """What the session's group is to wait, if it is this process's own. There is a way back from that, ten times a second at most."""
+    """Set the priority of the session's group if this process leads the session. It can be raised again; ten changes a
+    second at most."""
     for _ in range(_TRIES if os.getsid(0) == os.getpid() else 0):
         try:
             with open("/proc/self/autogroup", "r+", encoding="ascii") as file:
@@ -46,9 +48,11 @@ def _lower_group(nice: int) -> None:
 
 
 def idle_priority(work: Callable[[], T], nice: int) -> T:
-    """What ``work`` gives, or raises, done in what processor time others leave, in a thread of its own and those that it
-    starts. This one waits, and the process has ``nice`` again behind it. Where all cores are busy that takes many times as long: it is for
-    what nobody waits for."""
+    """Return what ``work`` returns, or raise its error. It runs in another thread that uses only idle processor time.
+
+    The caller waits, and the process has ``nice`` again afterwards. If all cores are busy, the work takes many times
+    as long: use it only for work that no caller waits for.
+    """
     with ThreadPool(1, "relight-behind", initializer=lower_after, initargs=(LAST,)) as pool:
         _lower_group(LAST)
         try:
@@ -58,7 +62,8 @@ def idle_priority(work: Callable[[], T], nice: int) -> T:
 
 
 def lower_after(by: int) -> None:
-    """Have this thread, and those that it starts, wait for others of this process too. For good: the way back takes a privilege."""
+    """Lower the priority of this thread, and of threads that it starts, by ``by``. Permanent: raising it takes a
+    privilege."""
     with contextlib.suppress(OSError):
-        me = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, me, min(19, os.getpriority(os.PRIO_PROCESS, me) + by))
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + by))

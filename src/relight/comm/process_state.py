@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 STOPPED = frozenset("Tt")
-"""Letters of a process that does nothing until it is continued: by a signal, or by a tracer."""
+"""Kernel letters of a process that is stopped until it is continued: by a signal, or by a tracer."""
 _WORDS = {
     "R": "running", "S": "waiting", "D": "waiting for a disk or a network file system", "T": "stopped by a signal",
     "t": "stopped by a debugger", "Z": "ended", "X": "ended", "": "gone",
@@ -17,7 +17,7 @@ _WORDS = {
 
 
 class ProcessIdentity(NamedTuple):
-    """One process: its number and its start, as a number may be given to another process later."""
+    """One process: its pid and its start time, as a pid may be reused."""
 
     pid: int
     started: str
@@ -35,10 +35,10 @@ class ProcessIdentity(NamedTuple):
         return _WORDS.get(state, f"in state {state}")
 
     def send(self, number: signal.Signals) -> bool:
-        """Send a signal to this process and to no later one with its number. Return whether it was sent."""
+        """Send a signal to this process, never to a later one with the same pid. Return whether it was sent."""
         try:
             handle = os.pidfd_open(self.pid)
-        except OSError:  # gone; or no descriptor is left, so that the number has to do
+        except OSError:  # gone; or no descriptor is left, so use the pid
             if not self.state:
                 return False
             with contextlib.suppress(OSError):
@@ -57,13 +57,13 @@ class ProcessIdentity(NamedTuple):
 
 
 def process_at(pid: int) -> ProcessIdentity | None:
-    """Return the process with that number; None if there is none, or /proc does not show it."""
+    """Return the process with that pid; None if there is none, or /proc does not show it."""
     state, started = _read(pid) if pid > 0 else ("", "")
     return ProcessIdentity(pid, started) if state else None
 
 
 def command_of(pid: int) -> list[str]:
-    """Return the words with which that process was started; empty if they cannot be read."""
+    """Return the command line of that process; empty if it cannot be read."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
     except OSError:

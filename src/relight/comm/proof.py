@@ -30,9 +30,10 @@ class ProofFailed(ConnectionError):
 
 
 def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout_s: float, idle: Callable[[], None] = lambda: None) -> None:
-    """Prove the secret to a listener, which proves it first. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone.
+    """Prove the secret to a listener, which proves it first.
 
-    ``idle`` is called each ``_TICK_S`` while no answer comes: the listener may have been stopped.
+    Raise ``ProofFailed`` if the listener does not know the secret, another ``OSError`` if it is gone. ``idle`` is
+    called every ``_TICK_S`` seconds while no answer comes: the listener may have been stopped.
     """
     ends, mine = time.monotonic() + timeout_s, secrets.token_bytes(_NONCE)
     _send(connection, _MAGIC + mine, ends)
@@ -46,7 +47,10 @@ def prove_as_caller(connection: socket.socket, secret: bytes, name: str, timeout
 
 
 def prove_as_listener(connection: socket.socket, secret: bytes, name: str, timeout_s: float) -> None:
-    """Have a caller prove the secret, after proving it. ``ProofFailed`` if it does not know it; another ``OSError``: it is gone."""
+    """Prove the secret to a caller, then have it prove the secret.
+
+    Raise ``ProofFailed`` if the caller does not know it, another ``OSError`` if it is gone.
+    """
     ends, mine = time.monotonic() + timeout_s, secrets.token_bytes(_NONCE)
     greeting = _receive(connection, len(_MAGIC) + _NONCE, ends)
     if not greeting.startswith(_MAGIC):
@@ -68,7 +72,8 @@ def _send(connection: socket.socket, data: bytes, ends: float) -> None:
 
 
 def _receive(connection: socket.socket, length: int, ends: float, idle: Callable[[], None] | None = None) -> bytes:
-    """Receive exactly so many bytes. Descriptors that come with them are closed by the kernel, as no room is given for them."""
+    """Receive exactly ``length`` bytes. The kernel closes descriptors that come with them, as no room is given for
+    them."""
     data = b""
     waiting = select.poll()
     waiting.register(connection, select.POLLIN)

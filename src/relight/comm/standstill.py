@@ -1,9 +1,11 @@
-"""Notice a stopped process whose work another process waits for. Continue it, then end it: a stopped process holds no training.
+"""Detect a stopped process that another process waits for. Continue it, then end it: a stopped process must not delay
+training.
 
 The processes are the agent, and the one that copies to further tiers.
 
-A stopped process (SIGSTOP, a debugger, a suspended terminal) keeps its sockets open, so a wait for it sees no error. Its state is read
-from /proc. A process that runs, however slowly, is left alone: the deadlines of the waits bound it.
+A stopped process (SIGSTOP, a debugger, a suspended terminal) keeps its sockets open, so a process that waits for it
+sees no error. Its state is read from /proc. A running process, however slow, is left alone: the deadlines of the waits
+limit it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from relight.comm.process_state import STOPPED, ProcessIdentity, process_at
 from relight.observe import emit
 
 CONTINUE_AFTER_S = 2.0
-"""Seconds that a needed process may be stopped before it is continued. A suspended job is continued as a whole, within less."""
+"""Seconds that a needed process may be stopped before it is continued. A suspended job is continued as a whole, within
+less time."""
 END_AFTER_S = 2.0
 """Seconds that it may then stay stopped, or be stopped again, before it is ended."""
 CHECK_S = 1.0
@@ -29,7 +32,7 @@ COPIER = ("that copies to further tiers", "copies are due", "another one copies"
 
 
 class Standstill:
-    """The check of one process. ``patience``: a factor of both times above, below 1 if the trainer itself must end soon."""
+    """Checks one process. ``patience``: a factor for both times above, below 1 if the trainer itself must end soon."""
 
     def __init__(self, pid: int, clock: Callable[[], float] = monotonic, words: tuple[str, str, str] = WRITER) -> None:
         self._process, self._clock, self._words = process_at(pid), clock, words
@@ -41,11 +44,12 @@ class Standstill:
     @property
     def words(self) -> str:
         """The process and its state, for messages."""
-        one = self._process
-        return "its process is not seen" if one is None else f"process {one.pid} is {one.words}"
+        process = self._process
+        return "its process is not seen" if process is None else f"process {process.pid} is {process.words}"
 
     def check(self, needed: bool) -> bool:
-        """Look at the process, and act if it is stopped and ``needed``. False if it was ended and its connection must go."""
+        """Check the process, and act if it is stopped and ``needed``. Return False if it was ended and its connection
+        must be closed."""
         if self._process is None:
             return True
         now = self._clock()
@@ -68,7 +72,7 @@ class Standstill:
 
 
 def wake(process: ProcessIdentity, stopped_s: float, words: tuple[str, str, str] = WRITER) -> bool:
-    """Continue a stopped process, and report it."""
+    """Continue a stopped process, and report it. Return whether the signal was sent."""
     how, (work, waits, _) = process.words, words
     sent = process.send(signal.SIGCONT)
     text = f"the process {work}, {process.pid}, is {how} for {stopped_s:.1f} s while {waits}"

@@ -1,4 +1,5 @@
-"""The ranks of ``torch.distributed``: a group of Relight's own, on the host, so that nothing here meets training's collectives."""
+"""The ranks of ``torch.distributed``, by a separate group on the host, so that no call here mixes with training's
+collectives."""
 
 from __future__ import annotations
 
@@ -13,15 +14,16 @@ from typing import Any
 from relight.comm.base import Communicator, SingleProcess, late
 
 _PADDED_BYTES = 1 << 20
-"""So much may be received for padding's sake: one call is quicker than many."""
+"""Bytes up to which all data is padded and received at once: one call is faster than many."""
 ROLL_CALL_S = 1.0
-"""How long those who gave up waiting look for each other, to tell who is missing."""
+"""Seconds in which ranks that timed out register, so that the missing ones are known."""
 
 
 def find_world(timeout_s: float) -> Communicator:
-    """This process's: that of ``torch.distributed`` if it is initialised with more than one rank, else alone.
+    """Return this process's communicator: all ranks if ``torch.distributed`` is initialised with more than one,
+    otherwise a single process.
 
-    Every rank calls it at the same point: a group is made.
+    Every rank must call it at the same point: it creates a group.
     """
     import torch.distributed as dist
 
@@ -31,7 +33,7 @@ def find_world(timeout_s: float) -> Communicator:
 
 
 class TorchCommunicator:
-    """All ranks of the default group. Costs: one gloo group; exchanges of a few bytes take some 100 µs on a node."""
+    """All ranks of the default group. Cost: one gloo group; exchanging a few bytes takes about 100 µs on a node."""
 
     def __init__(self, timeout_s: float) -> None:
         import torch.distributed as dist
@@ -44,7 +46,8 @@ class TorchCommunicator:
         self._calls = 0
 
     def gather(self, data: bytes, doing: str) -> list[bytes]:
-        """See ``World``: lengths first, then bytes padded to the longest; or, where that would be much, from each that has some."""
+        """See ``Communicator``. Exchanges the lengths, then the bytes: padded to the longest, or, if that is too much,
+        one broadcast for each rank that has data."""
         import torch
         import torch.distributed as dist
 
@@ -55,7 +58,9 @@ class TorchCommunicator:
             longest = max(sizes)
             if not longest:
                 return [b""] * self.size
-            if self.size * longest > _PADDED_BYTES and 2 * sum(sizes) < self.size * longest:  # few have much to say: one after the other
+            if (
+                self.size * longest > _PADDED_BYTES and 2 * sum(sizes) < self.size * longest
+            ):  # few ranks have much data: broadcast theirs one after the other
                 rooms = [torch.empty(size, dtype=torch.uint8, device="cpu") for size in sizes]
                 rooms[self.rank] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)
                 for rank, size in enumerate(sizes):
@@ -67,7 +72,7 @@ class TorchCommunicator:
         return [room[:size].numpy().tobytes() for room, size in zip(rooms, sizes, strict=True)]
 
     def broadcast(self, data: bytes | None, source: int, doing: str) -> bytes:
-        """See ``World``."""
+        """See ``Communicator``."""
         import torch
         import torch.distributed as dist
 
@@ -84,37 +89,37 @@ class TorchCommunicator:
         return bytes(room.numpy().tobytes())
 
     def propose(self, words: Sequence[int]) -> None:
-        """See ``World``."""
+        """See ``Communicator``."""
         import torch
         import torch.distributed as dist
 
-        held = torch.tensor(list(words), dtype=torch.int64, device="cpu")
+        maxima = torch.tensor(list(words), dtype=torch.int64, device="cpu")
         with self._watched("agreeing on when to save"):
-            self._proposal = dist.all_reduce(held, op=dist.ReduceOp.MAX, group=self._group, async_op=True), held
+            self._proposal = dist.all_reduce(maxima, op=dist.ReduceOp.MAX, group=self._group, async_op=True), maxima
 
     def agreed(self) -> list[int] | None:
-        """See ``World``."""
+        """See ``Communicator``."""
         proposal, self._proposal = self._proposal, None
         if proposal is None:
             return None
-        work, held = proposal
+        work, maxima = proposal
         with self._watched("agreeing on when to save"):
             work.wait()
-        return [int(word) for word in held]
+        return [int(word) for word in maxima]
 
     def send(self, data: memoryview, to: Sequence[int], doing: str) -> None:
-        """See ``World``: to all of them at once."""
+        """See ``Communicator``. Sends to all ranks at once."""
         import torch
         import torch.distributed as dist
 
         with self._watched(doing, among_all=False):
-            held = torch.frombuffer(data, dtype=torch.uint8)
-            for work in [dist.isend(held, rank, group=self._group) for rank in to]:
+            tensor = torch.frombuffer(data, dtype=torch.uint8)
+            for work in [dist.isend(tensor, rank, group=self._group) for rank in to]:
                 if work is not None:
                     work.wait()
 
     def receive(self, into: memoryview, source: int, doing: str) -> None:
-        """See ``World``."""
+        """See ``Communicator``."""
         import torch
         import torch.distributed as dist
 
@@ -122,17 +127,18 @@ class TorchCommunicator:
             dist.recv(torch.frombuffer(into, dtype=torch.uint8), source, group=self._group)
 
     def publish(self, name: str, data: bytes) -> None:
-        """See ``World``: in the default group's store, as the group itself may be gone. ``LateRanks`` if the store is, too."""
+        """See ``Communicator``. Uses the default group's store, as the group itself may be gone. Raises
+        ``RankTimeout`` if the store is gone, too."""
         with self._board():
             self._store.set(f"relight/{name}", data)  # type: ignore[arg-type]
 
     def lookup(self, name: str) -> bytes | None:
-        """See ``World``."""
+        """See ``Communicator``."""
         with self._board():
             return bytes(self._store.get(f"relight/{name}")) if self._store.check([f"relight/{name}"]) else None
 
     def unpublish(self, name: str) -> None:
-        """See ``World``. Stores that cannot forget keep it."""
+        """See ``Communicator``. Stores that cannot delete a key keep it."""
         with contextlib.suppress(RuntimeError, NotImplementedError):
             self._store.delete_key(f"relight/{name}")
 
@@ -141,21 +147,23 @@ class TorchCommunicator:
         try:
             yield
         except RuntimeError as error:
-            raise late([0], "telling what came of a save", 0.0) from error
+            raise late([0], "exchanging the result of a save", 0.0) from error
 
     def close(self) -> None:
-        """The group goes with the process, or with ``destroy_process_group``: to destroy it here would be a collective."""
+        """Drop the proposal. The group ends with the process or ``destroy_process_group``: destroying it here would be
+        a collective."""
         self._proposal = None
 
     def _watched(self, doing: str, among_all: bool = True) -> contextlib.AbstractContextManager[None]:
-        """``among_all``: every rank makes this call. What is sent from one to another comes between two of those."""
+        """Name the late ranks if the call fails. ``among_all``: all ranks make this call; a send between two ranks
+        happens between two such calls."""
         self._calls += among_all
         if self._group is None:
             raise late([], doing, 0.0)
         return _NamedLateRanks(self, doing, f"{self._calls}" if among_all else f"{self._calls}+")
 
     def leave(self) -> None:
-        """Give the group up: those who still wait in it are then told at once that somebody is gone."""
+        """Destroy the group on this rank: ranks that still wait in it then fail at once."""
         import torch.distributed as dist
 
         group, self._group, self._proposal = self._group, None, None
@@ -165,7 +173,8 @@ class TorchCommunicator:
             gc.collect()  # the connections close with the last reference
 
     def missing(self, call: str) -> list[int]:
-        """Those who have not given up waiting at the same call: whoever is stuck elsewhere, or gone. By the default group's store."""
+        """Return the ranks that have not timed out at the same call: they are stuck elsewhere, or gone. Uses the
+        default group's store."""
         store = self._store
         names = [f"relight/late/{call}/{rank}" for rank in range(self.size)]
         store.set(names[self.rank], "here")
@@ -178,7 +187,7 @@ class TorchCommunicator:
 
 
 class _NamedLateRanks(contextlib.AbstractContextManager[None]):
-    """Turns what a broken collective raises into the names of those who did not come."""
+    """Convert a broken collective's error into ``RankTimeout`` with the missing ranks."""
 
     def __init__(self, world: TorchCommunicator, doing: str, call: str) -> None:
         self._world, self._doing, self._call = world, doing, call
@@ -189,7 +198,7 @@ class _NamedLateRanks(contextlib.AbstractContextManager[None]):
             return
         missing: list[int] = []
         seconds = time.monotonic() - self._started
-        traceback.clear_frames(trace)  # torch's own, which hold the group
+        traceback.clear_frames(trace)  # torch's frames hold the group
         with contextlib.suppress(RuntimeError):  # the store may be gone with rank 0
             self._world.leave()
             missing = self._world.missing(self._call)

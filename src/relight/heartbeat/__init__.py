@@ -1,7 +1,8 @@
-"""What a training process tells whoever watches over it: a page of memory, written in a few stores, readable when its writer is dead.
+"""The heartbeat: a page of shared memory in which a training process publishes its state. It stays readable after the
+process has died.
 
-Always holds: telling never blocks, never raises, and costs about two microseconds; a reader gets a whole page or none. Torch-free; imports
-nothing of Relight but its errors.
+Invariants: publishing never blocks, never raises, and costs about two microseconds. A reader gets a whole page or
+None. Torch-free; imports nothing of Relight but its errors.
 """
 
 from relight.heartbeat.heartbeat_page import LATE_AFTER, PAGE_BYTES, Heartbeat, HeartbeatPage, read_beat

@@ -1,4 +1,5 @@
-"""How much of the time ranks of a node pause, written by the supervisor to one small file of memory, which is replaced as a whole."""
+"""The share of the time that a node's ranks must pause. The supervisor writes it to one small file in memory, and
+replaces the file as a whole."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ SHARE_MAX = 0.9
 
 
 class Eased(NamedTuple):
-    """A share of the time, from 0 to ``SHARE_MAX``. ``until``: seconds of the monotonic clock; the supervisor renews it while it holds."""
+    """A share of the time, from 0 to ``SHARE_MAX``. ``until``: seconds of the monotonic clock; the supervisor renews
+    it while the ranks must pause."""
 
     share: float
     until: float
@@ -25,7 +27,7 @@ def ease_path(page: str | os.PathLike[str]) -> Path:
 
 
 def write_ease(page: str | os.PathLike[str], eased: Eased | None) -> None:
-    """Replace what holds; None: ranks pause no more. ``OSError`` if there is no room for it."""
+    """Replace the present share. None: ranks no longer pause. Raise ``OSError`` if there is no space."""
     path = ease_path(page)
     if eased is None:
         path.unlink(missing_ok=True)
@@ -36,10 +38,10 @@ def write_ease(page: str | os.PathLike[str], eased: Eased | None) -> None:
 
 
 def read_ease(page: str | os.PathLike[str]) -> Eased | None:
-    """Return what was written last; None without a file, or if it is invalid. Costs a few microseconds."""
+    """Return the last share; None without a file, or if it is invalid. Costs a few microseconds."""
     with contextlib.suppress(OSError, ValueError, TypeError, RecursionError, OverflowError), open(ease_path(page), "rb") as file:
         share, until = json.loads(file.read(_BYTES_MAX))
-        found = Eased(float(share), float(until))
-        if 0 < found.share <= SHARE_MAX and abs(found.until) < float("inf"):
-            return found
+        eased = Eased(float(share), float(until))
+        if 0 < eased.share <= SHARE_MAX and abs(eased.until) < float("inf"):
+            return eased
     return None

@@ -1,4 +1,8 @@
-"""The page: one fixed record under a counter. A writer makes the counter odd, writes, makes it even; who finds it odd looks again."""
+"""The heartbeat page: one fixed record under a sequence counter.
+
+The writer makes the counter odd, writes the record, and makes the counter even. A reader that finds it odd or changed
+reads again.
+"""
 
 from __future__ import annotations
 
@@ -10,101 +14,103 @@ from typing import NamedTuple
 
 PAGE_BYTES = 4096
 LATE_AFTER = 3.0
-"""A phase is late once it has taken so many times as long as it should, and some seconds."""
+"""A phase is late once it has taken this many times its expected time, and some seconds."""
 UPDATING = 2
-"""Of ``Beat.heir``: it is in the midst of its update."""
+"""Value of ``Heartbeat.heir`` while the rank is in its optimizer update."""
 NOT_YET = -2
-"""In place of a step: nothing was restored yet."""
+"""Value of ``Heartbeat.restored`` before anything was restored."""
 _MAGIC = b"rlpulse1"
 _COUNTER = struct.Struct("<Q")
 _BODY = struct.Struct("<Q32sddqdQddqqdqdddQQQQ")
 _TEXT_AT = 512
 _TEXTS = (1024, 256)
-"""Room for where the run is stored, and for its name."""
+"""Bytes reserved for the run's store and for its name."""
 _AT = 16
 _TRIES = 100
 
 
 class Heartbeat(NamedTuple):
-    """What a page says. Times are seconds of the monotonic clock; steps are −1, and losses not a number, as long as there are none."""
+    """The content of a page. Times are seconds of the monotonic clock. Until there is a value, steps are −1 and losses
+    NaN."""
 
     pid: int = 0
     phase: str = ""
     since: float = 0.0
     expected_s: float = 0.0
-    """How long the phase should take; 0: nobody knows."""
+    """Seconds that the phase should take; 0 if unknown."""
     step: int = -1
-    """The step that ended last."""
+    """The last completed step."""
     step_at: float = 0.0
     steps: int = 0
-    """How many have ended in this process's life."""
+    """Number of steps that this process has completed."""
     first_at: float = 0.0
-    """When the first of them did."""
+    """Time at which the first of them was completed."""
     loss: float = float("nan")
     sealed: int = -1
-    """The last step whose save can be made by others than the trainer."""
+    """The last step whose save another process can finish."""
     durable: int = -1
     save_since: float = 0.0
-    """When the oldest save that is not durable yet was asked for; 0: there is none."""
+    """Time at which the oldest save that is not durable yet was requested; 0 if there is none."""
     restored: int = NOT_YET
     """The step that was restored; −1: a fresh run."""
     restored_at: float = 0.0
     restore_s: float = 0.0
     saves_s: float = 0.0
-    """How long the last save took until it was durable."""
+    """Seconds that the last save took until it was durable."""
     saves: int = 0
     agent: int = 0
-    """The process that writes saves."""
+    """The pid of the process that writes saves; 0 if it is this one."""
     heir: int = 0
-    """1: should another rank of this node die, this one can save all that it held. 2: so it can, and is past this step's exchanges."""
+    """1: if another rank of this node dies, this rank can save the whole state. 2: so it can, and it is past this
+    step's collectives."""
     ahead: int = 0
-    """How many bytes it held where its script may be left waiting; 0: nowhere, or it is not there yet."""
+    """Bytes that the process had at ``relight.standby()``; 0 if its script has no such call, or has not reached it."""
     url: str = ""
     run: str = ""
 
 
 def mapped(path: str | os.PathLike[str], size: int) -> mmap.mmap:
-    """A file that is there already, of that size, to be written. ``OSError`` if it is not, or there is no room for it."""
+    """Map an existing file of ``size`` bytes for writing. Raise ``OSError`` if there is none, or no space for it."""
     descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        os.posix_fallocate(descriptor, 0, size)  # writing to memory that is not there would be a bus error
+        os.posix_fallocate(descriptor, 0, size)  # otherwise a write to an unallocated page would raise SIGBUS
         return mmap.mmap(descriptor, size)
     finally:
         os.close(descriptor)
 
 
 class HeartbeatPage:
-    """A writer's end. One process, any of its threads one after the other."""
+    """The writer's end of a page. One process; its threads must not write at the same time."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """The file is there already, of ``PAGE_BYTES``. ``OSError`` if it is not, or there is no room for it."""
+        """Map the existing file of ``PAGE_BYTES``. Raise ``OSError`` if there is none, or no space for it."""
         self._memory = mapped(path, PAGE_BYTES)
         self._count = 0
         self._texts: tuple[str, ...] = ()
 
     def write(self, beat: Heartbeat) -> None:
-        """All of it."""
+        """Write the whole record."""
         self._count += 2
         _COUNTER.pack_into(self._memory, 8, self._count - 1)
         _BODY.pack_into(self._memory, _AT, beat.pid, beat.phase.encode()[:32], *beat[2:-2])
-        if beat[-2:] != self._texts:  # which each step's beat has in common
-            self._texts, at = beat[-2:], _TEXT_AT
+        if beat[-2:] != self._texts:  # the texts rarely change
+            self._texts, offset = beat[-2:], _TEXT_AT
             for text, room in zip(self._texts, _TEXTS, strict=True):
                 data = text.encode(errors="replace")[: room - 1]
-                self._memory[at : at + len(data) + 1] = data + b"\0"
-                at += room
+                self._memory[offset : offset + len(data) + 1] = data + b"\0"
+                offset += room
         self._memory[0:8] = _MAGIC
         _COUNTER.pack_into(self._memory, 8, self._count)
 
 
 def make_page(path: str | os.PathLike[str]) -> None:
-    """An empty one, for a writer to come."""
+    """Create an empty page for a later writer."""
     with open(path, "wb") as file:
         file.truncate(PAGE_BYTES)
 
 
 def read_beat(path: str | os.PathLike[str]) -> Heartbeat | None:
-    """What is there; None if nothing was written yet, or nothing whole is to be had: the writer died in the midst of it."""
+    """Return the page's record; None if nothing was written yet, or the writer died during a write."""
     for _ in range(_TRIES):
         try:
             data = _bytes_of(path)
@@ -119,7 +125,7 @@ def read_beat(path: str | os.PathLike[str]) -> Heartbeat | None:
 
 
 def _bytes_of(path: str | os.PathLike[str]) -> bytes:
-    """Read a page. Nothing of what is no regular file, which might have no end."""
+    """Read a page. Return nothing if the path is not a regular file, as reading another kind may never end."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         return os.read(descriptor, PAGE_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
@@ -135,8 +141,8 @@ def _still(path: str | os.PathLike[str], count: int) -> bool:
 
 def _decode(data: bytes) -> Heartbeat:
     pid, phase, *rest = _BODY.unpack_from(data, _AT)
-    texts, at = [], _TEXT_AT
+    texts, offset = [], _TEXT_AT
     for room in _TEXTS:
-        texts.append(data[at : at + room].split(b"\0", 1)[0].decode(errors="replace"))
-        at += room
+        texts.append(data[offset : offset + room].split(b"\0", 1)[0].decode(errors="replace"))
+        offset += room
     return Heartbeat(pid, phase.rstrip(b"\0").decode(errors="replace"), *rest, *texts)

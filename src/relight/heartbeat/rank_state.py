@@ -1,7 +1,9 @@
-"""What a rank leaves for the case that it dies: the little that is its own, at the end of each step, in a file of memory.
+"""The part of the state that only one rank has, published at the end of each step in a file in memory, for a handover
+if the rank dies.
 
-Its replicas hold the rest. The file outlives the process; a rank that died while it wrote leaves nothing. A second file, written in front
-of a step's update, has what will be its own at that step's end if nothing draws from it until then: a rank may die during the update, too.
+The rank's replicas have the rest. The file outlives the process. If the rank died while it wrote, the file is invalid.
+A second file is written before a step's update. It has the rank state at that step's end if no random number is drawn
+until then: a rank may die during the update, too.
 """
 
 from __future__ import annotations
@@ -20,22 +22,22 @@ _MAGIC = b"rlwill01"
 
 
 class RankState(NamedTuple):
-    """What a rank left at the end of a step."""
+    """The rank state at the end of a step."""
 
     step: int
     data: bytes
 
 
 class RankStateWriter:
-    """A rank's own end. One thread."""
+    """The writer's end of a rank's file. One thread."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """The file is there already, of ``WILL_BYTES``. ``OSError`` if it is not, or there is no room for it."""
+        """Map the existing file of ``WILL_BYTES``. Raise ``OSError`` if there is none, or no space for it."""
         self._memory = mapped(path, WILL_BYTES)
         self._count = 0
 
     def write(self, step: int, data: bytes) -> bool:
-        """In place of what was there. False, and nothing is left, if there is no room."""
+        """Replace the state. Return False, and leave none, if ``data`` does not fit."""
         self._count += 2
         fits = len(data) <= WILL_BYTES - _HEAD.size
         _COUNTER.pack_into(self._memory, 8, self._count - 1)
@@ -47,13 +49,13 @@ class RankStateWriter:
 
 
 def make_rank_state(path: str | os.PathLike[str]) -> None:
-    """An empty one, for a rank to come."""
+    """Create an empty file for a later rank."""
     with open(path, "wb") as file:
         file.truncate(WILL_BYTES)
 
 
 def read_rank_state(path: str | os.PathLike[str]) -> RankState | None:
-    """What a rank left; None if it left nothing, nothing whole, or writes just now."""
+    """Return a rank's state; None if there is none, it is incomplete, or it is being written."""
     try:
         with open(path, "rb") as file:
             data = file.read(WILL_BYTES)
@@ -69,10 +71,11 @@ def read_rank_state(path: str | os.PathLike[str]) -> RankState | None:
 
 
 def rank_state_path(page: str | os.PathLike[str], rank: int, ahead: bool = False) -> Path:
-    """Where ``rank`` leaves its own, given any rank's page: beside it. ``ahead``: what it leaves in front of an update."""
+    """Return the file of ``rank``'s state, next to any rank's page. ``ahead``: the file that is written before an
+    update."""
     return Path(page).with_name(f"{'ahead' if ahead else 'will'}-{rank}")
 
 
 def lost_of(page: str | os.PathLike[str]) -> Path:
-    """Is there once a rank of this life has failed, given any rank's page."""
+    """Return the marker file that exists once a rank of this incarnation has failed, next to any rank's page."""
     return Path(page).with_name("lost")

@@ -1,4 +1,5 @@
-"""What is foreseen of a node, told by whoever watches over it to the ranks there: one small file of memory, replaced as a whole."""
+"""A warning that a node may fail, from the supervisor to the node's ranks: one small file in memory, replaced as a
+whole."""
 
 from __future__ import annotations
 
@@ -12,27 +13,27 @@ _WHY_MAX = 200
 
 
 class RiskWarning(NamedTuple):
-    """That something may fail here. Times are seconds of the monotonic clock, which processes of a machine have in common."""
+    """A warning of a failure. Times are seconds of the monotonic clock, which all processes of a machine share."""
 
     at: float
     likely: float
     """From 0 to 1: the share of such warnings that come true."""
     within_s: float
-    """So soon they do, if at all."""
+    """Seconds within which the failure occurs, if it does."""
     why: str = ""
 
     def remaining(self, now: float) -> float:
-        """What is left of it: it fades evenly, and is nothing once it is over."""
+        """Return the remaining likelihood at ``now``: it falls linearly, to 0 after ``within_s``."""
         return self.likely * max(0.0, 1.0 - max(0.0, now - self.at) / self.within_s)
 
 
 def risk_path(page: str | os.PathLike[str]) -> Path:
-    """Where it is told, given any rank's page: beside it."""
+    """Return the file of the warning, next to any rank's page."""
     return Path(page).with_name("risk")
 
 
 def write_risk(page: str | os.PathLike[str], warned: RiskWarning) -> None:
-    """In place of what was told before, unless more is left of that. ``OSError`` if there is no room for it."""
+    """Replace the last warning unless that one still has a higher likelihood. Raise ``OSError`` if there is no space."""
     before = read_risk(page)
     if before is not None and before.remaining(warned.at) > warned.likely:
         return
@@ -43,11 +44,11 @@ def write_risk(page: str | os.PathLike[str], warned: RiskWarning) -> None:
 
 
 def read_risk(page: str | os.PathLike[str]) -> RiskWarning | None:
-    """What was told last; None if nothing was, or nothing that makes sense. A few microseconds."""
+    """Return the last warning; None if there is none, or it is invalid. Costs a few microseconds."""
     try:
         with open(risk_path(page), "rb") as file:
-            at, likely, within_s, why = json.loads(file.read(_BYTES_MAX))
-        found = RiskWarning(float(at), float(likely), float(within_s), str(why))
+            issued_at, likely, within_s, why = json.loads(file.read(_BYTES_MAX))
+        warning = RiskWarning(float(issued_at), float(likely), float(within_s), str(why))
     except (OSError, ValueError, TypeError, RecursionError, OverflowError):
         return None
-    return found if 0 <= found.likely <= 1 and 0 < found.within_s < float("inf") and abs(found.at) < float("inf") else None
+    return warning if 0 <= warning.likely <= 1 and 0 < warning.within_s < float("inf") and abs(warning.at) < float("inf") else None

@@ -1,4 +1,5 @@
-"""Who wants the save that a rank is asked for: told beside its page by whoever watches over it, taken once, by the save it is for."""
+"""The reason of a save that a signal requests: the supervisor writes it next to the rank's page, and the save takes
+it, once."""
 
 from __future__ import annotations
 
@@ -7,20 +8,22 @@ import os
 from pathlib import Path
 
 ASKED_FOR = "asked for by "
-"""What the reason of such a save begins with."""
+"""Start of the reason of such a save."""
 FORESEEN = "preventive: "
-"""The start of the reason of a save that ``relight run`` orders because of an alarm; the alarm's words follow."""
+"""Start of the reason of a save that ``relight run`` requests because of an alarm; the alarm's text follows."""
 _BYTES_MAX = 1024
 
 
 def request_path(page: str | os.PathLike[str]) -> Path:
-    """Where it is told, given the rank's page."""
+    """Return the file of the reason, given the rank's page."""
     return Path(f"{os.fspath(page)}.asked")
 
 
 def write_request(page: str | os.PathLike[str], reason: str) -> None:
-    """Leave the next save's reason, in place of an earlier one; none if ``reason`` is empty. Without room on the disk the save names its
-    signal only."""
+    """Write the next save's reason in place of an earlier one; remove it if ``reason`` is empty.
+
+    Without disk space the save's reason is only its signal.
+    """
     path = request_path(page)
     with contextlib.suppress(OSError):
         if not reason:
@@ -32,7 +35,7 @@ def write_request(page: str | os.PathLike[str], reason: str) -> None:
 
 
 def take_request(page: str | os.PathLike[str]) -> str:
-    """Take the reason that was left, once; empty without a page, or if there is none."""
+    """Return the reason and remove it; empty without a page, or if there is none."""
     if not page:
         return ""
     path = request_path(page)
@@ -42,4 +45,4 @@ def take_request(page: str | os.PathLike[str]) -> str:
         path.unlink()
     except OSError:
         return ""
-    return "".join(one for one in reason.decode("utf-8", "replace") if one.isprintable())
+    return "".join(character for character in reason.decode("utf-8", "replace") if character.isprintable())

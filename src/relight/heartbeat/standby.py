@@ -1,4 +1,5 @@
-"""Where a script may be left waiting: what is in front of it can be done by a process that is yet to take a rank's place."""
+"""The place at which a script waits as a spare: a spare process can run everything before it ahead of time, then
+replace a rank."""
 
 from __future__ import annotations
 
@@ -15,25 +16,27 @@ _begun = ""
 
 
 def standby() -> None:
-    """Put this behind what takes long and is the same for every rank, such as imports and building the model, and in front of all else.
+    """Mark the end of a script's slow start, which is the same for every rank: imports, building the model.
 
-    Under ``relight run`` a spare process runs the script up to here while the job trains, and waits: when ranks fail, the ones in
-    their place begin here. In a rank, and without ``relight run``, it costs a file's read and does nothing. So in front of it there is
-    no ``RANK`` yet, nothing may be written or logged to elsewhere that is not to be there twice, and no seed may depend on the rank. A
-    spare needs the memory that its rank had at this point; it does without where that would take more than half of what the machine
-    has left.
-
-    Call it before ``torch.distributed.init_process_group`` and before a Checkpointer is made: ``ConfigError`` otherwise. A second call
+    Under ``relight run`` a spare process runs the script up to here while the job trains, and waits. When ranks fail,
+    the processes that replace them begin here. In a rank, and without ``relight run``, the call reads one file and
     does nothing.
+
+    Before this call there is no ``RANK`` yet. Do not write or log there what must not exist twice, and do not derive a
+    seed from the rank. A spare needs the memory that its rank had at this point. No spare is started if that is more
+    than half of the machine's free memory.
+
+    Call it before ``torch.distributed.init_process_group`` and before a Checkpointer is created: ``ConfigError``
+    otherwise. A second call does nothing.
     """
     global _passed
     if _passed:
         return
     distributed = sys.modules.get("torch.distributed")
-    behind = _begun or ("init_process_group" if distributed is not None and distributed.is_initialized() else "")
-    if behind:
-        hint = "a spare has no rank yet: put it in front of all that is of a rank"
-        raise ConfigError(f"relight.standby() comes behind {behind}", hint=hint)
+    begun = _begun or ("init_process_group" if distributed is not None and distributed.is_initialized() else "")
+    if begun:
+        hint = "a spare has no rank yet: call standby() before anything that depends on the rank"
+        raise ConfigError(f"relight.standby() is called after {begun}", hint=hint)
     _passed = True
     if _waits is not None:
         _waits()
@@ -42,15 +45,16 @@ def standby() -> None:
 
 
 def assert_past_standby(what: str) -> None:
-    """That the rank's own part begins, with ``what``. ``ConfigError`` in a spare that has not come to ``standby()``: it must not train."""
+    """Raise ``ConfigError`` in a spare that has not reached ``standby()``: it must not train. ``what``: the call that
+    needs a rank."""
     global _begun
     if _waits is not None and not _passed:
-        raise ConfigError(f"{what} in front of relight.standby()", hint="a spare ends here; put relight.standby() in front of it")
+        raise ConfigError(f"{what} is called before relight.standby()", hint="a spare ends here; call relight.standby() first")
     _begun = _begun or what
 
 
 def wait_with(waits: Callable[[], None]) -> None:
-    """In a spare: what ``standby()`` is to do; once it returns, the process is a rank."""
+    """In a spare: set the function that ``standby()`` calls to wait. Once it returns, the process is a rank."""
     global _waits
     _waits = waits
 

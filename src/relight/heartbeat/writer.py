@@ -1,4 +1,4 @@
-"""The trainer's end: what is happening, said as it happens."""
+"""The trainer's end of the heartbeat: publishes the process's phase, steps and saves."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ SETTING = "RELIGHT_PULSE"
 
 
 HANDING_OVER = "handing over"
-"""The phase of a rank that saves what others held as well, as one of them has died: it is let finish."""
+"""The phase of a rank that saves the state of a rank that has died: the supervisor lets it finish."""
 
 
 class HeartbeatWriter:
-    """Says what this process is at. Without a page it says nothing, at no cost."""
+    """Publishes this process's state in its page. Without a page it does nothing, at no cost."""
 
     def __init__(self, path: str = "") -> None:
         self._page: HeartbeatPage | None = None
         self.path = path
-        """Of its page; empty if there is none."""
+        """Path of its page; empty if there is none."""
         self._beat = Heartbeat(pid=os.getpid(), phase="starting", since=time.monotonic())
         self._lock = threading.Lock()
         self._asked: dict[int, float] = {}
@@ -38,21 +38,21 @@ class HeartbeatWriter:
 
     @property
     def has_reader(self) -> bool:
-        """Whether anybody may be listening."""
+        """Whether there is a page, and so perhaps a supervisor that reads it."""
         return self._page is not None
 
     @property
     def saves_s(self) -> float:
-        """How long the last save took until it was durable; 0 before the first."""
+        """Seconds that the last save took until it was durable; 0 before the first."""
         return self._beat.saves_s
 
     def phase(self, name: str, expected_s: float = 0.0) -> None:
-        """What it is at from now on."""
+        """Publish the present phase."""
         self._write(phase=name, since=time.monotonic(), expected_s=expected_s)
 
     @contextlib.contextmanager
     def during(self, name: str, expected_s: float = 0.0) -> Iterator[None]:
-        """The phase, and back to the one before."""
+        """Publish a phase for a ``with`` block, then the previous phase again."""
         before = self._beat
         self.phase(name, expected_s)
         try:
@@ -61,51 +61,52 @@ class HeartbeatWriter:
             self._write(phase=before.phase, since=time.monotonic(), expected_s=before.expected_s)
 
     def at(self, url: str, run: str) -> None:
-        """Where the run is stored."""
+        """Publish where the run is stored."""
         self._write(url=url, run=run)
 
     def restored(self, step: int) -> None:
-        """From which step it goes on; −1: from none."""
+        """Publish the restored step; −1 for a fresh run."""
         now = time.monotonic()
         seconds = now - self._beat.since if self._beat.phase == "restoring" else 0.0
         self._write(restored=step, restored_at=now, restore_s=seconds, phase="training", since=now, expected_s=0.0)
 
     def stepped(self, step: int, loss: float = math.nan) -> None:
-        """A step ended."""
+        """Publish that a step has completed."""
         now = time.monotonic()
         first = self._beat.first_at or now
         steps = self._beat.steps + 1
         self._write(step=step, step_at=now, steps=steps, first_at=first, loss=loss, phase="training", since=now, expected_s=0.0)
 
     def writes(self, agent: int) -> None:
-        """Which process writes this one's saves; 0: this one does."""
+        """Publish the pid of the process that writes this one's saves; 0: this process."""
         if self._beat.agent != agent:
             self._write(agent=agent)
 
     def is_heir(self, can: bool = True) -> None:
-        """Whether it can save what other ranks of this node held, should they die; or, as one has, not."""
+        """Publish whether this rank can save the state of ranks of this node that die; False once a rank has died."""
         if self._beat.heir != can:
             self._write(heir=int(can))
 
     def updates(self) -> None:
-        """That it is an heir, and past its exchanges of this step: it will come to the step's end whoever dies."""
+        """Publish that this rank can take over and is past this step's collectives: it reaches the step's end even if
+        other ranks die."""
         self._write(heir=UPDATING)
 
     def stands_by(self, held_bytes: int) -> None:
-        """That the script has a place at which a spare can wait, and how much memory it needs until then."""
+        """Publish that the script calls ``standby()``, and how much memory it has there."""
         self._write(ahead=held_bytes)
 
     def save_requested(self, step: int) -> None:
-        """A save was asked for."""
+        """Publish that a save was requested."""
         self._asked[step] = time.monotonic()
         self._write(save_since=min(self._asked.values()))
 
     def sealed(self, step: int) -> None:
-        """It can be finished by others."""
+        """Publish that another process can finish this step's save."""
         self._write(sealed=max(step, self._beat.sealed))
 
     def over(self, step: int, durable: bool) -> None:
-        """It is durable, or has failed."""
+        """Publish that a save is durable, or has failed."""
         since = self._asked.pop(step, None)
         waits = min(self._asked.values(), default=0.0)
         if not durable:
@@ -124,14 +125,14 @@ class HeartbeatWriter:
 
 
 last_words: list[Callable[[Exception], None]] = []
-"""Told of the error that ends the script, under ``relight run``: what is to be done though the script has no ``with`` for it."""
+"""Called with the error that ends the script, under ``relight run``: cleanup for scripts that use no ``with`` block."""
 
 
 def phase(name: str, expected_s: float = 0.0) -> contextlib.AbstractContextManager[None]:
-    """What this process does in a ``with`` block, for whoever watches over it: evaluating, compiling, whatever is no step and takes long.
+    """Publish a phase for a ``with`` block, for example evaluation or compilation: long work that is not a step.
 
-    ``expected_s``: how long it should take; 0: as long as it took before. Under ``relight run`` it is not taken to hang as long as it is
-    within three times that, and five seconds; without, this does nothing.
+    ``expected_s``: seconds that it should take; 0: as long as it took before. Under ``relight run`` the process counts
+    as hanging only after three times that and five seconds. Without ``relight run`` this does nothing.
     """
     return heartbeat().during(name, expected_s)
 
@@ -140,14 +141,14 @@ _teller: HeartbeatWriter | None = None
 
 
 def heartbeat() -> HeartbeatWriter:
-    """This process's; a forked child has none of its parent's."""
+    """Return this process's heartbeat. A forked child does not inherit its parent's."""
     global _teller
     if _teller is None or _teller._beat.pid != os.getpid():
-        _teller = HeartbeatWriter(os.environ.pop(SETTING, "") if _teller is None else "")  # its own children are not the ones watched over
+        _teller = HeartbeatWriter(os.environ.pop(SETTING, "") if _teller is None else "")  # its children are not supervised
     return _teller
 
 
 def forget() -> None:
-    """The next one is made anew: this process has become another."""
+    """Drop the heartbeat, so that the next call creates one: this process has become another rank."""
     global _teller
     _teller = None

@@ -1,7 +1,7 @@
-"""Other frameworks and formats: what they save goes into Relight's own format, what they have saved is read without running any of it.
+"""Other frameworks and formats: their saves go into Relight's own format, and their files are read without executing anything in them.
 
-Always holds: no pickle is written; foreign pickles are read opcode by opcode, through a list of what is allowed, and nothing of them is
-ever called. May import: every room below but those of ``demo``'s line; and torch, so nothing else imports this room: it is there for those
-who ask for it. The plug-ins (``lightning`` and so on) import their framework at their head, use its own extension points, and replace
+Invariants: no pickle is written. Foreign pickles are read opcode by opcode, through an allow-list, and nothing in them is
+ever called. May import: every room below but those of ``demo``'s line; and torch, so no other room imports this one: users
+import it themselves. The plug-ins (``lightning`` and so on) import their framework at the top, use its own extension points, and replace
 nothing of it.
 """

@@ -1,4 +1,5 @@
-"""Accelerate: ``checkpointer``, a ``relight.Checkpointer`` of what ``accelerator.prepare`` gave. Seen with 1.15."""
+"""Accelerate: ``checkpointer`` returns a ``relight.Checkpointer`` of the objects that ``accelerator.prepare``
+returned. Tested with 1.15."""
 
 from __future__ import annotations
 
@@ -21,11 +22,13 @@ else:
 
 
 def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given: Any) -> Checkpointer:
-    """A Checkpointer in place of ``save_state``, ``load_state`` and ``skip_first_batches``: ``restore()``, ``step()``, ``close()``.
+    """Return a Checkpointer that replaces ``save_state``, ``load_state`` and ``skip_first_batches``: use
+    ``restore()``, ``step()``, ``close()``.
 
-    ``given`` are ``relight.Checkpointer``'s options, and what is to be saved, under any names: models, optimizers, schedulers and loaders
-    as ``prepare`` gave them, and whatever else a Checkpointer takes. The accelerator's scaler and its count of accumulated batches are
-    added. Loaders go on in the middle of the epoch. ``ConfigError`` with DeepSpeed and Megatron-LM, which keep their state themselves.
+    ``given``: ``relight.Checkpointer``'s options, and components under any names: models, optimizers, schedulers and
+    loaders that ``prepare`` returned, and any other component. The accelerator's scaler and its count of accumulated
+    batches are added. Loaders continue within the epoch. Raise ``ConfigError`` with DeepSpeed and Megatron-LM, which
+    keep their state themselves.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
     if kind in ("DEEPSPEED", "MEGATRON_LM"):
@@ -35,23 +38,25 @@ def checkpointer(accelerator: Accelerator, path: str | os.PathLike[str], **given
     given = checkpointer_options(given, {})
     options = {name: value for name, value in given.items() if name in OPTIONS and name != "state"}
     state = {name: _own(value) for name, value in {**given.pop("state"), **given}.items() if name not in OPTIONS}
-    loaders = {name: one for name, one in state.items() if isinstance(one, torch.utils.data.DataLoader) and hasattr(one, "iteration")}
+    loaders = {
+        name: value for name, value in state.items() if isinstance(value, torch.utils.data.DataLoader) and hasattr(value, "iteration")
+    }
     if accelerator.scaler is not None:
         state["accelerate_scaler"] = accelerator.scaler
 
     def ask() -> dict[str, Any]:
-        return {"step": accelerator.step, "epochs": {name: one.iteration for name, one in loaders.items()}}
+        return {"step": accelerator.step, "epochs": {name: loader.iteration for name, loader in loaders.items()}}
 
-    def tell(told: dict[str, Any]) -> None:
-        accelerator.step = told["step"]
-        for name, one in loaders.items():
-            one.iteration = told["epochs"][name]  # it seeds the sampler with this, when its epoch begins
+    def tell(saved: dict[str, Any]) -> None:
+        accelerator.step = saved["step"]
+        for name, loader in loaders.items():
+            loader.iteration = saved["epochs"][name]  # the loader seeds its sampler with this when its epoch begins
 
     return Checkpointer(path, state={**state, "accelerate": StateFunctions(ask, tell)}, **options)
 
 
 def _own(value: Any) -> Any:
-    """What accelerate's wrapper stands around."""
+    """Return the object inside accelerate's wrapper."""
     if isinstance(value, AcceleratedOptimizer):
         return value.optimizer
     if isinstance(value, AcceleratedScheduler):

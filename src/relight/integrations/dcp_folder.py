@@ -1,7 +1,7 @@
-"""A directory that ``torch.distributed.checkpoint`` wrote: what is in it, and its bytes, without running any of it.
+"""A directory that ``torch.distributed.checkpoint`` wrote: its content, and its bytes, without executing any of it.
 
-``.metadata`` is a pickle, and so is each value; both are read as data. A tensor's chunks lie in the ``.distcp`` files, each a file of
-``torch.save`` within the file, whose numbers are where its zip directory says.
+``.metadata`` is a pickle, and so is each value; both are read as data. A tensor's chunks are in the ``.distcp`` files.
+Each chunk is a ``torch.save`` file inside the file, and its zip directory has the position of its numbers.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ _SLAB_BYTES = 16 << 20
 
 
 class Folder:
-    """What ``.metadata`` says. ``tensors`` are numbered; ``found`` gives for each flat name its path, and what is there."""
+    """The content of ``.metadata``. ``tensors`` are numbered; ``found`` maps each flat name to its path and content."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        said = Metadata(self.path, self._open)
-        self.tensors, self.chunks, self.found = said.tensors, said.chunks, said.found
+        metadata = Metadata(self.path, self._open)
+        self.tensors, self.chunks, self.found = metadata.tensors, metadata.chunks, metadata.found
 
     def tree(self, wanted: Callable[[str, Path], bool]) -> dict[Any, Any]:
-        """The state dict as it was, with a leaf for each tensor that is wanted; its other values are read."""
-        taken = {name: one for name, one in self.found.items() if wanted(name, one[0])}
+        """Return the original state dict, with a leaf for each wanted tensor; its other values are read."""
+        taken = {name: entry for name, entry in self.found.items() if wanted(name, entry[0])}
         flat = crowded({name: path for name, (path, _) in taken.items()})
         nodes: list[tuple[Path, Any]] = []
         values: dict[str, Value] = {}
@@ -46,7 +46,7 @@ class Folder:
                 values[name] = what
             else:
                 nodes.append(((name,) if name in flat else path, Leaf("tensor", (what,))))
-        for file, names in grouped((one.file, name) for name, one in values.items()):
+        for file, names in grouped((entry.file, name) for name, entry in values.items()):
             with self._open(file) as handle:
                 for name in names:
                     where = f"{self.path}/{file}: {name[:80]}"
@@ -55,25 +55,25 @@ class Folder:
         return nested(nodes)
 
     def check(self, index: int) -> None:
-        """Look at a tensor's chunks before memory is made for it: are there bytes enough in files of that size?"""
+        """Check, before memory for a tensor is allocated, that its chunks have enough bytes."""
         if sum(chunk.span.length for chunk in self.chunks[index]) < self.tensors[index].length:
             raise CorruptCheckpoint("its chunks are smaller than it", where=self.tensors[index].name[:80])
 
     def fill(self, sinks: Mapping[int, Sink]) -> int:
-        """Read what ``sinks`` take, file by file, in the order in which it lies there. The bytes that were read."""
+        """Read the bytes that ``sinks`` take, file by file, in file order. Return the number of bytes read."""
         work: list[tuple[str, int, int, Chunk, Sink]] = []
         for index, sink in sinks.items():
             tensor = self.tensors[index]
             for chunk in self.chunks[index]:
-                one = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], chunk.box)
-                if one is not None:
-                    work.append((chunk.file, chunk.span.offset, index, chunk, one))
+                piece_sink = sink_of_piece(sink, tensor.shape, TORCH_DTYPES[tensor.dtype], chunk.box)
+                if piece_sink is not None:
+                    work.append((chunk.file, chunk.span.offset, index, chunk, piece_sink))
         work.sort(key=lambda job: job[:3])
         total = 0
         for file, jobs in grouped((job[0], job) for job in work):
             with self._open(file) as handle:
-                for _, _, index, chunk, one in jobs:
-                    total += _read(handle, chunk, self.tensors[index], one, f"{self.path}/{file}: {self.tensors[index].name[:80]}")
+                for _, _, index, chunk, piece_sink in jobs:
+                    total += _read(handle, chunk, self.tensors[index], piece_sink, f"{self.path}/{file}: {self.tensors[index].name[:80]}")
         return total
 
     # -- inside
@@ -98,11 +98,12 @@ class Folder:
 
 
 def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> int:
-    """One chunk's bytes into ``sink``; its checksum is looked at if all of it is read. Memory: a slab, unless it is not in order."""
+    """Read one chunk into ``sink``, and check its checksum if the whole chunk is read. Memory: a slab, or the chunk if
+    it is not in order."""
     spec = TorchArchive(handle, chunk.span, where).tensor()
     size = spec.itemsize
     if spec.dtype != tensor.dtype or spec.shape != chunk.box.size or spec.span.length != chunk.box.elements * size:
-        raise CorruptCheckpoint("a chunk of another shape or dtype than the metadata says", where=where)
+        raise CorruptCheckpoint("a chunk of another shape or dtype than in the metadata", where=where)
     skip = getattr(sink, "skip", 0)
     if not spec.in_order:
         read = read_spec(handle, spec, where)
@@ -112,17 +113,17 @@ def _read(handle: int, chunk: Chunk, tensor: Tensor, sink: Sink, where: str) -> 
         return len(memory)
     crc, view = 0, sink.view()
     room = memoryview(bytearray(min(_SLAB_BYTES, sink.length))) if view is None else None
-    for at in range(0, sink.length, _SLAB_BYTES):
-        count = min(_SLAB_BYTES, sink.length - at)
+    for offset in range(0, sink.length, _SLAB_BYTES):
+        count = min(_SLAB_BYTES, sink.length - offset)
         if view is not None:
-            slab = view[at : at + count]
+            slab = view[offset : offset + count]
         else:
             assert room is not None
             slab = room[:count]
-        read_into(handle, spec.span.offset + skip + at, slab, where)
+        read_into(handle, spec.span.offset + skip + offset, slab, where)
         crc = zlib.crc32(slab, crc)
         if view is None:
-            sink.absorb(at, slab)
+            sink.absorb(offset, slab)
     if sink.length == spec.span.length and spec.span.crc and crc != spec.span.crc:
-        raise CorruptCheckpoint("a chunk whose checksum is another", where=where)
+        raise CorruptCheckpoint("a chunk with a wrong checksum", where=where)
     return sink.length

@@ -1,4 +1,4 @@
-"""Reading what ``torch.distributed.checkpoint`` saved by itself: as a plain tree, or into live objects."""
+"""Read checkpoints that ``torch.distributed.checkpoint`` saved by itself: as a plain tree, or into live objects."""
 
 from __future__ import annotations
 
@@ -18,15 +18,19 @@ from relight.integrations.dcp_folder import Folder
 
 
 def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dict[str, Any]:
-    """The state dict in a directory that ``dcp.save`` wrote, nested as it was: whole CPU tensors and plain values. Runs none of it.
+    """Return the state dict in a directory that ``dcp.save`` wrote, with its original nesting: whole CPU tensors and
+    plain values.
 
-    ``only=["model.*"]`` reads just what matches, by DCP's flat names or by paths such as ``model/*``. Chunks are read one after the
-    other, straight to where they belong. ``UnsafeContent`` names a value that is no plain one; leave it out with ``only``.
+    Nothing in it is executed. ``only=["model.*"]`` reads just the matches, by DCP's flat names or by paths such as
+    ``model/*``. Chunks are read one after the other, straight to their places. ``UnsafeContent`` names a value that is
+    not a plain one; exclude it with ``only``.
     """
     folder = Folder(path)
 
-    def wanted(name: str, at: Path) -> bool:
-        return only is None or selected(name_of(at), only) or any(fnmatchcase(name, one) or fnmatchcase(name, f"{one}.*") for one in only)
+    def wanted(name: str, path: Path) -> bool:
+        if only is None or selected(name_of(path), only):
+            return True
+        return any(fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*") for pattern in only)
 
     plan = build_tree(folder.tensors, folder.tree(wanted), where=folder.path, check=folder.check)
     folder.fill(plan.sinks)
@@ -35,18 +39,20 @@ def read(path: str | os.PathLike[str], only: Sequence[str] | None = None) -> dic
 
 
 def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: object) -> None:
-    """Put what ``dcp.save`` wrote into live modules, optimizers and other objects, whole or as DTensors of any layout.
+    """Restore a checkpoint of ``dcp.save`` into live modules, optimizers and other objects, whole or as DTensors of
+    any layout.
 
-    ``restore("ckpt/step-1000", model=model, optim=optimizer)``: the names are those that the state dict had at its top. A state dict
-    that was a module's own goes into the one component that is given. Optimizers go by parameter names, as ``get_state_dict`` saves
-    them, flattened or not, or by numbers, as ``optimizer.state_dict()`` has them. ``IncompatibleState`` lists all that does not fit, and
-    nothing was changed then; ``strict=False`` takes what fits. Each rank calls it for itself.
+    ``restore("ckpt/step-1000", model=model, optim=optimizer)``: the names are the top-level keys of the state dict. A
+    state dict of a module alone goes into the only component given. Optimizers are matched by parameter names, as
+    ``get_state_dict`` saves them, flattened or not, or by numbers, as in ``optimizer.state_dict()``.
+    ``IncompatibleState`` lists all mismatches, and then nothing has changed; ``strict=False`` restores what fits. Each
+    rank calls it for itself.
     """
     folder = Folder(path)
-    tops = {at[0] for at, _ in folder.found.values()}
+    tops = {path_in_tree[0] for path_in_tree, _ in folder.found.values()}
     alone = len(components) == 1 and not tops & components.keys()
     with collector_paused():
-        tree = folder.tree(lambda name, at: alone or at[0] in components)
+        tree = folder.tree(lambda name, position: alone or position[0] in components)
         if alone:
             tree = {next(iter(components)): tree}
         for name, value in components.items():
@@ -63,18 +69,19 @@ def restore(path: str | os.PathLike[str], *, strict: bool = True, **components: 
 
 
 def _unnested(node: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
-    """A module's state with one name for each: some nest it module by module."""
-    found: dict[str, Any] = {}
+    """Return a module's state with flat names: some state dicts are nested by module."""
+    state: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, dict) and not str(key).endswith("_extra_state"):
-            found.update(_unnested(value, f"{prefix}{key}."))
+            state.update(_unnested(value, f"{prefix}{key}."))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            state[f"{prefix}{key}"] = value
+    return state
 
 
 def _optimizer(node: Any, optimizer: Any, components: Mapping[str, object], where: str) -> dict[str, Any]:
-    """An optimizer's state as Relight's own checkpoints have it: ``{"state": {name: …}, "groups": […], "extra": {}}``."""
+    """Return an optimizer's state in the form of Relight's own checkpoints: ``{"state": {name: …}, "groups": […],
+    "extra": {}}``."""
     if not isinstance(node, dict):
         raise IncompatibleState("saved as something other than an optimizer", where=where)
     names = parameter_names(optimizer, components)
@@ -86,19 +93,20 @@ def _optimizer(node: Any, optimizer: Any, components: Mapping[str, object], wher
         params = group.get("params") if isinstance(group, dict) else None
         if not isinstance(params, (list, tuple)):
             raise IncompatibleState("a parameter group without its parameters", where=where)
-        groups.append({**group, "params": [_named(one, order) for one in params]})
+        groups.append({**group, "params": [_named(parameter_key, order) for parameter_key in params]})
     state = node.get("state") or {}
     return {"state": {_named(key, order): value for key, value in state.items()}, "groups": groups, "extra": {}}
 
 
 def _named(key: Any, order: Sequence[str]) -> Any:
-    """A parameter's name: of one that is given by number, the live optimizer's."""
+    """Return a parameter's name; for a number, the live optimizer's name."""
     number = int(key) if type(key) is int or (type(key) is str and key.isascii() and key.isdigit() and len(key) < 10) else -1
     return order[number] if 0 <= number < len(order) and str(key) not in order else key
 
 
 def _flat(node: Mapping[Any, Any], optimizer: Any, names: Mapping[int, str]) -> dict[str, Any]:
-    """Of ``flatten_optimizer_state_dict``: ``state.<parameter>.<key>`` and ``param_groups.<parameter>.<key>``."""
+    """Return the state from ``flatten_optimizer_state_dict``: ``state.<parameter>.<key>`` and
+    ``param_groups.<parameter>.<key>``."""
     state: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for key, value in node.items():
@@ -109,6 +117,6 @@ def _flat(node: Mapping[Any, Any], optimizer: Any, names: Mapping[int, str]) -> 
     groups = []
     for group in optimizer.param_groups:
         members = [names.get(id(parameter), "?") for parameter in group["params"]]
-        told = next((settings[name] for name in members if name in settings), {})
-        groups.append({**told, "params": [name for name in members if name in settings]})
+        group_settings = next((settings[name] for name in members if name in settings), {})
+        groups.append({**group_settings, "params": [name for name in members if name in settings]})
     return {"state": state, "groups": groups, "extra": {}}

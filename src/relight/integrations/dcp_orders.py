@@ -1,4 +1,4 @@
-"""What the coordinator decides for all ranks of a DCP save: who writes what, and where it is in the tree."""
+"""The coordinator's decisions for all ranks of a DCP save: which rank writes what, and the positions in the tree."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relight.integrations.dcp_tree import TENSOR, VALUE, FlatName, apart, usual
 
 
 class WriteOrders(NamedTuple):
-    """What the coordinator tells a rank: whose part of which checkpoint it writes, and what is not at its usual position."""
+    """The coordinator's orders for a rank: the checkpoint, the rank's part, and the entries at unusual positions."""
 
     store_id: str
     run_id: str
@@ -28,26 +28,26 @@ class WriteOrders(NamedTuple):
     digest: str
     apart: frozenset[str]
     entries: dict[str, FlatName] | None = None
-    """The first rank's: all flat names."""
+    """All flat names; on the first rank only."""
     mapped: bool = True
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] | None = None
-    """The first rank's: all tensors that its tree points at."""
+    """All tensors in the first rank's tree; on the first rank only."""
 
 
 def arrange(plans: Sequence[SavePlan], place: CommitTarget, checkpoint_id: str) -> list[SavePlan]:
-    """The plans, each with its rank's orders as ``storage_data``."""
+    """Return the plans, each with its rank's orders as ``storage_data``."""
     paths: dict[str, Path | None] = {}
     out: set[str] = set()
     for plan in plans:
         mapping = mapping_of(plan)
         for item in plan.items:
             path = mapping.get(item.index.fqn)
-            if paths.setdefault(item.index.fqn, path) != path:  # one name, and paths that ranks disagree about
+            if paths.setdefault(item.index.fqn, path) != path:  # ranks disagree on the path of this name
                 out.add(item.index.fqn)
     out |= crowded({name: usual(name, path) for name, path in paths.items()})
-    for plan in plans[1:]:  # lists are the first rank's: parts' trees are joined dict by dict
+    for plan in plans[1:]:  # only the first rank may have lists: the parts' trees are joined dict by dict
         names = {item.index.fqn for item in plan.items if is_single(item)}
-        out |= {name for name in names if any(isinstance(one, int) for one in usual(name, paths[name]))}
+        out |= {name for name in names if any(isinstance(element, int) for element in usual(name, paths[name]))}
     entries: dict[str, FlatName] = {}
     tensors: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
     for rank, plan in enumerate(plans):
@@ -62,21 +62,21 @@ def arrange(plans: Sequence[SavePlan], place: CommitTarget, checkpoint_id: str) 
     mapped = any(isinstance(plan.planner_data, Mapping) for plan in plans)
     orders = [common._replace(rank=rank) for rank in range(len(plans))]
     orders[0] = orders[0]._replace(entries=entries, tensors=tensors, mapped=mapped)
-    return [dataclasses.replace(plan, storage_data=one) for plan, one in zip(plans, orders, strict=True)]
+    return [dataclasses.replace(plan, storage_data=own) for plan, own in zip(plans, orders, strict=True)]
 
 
 def is_single(item: WriteItem) -> bool:
-    """Whether it has no pieces: a value, or a single number."""
+    """Return whether the item has no pieces: a value, or a scalar tensor."""
     return item.tensor_data is None or not item.tensor_data.size
 
 
 def mapping_of(plan: SavePlan) -> Mapping[str, Any]:
-    """Paths by flat name, if the planner flattened the state."""
+    """Return paths by flat name, if the planner flattened the state."""
     return plan.planner_data if isinstance(plan.planner_data, Mapping) else {}
 
 
 def complete(plans: Sequence[SavePlan], before: Sequence[SavePlan]) -> list[SavePlan]:
-    """Planners that cache send a plan that did not change as an empty one: the one before stands for it."""
+    """Replace empty plans by the previous ones: planners that cache send an unchanged plan as an empty one."""
     whole_plans = []
     for rank, plan in enumerate(plans):
         if not is_usable(plan):
@@ -88,12 +88,12 @@ def complete(plans: Sequence[SavePlan], before: Sequence[SavePlan]) -> list[Save
 
 
 def is_usable(plan: SavePlan) -> bool:
-    """Whether it is a plan, and does not stand for the one before. Older torch knows no other."""
+    """Return whether the plan is complete, not a reference to the previous one. Older torch has only complete plans."""
     return bool(getattr(plan, "usable", True))
 
 
 def to_the_first(plans: Sequence[SavePlan], own: Mapping[str, WriteItem]) -> list[SavePlan]:
-    """The first rank writes all single values that it has: its tree is then whole, with its lists."""
+    """Move all single values that the first rank has to it, so that its tree is complete, with its lists."""
     more = [item for plan in plans[1:] for item in plan.items if is_single(item) and item.index.fqn in own]
     taken = {item.index.fqn for item in more}
     if not taken:

@@ -1,4 +1,4 @@
-"""Loading through ``torch.distributed.checkpoint`` from a Relight run."""
+"""Load through ``torch.distributed.checkpoint`` from a Relight run."""
 
 from __future__ import annotations
 
@@ -44,14 +44,15 @@ _PASSED_OVER = (CorruptCheckpoint, UnsafeContent, StoreUnavailable)
 
 
 class _Told(NamedTuple):
-    """What ranks say with their plans: checkpoints, the first to be read first; and, from the coordinator, how many ranks there are."""
+    """Data that ranks send with their plans: checkpoints in reading order; and, from the coordinator, the number of
+    ranks."""
 
     ids: tuple[str, ...]
     world: int
 
 
 class _Found(NamedTuple):
-    """A checkpoint whose roots and parts were read, and what it says of itself."""
+    """A checkpoint whose root and parts were read, and its description for DCP."""
 
     checkpoint: Checkpoint
     opened: Opened
@@ -64,7 +65,8 @@ class _Found(NamedTuple):
 
 
 class _UnreadableMetadata(Metadata):
-    """In place of metadata that could not be read: DCP would only log why, and go on looking."""
+    """Replaces metadata that could not be read, and raises the error on access: DCP itself would only log the error
+    and continue."""
 
     def __init__(self, error: RelightError) -> None:
         self._error = error
@@ -76,12 +78,14 @@ class _UnreadableMetadata(Metadata):
 
 
 class StorageReader(_StorageReader):
-    """Loads what ``StorageWriter`` saved in the run at ``url``: ``dcp.load(state, storage_reader=StorageReader("store/run"))``.
+    """Loads what ``StorageWriter`` saved in the run at ``url``: ``dcp.load(state,
+    storage_reader=StorageReader("store/run"))``.
 
-    ``which`` is ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id; the last number in ``checkpoint_id=`` of ``dcp.load`` is a
-    step. Each rank reads the byte ranges that its plan needs, whatever layout they were saved under; each is verified before it is used.
-    ``latest`` passes over damaged checkpoints: all ranks then take the same one, if the process group is the default one; else damage is an
-    error. After an error the state may hold a mixture. Values that are not tensors are plain ones, encoded for DCP in memory.
+    ``which`` is ``latest``, ``best``, ``best:METRIC``, a tag, a step or an id; the last number in ``checkpoint_id=``
+    of ``dcp.load`` is a step. Each rank reads the byte ranges that its plan needs, whatever the layout at the save;
+    each is verified before use. ``latest`` skips damaged checkpoints: all ranks then choose the same one, if the
+    process group is the default one. Otherwise damage is an error. After an error the state may be a mixture. Values
+    that are not tensors are plain values, encoded for DCP in memory.
     """
 
     def __init__(self, url: str | os.PathLike[str], which: str | int = "latest") -> None:
@@ -94,22 +98,22 @@ class StorageReader(_StorageReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether DCP may choose this reader by itself: it may not."""
+        """Return False: DCP may not choose this reader by itself."""
         return False
 
     @property
     def checkpoint_id(self) -> str:
-        """The run and what was asked for, as DCP's log calls it."""
+        """The run and the requested checkpoint, for DCP's log."""
         return f"{self.url}@{self.which}"
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Begin a load. The last number in ``checkpoint_id`` is the step to be loaded."""
+        """Begin a load. The last number in ``checkpoint_id`` is the step to load."""
         self._found = None
         if checkpoint_id is not None:
             self.which = number_in(checkpoint_id)
 
     def read_metadata(self) -> Metadata:
-        """What is in the checkpoint: names, shapes, pieces. An error is raised where it is looked at."""
+        """Return the checkpoint's metadata: names, shapes, pieces. An error is raised when the metadata is accessed."""
         try:
             self._found = self._first()
         except RelightError as error:
@@ -117,7 +121,7 @@ class StorageReader(_StorageReader):
         return _metadata_of(self._found, self.checkpoint_id)
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Raise what was found, so that DCP tells it to all ranks."""
+        """Raise the error of ``read_metadata``, so that DCP reports it to all ranks."""
         metadata.state_dict_metadata  # noqa: B018
         if self._found is None:
             self._found = self._first()
@@ -138,17 +142,17 @@ class StorageReader(_StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        """Fill what the plan asks for, from the first checkpoint in which it is whole."""
+        """Read what the plan requests, from the first checkpoint in which everything is readable."""
         assert self._found is not None
-        told = plan.storage_data if isinstance(plan.storage_data, _Told) else _Told((self._found.checkpoint.id,), 0)
-        together = told.world > 1 and dist.is_initialized() and dist.get_world_size() == told.world
-        ids = told.ids if told.world == 1 or together else told.ids[:1]
+        order = plan.storage_data if isinstance(plan.storage_data, _Told) else _Told((self._found.checkpoint.id,), 0)
+        together = order.world > 1 and dist.is_initialized() and dist.get_world_size() == order.world
+        ids = order.ids if order.world == 1 or together else order.ids[:1]
         failed: list[RelightError] = []
-        for number, one in enumerate(ids):
-            error = self._try(one, plan.items, planner)
+        for number, checkpoint_id in enumerate(ids):
+            error = self._try(checkpoint_id, plan.items, planner)
             outcome = _worst(error) if together else error
             if outcome is None:
-                self.loaded = one
+                self.loaded = checkpoint_id
                 done: Future[None] = Future()
                 done.set_result(None)
                 return done
@@ -156,7 +160,7 @@ class StorageReader(_StorageReader):
                 raise outcome
             failed.append(outcome)
             if number + 1 < len(ids):
-                emit("restore.skipped", f"checkpoint {one} is passed over: {outcome}", id=one, kind=outcome.kind)
+                emit("restore.skipped", f"checkpoint {checkpoint_id} is passed over: {outcome}", id=checkpoint_id, kind=outcome.kind)
         if len(failed) == 1:
             raise failed[0]
         raise CorruptCheckpoint(
@@ -171,10 +175,10 @@ class StorageReader(_StorageReader):
         return open_run(open_bytes(self._store_url), self._run_name)
 
     def _first(self) -> _Found:
-        """The first checkpoint whose root, parts and packs are there, as far as can be told without reading them."""
+        """Return the first checkpoint whose root, parts and packs exist, as far as known without reading them."""
         run = self._open_run()
         view = run.view()
-        tried = [report(one) for one in choose_all(run.history(), self.which)]
+        tried = [report(candidate) for candidate in choose_all(run.history(), self.which)]
         if not tried:
             raise nothing_there(view, self._run_name, self._store_url)
         failed: list[str] = []
@@ -191,17 +195,17 @@ class StorageReader(_StorageReader):
         )
 
     def _try(self, checkpoint_id: str, items: Sequence[ReadItem], planner: LoadPlanner) -> RelightError | None:
-        """Read all of ``items`` from one checkpoint; the error if that cannot be."""
+        """Read all ``items`` from one checkpoint. Return the error if that fails."""
         assert self._found is not None
         try:
-            found = self._found
-            if found.checkpoint.id != checkpoint_id:
+            source = self._found
+            if source.checkpoint.id != checkpoint_id:
                 run = self._open_run()
                 checkpoint = run.history().find(checkpoint_id)
                 if checkpoint is None:
                     raise StoreUnavailable(f"checkpoint {checkpoint_id} is not in the log, as this rank sees it")
-                found = _open(run, run.view(), checkpoint)
-            _fill(found, items, planner)
+                source = _open(run, run.view(), checkpoint)
+            _fill(source, items, planner)
         except RelightError as error:
             return error
         return None
@@ -219,22 +223,22 @@ def _open(run: Run, view: LogView, checkpoint: Checkpoint) -> _Found:
 
 
 def _metadata_of(found: _Found, checkpoint_id: str) -> Metadata:
-    told: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for name, entry in found.description.entries.items():
         if entry.kind == VALUE:
-            told[name] = BytesStorageMetadata()
+            entries[name] = BytesStorageMetadata()
             continue
         index = _tensor(found, name)
         tensor = found.joined.tensors[index]
         boxes = [piece.box for piece in found.joined.pieces[index]] or [whole(tensor.shape)]
         chunks = [ChunkStorageMetadata(torch.Size(box.start), torch.Size(box.size)) for box in boxes]
-        told[name] = TensorStorageMetadata(TensorProperties(dtype=TORCH_DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks)
+        entries[name] = TensorStorageMetadata(TensorProperties(dtype=TORCH_DTYPES[tensor.dtype]), torch.Size(tensor.shape), chunks)
     paths = {name: entry.path for name, entry in found.description.entries.items() if entry.path is not None}
-    return Metadata(told, paths if found.description.mapped else None, {}, StorageMeta(checkpoint_id=checkpoint_id))
+    return Metadata(entries, paths if found.description.mapped else None, {}, StorageMeta(checkpoint_id=checkpoint_id))
 
 
 def _tensor(found: _Found, name: str) -> int:
-    """The number of the tensor of that flat name."""
+    """Return the number of the tensor with that flat name."""
     entry = found.description.entries.get(name)
     if entry is None or entry.kind != TENSOR:
         raise IncompatibleState(f"checkpoint {found.checkpoint.id} has no tensor of that name", where=name)
@@ -286,20 +290,20 @@ def _fill(found: _Found, items: Sequence[ReadItem], planner: LoadPlanner) -> Non
     for item, target in tensors:
         planner.commit_tensor(item, target)
     for item, make in values:
-        told = io.BytesIO()
-        torch.save(make(), told)
-        told.seek(0)
-        planner.load_bytes(item, told)
+        buffer = io.BytesIO()
+        torch.save(make(), buffer)
+        buffer.seek(0)
+        planner.load_bytes(item, buffer)
 
 
 def _worst(error: RelightError | None) -> RelightError | None:
-    """What any rank ran into, the same on all of them; an error that may not be passed over before those that may."""
+    """Return the worst error of all ranks, the same on all of them; errors that may not be skipped come first."""
     outcomes: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(outcomes, None if error is None else (error.kind, str(error).splitlines()[0]))
-    errors = [(rank, error_of(one[0]), one[1]) for rank, one in enumerate(outcomes) if one is not None]
+    errors = [(rank, error_of(outcome[0]), outcome[1]) for rank, outcome in enumerate(outcomes) if outcome is not None]
     if not errors:
         return None
-    rank, kind, said = min(errors, key=lambda one: (issubclass(one[1], _PASSED_OVER), one[0]))
+    rank, kind, message = min(errors, key=lambda failure: (issubclass(failure[1], _PASSED_OVER), failure[0]))
     if rank == dist.get_rank() and error is not None:
         return error
-    return kind(f"rank {rank}: {said}", hint="that rank's own log has all of it")
+    return kind(f"rank {rank}: {message}", hint="that rank's own log has all of it")

@@ -1,4 +1,4 @@
-"""Saving through ``torch.distributed.checkpoint`` into a Relight run."""
+"""Save through ``torch.distributed.checkpoint`` into a Relight run."""
 
 from __future__ import annotations
 
@@ -40,33 +40,37 @@ _LIVES_MAX = 8
 
 @dataclasses.dataclass
 class _WriterMemory:
-    """What a writer remembers from save to save, in whichever process it saves: copies of it that were pickled share it."""
+    """A writer's state between saves, in whichever process it saves: pickled copies of the writer share it."""
 
     attempt: Attempt | None = None
     plans: list[SavePlan] = dataclasses.field(default_factory=list)
     own: dict[str, WriteItem] = dataclasses.field(default_factory=dict)
     orders: WriteOrders | None = None
-    """The coordinator's own, of the save that is being made."""
+    """The coordinator's own orders for the save in progress."""
 
 
 _lives: OrderedDict[str, _WriterMemory] = OrderedDict()
 
 
 class StorageWriter(_StorageWriter):
-    """Saves what DCP is given as ``step`` of the run at ``url``, in Relight's own format: verified, committed once, or not there.
+    """Saves a DCP state as ``step`` of the run at ``url``, in Relight's own format: verified, and either committed as
+    a whole or absent.
 
-    ``dcp.save(state, storage_writer=StorageWriter("store/run", step=7))``; ``async_save`` too, in a thread or a process. Keep one for the
-    whole job and set ``step`` before each save: its first save takes charge of the run, as every saver does. ``checkpoint_id=`` of
-    ``dcp.save``, if it is given, is where the number of the step is taken from: ``…/step-1000``.
+    ``dcp.save(state, storage_writer=StorageWriter("store/run", step=7))``; ``async_save`` too, in a thread or a
+    process. Keep one writer for the whole job and set ``step`` before each save: its first save begins an attempt of
+    the run, as with every saver. If ``checkpoint_id=`` of ``dcp.save`` is given, its last number is the step:
+    ``…/step-1000``.
 
-    Each rank writes the shards that DCP's planner gave it, as pieces of one tensor; values that are not tensors are stored as plain values,
-    and ``IncompatibleState`` names those that are none. ``timeout_s`` is how long ranks wait for each other's parts. DCP wraps what goes
-    wrong in its ``CheckpointException``, whose ``failures`` has the ``RelightError`` of each rank.
+    Each rank writes the shards that DCP's planner gave it, as pieces of one tensor. Values that are not tensors are
+    stored as plain values; ``IncompatibleState`` names those that cannot be. ``timeout_s``: seconds that ranks wait
+    for each other's parts. DCP wraps errors in its ``CheckpointException``, whose ``failures`` has the
+    ``RelightError`` of each rank.
 
-    Where it goes: torchtitan's and your own calls of ``dcp.save`` and ``dcp.async_save`` take ``storage_writer=``. Lightning's FSDP
-    strategy and Megatron's ``torch_dist`` make a writer of their own: call ``dcp.save`` with what ``get_state_dict`` gives. ``async_save``
-    copies the state with DCP's stager. It makes fresh memory for each save unless one is kept and passed as ``async_stager=``; wait for
-    the save before, then, as its copy is overwritten.
+    torchtitan and your own calls of ``dcp.save`` and ``dcp.async_save`` take ``storage_writer=``. Lightning's FSDP
+    strategy and Megatron's ``torch_dist`` create their own writer: instead, call ``dcp.save`` with the result of
+    ``get_state_dict``. ``async_save`` copies the state with DCP's stager, which allocates new memory for each save
+    unless you keep a stager and pass it as ``async_stager=``. Then wait for the previous save first, as its copy is
+    overwritten.
     """
 
     def __init__(
@@ -85,22 +89,22 @@ class StorageWriter(_StorageWriter):
         self.metrics: dict[str, float] = numbers_of(metrics)
         self.reason, self.timeout_s = reason, timeout_s
         self.report: SaveReport | None = None
-        """Of the last save, as this rank saw it."""
+        """This rank's report of the last save."""
         self._key = uuid.uuid4().hex
         split_run(self.url)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether DCP may choose this writer by itself: it may not, as a step is to be named."""
+        """Return False: DCP may not choose this writer by itself, as a step must be given."""
         return False
 
     @property
     def checkpoint_id(self) -> str:
-        """The run, as DCP's log calls it."""
+        """The run, for DCP's log."""
         return self.url
 
     def storage_meta(self) -> StorageMeta:
-        """The run, for planners that ask."""
+        """Return the run, for planners that ask for it."""
         return StorageMeta(checkpoint_id=self.url, save_id=str(self.step))
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
@@ -109,24 +113,24 @@ class StorageWriter(_StorageWriter):
             self.step = number_in(checkpoint_id)
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Refuse what cannot be: on all ranks alike, before anything is written."""
+        """Check the arguments, with the same result on all ranks, before anything is written."""
         if not kwargs.get("use_collectives", True):
             raise ConfigError("use_collectives=False has each rank save for itself", hint="Relight's ranks make one checkpoint together")
         if self.step is None:
-            raise ConfigError("which step is it?", hint='StorageWriter("store/run", step=7), or set its .step before each save')
+            raise ConfigError("StorageWriter has no step", hint='StorageWriter("store/run", step=7), or set its .step before each save')
         self.step = step_of(self.step)
         if is_coordinator and kwargs.get("rank", 0) != 0:
             raise ConfigError("a coordinator other than the first rank", hint="leave coordinator_rank at 0")
         self._coordinates = is_coordinator
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
-        """Remember what this rank could write itself, if it is the coordinator."""
+        """Remember the items that this rank could write itself, if it is the coordinator."""
         if self._coordinates and is_usable(plan):
             self._life.own = {item.index.fqn: item for item in plan.items if is_single(item)}
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Take charge of the run, name the checkpoint, and say who writes what: it reaches the ranks with their plans."""
+        """Begin an attempt, choose the checkpoint's id, and assign the writes; ranks receive them with their plans."""
         life = self._life
         plans = complete(plans, life.plans)
         life.plans = plans
@@ -135,14 +139,15 @@ class StorageWriter(_StorageWriter):
             store_url, run = split_run(self.url)
             life.attempt = Attempt.begin(open_bytes(store_url), run, reason=self.reason)
         arranged = arrange(moved, life.attempt.place, new_id())
-        life.orders = arranged[0].storage_data  # this rank's, and long: a group would pad the others' to it
+        life.orders = arranged[0].storage_data  # kept here: they are long, and a collective would pad the other ranks' to the same length
         return [dataclasses.replace(arranged[0], storage_data=life.orders._replace(entries=None, tensors=None)), *arranged[1:]]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this rank's part, and see the checkpoint committed. Nothing of it is there if any rank fails."""
+        """Write this rank's part, and wait until the checkpoint is committed. If any rank fails, there is no
+        checkpoint."""
         orders = plan.storage_data
         if not isinstance(orders, WriteOrders):
-            raise ConfigError("the planner lost what the coordinator said", hint="finish_plan() has to keep the plan's storage_data")
+            raise ConfigError("the planner lost the coordinator's orders", hint="finish_plan() has to keep the plan's storage_data")
         if orders.rank == 0:
             assert self._life.orders is not None and self._life.orders.id == orders.id
             orders = self._life.orders
@@ -155,7 +160,7 @@ class StorageWriter(_StorageWriter):
             items, tree = _gather(plan, planner, orders)
             encoded = encode_tree(tree)
         except BaseException as error:
-            if seat is not None:  # the others are to hear of it, not to wait
+            if seat is not None:  # report the error to the other ranks, so that they do not wait
                 attempt.save(SaveRequest(self.step, b"", [], id=orders.id, seat=seat, packs_written=_raising(error)))
             raise
         self.report = attempt.save(
@@ -176,7 +181,7 @@ class StorageWriter(_StorageWriter):
         return written
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Nothing is left to do: it was committed when the last rank was ready."""
+        """Fill DCP's metadata. The checkpoint was committed when the last rank was ready."""
         metadata.storage_data = {}
         metadata.storage_meta = self.storage_meta()
 
@@ -190,12 +195,12 @@ class StorageWriter(_StorageWriter):
 
 
 def number_in(checkpoint_id: str | os.PathLike[str]) -> int:
-    """The last number in the last element of a path."""
+    """Return the last number in the last element of a path."""
     last = os.fspath(checkpoint_id).rstrip("/").rpartition("/")[2]
-    found = _NUMBER.search(last)
-    if found is None:
+    match = _NUMBER.search(last)
+    if match is None:
         raise ConfigError(f"checkpoint_id {last[:80]!r} has no number", hint="its last number is the step: checkpoint_id='step-1000'")
-    return int(found[1])
+    return int(match[1])
 
 
 def _raising(error: BaseException) -> Callable[[], None]:
@@ -206,7 +211,7 @@ def _raising(error: BaseException) -> Callable[[], None]:
 
 
 def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[list[Item], dict[Any, Any]]:
-    """The part's items and its tree. All that cannot be saved is in one ``IncompatibleState``."""
+    """Return the part's items and its tree. One ``IncompatibleState`` names everything that cannot be saved."""
     mapping = mapping_of(plan)
     refused: list[str] = []
     pieces: dict[str, list[Item]] = {}
@@ -225,22 +230,24 @@ def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[
             refused.append(f"{name}: {made}")
         elif made.source.length or not pieces.get(name):
             pieces.setdefault(name, []).append(made)
-    if orders.tensors is not None:  # the tree points at all tensors, also those that other ranks hold
+    if orders.tensors is not None:  # the tree points at all tensors, also those on other ranks
         assert orders.entries is not None
         for name, (dtype, shape) in orders.tensors.items():
             if name not in pieces:
                 zeros = Box((0,) * len(shape), (0,) * len(shape))
                 called = name_of(orders.entries[name].at(name))
                 pieces[name] = [Item(called, dtype_name(dtype) or str(dtype), shape, "value", Bytes(b""), zeros)]
-    items = [held[0] for held in pieces.values()]
+    items = [parts[0] for parts in pieces.values()]
     numbers = {name: number for number, name in enumerate(pieces)}
-    items += [one for held in pieces.values() for one in held[1:]]
-    pointed = orders.tensors if orders.tensors is not None else {one.index.fqn for one in plan.items if one.tensor_data and is_single(one)}
+    items += [part for parts in pieces.values() for part in parts[1:]]
+    pointed = (
+        orders.tensors if orders.tensors is not None else {item.index.fqn for item in plan.items if item.tensor_data and is_single(item)}
+    )
     nodes: dict[str, tuple[Path, Any]] = {}
     for name in pointed:
         if name in numbers:
-            at = orders.entries[name].at(name) if orders.entries is not None else position(name)
-            nodes[name] = (at, Leaf("tensor", (numbers[name],)))
+            place = orders.entries[name].at(name) if orders.entries is not None else position(name)
+            nodes[name] = (place, Leaf("tensor", (numbers[name],)))
     walker = Walker(before=items)
     lookup = getattr(planner, "lookup_object", None)
     if values and lookup is None:
@@ -250,7 +257,7 @@ def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[
         node = walker.value(lookup(item.index), name_of(position(name)))  # type: ignore[misc]
         nodes[name] = (position(name), OpaqueNode(node))
     if walker.spreads:
-        walker.refuse(walker.items[min(walker.spreads)].name, "spread over ranks, inside a value that the planner did not flatten")
+        walker.refuse(walker.items[min(walker.spreads)].name, "sharded over ranks, inside a value that the planner did not flatten")
     walker.refused[:0] = refused
     walker.finish()
     tree = nested(nodes[name] for name in orders.entries or nodes if name in nodes)
@@ -260,9 +267,9 @@ def _gather(plan: SavePlan, planner: SavePlanner, orders: WriteOrders) -> tuple[
 
 
 def _item(item: WriteItem, planner: SavePlanner, name: str) -> Item | str:
-    """One piece, or why it cannot be saved."""
-    told = item.tensor_data
-    assert told is not None
+    """Return one piece, or why it cannot be saved."""
+    planned = item.tensor_data
+    assert planned is not None
     tensor = planner.resolve_data(item)
     if not isinstance(tensor, torch.Tensor):
         raise IncompatibleState("the planner gave no tensor for it", where=item.index.fqn)
@@ -272,14 +279,14 @@ def _item(item: WriteItem, planner: SavePlanner, name: str) -> Item | str:
     reason = why_not(tensor)
     if reason is None and (tensor.layout != torch.strided or tensor.is_quantized):
         reason = "not a dense tensor"
-    if reason is None and tensor.dtype != told.properties.dtype:
-        reason = f"resolved as {tensor.dtype}, planned as {told.properties.dtype}"
-    if reason is None and tuple(tensor.shape) != tuple(told.chunk.sizes):
-        reason = f"resolved with shape {list(tensor.shape)}, planned with {list(told.chunk.sizes)}"
+    if reason is None and tensor.dtype != planned.properties.dtype:
+        reason = f"resolved as {tensor.dtype}, planned as {planned.properties.dtype}"
+    if reason is None and tuple(tensor.shape) != tuple(planned.chunk.sizes):
+        reason = f"resolved with shape {list(tensor.shape)}, planned with {list(planned.chunk.sizes)}"
     if reason is not None:
         return reason
-    shape = tuple(told.size)
-    box: Box | None = Box(tuple(told.chunk.offsets), tuple(told.chunk.sizes))
+    shape = tuple(planned.size)
+    box: Box | None = Box(tuple(planned.chunk.offsets), tuple(planned.chunk.sizes))
     if box == whole(shape):
         box = None
     elif not tensor.numel():

@@ -15,18 +15,20 @@ from relight.errors import ConfigError
 
 
 def flattened(optimizer: Any) -> torch.optim.Optimizer:
-    """The optimizer inside a ``DeepSpeedZeroOptimizer``, for a Checkpointer, which then knows what parameter each run of it is of.
+    """Declare the content of a ``DeepSpeedZeroOptimizer``'s flat tensors, and return its inner optimizer, for a
+    Checkpointer.
 
-    Stages 1 and 2 (seen with DeepSpeed 0.19), parameters whole on each rank. Its loss scaler and the engine's counters are the caller's:
-    ``scaler=optimizer.loss_scaler.__dict__``. ``ConfigError`` for another kind of optimizer, such as stage 3's.
+    ZeRO stages 1 and 2 (tested with DeepSpeed 0.19), with parameters whole on each rank. Save its loss scaler and the
+    engine's counters yourself: ``scaler=optimizer.loss_scaler.__dict__``. Raise ``ConfigError`` for another kind of
+    optimizer, such as stage 3's.
     """
     inner, groups = getattr(optimizer, "optimizer", None), getattr(optimizer, "round_robin_bit16_groups", None)
     flats = getattr(optimizer, "single_partition_of_fp32_groups", None)
     processes = getattr(optimizer, "real_dp_process_group", None)
     if not isinstance(inner, torch.optim.Optimizer) or groups is None or flats is None or processes is None:
         raise ConfigError(
-            f"a {type(optimizer).__name__} is no ZeRO optimizer of stage 1 or 2 as DeepSpeed has it",
-            hint="relight.flattened(…) tells what is in a flat tensor of any other",
+            f"a {type(optimizer).__name__} is not a ZeRO optimizer of stage 1 or 2 of DeepSpeed",
+            hint="declare the flat tensors of another optimizer with relight.flattened(…)",
         )
     for flat, parameters, group in zip(flats, groups, processes, strict=True):
         declare(flat, list(parameters), group=group)

@@ -1,7 +1,9 @@
-"""DeepSpeed: ``CheckpointEngine``, through which ``save_checkpoint`` and ``load_checkpoint`` are in Relight's format. Seen with 0.19.
+"""DeepSpeed: ``CheckpointEngine``, with which ``save_checkpoint`` and ``load_checkpoint`` use Relight's format. Tested
+with 0.19.
 
-``engine.checkpoint_engine = CheckpointEngine()`` after ``deepspeed.initialize``, on every rank. Names, folders, ``latest``, and which rank
-writes what, stay DeepSpeed's; each of its files becomes a directory of that name: there or not, every byte checked, nothing executed.
+``engine.checkpoint_engine = CheckpointEngine()`` after ``deepspeed.initialize``, on every rank. Names, folders,
+``latest``, and which rank writes what, remain DeepSpeed's. Each of its files becomes a directory of that name, which
+exists as a whole or not at all. Every byte is verified, and nothing is executed.
 """
 
 from __future__ import annotations
@@ -30,14 +32,15 @@ _KEPT = {
     "fragment_address": "deepspeed.utils.tensor_fragment",
     "ZeroStageEnum": "deepspeed.runtime.zero.config",
 }
-"""DeepSpeed's own classes in what it saves, and where they are: kept as their fields, made anew from them, and no others."""
+"""DeepSpeed's own classes in its state, and their modules: stored as their fields, and rebuilt from them. No other
+class is."""
 _MARK = "relight.deepspeed"
 
 
 class CheckpointEngine(Base):
     """A checkpoint engine for ``engine.checkpoint_engine``. ``options`` are ``relight.save``'s: ``encrypt=``.
 
-    What is in ``client_state`` has to be tensors, arrays and plain values: anything else is refused with its name, before a byte of that
+    ``client_state`` may have tensors, arrays and plain values: anything else is refused by name, before a byte of that
     rank's file is written.
     """
 
@@ -47,29 +50,30 @@ class CheckpointEngine(Base):
         self._options, self._step = save_options(options), 0
 
     def create(self, info: CheckpointCommitInfo) -> None:
-        """A checkpoint begins; the last number of its tag is its step."""
-        found = re.findall(r"\d{1,15}", str(info.tag))
-        self._step = int(found[-1]) if found else 0
+        """Begin a checkpoint; the last number of its tag is its step."""
+        numbers = re.findall(r"\d{1,15}", str(info.tag))
+        self._step = int(numbers[-1]) if numbers else 0
 
     def save(self, state_dict: Any, path: str | os.PathLike[str]) -> None:
-        """Durable when it returns."""
+        """Save. Durable when it returns."""
         write_as_file(path, _plain(state_dict), self._step, self._options)
 
     def load(self, path: str | os.PathLike[str], map_location: Any | None = None) -> Any:
-        """What was saved, verified, on the CPU, or where ``map_location`` says."""
+        """Return what was saved, verified, on the CPU or at ``map_location``."""
         return _live(read_as_file(path, self._options), map_location)
 
     def commit(self, info: CheckpointCommitInfo) -> bool:
-        """Every file of this rank is durable; DeepSpeed waits for the other ranks, and names it in ``latest`` then."""
+        """Return True: every file of this rank is durable. DeepSpeed then waits for the other ranks, and writes
+        ``latest``."""
         return True
 
 
 def _plain(value: Any) -> Any:
-    """The same without DeepSpeed's own classes."""
+    """Return the value without DeepSpeed's own classes."""
     if isinstance(value, Mapping):
-        return {key: _plain(one) for key, one in value.items()}
+        return {key: _plain(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_plain(one) for one in value)
+        return type(value)(_plain(item) for item in value)
     name = type(value).__name__
     if _KEPT.get(name) == type(value).__module__:
         return {_MARK: name, "fields": value.value if isinstance(value, Enum) else _plain(_fields(value))}
@@ -77,31 +81,33 @@ def _plain(value: Any) -> Any:
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    return {one.name: getattr(value, one.name) for one in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else vars(value)
+    return (
+        {field.name: getattr(value, field.name) for field in dataclasses.fields(value)} if dataclasses.is_dataclass(value) else vars(value)
+    )
 
 
 def _live(value: Any, map_location: Any) -> Any:
-    """The way back."""
+    """Invert ``_plain``."""
     if isinstance(value, torch.Tensor):
         return value.to(map_location) if isinstance(map_location, (str, torch.device)) else value
     if isinstance(value, dict):
         if _MARK in value:
             return _made(value[_MARK], _live(value.get("fields"), map_location))
-        return {key: _live(one, map_location) for key, one in value.items()}
+        return {key: _live(item, map_location) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_live(one, map_location) for one in value)
+        return type(value)(_live(item, map_location) for item in value)
     return value
 
 
 def _made(name: Any, fields: Any) -> Any:
-    """An object of one of ``_KEPT``."""
+    """Return an object of one of the classes in ``_KEPT``."""
     home = _KEPT.get(name) if isinstance(name, str) else None
     if home is None:
         raise UnsafeContent(f"a DeepSpeed checkpoint with an object of {name!r}", hint=f"only {', '.join(_KEPT)} are made")
     made = getattr(needed(home, "deepspeed"), name)
     if not isinstance(fields, dict):
         return made(fields)
-    one = made.__new__(made)
+    instance = made.__new__(made)
     for key, value in fields.items():
-        object.__setattr__(one, key, value)
-    return one
+        object.__setattr__(instance, key, value)
+    return instance

@@ -1,4 +1,5 @@
-"""What was read of a foreign file without torch, to torch's own: tensors, arrays, dtypes, devices, sizes."""
+"""Convert values that were read from a foreign file without torch to torch's own: tensors, arrays, dtypes, devices,
+sizes."""
 
 from __future__ import annotations
 
@@ -17,12 +18,13 @@ from relight.importers.pickles import AllowedCall, AllowedClass, UnpickledObject
 from relight.importers.tensors import Compound, FileRange, Spec
 
 VALUES_MORE = 10_000
-"""How many more values there may be than bytes that say them."""
+"""Values that are allowed in addition to the number of bytes that encode them."""
 LEVELS_MAX = 80
 
 
 def value_of(handle: int, span: FileRange, where: str) -> Any:
-    """What ``torch.save`` wrote there, with its tensors and arrays. ``UnsafeContent`` for what nests too deeply, or repeats itself."""
+    """Return the value that ``torch.save`` wrote, with its tensors and arrays. Raise ``UnsafeContent`` if it is nested
+    too deeply, or too large."""
     archive = TorchArchive(handle, span, where)
     try:
         return _Values(handle, where, 16 * span.length, archive.said + VALUES_MORE).value(archive.content(), 0)
@@ -31,14 +33,14 @@ def value_of(handle: int, span: FileRange, where: str) -> Any:
 
 
 def torch_dtype(name: str, where: str) -> torch.dtype:
-    """torch's dtype of that name; ``IncompatibleState`` if this torch has none."""
+    """Return torch's dtype of that name. Raise ``IncompatibleState`` if this torch has none."""
     if name not in TORCH_DTYPES:
         raise IncompatibleState(f"this torch has no dtype {name}", where=where, hint="upgrade torch")
     return TORCH_DTYPES[name]
 
 
 def read_spec(handle: int, spec: Spec, where: str) -> torch.Tensor:
-    """A tensor, read: with its whole storage if its elements do not lie in order."""
+    """Read a tensor; its whole storage if its elements are not in order."""
     dtype = torch_dtype(spec.dtype, where)
     if not math.prod(spec.shape):
         return torch.empty(spec.shape, dtype=dtype, device="cpu")
@@ -50,7 +52,7 @@ def read_spec(handle: int, spec: Spec, where: str) -> torch.Tensor:
 
 
 class _Values:
-    """What was pickled, to values."""
+    """Converts pickled values."""
 
     def __init__(self, handle: int, where: str, bytes_max: int, values_max: int) -> None:
         self._handle, self._where, self._count, self._left = handle, where, values_max, bytes_max
@@ -67,9 +69,9 @@ class _Values:
         if isinstance(node, Leaf):
             return self._leaf(node)
         if type(node) is dict:
-            return {self.value(key, level + 1): self.value(one, level + 1) for key, one in node.items()}
+            return {self.value(key, level + 1): self.value(item, level + 1) for key, item in node.items()}
         if type(node) in (list, tuple, set, frozenset):
-            return type(node)(self.value(one, level + 1) for one in node)
+            return type(node)(self.value(item, level + 1) for item in node)
         if isinstance(node, (AllowedClass, AllowedCall, Storage, StorageKind, Compound)):
             raise UnsafeContent("a class, a storage or a sparse tensor as a value", where=self._where)
         return node
@@ -80,7 +82,8 @@ class _Values:
         return torch.Size(node.meta) if node.kind == "torch_size" else torch.device(node.meta)
 
     def _tensor(self, node: Spec) -> torch.Tensor:
-        """One tensor for each that was saved, however often it is named; not many of one storage."""
+        """Return one tensor for each saved one, however often it is referenced. Limits the total size: many tensors
+        may share a storage."""
         if id(node) not in self._read:
             self._left -= node.length
             if self._left < 0:
@@ -94,8 +97,8 @@ class _Values:
         try:
             if node.name == "scalar":
                 return np.frombuffer(node.args[1], dtype=_dtype_of(node.args[0]), count=1)[0]
-            _, shape, told, columns, data = node.state
-            dtype = _dtype_of(told)
+            _, shape, descriptor, columns, data = node.state
+            dtype = _dtype_of(descriptor)
             if not isinstance(data, bytes) or min(shape, default=0) < 0 or math.prod(shape) * dtype.itemsize != len(data):
                 raise ValueError("shape and bytes")
             return np.frombuffer(data, dtype=dtype).reshape(shape, order="F" if columns else "C").copy()

@@ -1,4 +1,5 @@
-"""What the plug-ins for frameworks have in common: a framework that is not there is told of, and what they give a Checkpointer."""
+"""Common code of the plug-ins for frameworks: missing frameworks are reported, and the Checkpointer's arguments are
+built."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _RESERVED = frozenset({"step", "samples", "micro_step"})
 
 
 def needed(module: str, install: str) -> Any:
-    """The framework's module, imported; ``ConfigError`` that says what to install if it is not there, or cannot be imported."""
+    """Import and return the framework's module. Raise ``ConfigError``, with what to install, if that fails."""
     try:
         return import_module(module)
     except (ImportError, OSError, RuntimeError) as error:
@@ -36,7 +37,7 @@ def needed(module: str, install: str) -> Any:
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of a framework's metrics that are numbers, for ``Checkpointer.step``. Tensors are not read yet."""
+    """Return the metrics that are numbers, for ``Checkpointer.step``. Tensors are not read yet."""
     return {
         name: value
         for name, value in metrics.items()
@@ -46,9 +47,11 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def checkpointer_options(options: Mapping[str, Any], state: Mapping[str, object]) -> dict[str, Any]:
-    """What a plug-in gives a Checkpointer: the caller's options, and ``state`` with the caller's own ``state=`` added.
+    """Return the arguments of a plug-in's Checkpointer: the caller's options, and ``state`` with the caller's own
+    ``state=`` added.
 
-    ``ConfigError`` at once for a keyword that is neither an option nor a component: it would be found out only when training begins.
+    Raise ``ConfigError`` at once for a keyword that is neither an option nor a component; otherwise it would be found
+    only when training begins.
     """
     for name, value in options.items():
         if name not in OPTIONS:
@@ -63,7 +66,8 @@ def checkpointer_options(options: Mapping[str, Any], state: Mapping[str, object]
 
 
 def save_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a plug-in that saves by ``relight.save``: ``encrypt`` alone. ``ConfigError`` for others, before the first save."""
+    """Return the options of a plug-in that saves with ``relight.save``: only ``encrypt``. Raise ``ConfigError`` for
+    others, before the first save."""
     for name in options:
         if name != "encrypt":
             raise ConfigError(f"{name!r} is not an option of this plug-in", where=f"{name}=", hint="it takes encrypt=")
@@ -71,41 +75,43 @@ def save_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def loaders_in(data: Any) -> dict[str, object]:
-    """What tells or is watched for its position, in whatever containers a framework has its data in: components ``data_0``, …"""
-    found = [
-        one
-        for one in tree_leaves(data)
-        if isinstance(one, torch.utils.data.DataLoader) or (hasattr(one, "state_dict") and hasattr(one, "load_state_dict"))
+    """Return the loaders and stateful objects in a framework's nested data, as components ``data_0``, …"""
+    loaders = [
+        leaf
+        for leaf in tree_leaves(data)
+        if isinstance(leaf, torch.utils.data.DataLoader) or (hasattr(leaf, "state_dict") and hasattr(leaf, "load_state_dict"))
     ]
-    return {f"data_{index}": one for index, one in enumerate(found)}
+    return {f"data_{index}": loader for index, loader in enumerate(loaders)}
 
 
 def write_as_file(path: str | os.PathLike[str], value: object, step: int, options: Mapping[str, Any]) -> None:
-    """What a framework would write to the file ``path``, as a run in a directory of that name. Durable when it returns; what that run had
-    before is there until then, and not afterwards."""
+    """Save ``value``, which a framework would write to the file ``path``, as a run in a directory of that name.
+
+    Durable when it returns. The run's previous checkpoint exists until then, and is deleted afterwards.
+    """
     run = Path(path) / "run"
     save(run, {"file": value}, step=step, **options)
-    Store(run, **options).prune(keep(last=1, prune_abandoned=True))  # a file that is written over has no older version
+    Store(run, **options).prune(keep(last=1, prune_abandoned=True))  # an overwritten file has no older version, either
 
 
 def read_as_file(path: str | os.PathLike[str], options: Mapping[str, Any]) -> Any:
-    """What ``write_as_file`` wrote last, verified. ``IncompatibleState`` for what another program wrote."""
-    found = {} if Path(path).is_file() else load(Path(path) / "run", **options)
-    if "file" not in found:
+    """Return the last value of ``write_as_file``, verified. Raise ``IncompatibleState`` for another program's file."""
+    content = {} if Path(path).is_file() else load(Path(path) / "run", **options)
+    if "file" not in content:
         raise IncompatibleState("not what this plug-in has written", where=os.fspath(path), hint="read it with what has written it")
-    return found["file"]
+    return content["file"]
 
 
 class StateFunctions:
-    """A component whose state is asked of, and given back to, whoever has it: two functions as ``state_dict`` and ``load_state_dict``."""
+    """A component made of two functions: ``ask`` returns its state, and ``tell`` restores it."""
 
     def __init__(self, ask: Callable[[], dict[str, Any]], tell: Callable[[dict[str, Any]], None]) -> None:
         self._ask, self._tell = ask, tell
 
     def state_dict(self) -> dict[str, Any]:
-        """What ``ask`` gives."""
+        """Return the result of ``ask``."""
         return self._ask()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hands it to ``tell``."""
+        """Pass the state to ``tell``."""
         self._tell(state)

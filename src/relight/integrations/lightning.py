@@ -1,6 +1,8 @@
-"""Lightning: ``Checkpoints`` in place of ``ModelCheckpoint``, and ``RelightCheckpointIO`` for those who keep that.
+"""Lightning: ``LightningCheckpoints`` replaces ``ModelCheckpoint``; ``RelightCheckpointIO`` works with
+``ModelCheckpoint``.
 
-``lightning`` or ``pytorch_lightning``: whichever the program has imported, else whichever is there. Seen with 2.6.
+Uses ``lightning`` or ``pytorch_lightning``: the one that the program has imported, otherwise the one that is
+installed. Tested with 2.6.
 """
 
 from __future__ import annotations
@@ -42,17 +44,19 @@ _LOADERS = "combined_loader"
 
 
 class LightningCheckpoints(Checkpoint):
-    """A callback that saves all that ``trainer.fit`` needs to go on, without waiting, and goes on from it by itself.
+    """A callback that saves everything that ``trainer.fit`` needs to resume, without waiting, and resumes
+    automatically.
 
-    ``path`` and ``options`` are ``relight.Checkpointer``'s: ``save=relight.every(steps=…) | relight.best("val_loss")``,
-    ``keep=relight.keep(…)``. Metrics are what ``self.log`` was given. A step is one of the optimizer: ``trainer.global_step`` of them are
-    done. Saved: module, optimizers, schedulers, loops, callbacks, precision, data module, generators, and where each loader is.
+    ``path`` and ``options`` are ``relight.Checkpointer``'s: ``save=relight.every(steps=…) |
+    relight.best("val_loss")``, ``keep=relight.keep(…)``. Metrics are those passed to ``self.log``. A step is an
+    optimizer step: ``trainer.global_step`` of them are done. Saved: module, optimizers, schedulers, loops, callbacks,
+    precision, data module, generators, and each loader's position.
 
-    ``ConfigError`` with ``trainer.fit(ckpt_path=…)``, which would restore another state over this one, and with strategies that keep
-    optimizers of their own (DeepSpeed): those take ``RelightCheckpointIO`` or their own saving.
+    Raise ``ConfigError`` with ``trainer.fit(ckpt_path=…)``, which would restore another state over this one, and with
+    strategies that have their own optimizers (DeepSpeed): use ``RelightCheckpointIO`` or the strategy's own saving.
 
-    ``resume`` False: nothing is taken from the run. Training begins with what it is given, and what it saves comes behind what is there,
-    which stays; who resumes later goes on from that.
+    ``resume`` False: nothing is restored from the run. Training begins with the given state, and its saves follow the
+    existing checkpoints, which stay. A later resume continues from the new saves.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
@@ -64,20 +68,21 @@ class LightningCheckpoints(Checkpoint):
         self._metrics: dict[str, Any] = {}
         self._loaders: dict[str, object] = {}
         self.best_model_path = ""
-        """For the trainer, which asks every checkpointing callback: there is no file."""
+        """Required by the trainer of every checkpoint callback: empty, as there is no file."""
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """All is set up: put the state back if the run has one. Nothing of it with ``fast_dev_run``, as with ``ModelCheckpoint``."""
+        """Restore the state if the run has one; everything is set up now. Do nothing with ``fast_dev_run``, like
+        ``ModelCheckpoint``."""
         if trainer.fast_dev_run:
             return
         if trainer.ckpt_path is not None:
             raise ConfigError("fit(ckpt_path=…) and Checkpoints would both restore", hint="leave ckpt_path out, or keep ModelCheckpoint")
-        foreign = [type(one).__name__ for one in trainer.optimizers if not isinstance(one, torch.optim.Optimizer)]
+        foreign = [type(item).__name__ for item in trainer.optimizers if not isinstance(item, torch.optim.Optimizer)]
         if foreign:
             raise ConfigError(f"the strategy has an optimizer of its own, {foreign[0]}", hint="keep ModelCheckpoint")
         trainer.fit_loop.setup_data()
         schedulers = {f"scheduler_{i}": config.scheduler for i, config in enumerate(trainer.lr_scheduler_configs)}
-        optimizers = {f"optimizer_{i}": one for i, one in enumerate(trainer.optimizers)}
+        optimizers = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(trainer.optimizers)}
         rest = StateFunctions(lambda: _ask(trainer, pl_module), lambda state: _restore_order(trainer, pl_module, state))
         state: dict[str, object] = {"model": trainer.model, **optimizers, **schedulers, "trainer": rest}
         self._loaders = loaders_in(trainer.train_dataloader)
@@ -86,11 +91,11 @@ class LightningCheckpoints(Checkpoint):
         if self._resume:
             self._ckpt.restore()
         self._told = trainer.global_step
-        iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload] # the iterator that setup_data made knew nothing of this
+        iter(trainer.fit_loop._data_fetcher)  # type: ignore[call-overload] # the iterator that setup_data created was not watched
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """A step ended: save if it is time to; behind validation where that comes first."""
-        trainer.fit_loop.restarting = False  # left to Lightning, no plateau scheduler would hear of this epoch's end
+        """Record a completed step, and save if it is due; after validation if validation follows."""
+        trainer.fit_loop.restarting = False  # otherwise Lightning would skip plateau schedulers at this epoch's end
         if trainer.global_step == self._told:
             return  # gradients are still being accumulated
         self._told = self._waits = trainer.global_step
@@ -99,31 +104,33 @@ class LightningCheckpoints(Checkpoint):
             self._step()
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """What was validated may be the best. If it was the epoch's last batch, Lightning has not done yet what the epoch's end brings."""
+        """Save if it is due, as the validated state may be the best. Not after the epoch's last batch: Lightning has
+        not finished the epoch."""
         if not trainer.sanity_checking:
             self._metrics = numbers(trainer.callback_metrics)
             if not trainer.is_last_batch:
                 self._step()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The epoch's metrics."""
+        """Record the epoch's metrics."""
         self._metrics = numbers(trainer.callback_metrics)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """The epoch before is over: it is saved now, with what Lightning does behind all hooks of its end (schedulers, counters)."""
-        for one in self._loaders.values():
-            if self._waits and isinstance(one, torch.utils.data.DataLoader):
-                leave_epoch(one)  # Lightning counts batches, and does not wait for the loader to say that there are no more
+        """Save the previous epoch's end, with the changes that Lightning makes after all hooks of that end
+        (schedulers, counters)."""
+        for loader in self._loaders.values():
+            if self._waits and isinstance(loader, torch.utils.data.DataLoader):
+                leave_epoch(loader)  # Lightning counts batches, and does not request one after the last
         self._step()
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Save the last step if it is not yet, and give everything back."""
+        """Save the last step if it is not saved yet, and close the Checkpointer."""
         self._step()
         if self._ckpt is not None:
             self._ckpt.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        """Save the last step's end if that is still what there is."""
+        """Save the end of the last step if the state has not changed since."""
         if self._ckpt is not None:
             trace: TracebackType | None = exception.__traceback__
             self._ckpt.__exit__(type(exception), exception, trace)
@@ -135,25 +142,27 @@ class LightningCheckpoints(Checkpoint):
 
 
 def _validates(trainer: Trainer, batch_idx: int) -> bool:
-    """Whether validation may follow on this batch, which is not the epoch's last."""
+    """Return whether validation may follow this batch, which is not the epoch's last."""
     every = trainer.val_check_batch
     done = batch_idx + 1 if trainer.check_val_every_n_epoch is not None else trainer.fit_loop.epoch_loop.total_batch_idx + 1
     return bool(trainer.enable_validation and isinstance(every, int) and done % every == 0)
 
 
 def _ask(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
-    """What goes on besides weights, optimizers, schedulers and data."""
+    """Return the state other than weights, optimizers, schedulers and data."""
     loops = trainer.fit_loop.state_dict()
     loops["state_dict"].pop(_LOADERS, None)  # Relight has the loaders
     extra: dict[str, Any] = {"state_dict": {}}
     pl_module.on_save_checkpoint(extra)
-    for one in trainer.callbacks:
-        one.on_save_checkpoint(trainer, pl_module, extra)
+    for callback in trainer.callbacks:
+        callback.on_save_checkpoint(trainer, pl_module, extra)
     extra.pop("state_dict")
     data = getattr(trainer, "datamodule", None)
     return {
         "loops": loops,
-        "callbacks": {one.state_key: one.state_dict() for one in trainer.callbacks if not isinstance(one, LightningCheckpoints)},
+        "callbacks": {
+            callback.state_key: callback.state_dict() for callback in trainer.callbacks if not isinstance(callback, LightningCheckpoints)
+        },
         "precision": trainer.precision_plugin.state_dict(),
         "datamodule": data.state_dict() if data is not None else {},
         "extra": extra,
@@ -161,30 +170,32 @@ def _ask(trainer: Trainer, pl_module: LightningModule) -> dict[str, Any]:
 
 
 def _restore_order(trainer: Trainer, pl_module: LightningModule, state: dict[str, Any]) -> None:
-    """The way back, in the order in which Lightning goes it."""
+    """Restore that state, in Lightning's order."""
     data = getattr(trainer, "datamodule", None)
     if data is not None and state["datamodule"]:
         data.load_state_dict(state["datamodule"])
     extra = {"state_dict": {}, **state["extra"]}
     pl_module.on_load_checkpoint(extra)
-    for one in trainer.callbacks:
-        one.on_load_checkpoint(trainer, pl_module, extra)
-        if one.state_key in state["callbacks"]:
-            one.load_state_dict(state["callbacks"][one.state_key])
+    for callback in trainer.callbacks:
+        callback.on_load_checkpoint(trainer, pl_module, extra)
+        if callback.state_key in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][callback.state_key])
     trainer.precision_plugin.load_state_dict(state["precision"])
     loops = trainer.fit_loop
     loops.load_state_dict(state["loops"])
-    if loops.epoch_progress.total.started < loops.epoch_progress.total.ready:  # between two epochs: the next begins as any does
+    if loops.epoch_progress.total.started < loops.epoch_progress.total.ready:  # between two epochs: the next one begins normally
         loops.epoch_loop.restarting = False
         loops.epoch_loop.val_loop.restarting = True  # no sanity check
 
 
 class RelightCheckpointIO(CheckpointIO):
-    """``Trainer(plugins=[RelightCheckpointIO()])``: each file that ``ModelCheckpoint`` would write is a run of its own in Relight's format.
+    """``Trainer(plugins=[RelightCheckpointIO()])``: each file that ``ModelCheckpoint`` would write becomes a run in
+    Relight's format.
 
-    It is a directory, in which a checkpoint is there or not, every byte is checked and nothing is executed on load; ``ckpt_path=`` takes
-    it. Saving waits, as ``ModelCheckpoint`` does. ``options`` are ``relight.save``'s: ``encrypt=``. What is no tensor, array or plain value
-    (hyperparameters of classes of your own) is refused, with its name.
+    The run is a directory. Its checkpoint exists as a whole or not at all, every byte is verified, and nothing is
+    executed on load; ``ckpt_path=`` takes it. Saving waits, as with ``ModelCheckpoint``. ``options`` are
+    ``relight.save``'s: ``encrypt=``. Values other than tensors, arrays and plain values (hyperparameters of your own
+    classes) are refused by name.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -192,18 +203,18 @@ class RelightCheckpointIO(CheckpointIO):
         self._options = save_options(options)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | os.PathLike[str], storage_options: Any | None = None) -> None:
-        """Durable when it returns; ``path`` names what was there before until then."""
+        """Save. Durable when it returns; until then ``path`` has its previous content."""
         write_as_file(path, checkpoint, int(checkpoint.get("global_step", 0)), self._options)
 
     def load_checkpoint(
         self, path: str | os.PathLike[str], map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """What was saved, on the CPU; verified."""
-        found: dict[str, Any] = read_as_file(path, self._options)
-        return found
+        """Return what was saved, on the CPU, verified."""
+        content: dict[str, Any] = read_as_file(path, self._options)
+        return content
 
     def remove_checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Only what this class has written."""
+        """Remove a checkpoint of this class; raise ``CheckpointNotFound`` for anything else."""
         if not (Path(path) / STORE_FILE).is_file():
             raise CheckpointNotFound("not a checkpoint of RelightCheckpointIO: nothing is removed", where=os.fspath(path))
         shutil.rmtree(path)

@@ -1,7 +1,8 @@
-"""Megatron-Core's ``dist_checkpointing``: ``SaveStrategy`` and ``LoadStrategy``, whose tensors are in Relight's format. Seen with 0.16.
+"""Megatron-Core's ``dist_checkpointing``: ``SaveStrategy`` and ``LoadStrategy``, which store tensors in Relight's
+format. Tested with 0.16.
 
-Megatron writes two things beside them by itself: ``common.pt`` (what is not sharded; its only strategy for that is torch's) and
-``metadata.json``, whose ``sharded_backend`` is then ``relight``.
+Megatron itself writes two more files: ``common.pt`` (values that are not sharded; its only strategy for them is
+torch's) and ``metadata.json``, whose ``sharded_backend`` is then ``relight``.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ class SaveStrategy(SaveShardedStrategy):
         self._options = options
 
     def save(self, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str]) -> None:
-        """All ranks together; a rank that cannot save tells the others."""
-        shards = [one for one in nested_values(sharded_state_dict) if is_main_replica(one.replica_id)]
+        """Save on all ranks together; a rank that cannot save reports its error to the others."""
+        shards = [shard for shard in nested_values(sharded_state_dict) if is_main_replica(shard.replica_id)]
         state = of_torch.mcore_to_pyt_state_dict(_by_key(shards))
         writer = StorageWriter(_run(checkpoint_dir), **{"step": 0, **self._options})
         planner = of_torch.MCoreSavePlanner(dedup_replicated_tensors=False, flatten_state_dict=False)
@@ -63,46 +64,47 @@ class SaveStrategy(SaveShardedStrategy):
 
 
 class LoadStrategy(LoadShardedStrategy):
-    """``dist_checkpointing.load(state, folder, sharded_strategy=LoadStrategy())``, under the same layout or another one.
+    """``dist_checkpointing.load(state, folder, sharded_strategy=LoadStrategy())``, under the same layout or another
+    one.
 
-    Once this module is imported, ``load`` finds it by itself for what ``SaveStrategy`` has written.
+    Once this module is imported, ``load`` chooses it automatically for checkpoints that ``SaveStrategy`` has written.
     """
 
     def load(self, sharded_state_dict: Any, checkpoint_dir: str | os.PathLike[str]) -> Any:
-        """The tensors in place of their shards; every byte that is read is checked."""
+        """Return the state with tensors in place of their shards; every byte that is read is verified."""
         shards = list(nested_values(sharded_state_dict))
         state = of_torch.mcore_to_pyt_state_dict(_by_key(shards), is_loading=True)
-        free = {one.key: one for one in shards if one.allow_shape_mismatch}
+        free = {shard.key: shard for shard in shards if shard.allow_shape_mismatch}
         planner = of_torch.MCoreLoadPlanner(
-            shapes_validation_sharded_tensors=[one for one in shards if not one.allow_shape_mismatch],
+            shapes_validation_sharded_tensors=[shard for shard in shards if not shard.allow_shape_mismatch],
             allow_shape_mismatch_sharded_tensors=free,
         )
         load_state(state, storage_reader=StorageReader(_run(checkpoint_dir)), planner=planner)
         return dict_list_map_inplace(_tensor_of, sharded_state_dict)
 
     def load_tensors_metadata(self, checkpoint_dir: str | os.PathLike[str]) -> Any:
-        """Names, shapes and dtypes of what is stored, as ``ShardedTensor`` without data."""
+        """Return names, shapes and dtypes of the stored tensors, as ``ShardedTensor`` without data."""
         stored = StorageReader(_run(checkpoint_dir)).read_metadata().state_dict_metadata
         return {
-            key: ShardedTensor.from_rank_offsets(key, torch.empty(one.size, dtype=one.properties.dtype, device="meta")).without_data()
-            for key, one in stored.items()
-            if isinstance(one, dcp.metadata.TensorStorageMetadata)
+            key: ShardedTensor.from_rank_offsets(key, torch.empty(entry.size, dtype=entry.properties.dtype, device="meta")).without_data()
+            for key, entry in stored.items()
+            if isinstance(entry, dcp.metadata.TensorStorageMetadata)
         }
 
     def check_backend_compatibility(self, loaded_backend: str) -> None:
-        """Only its own."""
+        """Accept Relight's backend only."""
         if loaded_backend != BACKEND:
             raise of_torch.CheckpointingException(f"LoadStrategy reads {BACKEND!r}, this is {loaded_backend!r}")
 
     def check_version_compatibility(self, loaded_version: int) -> None:
-        """All there are."""
+        """Accept every version."""
 
 
 def _by_key(shards: list[Any]) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
-    for one in shards:
-        found.setdefault(one.key, []).append(one)
-    return found
+    by_key: dict[str, list[Any]] = {}
+    for shard in shards:
+        by_key.setdefault(shard.key, []).append(shard)
+    return by_key
 
 
 def _tensor_of(value: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Ray Train: ``report``, which tells Ray of a Relight save, and ``where``, which finds it again. Seen with 2.60.
+"""Ray Train: ``report`` reports a Relight save to Ray, and ``where`` returns its run and id. Tested with 2.60.
 
-In the function that the workers run, ``relight.Checkpointer`` is used as anywhere: Ray has set ``torch.distributed`` up, and a worker that
-Ray starts again after a failure goes on from what ``restore()`` finds.
+In the workers' function, use ``relight.Checkpointer`` as anywhere: Ray has initialised ``torch.distributed``, and a
+worker that Ray restarts after a failure continues from ``restore()``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ _FILE = "relight.json"
 
 
 def report(ckpt: Checkpointer, save: Save | None, metrics: dict[str, Any]) -> None:
-    """``ray.train.report`` of ``metrics`` and, where there is a save, of a checkpoint that names it. Every worker calls it.
+    """Call ``ray.train.report`` with ``metrics`` and, if there is a save, with a checkpoint that names it. Every
+    worker must call it.
 
-    ``save`` is what ``ckpt.step`` gave. It waits until that is durable, as Ray may keep, or resume from, what it was told of. Ray gets
-    a file of a hundred bytes; the state stays in its run, whose ``keep=`` says how long: one that Ray is to keep wants a tag, or as many.
+    ``save`` is the result of ``ckpt.step``. The call waits until the save is durable, as Ray may keep it, or resume
+    from it. Ray gets a file of a hundred bytes; the state stays in its run, whose ``keep=`` applies. If Ray will keep
+    a checkpoint, tag it, or keep as many.
     """
     if save is None:
         train.report(metrics)
@@ -40,7 +42,7 @@ def report(ckpt: Checkpointer, save: Save | None, metrics: dict[str, Any]) -> No
 
 
 def where(checkpoint: Any) -> tuple[str, str]:
-    """The run and the id that a checkpoint of Ray's names, for ``relight.load(*where(result.checkpoint))``."""
+    """Return the run and the id that Ray's checkpoint names, for ``relight.load(*where(result.checkpoint))``."""
     with checkpoint.as_directory() as folder:
         try:
             named = json.loads((Path(folder) / _FILE).read_bytes()[:65536])

@@ -1,7 +1,8 @@
-"""torchft: ``Transport``, through which a replica group that comes back gets its state by way of a store. Seen with 0.2.
+"""torchft: ``Transport``, which gives a recovering replica group its state through a store. Tested with 0.2.
 
-``Manager(…, checkpoint_transport=Transport("store/heal"))``. Where all groups may be lost at once, save besides: the manager has a state,
-so ``relight.Checkpointer("store/run", model=…, optimizer=…, manager=manager)`` takes it as any component.
+``Manager(…, checkpoint_transport=Transport("store/heal"))``. If all groups may fail at once, also save checkpoints:
+the manager has a state, so ``relight.Checkpointer("store/run", model=…, optimizer=…, manager=manager)`` takes it like
+any component.
 """
 
 from __future__ import annotations
@@ -25,26 +26,28 @@ _PAUSE_S = 0.05
 
 
 class Transport(CheckpointTransport[Any]):
-    """A checkpoint transport by way of ``path``, a store that all replica groups reach: verified, and nothing executed.
+    """A checkpoint transport through ``path``, a store that all replica groups reach: verified, and nothing is
+    executed.
 
-    Each process sends through a run of its own below it, of which the newest two are kept. What is sent is a dict of tensors, arrays and
-    plain values. ``options`` are ``relight.save``'s: ``encrypt=``.
+    Each process sends through its own run below the path, of which the newest two checkpoints are kept. A state is a
+    dict of tensors, arrays and plain values. ``options`` are ``relight.save``'s: ``encrypt=``.
     """
 
     def __init__(self, path: str, **options: Any) -> None:
         self._run, self._options = f"{str(path).rstrip('/')}/{uuid.uuid4().hex}", save_options(options)
 
     def metadata(self) -> str:
-        """Where others find what this process sends."""
+        """Return the run in which other processes find what this process sends."""
         return self._run
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: Any, timeout: timedelta) -> None:
-        """Durable when it returns, for however many are behind."""
+        """Save the state. Durable when it returns, for any number of receivers."""
         save(self._run, {"torchft": state_dict}, step=step, **self._options)
-        Store(self._run, **self._options).prune(keep(last=2, prune_abandoned=True))  # each save stands alone: none continues another
+        Store(self._run, **self._options).prune(keep(last=2, prune_abandoned=True))  # the saves are independent: none continues another
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> Any:
-        """What was sent for ``step``, on the CPU. Waits for it, no longer than ``timeout``: ``StoreUnavailable`` then."""
+        """Return the state that was sent for ``step``, on the CPU. Wait for it; raise ``StoreUnavailable`` after
+        ``timeout``."""
         ends = time.monotonic() + timeout.total_seconds()
         while True:
             try:

@@ -1,6 +1,6 @@
-"""torchtitan: ``CheckpointManager``, in place of its own. Seen with 0.3.
+"""torchtitan: ``CheckpointManager``, which replaces torchtitan's own. Tested with 0.3.
 
-``config.checkpoint = CheckpointManager.Config(enable=True, interval=500)``, where the job's configuration is made.
+Set ``config.checkpoint = CheckpointManager.Config(enable=True, interval=500)`` where the job's configuration is built.
 """
 
 from __future__ import annotations
@@ -20,11 +20,13 @@ else:
 
 
 class CheckpointManager(BaseCheckpointManager):
-    """Saves the model's parts, optimizers, schedulers, data and train state in the run ``folder/run``, without waiting.
+    """Saves the model's parts, optimizers, schedulers, data and train state in the run ``folder/run``, without
+    waiting.
 
-    Of torchtitan's settings it takes ``enable``, ``folder``, ``interval``, ``keep_latest_k``, ``load_step``, ``load_only`` and
-    ``enable_first_step_checkpoint``. The last save is a whole one, too. ``ConfigError`` for those that ask for another format
-    (``initial_load_path``, ``last_save_in_hf``): ``relight.load`` and the exporters are there for that.
+    Of torchtitan's settings it uses ``enable``, ``folder``, ``interval``, ``keep_latest_k``, ``load_step``,
+    ``load_only`` and ``enable_first_step_checkpoint``. The last save is a full checkpoint, too. Raise ``ConfigError``
+    for settings that require another format (``initial_load_path``, ``last_save_in_hf``): use ``relight.load`` and the
+    exporters instead.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -51,11 +53,11 @@ class CheckpointManager(BaseCheckpointManager):
                 raise ConfigError(f"checkpoint.{name} is torchtitan's own format's", hint="leave it out, or use torchtitan's manager")
         self._config, self._last = config, Save(0, "")
         parts = {f"model_{i}": part for i, part in enumerate(model_parts)}
-        optims = {f"optimizer_{i}": one for i, one in enumerate(optimizers)}
+        optims = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(optimizers)}
         rest = {"schedulers": lr_schedulers, "dataloader": dataloader, **states}
         self._ckpt = Checkpointer(
             "/".join(part for part in (base_folder, config.folder, "run") if part),
-            state={**parts, **optims, **{name: one for name, one in rest.items() if one is not None}},
+            state={**parts, **optims, **{name: value for name, value in rest.items() if value is not None}},
             save=None,  # torchtitan calls save() at its own interval
             keep=keep(last=config.keep_latest_k) if config.keep_latest_k else None,
             per_rank=["dataloader"] if dataloader is not None else [],

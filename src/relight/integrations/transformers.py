@@ -1,4 +1,5 @@
-"""Hugging Face's Trainer: ``Checkpoints``, a callback that saves, and goes on through ``resume_from_checkpoint=``. Seen with 5.23."""
+"""Hugging Face's Trainer: ``TrainerCheckpoints``, a callback that saves, and resumes through
+``resume_from_checkpoint=``. Tested with 5.23."""
 
 from __future__ import annotations
 
@@ -31,15 +32,16 @@ _NO_WEIGHTS = b'{"__metadata__":{"format":"pt"}}'
 
 
 class TrainerCheckpoints(TrainerCallback):
-    """Saves all that ``trainer.train`` needs to go on, without waiting.
+    """Saves everything that ``trainer.train`` needs to resume, without waiting.
 
-    ``path`` and ``options`` are ``relight.Checkpointer``'s, ``path`` one store's. Metrics are what the Trainer logs and evaluates
-    (``relight.best("eval_loss")``). A step is saved when the next one begins: logged, evaluated, and with the generators as the next
-    forward finds them. Saved: model, optimizer, scheduler, scaler, the Trainer's state and its callbacks', generators. Where the data is,
-    the Trainer finds by itself, as it does from its own checkpoints: it takes its sampler's order and skips.
+    ``path`` and ``options`` are ``relight.Checkpointer``'s, with one store in ``path``. Metrics are those that the
+    Trainer logs and evaluates (``relight.best("eval_loss")``). A step is saved when the next one begins: after logging
+    and evaluation, and with the generators as the next forward uses them. Saved: model, optimizer, scheduler, scaler,
+    the Trainer's state and its callbacks', generators. The Trainer finds the data's position itself, as with its own
+    checkpoints: it takes its sampler's order and skips.
 
-    ``resume`` False: nothing is taken from the run. Training begins where the Trainer begins it, and what it saves comes behind what is
-    there, which stays; who resumes later goes on from that.
+    ``resume`` False: nothing is restored from the run. Training begins where the Trainer begins it, and its saves
+    follow the existing checkpoints, which stay. A later resume continues from the new saves.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, resume: bool = True, **options: Any) -> None:
@@ -53,10 +55,12 @@ class TrainerCheckpoints(TrainerCallback):
         self._told, self._metrics = 0, dict[str, Any]()
 
     def resume(self, trainer: Trainer, which: str | int = "latest") -> str | None:
-        """What ``trainer.train(resume_from_checkpoint=…)`` is to be given: None on a fresh run, which is what it then takes to begin anew.
+        """Return the argument for ``trainer.train(resume_from_checkpoint=…)``: a folder with the Trainer's counters,
+        or None.
 
-        It is a folder with the Trainer's counters. The weights are not in it: they go from the run straight into the live model when
-        training begins. ``latest`` is the newest that verifies; all ranks go on from what rank 0 has chosen. None with ``resume=False``.
+        None, for a fresh run or with ``resume=False``, makes the Trainer begin from scratch. The weights are not in
+        the folder: they are read from the run straight into the live model when training begins. ``latest`` is the
+        newest checkpoint that verifies; all ranks resume from rank 0's choice.
         """
         self._trainer = trainer
         if not self._resume:
@@ -75,7 +79,7 @@ class TrainerCheckpoints(TrainerCallback):
         return str(folder)
 
     def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """All is set up: put back what ``resume`` has chosen."""
+        """Restore the checkpoint that ``resume`` has chosen; everything is set up now."""
         if self._trainer is None:
             raise ConfigError(
                 "Checkpoints does not know its Trainer", hint="trainer.train(resume_from_checkpoint=checkpoints.resume(trainer))"
@@ -95,21 +99,22 @@ class TrainerCheckpoints(TrainerCallback):
             self._rng = frozen_generators()
 
     def on_step_begin(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """The step before is all over: save it if it is time to. The first one finds the generators as they were here."""
+        """Save the previous step, which is complete, if it is due. Before the first step, restore the generators
+        again."""
         if self._rng is not None:
             states, self._rng = self._rng.states(), None
             restore_host(states)
-            restore_devices({kind: one for kind, one in states.items() if kind in ("cuda", "xpu", "mps")})
+            restore_devices({kind: state_of_kind for kind, state_of_kind in states.items() if kind in ("cuda", "xpu", "mps")})
         self._step(state)
 
     def on_log(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, logs: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """What is logged of this step; evaluations are logged, too."""
+        """Record the metrics of this step; evaluations are logged, too."""
         self._metrics.update(numbers(logs or {}))
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Save the last step if it is not yet, and give everything back."""
+        """Save the last step if it is not saved yet, and close the Checkpointer."""
         if self._ckpt is not None:
             self._step(state)
             self._ckpt.close()
@@ -122,29 +127,29 @@ class TrainerCheckpoints(TrainerCallback):
             self._ckpt.step(state.global_step - 1, **metrics)
 
     def _components(self, trainer: Trainer) -> dict[str, object]:
-        inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # accelerate's stands around it
+        inner = getattr(trainer.optimizer, "optimizer", trainer.optimizer)  # inside accelerate's wrapper
         if not isinstance(inner, torch.optim.Optimizer):
             raise ConfigError(f"the optimizer is a {type(inner).__name__}", hint="DeepSpeed keeps its own: let the Trainer save")
-        found: dict[str, object] = {"model": trainer.model_wrapped, "optimizer": inner, "scheduler": trainer.lr_scheduler}
+        components: dict[str, object] = {"model": trainer.model_wrapped, "optimizer": inner, "scheduler": trainer.lr_scheduler}
         if trainer.accelerator.scaler is not None:
-            found["scaler"] = trainer.accelerator.scaler
-        return {**found, "trainer": StateFunctions(lambda: {"state": _text_of(trainer)}, lambda state: None)}
+            components["scaler"] = trainer.accelerator.scaler
+        return {**components, "trainer": StateFunctions(lambda: {"state": _text_of(trainer)}, lambda state: None)}
 
     def _choose(self, which: str | int) -> str | None:
-        """The id; None on a run without a checkpoint."""
+        """Return the checkpoint's id; None for a run without a checkpoint."""
         try:
             store = Store(self._path, **self._keys())
-            found = store.checkpoints() if which == "latest" else [one for one, _ in store.verify(which)]
+            candidates = store.checkpoints() if which == "latest" else [checkpoint for checkpoint, _ in store.verify(which)]
         except CheckpointNotFound:
             if which != "latest":
                 raise
             return None
-        for one in reversed(found):
-            if all(not findings for _, findings in store.verify(one.id)):
-                return one.id
-            emit("restore.skipped", f"checkpoint {one.id} is passed over: it does not verify", id=one.id, kind="corrupt")
-        if found:
-            raise CorruptCheckpoint(f"none of the {len(found)} checkpoints can be read", where=os.fspath(self._path))
+        for checkpoint in reversed(candidates):
+            if all(not findings for _, findings in store.verify(checkpoint.id)):
+                return checkpoint.id
+            emit("restore.skipped", f"checkpoint {checkpoint.id} is passed over: it does not verify", id=checkpoint.id, kind="corrupt")
+        if candidates:
+            raise CorruptCheckpoint(f"none of the {len(candidates)} checkpoints can be read", where=os.fspath(self._path))
         return None
 
     def _keys(self) -> dict[str, Any]:
@@ -152,10 +157,10 @@ class TrainerCheckpoints(TrainerCallback):
 
 
 def _text_of(trainer: Trainer) -> str:
-    """The Trainer's state as its own checkpoints have it, its callbacks' in it."""
-    told: dict[str, list[Any]] = {}
-    for one in [*trainer.callback_handler.callbacks, trainer.control]:
-        if isinstance(one, ExportableState):
-            told.setdefault(type(one).__name__, []).append(one.state())
-    callbacks = {name: states if len(states) > 1 else states[0] for name, states in told.items()}
+    """Return the Trainer's state, with its callbacks', in the form of its own checkpoints."""
+    exported: dict[str, list[Any]] = {}
+    for source in [*trainer.callback_handler.callbacks, trainer.control]:
+        if isinstance(source, ExportableState):
+            exported.setdefault(type(source).__name__, []).append(source.state())
+    callbacks = {name: states if len(states) > 1 else states[0] for name, states in exported.items()}
     return json.dumps({**dataclasses.asdict(trainer.state), "stateful_callbacks": callbacks})

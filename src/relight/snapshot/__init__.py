@@ -1,7 +1,8 @@
-"""Stall-free copies: the state at a call, copied while the next forward and backward run; a copy that is not of that call never counts.
+"""Stall-free snapshots: copy the state of a call while the next forward and backward run, and detect tensors that
+changed.
 
-Always holds: a tensor in a finished snapshot has the bytes it had at the call, or the snapshot says which has not. May import torch,
-``layout``, ``policy``, ``observe``, ``errors``.
+Invariant: a tensor in a finished snapshot has the bytes it had at the call, or the snapshot names it as touched. May
+import torch, ``layout``, ``policy``, ``observe``, ``errors``.
 """
 
 from relight.snapshot.copier import Copier, Snapshot

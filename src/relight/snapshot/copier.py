@@ -1,4 +1,5 @@
-"""Copying a state while training goes on: slices in a queue, threads that take them, and a trainer that takes the rest when it must."""
+"""Copy a state while training continues: slices in a queue, background threads that copy them, and a trainer that
+copies the rest if it must."""
 
 from __future__ import annotations
 
@@ -19,15 +20,19 @@ RETURNED_S = 0.1
 
 
 class Snapshot:
-    """One state on its way into memory. ``on_complete(touched)`` is called once, by the thread that finishes it, with the names of
-    tensors that are not what they were at the call; empty if all are."""
+    """One state that is being copied into memory.
+
+    ``on_complete(touched)`` is called once, by the thread that finishes the snapshot. ``touched`` names the tensors
+    that have changed since the call; it is empty if none has.
+    """
 
     def __init__(
         self, marks: TensorFingerprints, base: int, on_complete: Callable[[list[str]], None], on_copied: Callable[[int], None] | None = None
     ) -> None:
-        """``marks``: what to copy, as it is now. ``base``: the address of the slot, which stays valid until it is complete.
+        """``marks``: the tensors to copy, with their fingerprints at the call. ``base``: the slot's address, which
+        must stay valid until the snapshot is complete.
 
-        ``on_copied`` is told the offset in the slot before which nothing is left to copy, after each slice.
+        ``on_copied`` receives, after each slice, the offset in the slot before which everything is copied.
         """
         self._marks = marks
         self._slices = marks.watched.slices
@@ -45,11 +50,11 @@ class Snapshot:
 
     @property
     def copied(self) -> float:
-        """The share of the slices that are copied."""
+        """Share of the slices that are copied, from 0 to 1."""
         return 1 - self._left / len(self._slices) if self._slices else 1.0
 
     def help(self) -> bool:
-        """Copy one slice, if there is any left to take."""
+        """Copy one slice. Return False if no slice is left to take."""
         with self._lock:
             if not self._queue:
                 return False
@@ -60,7 +65,7 @@ class Snapshot:
             self._copy(index)
             copied = True
         finally:
-            if not copied:  # no memory for a sample: the trainer copies it, whose wait would have no end otherwise
+            if not copied:  # no memory for a sample: put the slice back for the trainer, which would wait for ever otherwise
                 with self._lock:
                     self._taken.discard(index)
                     self._queue.append(index)
@@ -75,21 +80,22 @@ class Snapshot:
         return True
 
     def _copy(self, index: int) -> None:
-        one, marks = self._slices[index], self._marks
-        target = self._base + one.target
-        there = marks.is_there(one.tensor)
-        if there:
-            ctypes.memmove(target, one.source, one.length)
-        if not there or not marks.fits(index, target):
-            self._touched.add(marks.watched.names[one.tensor])
+        part, marks = self._slices[index], self._marks
+        target = self._base + part.target
+        in_place = marks.is_there(part.tensor)
+        if in_place:
+            ctypes.memmove(target, part.source, part.length)
+        if not in_place or not marks.fits(index, target):
+            self._touched.add(marks.watched.names[part.tensor])
 
     def start(self) -> None:
-        """If there is nothing to copy, it is complete at once."""
+        """Complete the snapshot at once if there is nothing to copy."""
         if not self._left:
             self._finish()
 
     def wait(self) -> None:
-        """Take over what is not copied yet, then wait for the slices that others are at: a slice's time each, at most."""
+        """Copy the slices that are left, then wait for those that other threads are copying: at most the time of one
+        slice each."""
         if self.complete.is_set():
             return
         before = time.perf_counter()
@@ -104,7 +110,7 @@ class Snapshot:
         self.waited_s += time.perf_counter() - before
 
     def _abort(self) -> None:
-        """Copy nothing more: what is left counts as changed, so that the save fails and training continues."""
+        """Stop copying: the remaining slices count as changed, so that the save fails and training continues."""
         with self._lock:
             left, self._left = list(self._queue), self._left - len(self._queue)
             self._queue.clear()
@@ -125,7 +131,7 @@ class Snapshot:
 
 
 class Copier:
-    """Threads of this process that copy slices, at a lower priority than training's."""
+    """Threads of this process that copy slices, at a lower priority than training."""
 
     def __init__(self, threads: int = 1) -> None:
         self._wanted = threads
@@ -135,7 +141,7 @@ class Copier:
         self._closed = False
 
     def start(self, snapshot: Snapshot) -> None:
-        """Begin. One snapshot at a time: the caller has waited for the one before."""
+        """Begin to copy ``snapshot``. One snapshot at a time: the caller has waited for the previous one."""
         snapshot.start()
         if snapshot.complete.is_set():
             return
@@ -146,11 +152,11 @@ class Copier:
             if self._threads:
                 self._current = snapshot
                 self._changed.notify_all()
-        if not self._threads:  # the caller copies all of it now
+        if not self._threads:  # no thread could be started, so the caller copies everything now
             snapshot.wait()
 
     def close(self, wait_s: float = 5.0) -> None:
-        """End the threads; what is being copied is finished first."""
+        """End the threads, after the snapshot that they copy."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -166,10 +172,10 @@ class Copier:
                 snapshot = self._current
                 if snapshot is None:
                     return
-            with contextlib.suppress(MemoryError):  # the trainer copies what is left, at its next optimizer.step
+            with contextlib.suppress(MemoryError):  # the trainer copies the rest at its next optimizer.step
                 while snapshot.help():
                     pass
             with self._changed:
                 if self._current is snapshot:
                     self._current = None
-            del snapshot  # or this thread would keep all of it until the next one
+            del snapshot  # otherwise this thread would keep its memory until the next snapshot

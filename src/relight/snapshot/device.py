@@ -1,8 +1,9 @@
-"""Tensors on an accelerator: copied by a stream of their own into pinned memory, while the next forward and backward run.
+"""Copy an accelerator's tensors into pinned memory on a separate stream, while the next forward and backward run.
 
-The host waits for nothing. What training may change in the next forward is copied on training's own stream, behind which its next kernels
-queue; parameters and moments on a side stream, behind which the next ``optimizer.step`` queues. Small tensors are first packed on the
-device, so that there is one transfer for many of them, and dealt out on the host at the end.
+The host never waits. Tensors that training may change in the next forward are copied on training's own stream, before
+the kernels that training queues next. Parameters and moments are copied on a side stream, and the next
+``optimizer.step`` is queued after them. Small tensors are first packed on the device, so that many of them need one
+transfer; the host copies them to their places at the end.
 """
 
 from __future__ import annotations
@@ -19,23 +20,23 @@ from relight.snapshot.touch_detection import SmallCopies
 PACKED_BELOW = 1 << 20
 PACK_BYTES = 64 << 20
 SEGMENT = 256 << 20
-"""Pinned at once: a single registration of gigabytes fails with some drivers."""
+"""Bytes to pin with one call: registering gigabytes at once fails with some drivers."""
 
 
 class Streams(Protocol):
-    """What is used of ``torch.cuda``; ``torch.xpu`` has the same. Tests bring one that writes down what it is asked for."""
+    """The part of ``torch.cuda`` that is used; ``torch.xpu`` has the same. Tests pass a fake that records the calls."""
 
     def current_stream(self, device: Any = None) -> Any:
-        """The stream that training queues its kernels on."""
+        """Return the stream on which training queues its kernels."""
 
     def stream(self, stream: Any) -> AbstractContextManager[Any]:
-        """Queue on ``stream`` inside."""
+        """Return a context manager that queues on ``stream``."""
 
     def Stream(self, device: Any = None) -> Any:  # noqa: N802
-        """A new stream."""
+        """Return a new stream."""
 
     def Event(self) -> Any:  # noqa: N802
-        """A new event."""
+        """Return a new event."""
 
 
 class Placed(NamedTuple):
@@ -47,12 +48,12 @@ class Placed(NamedTuple):
 
     @property
     def bytes(self) -> torch.Tensor:
-        """Its memory as a flat run of bytes; no copy."""
+        """The tensor's memory as a flat tensor of bytes, without a copy."""
         return self.tensor.detach().reshape(-1).view(torch.uint8)
 
 
 class _Pack(NamedTuple):
-    """Small tensors that cross over together, and the pinned memory they arrive in."""
+    """Small tensors that are transferred together, and the pinned memory that receives them."""
 
     held: list[Placed]
     arrived: torch.Tensor
@@ -60,7 +61,8 @@ class _Pack(NamedTuple):
 
 
 class DeviceCopies:
-    """The tensors of one device, ready to be copied again and again. ``pin`` gives pinned host memory of so many bytes."""
+    """The tensors of one device, prepared once and copied for every snapshot. ``pin`` allocates that many bytes of
+    pinned host memory."""
 
     def __init__(
         self,
@@ -77,10 +79,10 @@ class DeviceCopies:
         self._side = streams.Stream(device)
 
     def begin(self, slot: torch.Tensor) -> DeviceSnapshot:
-        """Queue all copies into ``slot``, pinned bytes. Returns at once."""
+        """Queue all copies into ``slot``, a tensor of pinned bytes. Return at once."""
         streams = self._streams
         snapshot = DeviceSnapshot(self, slot.data_ptr(), [tensor._version for tensor in self._tensors])
-        snapshot.keeps += self._now.queue(slot)  # on training's stream: what it queues next comes behind
+        snapshot.keeps += self._now.queue(slot)  # on training's stream: the kernels that it queues next run after the copies
         start = streams.Event()
         start.record(streams.current_stream(self.device))
         self._side.wait_event(start)
@@ -94,7 +96,7 @@ class DeviceCopies:
 
 
 class DeviceSnapshot:
-    """Copies that are queued."""
+    """Copies that are queued on a device."""
 
     def __init__(self, copies: DeviceCopies, slot: int, versions: list[int]) -> None:
         self._copies, self._slot, self._versions = copies, slot, versions
@@ -105,21 +107,26 @@ class DeviceSnapshot:
         self.copied = copies._streams.Event()
 
     def before_step(self) -> None:
-        """Have what training queues from here on come behind the copies. The host goes on."""
+        """Queue everything that training does from now on after the copies. The host does not wait."""
         self._check()
         self._copies._streams.current_stream(self._copies.device).wait_event(self.copied)
 
     def finish(self) -> set[str]:
-        """Wait, in a thread that may, until all of it is in the slot; the names of what training wrote to before the copy was safe."""
+        """Wait until everything is in the slot, and return the names of tensors that training wrote to before their
+        copy was safe.
+
+        Blocks, so call it in a background thread.
+        """
         self.copied.synchronize()
         self._check()
-        for one in (self._copies._now, self._copies._later):
-            one.deal(self._slot)
+        for packed in (self._copies._now, self._copies._later):
+            packed.deal(self._slot)
         self.keeps = []
         return self.touched
 
     def _check(self) -> None:
-        """Versions count until the next step is queued behind the copies; after that they move, and may."""
+        """Compare the version counters once, before the next step is queued after the copies: later changes are
+        harmless."""
         if not self._checked:
             self._checked = True
             self.touched = self._copies._touched(self._versions)
@@ -131,7 +138,7 @@ class _Packed(NamedTuple):
     packs: list[_Pack]
 
     def queue(self, slot: torch.Tensor) -> list[torch.Tensor]:
-        """On the current stream. Gives the device memory that is to stay."""
+        """Queue the copies on the current stream. Return the device memory that must stay alive until they are done."""
         for placed in self.large:
             data = placed.bytes
             slot[placed.offset : placed.offset + data.numel()].copy_(data, non_blocking=True)
@@ -149,7 +156,7 @@ class _Packed(NamedTuple):
 
 
 def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Packed:
-    every = [one for one in placed if one.tensor.numel()]
+    tensors = [item for item in placed if item.tensor.numel()]
     large: list[Placed] = []
     packs: list[_Pack] = []
     small: list[Placed] = []
@@ -158,33 +165,36 @@ def _packed(placed: Iterable[Placed], pin: Callable[[int], torch.Tensor]) -> _Pa
     def close() -> None:
         nonlocal small, size
         if small:
-            arrived, at, moves = pin(size), 0, []
-            for one in small:
-                length = one.tensor.numel() * one.tensor.element_size()
-                moves.append((arrived.data_ptr() + at, length, one.offset))
-                at += length
+            arrived, offset, moves = pin(size), 0, []
+            for item in small:
+                length = item.tensor.numel() * item.tensor.element_size()
+                moves.append((arrived.data_ptr() + offset, length, item.offset))
+                offset += length
             packs.append(_Pack(small, arrived, SmallCopies(moves)))
         small, size = [], 0
 
-    for one in every:
-        length = one.tensor.numel() * one.tensor.element_size()
+    for item in tensors:
+        length = item.tensor.numel() * item.tensor.element_size()
         if length >= PACKED_BELOW:
-            large.append(one)
+            large.append(item)
             continue
         if size + length > PACK_BYTES:
             close()
-        small.append(one)
+        small.append(item)
         size += length
     close()
-    return _Packed(every, large, packs)
+    return _Packed(tensors, large, packs)
 
 
 def pin_slot(view: memoryview, register: Callable[[int, int], int]) -> bool:
-    """Pin a slot's memory for this process, by segments. ``register`` is ``cudaHostRegister`` but for its flags; False if it refuses."""
+    """Pin a slot's memory for this process, segment by segment. Return False if a registration fails.
+
+    ``register(address, length)`` is ``cudaHostRegister`` without its flags; it returns 0 on success.
+    """
     return all(register(address, length) == 0 for address, length in segments(view))
 
 
 def segments(view: memoryview) -> list[tuple[int, int]]:
-    """What is pinned at once: address and length of each piece."""
+    """Return the address and length of each segment that is pinned with one call."""
     begin = address_of(view)
-    return [(begin + at, min(SEGMENT, len(view) - at)) for at in range(0, len(view), SEGMENT)]
+    return [(begin + start, min(SEGMENT, len(view) - start)) for start in range(0, len(view), SEGMENT)]

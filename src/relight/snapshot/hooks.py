@@ -1,4 +1,4 @@
-"""The moment before parameters change: every ``optimizer.step`` of this process."""
+"""Hooks that run before parameters change: before every ``optimizer.step`` of this process."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class OptimizerHook:
-    """Calls ``before(optimizer)`` at the start of any optimizer's step, until ``close`` or its object's end. ``before`` is a bound method,
-    held weakly."""
+    """Call ``before(optimizer)`` at the start of any optimizer's step, until ``close`` or until the object of
+    ``before`` is deleted.
+
+    ``before`` is a bound method, held weakly.
+    """
 
     _gives_optimizer = True
 
@@ -29,16 +32,17 @@ class OptimizerHook:
         weakref.finalize(before.__self__, self._handle.remove)  # type: ignore[attr-defined]
 
     def close(self) -> None:
-        """Twice is fine."""
+        """Remove the hook. Idempotent."""
         self._handle.remove()
 
 
 class StepHook(OptimizerHook):
-    """Calls ``before()``, as ``OptimizerHook`` does."""
+    """Call ``before()`` without the optimizer; otherwise like ``OptimizerHook``."""
 
     _gives_optimizer = False
 
 
 def can_overlap(components: Iterable[object]) -> bool:
-    """Whether all optimizers among ``components`` will call the hook: torch wraps ``step`` of those whose own ``__init__`` has run."""
-    return all(getattr(type(one).step, "hooked", False) for one in components if isinstance(one, torch.optim.Optimizer))
+    """Return whether all optimizers among ``components`` call the hook. torch wraps ``step`` in an optimizer's
+    ``__init__``."""
+    return all(getattr(type(component).step, "hooked", False) for component in components if isinstance(component, torch.optim.Optimizer))

@@ -1,4 +1,4 @@
-"""Bytes that lie scattered in memory, read by a few system calls rather than one by one."""
+"""Read bytes that are scattered in memory with a few system calls instead of one copy each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from relight.layout.sources import move_all
 
 _AT_ONCE = 1024
-"""What one call takes (IOV_MAX)."""
+"""Buffers that one call accepts (IOV_MAX)."""
 
 _pwritev = ctypes.CDLL(None, use_errno=True).pwritev
 _pwritev.restype = ctypes.c_ssize_t
@@ -22,10 +22,11 @@ class _IoVector(ctypes.Structure):
 
 
 class SampleReader:
-    """Places of at most ``width`` bytes each, whose memory somebody else keeps.
+    """Reads places of at most ``width`` bytes each. The caller keeps their memory alive.
 
-    They are written to a memfd, a thousand at a time, and read back, in less than the half of the time that copies of their own take. Each
-    takes ``width`` bytes there, shorter ones with zeros behind. Where no memfd can be had they are copied one by one.
+    The bytes are written to a memfd, a thousand places a call, and read back: less than half the time of separate
+    copies. Each place takes ``width`` bytes in the result; shorter ones are padded with zeros. If no memfd can be
+    created, the places are copied separately.
     """
 
     def __init__(self, addresses: Sequence[int], lengths: Sequence[int], width: int) -> None:
@@ -40,33 +41,33 @@ class SampleReader:
         self._places = (_IoVector * len(places))(*places)
         try:
             self._fd = os.memfd_create("relight-samples", os.MFD_CLOEXEC)
-        except OSError:  # too many open files, or a system that has none
+        except OSError:  # too many open files, or no memfd on this system
             self._fd = -1
         else:
             weakref.finalize(self, os.close, self._fd)
 
     def read(self) -> bytes:
-        """All of them, as they are now. The memory must be there."""
+        """Return the present bytes of all places. The memory must be mapped."""
         size = self._width * len(self._addresses)
         if self._fd >= 0 and self._write() == size:
-            found = os.pread(self._fd, size, 0)
-            if len(found) == size:
-                return found
+            data = os.pread(self._fd, size, 0)
+            if len(data) == size:
+                return data
         return self._one_by_one(size)
 
     def _write(self) -> int:
-        at, begin = 0, ctypes.addressof(self._places)
+        offset, begin = 0, ctypes.addressof(self._places)
         for first in range(0, len(self._places), _AT_ONCE):
             count = min(_AT_ONCE, len(self._places) - first)
-            got = _pwritev(self._fd, begin + first * ctypes.sizeof(_IoVector), count, at)
-            if got <= 0:
-                return at
-            at += got
-        return at
+            written = _pwritev(self._fd, begin + first * ctypes.sizeof(_IoVector), count, offset)
+            if written <= 0:
+                return offset
+            offset += written
+        return offset
 
     def _one_by_one(self, size: int) -> bytes:
-        found = (ctypes.c_ubyte * size)()
-        begin = ctypes.addressof(found)
+        data = (ctypes.c_ubyte * size)()
+        begin = ctypes.addressof(data)
         targets = range(begin, begin + size, self._width)
         move_all(targets, self._addresses, self._lengths)
-        return bytes(found)
+        return bytes(data)

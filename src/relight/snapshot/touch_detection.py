@@ -1,9 +1,10 @@
-"""Tensors that are copied while training goes on, and how to tell whether one was touched between the call and its copy.
+"""Tensors that are copied while training continues, and detection of a write between the call and the copy.
 
-Three traces are looked at, since none of them is always left: the version counter (in-place operations move it; writes through ``.data``
-and fused kernels do not), the storage's address (``resize_``), and samples of the bytes themselves, taken at the call at both ends of
-every slice, and compared with what was copied. Holding the tensor keeps its memory: a parameter that is given other memory meanwhile
-(``p.data = …``) is copied from the old one, which is the one wanted.
+Three traces are compared, since a write may leave only one of them: the version counter (in-place operations move it;
+writes through ``.data`` and fused kernels do not), the storage's address (``resize_``), and samples of the bytes.
+Samples are taken at the call, at both ends of every slice, and compared with the copied bytes. Holding the tensor
+keeps its memory: if a parameter is given other memory meanwhile (``p.data = …``), the old memory is copied, which is
+the state at the call.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _version = attrgetter("_version")
 
 
 class Slice(NamedTuple):
-    """A run of one tensor's bytes: from where, how many, and where to in the slot."""
+    """A contiguous range of one tensor's bytes: source address, length, and offset in the slot."""
 
     tensor: int
     source: int
@@ -34,10 +35,10 @@ class Slice(NamedTuple):
 
 
 class GuardedTensors:
-    """Contiguous host tensors with places in a slot: what stays the same from one snapshot of them to the next."""
+    """Contiguous host tensors with places in a slot: everything that all snapshots of them share."""
 
     def __init__(self, placed: Sequence[tuple[str, torch.Tensor, int]]) -> None:
-        """``placed``: name, tensor, offset in the slot. The tensors are held."""
+        """``placed``: name, tensor, offset in the slot. The tensors are kept alive."""
         self.names = [name for name, _, _ in placed]
         self.tensors = [tensor for _, tensor, _ in placed]
         self.addresses = [tensor.data_ptr() for tensor in self.tensors]
@@ -48,28 +49,29 @@ class GuardedTensors:
             for start in range(0, length, SLICE_BYTES):
                 size = min(SLICE_BYTES, length - start)
                 self.slices.append(Slice(number, source + start, size, target + start))
-        self.widths = [min(SAMPLE, one.length) for one in self.slices] * 2
-        ends = [one.source + one.length - min(SAMPLE, one.length) for one in self.slices]
-        self.sampled = SampleReader([one.source for one in self.slices] + ends, self.widths, SAMPLE)
+        self.widths = [min(SAMPLE, part.length) for part in self.slices] * 2
+        ends = [part.source + part.length - min(SAMPLE, part.length) for part in self.slices]
+        self.sampled = SampleReader([part.source for part in self.slices] + ends, self.widths, SAMPLE)
         self._inference = [tensor.is_inference() for tensor in self.tensors]
 
     def versions(self) -> list[int]:
-        """Each tensor's version counter; 0 for those that have none."""
+        """Return each tensor's version counter; 0 for inference tensors, which have none."""
         if any(self._inference):
             return [0 if without else tensor._version for tensor, without in zip(self.tensors, self._inference, strict=True)]
         return list(map(_version, self.tensors))
 
     def sample(self) -> bytes:
-        """Both ends of every slice, as they are now: ``SAMPLE`` bytes each, all heads first. The memory must be there."""
+        """Return both ends of every slice: ``SAMPLE`` bytes each, all heads first. The memory must be mapped."""
         return self.sampled.read()
 
     def begin(self) -> TensorFingerprints:
-        """What the tensors are at this moment. Half a microsecond a slice and a tensor. The marks before these are void."""
+        """Return fingerprints of the tensors now. Half a microsecond for each slice
+        and each tensor."""
         return TensorFingerprints(self)
 
 
 class TensorFingerprints:
-    """``Watched`` as it was at a call."""
+    """Versions and samples of ``GuardedTensors`` at a call."""
 
     __slots__ = ("_samples", "_versions", "watched")
 
@@ -79,11 +81,11 @@ class TensorFingerprints:
         self._samples = watched.sample()
 
     def is_there(self, number: int) -> bool:
-        """Whether a tensor's memory has not been taken away."""
+        """Return whether the tensor still has the memory it had."""
         return self.watched.tensors[number].data_ptr() == self.watched.addresses[number]
 
     def differs(self, other: TensorFingerprints) -> set[int]:
-        """Numbers of the tensors whose versions or samples are others there."""
+        """Return the numbers of the tensors whose versions or samples differ in ``other``."""
         slices = self.watched.slices
         changed = _where_they_differ(self._versions, other._versions)
         if self._samples != other._samples:
@@ -94,7 +96,8 @@ class TensorFingerprints:
         return changed
 
     def fits(self, index: int, copied: int) -> bool:
-        """Whether slice ``index``, copied to the address ``copied``, begins and ends as it did at the call."""
+        """Return whether slice ``index``, copied to the address ``copied``, has the same first and last bytes as at
+        the call."""
         watched = self.watched
         end = copied + watched.slices[index].length - watched.widths[index]
         return self._is_sample(index, copied) and self._is_sample(len(watched.slices) + index, end)
@@ -104,9 +107,10 @@ class TensorFingerprints:
         return ctypes.string_at(copied, width) == self._samples[number * SAMPLE : number * SAMPLE + width]
 
     def touched(self) -> set[str]:
-        """Names of those whose version, address or samples have changed since the call.
+        """Return the names of the tensors whose version, address or samples have changed since the call.
 
-        The samples once more: whoever began to write in the middle of a slice while it was copied has come to one of its ends by now.
+        Samples are taken again: a write that began in the middle of a slice during its copy has reached one of the
+        slice's ends by now.
         """
         watched = self.watched
         gone = {number for number in range(len(watched.tensors)) if not self.is_there(number)}
@@ -119,17 +123,18 @@ def _where_they_differ(then: Sequence[int], now: Sequence[int]) -> set[int]:
 
 
 class SmallCopies:
-    """Small host tensors with places in a slot, copied at once: guarding them would cost more."""
+    """Small host tensors with places in a slot, copied at once: detecting writes to them would cost more than the
+    copy."""
 
     def __init__(self, placed: Sequence[tuple[int, int, int]]) -> None:
-        """``placed``: address, length, offset in the slot. Whoever made this keeps the memory."""
+        """``placed``: address, length, offset in the slot. The caller keeps the memory alive."""
         self._sources = [source for source, _, _ in placed]
         self._lengths = [length for _, length, _ in placed]
         self._targets = [target for _, _, target in placed]
         self._absolute: dict[int, list[int]] = {}
 
     def copy(self, base: int) -> None:
-        """To the slot at the address ``base``. Half a microsecond each."""
+        """Copy everything to the slot at the address ``base``. Half a microsecond for each tensor."""
         targets = self._absolute.get(base)
         if targets is None:
             targets = self._absolute[base] = [base + target for target in self._targets]
