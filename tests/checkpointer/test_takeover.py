@@ -225,7 +225,7 @@ def test_a_second_relight_run_leaves_the_first_alone(tmp_path: Path) -> None:
         assert any("step 3" in line for line in lines)
         second = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=variables)
         assert second.returncode and "still trains this run" in second.stdout + second.stderr
-        assert "life 2" not in second.stdout + second.stderr
+        assert "incarnation 2" not in second.stdout + second.stderr
         rest = first.communicate(timeout=120)[0]
     assert first.returncode == 0 and "Fenced" not in rest, rest[-2000:]
 

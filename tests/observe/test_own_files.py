@@ -103,7 +103,7 @@ def test_a_name_of_another_form_is_never_removed(tmp_path: Path) -> None:
     fill(tmp_path / "events")
     with OwnFiles(tmp_path / "events", file.EVENT_FILE) as files:
         for name in [*OTHERS, "../events/" + OURS[0], "."]:
-            with pytest.raises(ValueError, match="no name of an own file"):
+            with pytest.raises(ValueError, match="not the name of an own file"):
                 files.remove(name)
     assert names(tmp_path / "events") == {*OURS, *OTHERS}
 

@@ -142,7 +142,7 @@ def test_an_error_that_would_only_repeat_stops_at_once(tmp_path: Path) -> None:
     """Before any step: nothing is tried again, the reason is said, and no store is needed to write it down."""
     job = Job(tmp_path, [{"rank": 0, "step": 0, "what": "type"}])
     assert job.run() == 1
-    assert "TypeError" in job.said and "would only repeat" in job.said and "life 2" not in job.said, job.said
+    assert "TypeError" in job.said and "would only repeat" in job.said and "incarnation 2" not in job.said, job.said
     found = job.incidents or incidents_in(tmp_path / "relight-incidents")
     assert [(one.kind, one.action) for one in found] == [("user", "stop")]
 
@@ -317,7 +317,7 @@ def test_a_script_that_cannot_be_run_ahead_goes_on_all_the_same(tmp_path: Path, 
     job = Job(tmp_path, [{"rank": 1, "step": 25, "what": "kill"}], JOB_STEP_S="0.4", JOB_STANDBY="unfit")
     assert job.run() == 0, job.said
     assert job.end == straight
-    assert job.said.count("did not come as far as relight.standby(): KeyError: 'RANK'") == 1, job.said
+    assert job.said.count("a spare ended before relight.standby(): KeyError: 'RANK'") == 1, job.said
     assert job.said.count("built as a rank") == 4 and not spares_in(tmp_path), job.said
 
 
@@ -328,7 +328,7 @@ def test_settings_are_checked(tmp_path: Path, wrong: str) -> None:
     """Before anything is started."""
     (tmp_path / "relight.toml").write_text(wrong)
     job = Job(tmp_path)
-    assert job.run() == 2 and "life 1" not in job.said and "relight.toml" in job.said or "supervise" in job.said, job.said
+    assert job.run() == 2 and "incarnation 1" not in job.said and "relight.toml" in job.said or "supervise" in job.said, job.said
 
 
 def test_a_usage_error_is_one(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
-"""How often to save and what it will cost: rates of failures, intervals and decisions, worked out from numbers.
+"""The cost model: how often to save, and what saving costs. Failure rates, intervals and decisions, computed from
+numbers.
 
-Always: no file, no clock, no randomness; the same numbers give the same answer, and every decision says by which numbers it came about.
-All intervals are seconds from the beginning of one save to the beginning of the next. May import: ``policy``, ``errors``.
+Always: no file, no clock, no randomness. The same numbers give the same answer, and every decision records its numbers.
+All intervals are seconds from the beginning of one save to the beginning of the next. May import: ``policy``,
+``errors``.
 """
 
 from relight.cost_model.interval import Costs, Interval, best_interval, daly, waste, young

@@ -1,4 +1,4 @@
-"""Quantiles of the Gamma distribution: what is believed of a rate after so many failures."""
+"""Quantiles of the Gamma distribution, which describes the belief about a failure rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ _EXACT, _NEAR = 1e-12, 1e-9
 
 
 def below(shape: float, x: float) -> float:
-    """The share of a Gamma(shape, 1) that is below ``x``: the regularised lower incomplete gamma function (DLMF 8.11.4 and 8.9.2)."""
+    """Return the share of a Gamma(shape, 1) below ``x``: the regularised lower incomplete gamma function (DLMF 8.11.4
+    and 8.9.2)."""
     if x <= 0:
         return 0.0
     front = math.exp(shape * math.log(x) - x - math.lgamma(shape))
@@ -35,7 +36,7 @@ def below(shape: float, x: float) -> float:
 
 
 def quantile(shape: float, share: float) -> float:
-    """Below which ``share`` of a Gamma(shape, 1) lies, by halving its logarithm."""
+    """Return the quantile of a Gamma(shape, 1), by bisection of its logarithm."""
     low, high = -700.0, math.log(shape + 40 * math.sqrt(shape) + 40)
     for _ in range(_ROUNDS):
         middle = (low + high) / 2

@@ -12,22 +12,23 @@ from relight.cost_model.schedule import following
 from relight.errors import ConfigError
 
 _MULTIPLES = tuple(1 << power for power in range(9))
-"""Of one level by the one before, that are tried besides the two next to the ratio of what would be best for each by itself."""
+"""Multiples of a level's interval by the one before that are tried, in addition to the two integers next to the ratio
+of their optima."""
 
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """One place for saves, and the share of all failures after which it is the nearest that is still there."""
+    """One level of storage for saves."""
 
     name: str
     costs: Costs
     share: float
-    """Of the failures, those that are come back from with this level, as nothing nearer survives them."""
+    """Share of the failures that are restored from this level, because no nearer level survives them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Nested:
-    """One level's part of the plan: each ``multiple``-th save of the nearest level is one of this, too."""
+    """One level's part of the plan: every ``multiple``-th save of the nearest level is also saved to this level."""
 
     name: str
     interval_s: float
@@ -43,81 +44,87 @@ class Levels:
 
 
 def best_levels(rate_per_s: float, levels: Sequence[Level], *, at_least_s: float = 0.0, at_most_s: float = math.inf) -> Levels:
-    """The intervals with the least waste, where each level's is a multiple of the one before, and none is shorter than its saves take
-    until they are durable. ``at_least_s`` and ``at_most_s`` bound the nearest's.
+    """Return the intervals with the least waste, each a multiple of the one before, none shorter than its saves take to
+    be durable.
 
-    Levels' wastes are taken for independent of each other (Benoit et al. 2017, to first order).
+    ``at_least_s`` and ``at_most_s`` bound the nearest level's interval. The levels' wastes are treated as independent
+    (Benoit et al. 2017, to first order).
     """
-    if not levels or not math.isclose(sum(one.share for one in levels), 1.0, abs_tol=1e-6) or any(one.share < 0 for one in levels):
-        raise ConfigError("the shares of failures of all levels are from 0 on, and come to 1", where=", ".join(one.name for one in levels))
-    alone = [best_interval(rate_per_s * one.share, one.costs, at_least_s=one.costs.durable_s).seconds for one in levels]
+    total = sum(level.share for level in levels)
+    if not levels or not math.isclose(total, 1.0, abs_tol=1e-6) or any(level.share < 0 for level in levels):
+        names = ", ".join(level.name for level in levels)
+        raise ConfigError("the levels' shares of failures must be 0 or more, with a sum of 1", where=names)
+    alone = [best_interval(rate_per_s * level.share, level.costs, at_least_s=level.costs.durable_s).seconds for level in levels]
     ratios = []
     for near, far in itertools.pairwise(alone):
         ratio = far / near if 0 < near < math.inf and far < math.inf else 1.0
         ratios.append(sorted({max(1, math.floor(ratio)), max(1, math.ceil(ratio)), *_MULTIPLES}))
-    found: list[tuple[float, float, tuple[int, ...]]] = []
+    candidates: list[tuple[float, float, tuple[int, ...]]] = []
     for chosen in itertools.product(*ratios):
-        multiples = (1, *itertools.accumulate(chosen, lambda one, other: one * other))
-        least = max(at_least_s, *(one.costs.durable_s / multiple for one, multiple in zip(levels, multiples)), 1e-3)
+        multiples = (1, *itertools.accumulate(chosen, lambda product, ratio: product * ratio))
+        least = max(at_least_s, *(level.costs.durable_s / multiple for level, multiple in zip(levels, multiples)), 1e-3)
         base = _best_base(rate_per_s, levels, multiples, min(least, at_most_s), at_most_s)
-        found.append((total_waste(rate_per_s, levels, [base * one for one in multiples]), base, multiples))
-    lost, base, multiples = min(found)
-    return Levels(tuple(Nested(one.name, base * multiple, multiple) for one, multiple in zip(levels, multiples)), lost)
+        candidates.append((total_waste(rate_per_s, levels, [base * multiple for multiple in multiples]), base, multiples))
+    lost, base, multiples = min(candidates)
+    return Levels(tuple(Nested(level.name, base * multiple, multiple) for level, multiple in zip(levels, multiples)), lost)
 
 
 def least_between(one: Nested, base_s: float) -> float:
-    """The least seconds between two saves that a level gets: saves do not come to the second."""
+    """Return the least seconds between two saves to a level, half a base interval shorter, because saves do not come on
+    the second."""
     return one.interval_s - base_s / 2 if one.multiple > 1 else 0.0
 
 
 SELDOM = 4096
-"""No level gets less than each so-many-th save of the one before."""
+"""Largest multiple of a level by the one before."""
 
 
 def onwards(
     rate_per_s: float, base_s: float, further: Sequence[Level], overhead: float = 1.0, at_most_s: float | None = math.inf
 ) -> tuple[Nested, ...]:
-    """For the levels behind the nearest, whose saves come every ``base_s``: an interval each, multiples of the one before.
+    """Return an interval for each level after the nearest one, whose saves come every ``base_s``. Each is a multiple of
+    the one before.
 
-    Each is the best by itself, no shorter than its copies take, and than they may take from the steps (``overhead``), otherwise no longer
-    than ``at_most_s`` (None: a bound that follows what a copy takes from the steps). One whose copies cost the steps nothing gets them as
-    often as it can.
+    Each interval is the best by itself, within bounds. It is no shorter than its copies take, and no shorter than
+    ``overhead`` allows for their stalls; else no longer than ``at_most_s`` (None: a bound that grows with a copy's
+    stall). A level whose copies cost the steps nothing gets them as often as possible.
     """
-    found, multiple = list[Nested](), 1
-    for one in further:
-        unit_s, rate = base_s * multiple, rate_per_s * one.share
-        least_s = max(one.costs.durable_s, one.costs.stall_s / overhead)
-        ratio = min(best_interval(rate, one.costs, at_least_s=least_s).seconds / unit_s, float(SELDOM))
+    nested, multiple = list[Nested](), 1
+    for level in further:
+        unit_s, rate = base_s * multiple, rate_per_s * level.share
+        least_s = max(level.costs.durable_s, level.costs.stall_s / overhead)
+        ratio = min(best_interval(rate, level.costs, at_least_s=least_s).seconds / unit_s, float(SELDOM))
         least = min(SELDOM, max(1, math.ceil(least_s / unit_s - 1e-9)))
-        most_s = following(one.costs.stall_s) if at_most_s is None else at_most_s
+        most_s = following(level.costs.stall_s) if at_most_s is None else at_most_s
         most = max(least, math.floor(min(most_s / unit_s, float(SELDOM)) + 1e-9))
         choices = {min(most, max(least, round_to(ratio))) for round_to in (math.floor, math.ceil)}
-        multiple *= min(choices, key=lambda count: (waste(unit_s * count, rate, one.costs), count))
-        found.append(Nested(one.name, base_s * multiple, multiple))
-    return tuple(found)
+        multiple *= min(choices, key=lambda count: (waste(unit_s * count, rate, level.costs), count))
+        nested.append(Nested(level.name, base_s * multiple, multiple))
+    return tuple(nested)
 
 
 def total_waste(rate_per_s: float, levels: Sequence[Level], intervals_s: Sequence[float]) -> float:
-    """The share of time that is lost with all levels together."""
+    """Return the share of time that is lost with all levels together."""
     useful = 1.0
-    for one, interval_s in zip(levels, intervals_s):
-        useful *= 1.0 - waste(interval_s, rate_per_s * one.share, one.costs)
+    for level, interval_s in zip(levels, intervals_s):
+        useful *= 1.0 - waste(interval_s, rate_per_s * level.share, level.costs)
     return 1.0 - useful
 
 
 def _best_base(rate_per_s: float, levels: Sequence[Level], multiples: Sequence[int], low_s: float, high_s: float) -> float:
-    """By golden section on the logarithm: the waste has one minimum."""
+    """Return the best interval of the nearest level, by golden-section search on its logarithm: the waste has one
+    minimum."""
     if rate_per_s == 0:
         return high_s
     high_s = max(low_s, min(high_s, 20 / rate_per_s))
     golden = (math.sqrt(5) - 1) / 2
     low, high = math.log(low_s), math.log(high_s)
 
-    def lost(at: float) -> float:
-        return total_waste(rate_per_s, levels, [math.exp(at) * one for one in multiples])
+    def lost(logarithm: float) -> float:
+        return total_waste(rate_per_s, levels, [math.exp(logarithm) * multiple for multiple in multiples])
 
     for _ in range(80):
         left, right = high - golden * (high - low), low + golden * (high - low)
         low, high = (low, right) if lost(left) <= lost(right) else (left, high)
-    ends = [(lost(at), at) for at in (low, high, math.log(low_s))]
+    ends = [(lost(end), end) for end in (low, high, math.log(low_s))]
     return math.exp(min(ends)[1])

@@ -1,4 +1,5 @@
-"""A plan: what saving a model costs on a cluster, how often to save where, how much of the time is lost; each number with its source."""
+"""Plans a job: what saving a model costs on a cluster, the interval for each level, the share of time lost; each number
+with its source."""
 
 from __future__ import annotations
 
@@ -14,29 +15,37 @@ from relight.cost_model.sizing import Size
 from relight.errors import ConfigError
 
 ASSUMED = {"copy": 25e9, "link": 25e9, "store_write": 200e9, "store_read": 200e9}
-"""Bytes a second, where nobody has measured and nobody says: from a GPU to its host's memory, between nodes (both: half of what PCIe 5 x16
-and a 400 Gbit/s link carry), of a store for all nodes together (a large object store)."""
+"""Assumed bytes per second if they are neither measured nor given: from a GPU to its host's memory and between nodes
+(each half of what PCIe 5 x16 and a 400 Gbit/s link carry), and of a store for all nodes together (a large object
+store)."""
 SHARES = {"memory": (54 + 7 + 2) / 419, "store": 35 / 419}
-"""Of Llama 3's 419 interruptions: software bugs, watchdogs and dependencies, after which the hosts' memory is still there; switches and
-cables, which may take several nodes at once. After all others one node is gone, and its peers have what it held."""
+"""Shares of Llama 3's 419 interruptions.
+
+``memory``: software bugs, watchdogs and dependencies, after which the hosts' memory is intact. ``store``: switches and
+cables, which may take several nodes at once. All others lose one node, and its peers have its state.
+"""
 
 
 def share_behind(number: int, count: int) -> float:
-    """Of all failures, those that are come back from with the ``number``-th of ``count`` tiers behind the nearest, which may lie on a
-    node that is lost: the last is for what takes several nodes, those before it for one."""
+    """Return the share of the failures that are restored from the ``number``-th of ``count`` tiers after the nearest
+    one.
+
+    The nearest tier may be on a lost node. The last tier serves failures of several nodes, those before it failures of
+    one node.
+    """
     if count == 1:
         return 1 - SHARES["memory"]
     return SHARES["store"] if number == count - 1 else (1 - SHARES["memory"] - SHARES["store"]) / (count - 1)
 
 
 SLOTS = 2
-"""Snapshots that a node's memory has room for: one is whole while the next is copied."""
+"""Snapshots that a node's memory holds: one stays complete while the next one is copied."""
 MONTH_S = 365.25 / 12 * 86400.0
 
 
 @dataclass(frozen=True, slots=True)
 class KnownNumber:
-    """A number, and where it comes from."""
+    """A number and its source."""
 
     value: float
     source: str
@@ -44,20 +53,23 @@ class KnownNumber:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredTime:
-    """Seconds for some bytes: a part that is always there, and one that grows. From ``relight bench``, on this machine."""
+    """Seconds for a number of bytes: a fixed part, and a part proportional to the bytes.
+
+    From ``relight bench``, on this machine.
+    """
 
     fixed_s: float
     per_byte_s: float
     source: str
 
     def seconds(self, count: float) -> float:
-        """For so many bytes."""
+        """Return the seconds for ``count`` bytes."""
         return self.fixed_s + self.per_byte_s * count
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelLayout:
-    """Over what a model is spread."""
+    """Parallel layout of a model."""
 
     gpus: int = 1
     per_node: int = 8
@@ -79,11 +91,11 @@ class ParallelLayout:
 
     @property
     def nodes(self) -> int:
-        """Machines, the last of them perhaps not full."""
+        """Return the number of machines; the last one may be partly used."""
         return math.ceil(self.gpus / self.per_node)
 
     def resident(self, size: Size) -> float:
-        """Bytes that one GPU holds of what is saved, and reads when it restores."""
+        """Return the bytes of the saved state that one GPU holds, and reads when it restores."""
         groups, data = self.tensor * self.pipeline, self.gpus // (self.tensor * self.pipeline)
         weights = size.parts.get("weights", 0)
         return weights / groups / (data if self.zero == 3 else 1) + (size.bytes - weights) / groups / (data if self.zero else 1)
@@ -91,7 +103,7 @@ class ParallelLayout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is planned for. ``paces``: bytes a second, by the names of ``ASSUMED``; those that are missing are assumed."""
+    """Input of a plan. ``paces``: bytes per second, by the names of ``ASSUMED``; missing ones are assumed."""
 
     size: Size
     layout: ParallelLayout
@@ -99,7 +111,7 @@ class Question:
     rate_source: str
     paces: Mapping[str, float] = field(default_factory=dict)
     measured: Mapping[str, MeasuredTime] = field(default_factory=dict)
-    """``stall``, ``durable``, ``load``: of one machine."""
+    """Measured times of one machine: ``stall``, ``durable``, ``load``."""
     start_s: float | None = None
     levels: Sequence[str] = ("memory", "peers", "store")
     window_s: float = 60.0
@@ -107,10 +119,10 @@ class Question:
     gpu_hour: float | None = None
     store_tb_month: float | None = None
     stored: KnownNumber | None = None
-    """Bytes stored over bytes of state, as a run's checkpoints have it; None: all of it is stored."""
+    """Stored bytes divided by bytes of state, from a run's checkpoints; None: 1."""
     at_least_s: float = 0.0
     at_most_s: float | None = None
-    """Bounds of the interval that the user asks for."""
+    """The user's bounds of the interval."""
 
     def __post_init__(self) -> None:
         if self.at_most_s is not None and not 0 <= self.at_least_s <= self.at_most_s:
@@ -119,68 +131,70 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class JobPlan:
-    """The answer."""
+    """The plan."""
 
     question: Question
     known: Mapping[str, KnownNumber]
-    """Each number that it rests on, and its source."""
+    """Each number that the plan uses, with its source."""
     levels: tuple[Level, ...]
     best: Levels
     store_only: tuple[float, float]
-    """With nothing but the store: the interval, and the share of time lost."""
+    """With only the store: the interval, and the share of time lost."""
     free: Levels
-    """The best without the bounds that were asked for."""
+    """The best levels without the user's bounds."""
 
     @property
     def goodput(self) -> float:
-        """The share of time in which steps are done that nobody has to do again."""
+        """Return the share of time in steps that are not repeated."""
         return 1.0 - self.best.waste
 
     def lost_at(self, interval_s: float) -> float:
-        """The share of time lost if the nearest level saved at that interval, and the others at their multiples of it."""
-        return total_waste(self.question.belief.rate_per_s, self.levels, [interval_s * one.multiple for one in self.best.levels])
+        """Return the share of time lost if the nearest level saved at that interval, and the others at their multiples
+        of it."""
+        return total_waste(self.question.belief.rate_per_s, self.levels, [interval_s * level.multiple for level in self.best.levels])
 
     def store_lost_at(self, interval_s: float, worse: float = 1.0) -> float:
-        """The same with nothing but the store, to which saves are as often as given, and so many times as many failures."""
+        """Return the share of time lost with only the store, with saves at that interval, and ``worse`` times as many
+        failures."""
         only = self.levels[-1]
         alone = Level(only.name, Costs(self.levels[0].costs.stall_s, only.costs.durable_s, only.costs.restart_s), 1.0)
         return total_waste(self.question.belief.rate_per_s * worse, [alone], [interval_s])
 
     @property
     def kept_bytes(self) -> int:
-        """In the store, by the retention that was asked about, with one more that is being written."""
+        """Return the bytes in the store: the kept checkpoints, and one more that is being written."""
         share = self.question.stored.value if self.question.stored is not None else 1.0
         return round(self.question.size.bytes * (self.question.kept + 1) * share)
 
     @property
     def bound_cost(self) -> float:
-        """The share of the time that the bounds cost which were asked for."""
+        """Return the share of the time that the user's bounds cost."""
         return max(0.0, self.best.waste - self.free.waste)
 
     @property
     def host_bytes(self) -> int:
-        """Memory of each node for snapshots; as much again for the peers' if there are some."""
+        """Return the bytes of memory of each node for snapshots; twice as many with peers."""
         own = SLOTS * self.question.size.bytes / self.question.layout.nodes
-        return round(own * (2 if any(one.name == "peers" for one in self.levels) else 1))
+        return round(own * (2 if any(level.name == "peers" for level in self.levels) else 1))
 
     @property
     def load_bytes(self) -> float:
-        """That all GPUs together read to restore."""
+        """Return the bytes that all GPUs together read in a restore."""
         return self.question.layout.resident(self.question.size) * self.question.layout.gpus
 
     @property
     def month(self) -> dict[str, float]:
-        """What a month costs: storage, and GPUs' time that is lost; of what has a price."""
-        found = {}
+        """Return the costs of a month, of the items with a price: storage, and lost GPU time."""
+        costs = {}
         if self.question.store_tb_month is not None:
-            found["storage"] = self.kept_bytes / 1e12 * self.question.store_tb_month
+            costs["storage"] = self.kept_bytes / 1e12 * self.question.store_tb_month
         if self.question.gpu_hour is not None:
-            found["lost GPU time"] = self.best.waste * self.question.layout.gpus * MONTH_S / 3600 * self.question.gpu_hour
-        return found
+            costs["lost GPU time"] = self.best.waste * self.question.layout.gpus * MONTH_S / 3600 * self.question.gpu_hour
+        return costs
 
 
 def plan(question: Question) -> JobPlan:
-    """Work it out."""
+    """Compute the plan for a question."""
     known = {
         name: KnownNumber(question.paces.get(name, pace), "given" if name in question.paces else "assumed")
         for name, pace in ASSUMED.items()
@@ -191,7 +205,7 @@ def plan(question: Question) -> JobPlan:
     else:
         known["start"] = KnownNumber(RESTART_S + RESTART_PER_DEVICE_S * layout.gpus, "FT-HSDP's cold restarts: 50 s and 9 ms a GPU")
     known["mtbf"] = KnownNumber(question.belief.mtbf_s, question.rate_source)
-    times = _times(question, {name: one.value for name, one in known.items()}, known)
+    times = _times(question, {name: number.value for name, number in known.items()}, known)
     levels = _levels(question, times, known["start"].value)
     rate = question.belief.rate_per_s
     free = best_levels(rate, levels)
@@ -208,26 +222,29 @@ def plan(question: Question) -> JobPlan:
 
 
 def _times(question: Question, pace: Mapping[str, float], known: dict[str, KnownNumber]) -> dict[str, float]:
-    """Seconds of each part of a save and of a restore; those that were measured, as they were."""
+    """Return the seconds of each part of a save and of a restore. Measured times replace computed ones."""
     size, layout = question.size.bytes, question.layout
     gpu, node, resident = size / layout.gpus, size / layout.nodes, layout.resident(question.size)
-    held = resident * min(layout.per_node, layout.gpus)
+    node_resident = resident * min(layout.per_node, layout.gpus)
     times = {
         "stall": gpu / pace["copy"], "load from memory": resident / pace["copy"],
-        "to peers": node / pace["link"], "from peers": held / pace["link"],
+        "to peers": node / pace["link"], "from peers": node_resident / pace["link"],
         "to the store": max(size / pace["store_write"], node / pace["link"]),
-        "from the store": max(resident * layout.gpus / pace["store_read"], held / pace["link"]),
+        "from the store": max(resident * layout.gpus / pace["store_read"], node_resident / pace["link"]),
     }  # fmt: skip
     for name, replaced in (("stall", "stall"), ("durable", "to the store"), ("load", "from the store")):
         if name in question.measured:
-            one = question.measured[name]
-            times[replaced] = one.seconds(held if name == "load" else node)
-            known[f"{name}_s"] = KnownNumber(times[replaced], one.source)
+            measured = question.measured[name]
+            times[replaced] = measured.seconds(node_resident if name == "load" else node)
+            known[f"{name}_s"] = KnownNumber(times[replaced], measured.source)
     return times
 
 
 def _levels(question: Question, times: Mapping[str, float], start_s: float) -> tuple[Level, ...]:
-    """Near to far. The steps pay once for a snapshot, which then goes on to the others: their saves take nothing more from the steps."""
+    """Return the levels, near to far.
+
+    Only the snapshot stalls the steps; it is then copied to the other levels without a further stall.
+    """
     wanted = [name for name in ("memory", "peers", "store") if name in question.levels and (name != "peers" or question.layout.nodes > 1)]
     if "store" not in wanted or set(question.levels) - {"memory", "peers", "store"}:
         raise ConfigError(
@@ -243,18 +260,20 @@ def _levels(question: Question, times: Mapping[str, float], start_s: float) -> t
         ),
     }
     shares = {"memory": SHARES["memory"], "store": SHARES["store"], "peers": 1 - SHARES["memory"] - SHARES["store"]}
-    found, carried = [], 0.0
+    levels, carried = [], 0.0
     for position, name in enumerate(wanted):
         share = 1.0 - carried if name == "store" else shares[name]
         carried += share
         cost = costs[name]
-        found.append(Level(name, cost if position == 0 else Costs(0.0, cost.durable_s, cost.restart_s), share))
-    return tuple(found)
+        levels.append(Level(name, cost if position == 0 else Costs(0.0, cost.durable_s, cost.restart_s), share))
+    return tuple(levels)
 
 
 def fit(points: Sequence[tuple[float, float]], source: str) -> MeasuredTime:
-    """A line through seconds by bytes: through nothing and the point if there is one size; else with the least squares of relative errors,
-    and neither part below 0."""
+    """Fit a line to (bytes, seconds) by least squares of relative errors, with no negative part.
+
+    For one size: a line through the origin.
+    """
     good = [(count, seconds) for count, seconds in points if count > 0 and 0 < seconds < math.inf]
     if not good:
         raise ConfigError("nothing was measured that could be used", where=source)

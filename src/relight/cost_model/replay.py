@@ -1,4 +1,7 @@
-"""A schedule learned from how long a run's earlier lives lasted: used only where a replay of them says that it loses less."""
+"""A schedule learned from the uptimes of a run's earlier attempts ("lives").
+
+Used only if a replay of them loses less time.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +13,27 @@ from functools import lru_cache
 from relight.cost_model.interval import Costs, best_interval, daly
 
 LIVES_LEAST, LIVES_MOST = 16, 128
-"""Fewer say nothing; of more, the newest count."""
+"""Least and largest number of lives that are used; of more, the newest."""
 BETTER = 0.98
-"""What is learned must lose no more than this share of what the analytic schedule loses, on each half of the lives."""
+"""Largest ratio of the learned schedule's lost time to the analytic schedule's, on each half of the lives."""
 LOOKS = 50
-"""In a replay the schedule is looked at so often in a life, about."""
+"""Approximate evaluations of the schedule for each life in a replay."""
 FAR = 8.0
-"""The rate at one age is at most so many times the mean one, and at least one by it."""
+"""Largest factor between the rate at an age and the mean rate, in both directions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Aging:
-    """How failures depend on a life's age: a Weibull distribution. A shape below 1: what is young fails more often."""
+    """Dependence of failures on a life's age: a Weibull distribution.
+
+    With a shape below 1, young lives fail more often.
+    """
 
     shape: float
     scale_s: float
 
     def factor(self, age_s: float) -> float:
-        """The rate at that age, by the mean one."""
+        """Return the failure rate at that age, divided by the mean rate."""
         mean_s = self.scale_s * math.gamma(1 + 1 / self.shape)
         hazard = self.shape / self.scale_s * (max(age_s, mean_s * 1e-6) / self.scale_s) ** (self.shape - 1)
         return float(min(FAR, max(1 / FAR, hazard * mean_s)))
@@ -35,31 +41,32 @@ class Aging:
 
 @dataclass(frozen=True, slots=True)
 class Learned:
-    """What is learned, and what came of its replay: the shares of time that both schedules would have lost."""
+    """The learned schedule, and the shares of time that both schedules lose in the replay."""
 
     aging: Aging | None
-    """None: the analytic one is as good."""
+    """None if the analytic schedule is as good."""
     lost: float
     analytic: float
     lives: int
 
 
 def aging_of(lives: Sequence[float]) -> Aging:
-    """The Weibull distribution that makes these lives likeliest, its shape by halving."""
+    """Return the maximum-likelihood Weibull distribution of these lives. The shape is found by bisection."""
     longest = max(lives)
-    scaled = [max(one / longest, 1e-9) for one in lives]
+    scaled = [max(life / longest, 1e-9) for life in lives]
     mean_log = sum(map(math.log, scaled)) / len(scaled)
     low, high = 0.2, 5.0
     for _ in range(60):
         shape = (low + high) / 2
-        powers = [one**shape for one in scaled]
-        slope = sum(power * math.log(one) for power, one in zip(powers, scaled)) / sum(powers) - 1 / shape - mean_log
+        powers = [life**shape for life in scaled]
+        slope = sum(power * math.log(life) for power, life in zip(powers, scaled)) / sum(powers) - 1 / shape - mean_log
         low, high = (shape, high) if slope < 0 else (low, shape)
-    return Aging(low, longest * (sum(one**low for one in scaled) / len(scaled)) ** (1 / low))
+    return Aging(low, longest * (sum(life**low for life in scaled) / len(scaled)) ** (1 / low))
 
 
 def replay(lives: Sequence[float], costs: Costs, interval_at: Callable[[float], float]) -> float:
-    """The share of time that is lost if these lives come again and saves come as ``interval_at`` an age says."""
+    """Return the share of time that is lost in these lives, with the intervals that ``interval_at`` returns for an
+    age."""
     useful = spent = 0.0
     for uptime in lives:
         age = kept = 0.0
@@ -75,11 +82,12 @@ def replay(lives: Sequence[float], costs: Costs, interval_at: Callable[[float], 
 
 
 def learn_aging(lives: tuple[float, ...], costs: Costs, floor_s: float) -> Learned:
-    """What these lives, oldest first, teach. Every second one is learned from and the others are replayed, and the other way round.
+    """Learn a schedule from these lives, oldest first. Every second one is learned from and the others are replayed,
+    and vice versa.
 
-    What costs differ by beyond their first digit is passed over, so that it is worked out once and not at each save.
+    Costs are rounded to one digit, so that the result can be cached and is not computed at each save.
     """
-    rough = Costs(*(_rough(one) for one in (costs.stall_s, max(costs.stall_s, costs.durable_s), costs.restart_s)))
+    rough = Costs(*(_rough(cost) for cost in (costs.stall_s, max(costs.stall_s, costs.durable_s), costs.restart_s)))
     return _learn_aging(lives, rough, _rough(floor_s))
 
 
@@ -89,7 +97,7 @@ def _rough(seconds: float) -> float:
 
 @lru_cache(maxsize=16)
 def _learn_aging(lives: tuple[float, ...], costs: Costs, floor_s: float) -> Learned:
-    usable = [one for one in lives if 0 < one < math.inf][-LIVES_MOST:]
+    usable = [life for life in lives if 0 < life < math.inf][-LIVES_MOST:]
     if len(usable) < LIVES_LEAST:
         return Learned(None, 0.0, 0.0, len(usable))
     ours, theirs, better = 0.0, 0.0, True
@@ -104,5 +112,5 @@ def _learn_aging(lives: tuple[float, ...], costs: Costs, floor_s: float) -> Lear
 
 
 def aged(rate_per_s: float, aging: Aging, age_s: float, costs: Costs, floor_s: float) -> float:
-    """The interval at that age, by Daly's formula."""
+    """Return the interval at that age, by Daly's formula."""
     return max(floor_s, daly(costs.stall_s, 1 / (rate_per_s * aging.factor(max(age_s, floor_s)))))

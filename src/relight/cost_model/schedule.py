@@ -1,4 +1,7 @@
-"""When to save next: one decision from what a run has seen, and why. Pure: the trainer, the simulator and ``explain`` call the same."""
+"""Decides the save interval from a run's measurements, with the reason.
+
+Pure: the trainer, the simulator and ``explain`` use it.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +16,19 @@ from relight.cost_model.replay import learn_aging
 from relight.errors import ConfigError
 
 MOVE = 2.0
-"""By what factor an interval changes at most from one decision to the next."""
+"""Largest factor by which the interval changes from one decision to the next."""
 STILL = 1.1
-"""A change by less than this factor is none: near its minimum the waste is flat, and a schedule that keeps still is easier to follow."""
+"""Smaller changes than this factor are not made: the waste is flat near its minimum, and a constant schedule is easier
+to follow."""
 EARLY_SHARE = 0.75
-"""Early, where less was seen than one failure would have taken, the rate is taken to be worse than it is with this probability."""
+"""Quantile of the rate that is used early in a run, before the expected time of the first failure."""
 LATE = 0.05
-"""Late is the last so much of all steps: what is left is parted evenly."""
+"""Last share of all steps, in which the remaining time is divided into equal intervals."""
 STALL_GUESS_S, DURABLE_GUESS_S = 0.1, 10.0
-"""Of a save, before there was one."""
+"""Assumed costs of a save before the first one."""
 RESTART_S, RESTART_PER_DEVICE_S = 50.0, 0.009
-"""Of a restart, before there was one: a line through FT-HSDP's cold restarts from 16 to 98 thousand GPUs."""
+"""Assumed seconds of a restart before the first one: a line through FT-HSDP's cold restarts of 16 to 98 thousand
+GPUs."""
 RISK_MOST, UNSTEADY_MOST = 100.0, 4.0
 AT_MOST_S, BOUND_SHARE = 3600.0, 0.01
 """Longest interval in seconds where the user gave none. The bound grows beyond it, so that saves at the bound take at most this share of
@@ -34,56 +39,56 @@ NOTICED = 0.01
 
 @dataclass(frozen=True, slots=True)
 class ScheduleInput:
-    """What a run knows at one moment. All of it may be missing: then priors stand in, and the reason says so."""
+    """A run's measurements at one time. Any of them may be missing: priors replace them, and the reason states that."""
 
     now_s: float = 0.0
-    """Since the run's training began, on any one clock: only told."""
+    """Seconds since the run's training began, on any clock. Only for display."""
     step: int = 0
     total_steps: int | None = None
     step_s: float = 0.0
-    """How long a step takes; 0: not known."""
+    """Seconds of a step; 0: unknown."""
     stalls_s: tuple[float, ...] = ()
-    """What each of the last saves took from the steps."""
+    """Time that each of the last saves took from the steps."""
     durables_s: tuple[float, ...] = ()
-    """How long each of them took until durable."""
+    """Time that each of the last saves took until durable."""
     restarts_s: tuple[float, ...] = ()
-    """From a failure to the first step again, each time."""
+    """Time from each failure to the first step after it."""
     devices: int = 1
     failures: int = 0
-    """Failures with progress since the one before: those without count once."""
+    """Failures with progress since the one before. Several without progress count once."""
     watched_s: float = 0.0
-    """How long failures were watched for."""
+    """Seconds of observation for ``failures``."""
     unsteady: float = 1.0
-    """The loss's scatter by its usual one: 2 is twice as restless."""
+    """Scatter of the loss, divided by its usual scatter."""
     risk: float = 1.0
-    """How many times as likely a failure is as usual, by whoever is asked."""
+    """Factor on the usual failure rate, from the caller's own estimate."""
     foreseen: float = 0.0
-    """The probability of a failure that is seen coming, beside the usual ones."""
+    """Probability of a predicted failure, in addition to the usual ones."""
     foreseen_within_s: float = 1200.0
-    """In which it would come."""
+    """Seconds within which the predicted failure would come."""
     foreseen_why: str = ""
     pressure: float = 0.0
-    """From 0 to 1: the share of the last saves that had to wait for the one before."""
+    """Share of the last saves that had to wait for the one before, from 0 to 1."""
     save_bytes: int = 0
     bytes_per_s_most: float | None = None
-    """What saves may take of the store's bandwidth, in the long run."""
+    """Largest long-term bandwidth of the store that saves may use."""
     lives_s: tuple[float, ...] = ()
-    """How long earlier lives lasted that ended by a failure, oldest first."""
+    """Uptimes of earlier attempts that ended by a failure, oldest first."""
     age_s: float = 0.0
-    """Of this life."""
+    """Uptime of this attempt."""
     belief: Belief | None = None
-    """About the rate of failures before anything was seen; None: the published prior for so many devices."""
+    """Prior belief about the failure rate; None: the published prior for ``devices``."""
 
 
 @dataclass(frozen=True, slots=True)
 class IntervalBounds:
-    """Between which intervals, and at what share of the steps' time, a schedule stays."""
+    """Bounds of a schedule: of its interval, and of the share of the steps' time that saves take."""
 
     at_least_s: float = 0.0
     at_most_s: float | None = None
     """None: the user gave no bound, and it follows what a save costs. See ``most_s``."""
     overhead: float = 0.5
-    """Stalls take no more than this share of the time."""
+    """Largest share of the time that stalls may take."""
 
     def __post_init__(self) -> None:
         most_s = math.nextafter(math.inf, 0.0) if self.at_most_s is None else self.at_most_s
@@ -104,11 +109,11 @@ def following(stall_s: float, at_least_s: float = 0.0) -> float:
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDecision:
-    """An interval in seconds and in steps, why, and the numbers that it came from."""
+    """An interval in seconds and in steps, the reason, and the numbers that it was computed from."""
 
     interval_s: float
     steps: int
-    """1 or more; where the time of a step is not known, 1."""
+    """1 or more; 1 if the time of a step is unknown."""
     reason: str
     numbers: Mapping[str, float] = field(default_factory=dict)
     bound: str = ""
@@ -116,29 +121,32 @@ class ScheduleDecision:
 
 
 def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: IntervalBounds) -> ScheduleDecision:
-    """The interval from now on. It moves by at most a factor of two from ``before``, and stays where it would hardly move."""
+    """Return the interval from now on.
+
+    It differs from ``before`` by at most a factor of two, and small changes are not made.
+    """
     costs, guessed = _costs(seen)
     belief = learn(seen.belief or prior(seen.devices), seen.failures, seen.watched_s)
     phase, rate = _phase(seen, belief)
     risk = min(max(seen.risk, 1 / RISK_MOST), RISK_MOST)
     unsteady = min(max(seen.unsteady, 1.0), UNSTEADY_MOST)
     foreseen = min(max(seen.foreseen, 0.0), 1.0)
-    rate *= risk * unsteady**2  # an interval goes by the root of the rate: twice as restless, half as long
+    rate *= risk * unsteady**2  # the interval goes with the inverse root of the rate: twice the scatter halves it
     rate += foreseen / max(seen.foreseen_within_s, 1.0)
     floor_s, floor = _floor(seen, costs, limits)
     learned = learn_aging(seen.lives_s, costs, max(floor_s, costs.durable_s))
     factor = learned.aging.factor(max(seen.age_s, floor_s)) if learned.aging is not None else 1.0
     rate *= factor
     most_s = limits.most_s(costs.stall_s)
-    found = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, most_s))
-    wanted = found.seconds
+    best = best_interval(rate, costs, at_least_s=floor_s, at_most_s=max(floor_s, most_s))
+    wanted = best.seconds
     asked = "are asked for" if limits.at_most_s is not None else "unless at_most= allows more"
     why = (
         floor
         if floor_s >= most_s
-        else {"at least": floor, "at most": f"no more than {span(most_s)} {asked}", "optimum": "least is lost"}[found.bound]
+        else {"at least": floor, "at most": f"no more than {span(most_s)} {asked}", "optimum": "least is lost"}[best.bound]
     )
-    bound, lost, free_s = _costly_bound(seen, costs, limits, rate, found)
+    bound, lost, free_s = _costly_bound(seen, costs, limits, rate, best)
     if phase == "late" and seen.total_steps is not None and seen.step_s:
         left_s = (seen.total_steps - seen.step) * seen.step_s
         wanted = max(floor_s, left_s / max(1, math.ceil(left_s / wanted))) if left_s > 0 and wanted > 0 else wanted
@@ -146,7 +154,7 @@ def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: Interva
     numbers = {
         "wanted_s": wanted, "floor_s": floor_s, "rate_per_h": rate * 3600, "mtbf_s": belief.mtbf_s, "failures": float(seen.failures),
         "watched_s": seen.watched_s, "stall_s": costs.stall_s, "durable_s": costs.durable_s, "restart_s": costs.restart_s,
-        "step_s": seen.step_s, "waste": found.waste, "young_s": young(costs.stall_s, 1 / rate), "daly_s": daly(costs.stall_s, 1 / rate),
+        "step_s": seen.step_s, "waste": best.waste, "young_s": young(costs.stall_s, 1 / rate), "daly_s": daly(costs.stall_s, 1 / rate),
         "risk": risk, "foreseen": foreseen, "unsteady": unsteady, "pressure": seen.pressure,
         "learned": factor,
         "guesses": float(len(guessed)), "guessed_save": float("save" in guessed), "bound_cost": lost, "free_s": free_s,
@@ -155,8 +163,8 @@ def decide(seen: ScheduleInput, before: ScheduleDecision | None, limits: Interva
     if seen.step_s > 0 and steps * seen.step_s > most_s:
         steps = max(1, math.floor(most_s / seen.step_s))
     if learned.aging is not None:
-        said = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
-        moved = f", {said} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
+        learned_text = f"learned: at an age of {span(seen.age_s)} failures are {factor:.2g} times as frequent as on average"
+        moved = f", {learned_text} (a replay of {learned.lives} lives loses {learned.lost:.2%}, without that {learned.analytic:.2%}){moved}"
     reason = f"every {span(interval_s)}: {why}; {_reason_text(seen, costs, guessed, belief, phase, risk, unsteady)}{moved}"
     if bound:
         reason += f"; {costly(bound, lost, free_s)}"
@@ -193,7 +201,7 @@ def _costly_bound(seen: ScheduleInput, costs: Costs, limits: IntervalBounds, rat
 
 
 def span(seconds: float) -> str:
-    """A time as people say it."""
+    """Return a time as text with a suitable unit."""
     for most, unit, by in ((1e-3, "µs", 1e-6), (1, "ms", 1e-3), (120, "s", 1), (7200, "min", 60), (172800, "h", 3600)):
         if seconds < most:
             return f"{seconds / by:.3g} {unit}" if seconds else "0 s"
@@ -209,7 +217,10 @@ def _costs(seen: ScheduleInput) -> tuple[Costs, list[str]]:
 
 
 def _phase(seen: ScheduleInput, belief: Belief) -> tuple[str, float]:
-    """Early little is known, and the worse end of what is believed counts; late the rest is parted evenly."""
+    """Return the phase of the run, and the failure rate to use.
+
+    Early, little is known, so a high quantile of the rate is used.
+    """
     if seen.total_steps and seen.step >= seen.total_steps * (1 - LATE):
         return "late", belief.rate_per_s
     if not seen.failures and seen.watched_s < belief.mtbf_s:
@@ -218,18 +229,18 @@ def _phase(seen: ScheduleInput, belief: Belief) -> tuple[str, float]:
 
 
 def _floor(seen: ScheduleInput, costs: Costs, limits: IntervalBounds) -> tuple[float, str]:
-    """The shortest interval that makes sense, and why."""
+    """Return the shortest sensible interval, and the reason."""
     pressure = min(max(seen.pressure, 0.0), 1.0)
-    found = [
+    floors = [
         (limits.at_least_s, f"no less than {span(limits.at_least_s)} are asked for"),
         (costs.durable_s * (1 + pressure) if seen.durables_s else 0.0, f"a save takes {span(costs.durable_s)} until it is durable"),
         (costs.stall_s / limits.overhead if seen.stalls_s else 0.0, f"saves may take {limits.overhead:.1%} of the steps' time"),
         (seen.step_s, "there is no save within a step"),
     ]
     if seen.bytes_per_s_most and seen.save_bytes:
-        found.append((seen.save_bytes / seen.bytes_per_s_most, f"saves may write {seen.bytes_per_s_most / 1e6:,.0f} MB/s"))
-    seconds, why = max(found)
-    if pressure > 0 and why == found[1][1]:
+        floors.append((seen.save_bytes / seen.bytes_per_s_most, f"saves may write {seen.bytes_per_s_most / 1e6:,.0f} MB/s"))
+    seconds, why = max(floors)
+    if pressure > 0 and why == floors[1][1]:
         why += f", and {pressure:.0%} of them wait for the one before"
     return seconds, f"as often as it is free: {why}" if costs.stall_s == 0 else why
 
@@ -252,20 +263,20 @@ def _move(wanted: float, before: ScheduleDecision | None, floor_s: float) -> tup
 def _reason_text(seen: ScheduleInput, costs: Costs, guessed: list[str], belief: Belief, phase: str, risk: float, unsteady: float) -> str:
     low, high = belief.interval(0.9)
     sure = f" ({span(1 / high)} to {span(1 / low)})" if seen.failures else ""
-    said = [
+    parts = [
         f"{seen.failures or 'no'} failure{'' if seen.failures == 1 else 's'} in {span(seen.watched_s)}",
         f"one in {span(belief.mtbf_s)} is expected{sure}",
         f"a save takes {span(costs.stall_s)} of the steps" + (" (a guess)" if "save" in guessed else ""),
         f"a restart {span(costs.restart_s)}" + (" (a guess)" if "restart" in guessed else ""),
     ]
     if phase != "middle":
-        said.append({"early": "early: the worse end of it counts", "late": "late: the rest is parted evenly"}[phase])
+        parts.append({"early": "early: the worse end of it counts", "late": "late: the rest is parted evenly"}[phase])
     if risk != 1.0:
-        said.append(f"failures are {risk:.2g} times as likely as usual")
+        parts.append(f"failures are {risk:.2g} times as likely as usual")
     if seen.foreseen > 0:
         why = seen.foreseen_why.replace(", ", " ").replace("; ", " ")  # parts are told apart by these
         how = f"one is foreseen within {span(seen.foreseen_within_s)} ({min(seen.foreseen, 1.0):.0%} probable)"
-        said.append(how + (f": {why}" if why else ""))
+        parts.append(how + (f": {why}" if why else ""))
     if unsteady > 1.0:
-        said.append(f"the loss is {unsteady:.2g} times as restless as usual")
-    return ", ".join(said)
+        parts.append(f"the loss is {unsteady:.2g} times as restless as usual")
+    return ", ".join(parts)

@@ -1,4 +1,4 @@
-"""Decisions as the run's log keeps them: notes, and what they say when they are read again."""
+"""Encoding of schedule decisions as NOTE records of the run's log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from relight.cost_model.schedule import ScheduleDecision
 
 TOPIC = "schedule"
-"""Of the NOTE that says from which step on a run saves how often, and why."""
+"""Topic of the NOTE with the save interval from a step on, and the reason."""
 Value = str | int | float | bool | None
 _OWN = ("step", "interval_s", "steps", "reason")
 _LONGEST = 1000
@@ -26,13 +26,13 @@ class ScheduleNote:
 
 
 def encode(step: int, decision: ScheduleDecision) -> dict[str, Value]:
-    """The data of a NOTE."""
+    """Return the data of the NOTE for a decision."""
     numbers = {name: float(f"{value:.6g}") for name, value in decision.numbers.items() if math.isfinite(value)}
     return {"step": step, "interval_s": float(f"{decision.interval_s:.6g}"), "reason": decision.reason[:_LONGEST], **numbers}
 
 
 def decode(data: Mapping[str, Value]) -> ScheduleNote | None:
-    """What a NOTE says; None if that makes no sense, as a newer Relight may have written it."""
+    """Return the decision of a NOTE; None if its data is invalid, because a newer Relight may have written it."""
     step, interval_s = data.get("step"), data.get("interval_s")
     if type(step) is not int or not isinstance(interval_s, (int, float)) or not 0 <= interval_s < math.inf:
         return None

@@ -1,4 +1,4 @@
-"""How big a model's checkpoint is, by part: from its configuration, its number of parameters, or what a live one holds."""
+"""Size of a model's checkpoint, by part: from its configuration, its number of parameters, or a live model."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from relight.errors import ConfigError
 from relight.policy.units import number_of
 
 Shape = tuple[int, int, tuple[int, ...]]
-"""How many there are of a tensor in a layer's worth, in how many layers, and its shape."""
+"""Number of such tensors in a layer, number of layers, and the tensor's shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
-    """Bytes of a value: as the model holds it, of its master copy, and of the optimizer's moments."""
+    """Bytes per value of the model's weights, of their master copy, and of the optimizer's moments."""
 
     weight: float
     master: float
@@ -43,15 +43,15 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """A model as far as its size goes. ``shapes`` is empty where only the number of parameters is known."""
+    """Numbers that determine a model's size. ``shapes`` is empty if only the number of parameters is known."""
 
     name: str
     parameters: int
     active: int
-    """Parameters that one token meets: fewer, of experts."""
+    """Parameters that are active for one token: fewer in a mixture of experts."""
     shapes: tuple[Shape, ...] = ()
     embeddings: int = 0
-    """Of the parameters, those of embeddings and the head."""
+    """Parameters of the embeddings and the head."""
     said: str = ""
 
 
@@ -64,13 +64,16 @@ class Size:
 
     @property
     def bytes(self) -> int:
-        """All of it."""
+        """Return the bytes of all parts."""
         return sum(self.parts.values())
 
 
 def from_count(text: str) -> ModelSize:
-    """``8B``, ``405B``, ``1T``, ``124M``: a model of so many parameters, of which nothing else is known. Where shapes matter (Adafactor,
-    Muon), it is taken for a Llama of that size: as many rows as the third root of 100/12 times the parameters, and 128,000 tokens."""
+    """Return a model with that number of parameters: ``8B``, ``405B``, ``1T``, ``124M``.
+
+    Where shapes matter (Adafactor, Muon), the model is treated as a Llama of that size: its hidden size is the cube
+    root of 100/12 times the parameters, and its vocabulary has 128,000 tokens.
+    """
     parameters = number_of(text, "a number of parameters")
     side = (parameters * 100 / 12) ** (1 / 3)
     embeddings = min(parameters // 2, round(2 * side * 128_000)) if parameters > 1e9 else 0
@@ -78,7 +81,10 @@ def from_count(text: str) -> ModelSize:
 
 
 def size_of(model: ModelSize, precision: str = "bf16", optimizer: str = "adamw") -> Size:
-    """The parts of one checkpoint. Gradients are not saved; loaders, generators and plain values take kilobytes, and are left out."""
+    """Return the parts of one checkpoint.
+
+    Gradients are not saved. Loaders, generators and plain values take kilobytes and are left out.
+    """
     how = PRECISIONS.get(precision)
     if how is None:
         raise ConfigError(f"there is no precision {precision[:40]!r}", hint=f"one of {', '.join(PRECISIONS)}")
@@ -109,14 +115,15 @@ def _optimizer_bytes(model: ModelSize, how: Precision, optimizer: str) -> float:
 
 
 def _not_hidden(model: ModelSize) -> int:
-    """What Muon leaves to AdamW: embeddings, the head, vectors."""
+    """Return the parameters that Muon leaves to AdamW: embeddings, the head, vectors."""
     return model.embeddings + sum(count * layers * shape[0] for count, layers, shape in model.shapes if len(shape) == 1)
 
 
 def from_config(config: Mapping[str, object], name: str = "") -> ModelSize:
-    """From a Hugging Face ``config.json``, read as plain JSON: dense decoders, grouped queries, latent attention, mixtures of experts.
+    """Return the model of a Hugging Face ``config.json`` (plain JSON): dense decoders, grouped queries, latent
+    attention, expert mixtures.
 
-    ``ConfigError`` for what is no such thing. What a configuration does not say is as ``transformers`` has it by default.
+    ``ConfigError`` if it is not such a configuration. Missing settings have the defaults of ``transformers``.
     """
     inner = config.get("text_config")
     get = _ConfigReader(config := inner if isinstance(inner, Mapping) else config)
@@ -140,8 +147,10 @@ def from_config(config: Mapping[str, object], name: str = "") -> ModelSize:
         shapes.append((1, 1, (tables // hidden - vocab * (1 if tied else 2), hidden)))
     total = sum(count * depth * math.prod(shape) for count, depth, shape in shapes)
     idle = _idle(get, hidden, layers)
-    said = f"{kind}, {layers} layers of {hidden:,}, {total:,} parameters" + (f", of which a token meets {total - idle:,}" if idle else "")
-    return ModelSize(name or kind, total, total - idle, tuple(shapes), tables, said)
+    description = f"{kind}, {layers} layers of {hidden:,}, {total:,} parameters" + (
+        f", of which a token meets {total - idle:,}" if idle else ""
+    )
+    return ModelSize(name or kind, total, total - idle, tuple(shapes), tables, description)
 
 
 _OLD = ("gpt2", "gpt_neox", "opt", "gptj")
@@ -156,23 +165,26 @@ class _ConfigReader:
         self._config = config
 
     def one(self, *names: str, default: int | None = None) -> int:
-        """The first that is there. ``ConfigError`` for what is no such number, or for none at all."""
+        """Return the first of these settings that exists, else the default.
+
+        ``ConfigError`` if it is invalid, or without a default.
+        """
         for name in names:
-            found = self._config.get(name)
-            if found is None:
+            value = self._config.get(name)
+            if value is None:
                 continue
-            if type(found) is not int or not 0 <= found <= _MOST:
-                raise ConfigError(f"{name} is a whole number, not {str(found)[:40]!r}", where="config.json")
-            return found
+            if type(value) is not int or not 0 <= value <= _MOST:
+                raise ConfigError(f"{name} is a whole number, not {str(value)[:40]!r}", where="config.json")
+            return value
         if default is None:
             hint = "a config.json of a language model, as Hugging Face has it; or give the number of parameters, such as 8B"
             raise ConfigError(f"this configuration does not say {names[0]}", where="config.json", hint=hint)
         return default
 
     def flag(self, name: str, default: bool) -> bool:
-        """Yes or no."""
-        found = self._config.get(name)
-        return default if found is None else bool(found)
+        """Return a truth value."""
+        value = self._config.get(name)
+        return default if value is None else bool(value)
 
 
 def _attention(get: _ConfigReader, kind: str, hidden: int, layers: int) -> list[Shape]:
@@ -194,7 +206,7 @@ def _attention(get: _ConfigReader, kind: str, hidden: int, layers: int) -> list[
 
 
 def _latent(get: _ConfigReader, hidden: int, layers: int, heads: int) -> list[Shape]:
-    """DeepSeek's: queries and keys by way of a smaller space."""
+    """Return the shapes of DeepSeek's latent attention: queries and keys through a low-rank projection."""
     rank, rope, nope = get.one("kv_lora_rank"), get.one("qk_rope_head_dim"), get.one("qk_nope_head_dim")
     value, queries = get.one("v_head_dim"), get.one("q_lora_rank", default=0)
     width = heads * (nope + rope)
@@ -223,7 +235,8 @@ def _feed_forward(get: _ConfigReader, kind: str, hidden: int, layers: int) -> li
 
 
 def _experts(get: _ConfigReader, layers: int) -> tuple[int, int, int, int]:
-    """How many experts a layer has, how wide one is, how wide what all tokens meet, and how many layers have none."""
+    """Return the experts of a layer, the width of one, the width of the shared experts, and the number of layers
+    without experts."""
     experts = get.one("num_local_experts", "n_routed_experts", "num_experts", default=0)
     if not experts:
         return 0, 0, 0, layers
@@ -233,7 +246,7 @@ def _experts(get: _ConfigReader, layers: int) -> tuple[int, int, int, int]:
 
 
 def _idle(get: _ConfigReader, hidden: int, layers: int) -> int:
-    """Parameters of the experts that a token does not meet."""
+    """Return the parameters of the experts that are inactive for a token."""
     experts, width, _, dense = _experts(get, layers)
     chosen = min(experts, get.one("num_experts_per_tok", "moe_k", default=experts))
     return 3 * (experts - chosen) * width * hidden * (layers - dense)

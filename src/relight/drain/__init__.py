@@ -1,9 +1,9 @@
-"""Between the tiers of a run: what a further one is to hold is copied there, behind everybody's back; what is damaged in one is mended from
-another.
+"""Copies checkpoints between the tiers of a run in the background (drain), and repairs damaged files of one tier from
+another (scrub).
 
-Always holds: a tier is a run of its own, committed to by its own log, in the order of the nearest one's; what was interrupted is gone on
-with by looking at what is there; an attempt that was superseded in a tier copies nothing more to it. May import: ``reclaim``,
-``transfer`` and everything below them.
+Always holds: a tier is a run of its own, with its own log, whose commits have the order of the nearest tier's. An
+interrupted drain continues from what it finds in the tier. An attempt that was superseded in a tier copies nothing more
+to it. May import: ``reclaim``, ``transfer`` and everything below them.
 """
 
 from relight.drain.outwards import Drained, drain

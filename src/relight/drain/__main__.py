@@ -1,7 +1,7 @@
 """``python -m relight.drain STORE RUN NICE``: drain once. Events go to standard output, one JSON list a line.
 
-Its first line of standard input says how the stores are guarded.
-Ends when standard input does, or by SIGTERM, after giving up what it was copying. Exit status 0: every tier has what it is to hold.
+The first line of standard input has the stores' keys and security settings. It ends when standard input ends, or on
+SIGTERM; it aborts the present copy then. Exit status 0: every tier has what it must hold.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from relight.store import open_bytes
 
 
 def main() -> int:
-    """Drain."""
+    """Drain the run once. Return the exit status."""
     url, run, nice = sys.argv[1], sys.argv[2], int(sys.argv[3])
     stopped = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stopped.set())
@@ -37,18 +37,18 @@ def main() -> int:
             pass
         stopped.set()
 
-    def tell(name: str, say: str, fields: dict[str, Any]) -> None:
-        print(json.dumps([name, say, fields]), flush=True)
+    def print_event(name: str, text: str, fields: dict[str, Any]) -> None:
+        print(json.dumps([name, text, fields]), flush=True)
 
-    heard = sys.stdin.readline()
+    settings = sys.stdin.readline()
     threading.Thread(target=watch, daemon=True).start()
     try:
-        guard = StoreSecurity.from_wire(msgspec.msgpack.decode(base64.b64decode(heard))) if heard.strip() else StoreSecurity()
+        guard = StoreSecurity.from_wire(msgspec.msgpack.decode(base64.b64decode(settings))) if settings.strip() else StoreSecurity()
         if guard:
             keep_out_of_core_dumps(whole=True)
-        report = drain(open_bytes(url, guard=guard), run, tell=tell, stop=stopped.is_set)
+        report = drain(open_bytes(url, guard=guard), run, tell=print_event, stop=stopped.is_set)
     except RelightError as error:
-        tell("drain.failed", str(error), {"kind": error.kind})
+        print_event("drain.failed", str(error), {"kind": error.kind})
         return 1
     return 1 if report.errors or any(report.owed.values()) else 0
 

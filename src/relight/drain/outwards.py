@@ -1,4 +1,4 @@
-"""Copying outwards, tier by tier, until each has what it is to hold."""
+"""Copies checkpoints from the nearest tier to each further tier, until each has what it must hold."""
 
 from __future__ import annotations
 
@@ -39,19 +39,21 @@ from relight.store.wrapper import guard_of
 from relight.transfer.copying import Claimed, copy_one
 
 Tell = Callable[[str, str, dict[str, Any]], None]
-"""Event, sentence, fields: as ``observe.emit`` takes them."""
+"""Receives an event: its name, sentence and fields, as ``observe.emit`` takes them."""
 LOOKS_S = 0.5
-"""Between two looks at what another node copies."""
+"""Seconds between two polls of a copy that another node makes."""
 STILL_S = 3.0
 STILL_BYTES_PER_S = 50e6
-"""A copy of another node's at which nothing shows for so long, and as long as all of it takes at that speed, is taken for given up."""
+"""Another node's copy counts as abandoned if no new file appears for ``STILL_S``, plus the time of all its bytes at
+this speed."""
 FOUND_MAX = 16
-"""Of the newest checkpoints: those that others have copied are told of."""
+"""Newest checkpoints for which copies by other processes are reported."""
 
 
 @dataclass(slots=True)
 class Drained:
-    """What was done: ``(tier, id, bytes, seconds)`` of each copy; what is still owed to which tier; the first error of each tier."""
+    """Result of a drain: ``(tier, id, bytes, seconds)`` of each copy; the ids that each tier still lacks; the first
+    error of each tier."""
 
     copied: list[tuple[str, str, int, float]] = field(default_factory=list)
     owed: dict[str, list[str]] = field(default_factory=dict)
@@ -67,12 +69,13 @@ def drain(
     stop: Callable[[], bool] = lambda: False,
     at_pace: bool = True,
 ) -> Drained:
-    """Copy to every further tier of the run what it is to hold and lacks; a tier that fails does not keep the others waiting.
+    """Copy to every further tier of the run the checkpoints that it must hold and lacks. A tier that fails does not
+    delay the others.
 
-    For the attempt in charge of the nearest tier: when another has taken charge of it, or of a tier, nothing more is copied there.
-    ``at_pace``: what the attempt's schedule saves is copied as often as it says; otherwise the newest is in any case.
-    Retention of each tier runs behind its copies; the run's incidents and accounts are brought to it and, if only it has them, back.
-    Memory: what copying takes. What cannot be read near is passed over, and told.
+    The copies are those of the nearest tier's present attempt: when another attempt has fenced the run or a tier,
+    copying there ends. ``at_pace``: copy scheduled saves only as often as the schedule states; False: copy the newest
+    in any case. After the copies, each tier's retention runs. Incidents and accounts are synchronised in both
+    directions. Memory: that of copying. A checkpoint that cannot be read in the nearest tier is skipped and reported.
     """
     near, report = Run(store, run), Drained()
     for tier in tiers_of(near.history()):
@@ -86,7 +89,7 @@ def drain(
 
 
 class _Way:
-    """To one tier."""
+    """The drain to one tier."""
 
     def __init__(
         self, near: Run, tier: Tier, tell: Tell, progress: Callable[[int], None] | None, stop: Callable[[], bool], report: Drained,
@@ -99,10 +102,10 @@ class _Way:
         self._unreadable: set[str] = set()
         self._mine: set[str] = set()
         self._given_up: set[str] = set()
-        """What another node has begun to copy, and does not go on with."""
+        """Ids of checkpoints that another node began to copy and abandoned."""
 
     def go(self) -> None:
-        """Until nothing is owed, or there is no more to be done."""
+        """Copy until the tier lacks nothing, the drain is stopped, or another attempt is in charge."""
         tier, report = self._tier, self._report
         history = self._near.history()
         attempts = history.attempts
@@ -112,37 +115,37 @@ class _Way:
         store, run = open_tier(tier, guard_of(self._near.store))
         log = Log(store, run)
         with contextlib.suppress(CheckpointNotFound):
-            there = Reach(tier.name, store, run, log.read())
-            if not there.history.attempts:  # else charge is taken over only from this run's own
-                check_same_run(history, there)
+            reach = Reach(tier.name, store, run, log.read())
+            if not reach.history.attempts:  # else take_over accepts only attempts of this run
+                check_same_run(history, reach)
         charge = take_over(log, self._attempt, attempts[:-1])
-        with contextlib.suppress(RelightError):  # what cannot be written this time is written before the next copy
+        with contextlib.suppress(RelightError):  # the next drain tries again
             level_diaries(self._near.store, self._near.name, store, run, self._stop)
         with contextlib.suppress(StoreUnavailable):  # the next drain records it
             record_best_by(log, history.best_by, charge)
         while not self._stop():
             history = self._near.history()
             if history.attempts[-1] != self._attempt:
-                return  # whoever is in charge now drains
+                return  # the attempt that is in charge now drains
             far = fold(log.read())
             self._note(history, far)
-            wanted = [one for one in owed_to(tier, history, far, at_pace=self._at_pace) if one not in self._unreadable]
+            wanted = [id for id in owed_to(tier, history, far, at_pace=self._at_pace) if id not in self._unreadable]
             report.owed[tier.name] = wanted
             if not wanted:
                 self._emit_copied(history, far)
                 break
-            one = history.find(wanted[0])
-            assert one is not None
+            checkpoint = history.find(wanted[0])
+            assert checkpoint is not None
             with contextlib.suppress(StoreUnavailable):  # the next copy records it
-                carry_fresh_start(history, far, one, log, charge)
-            self._copy(one, store, log, charge)
+                carry_fresh_start(history, far, checkpoint, log, charge)
+            self._copy(checkpoint, store, log, charge)
             self._retire(store, log, charge)
 
     def _copy(self, one: Checkpoint, store: ByteStore, log: Log, charge: int) -> None:
-        started, told = time.monotonic(), 0
+        started, total = time.monotonic(), 0
         limit = self._tier.bytes_per_second
         begun = NoteBody(topic=COPYING_TOPIC, data={"tier": self._tier.name, "id": one.id})
-        self._log.append(partial(_noted, begun))  # else retention may remove it near before all of it is copied
+        self._log.append(partial(_noted, begun))  # else retention may delete it in the nearest tier during the copy
 
         def progress(length: int) -> None:
             if self._progress is not None:
@@ -151,10 +154,10 @@ class _Way:
                 raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
 
         def sent(length: int) -> None:
-            nonlocal told
-            told += length
+            nonlocal total
+            total += length
             if limit:
-                time.sleep(max(0.0, told / limit - (time.monotonic() - started)))
+                time.sleep(max(0.0, total / limit - (time.monotonic() - started)))
 
         try:
             copy_one(self._near.open(one), store, log, progress, charge, gives_way=one.id not in self._given_up, sent=sent)
@@ -162,10 +165,11 @@ class _Way:
             self._watch(one, store, log, error.prefix)
             return
         except LeaseHeld:
-            if one.id in _named(fold(log.read()), self._near.history()):  # another node's was quicker
+            if one.id in _named(fold(log.read()), self._near.history()):  # another node has copied it first
                 return
             raise
-        except (CorruptCheckpoint, UnsafeContent) as error:  # of the near copy: another checkpoint may be whole
+        # the nearest tier's copy is damaged: other checkpoints may be undamaged
+        except (CorruptCheckpoint, UnsafeContent) as error:
             self._unreadable.add(one.id)
             what = f"checkpoint {one.id} is not copied to {self._tier.name}: {error}"
             self._tell("drain.failed", what, {"tier": self._tier.name, "id": one.id, "kind": error.kind})
@@ -183,7 +187,7 @@ class _Way:
         )
 
     def _watch(self, one: Checkpoint, store: ByteStore, log: Log, prefix: str) -> None:
-        """Another node copies it: until it is there, or nothing shows at it any more."""
+        """Wait while another node copies the checkpoint, until it is committed, or the copy counts as abandoned."""
         patience_s = STILL_S + one.body.alone_bytes / (self._tier.bytes_per_second or STILL_BYTES_PER_S)
         seen: set[str] = set()
         changed = time.monotonic()
@@ -199,25 +203,29 @@ class _Way:
                 raise StoreUnavailable("draining was stopped; the next one goes on with it", where=self._tier.name)
 
     def _emit_copied(self, history: History, far: History) -> None:
-        """What others of this attempt have copied: whoever waits for it here hears of it."""
-        there = set(_named(far, history))
-        for one in history.live[-FOUND_MAX:]:
-            if one.id in there and one.id not in self._mine and one.epoch == history.epoch:
-                what = f"step {one.step} ({one.id}) is on {self._tier.name} too: another process has copied it"
-                self._tell("drain.found", what, {"tier": self._tier.name, "id": one.id, "step": one.step})
+        """Report the checkpoints of this attempt that other processes have copied, for a caller that waits for them
+        here."""
+        present = set(_named(far, history))
+        for checkpoint in history.live[-FOUND_MAX:]:
+            if checkpoint.id in present and checkpoint.id not in self._mine and checkpoint.epoch == history.epoch:
+                what = f"step {checkpoint.step} ({checkpoint.id}) is on {self._tier.name} too: another process has copied it"
+                self._tell("drain.found", what, {"tier": self._tier.name, "id": checkpoint.id, "step": checkpoint.step})
 
     def _note(self, history: History, far: History) -> None:
-        """Tell the nearest log what is there now, so that retention there knows without asking; also what a drain that died did not say."""
+        """Record in the nearest tier's log what this tier holds, so that retention there need not read this tier.
+
+        Records also the copies of a drain that died before it recorded them.
+        """
         known = drained_to(history).get(self._tier.name, set())
         for copy in far.live:
-            one = copy.original_id
-            if one in known or history.find(one) is None:
+            id = copy.original_id
+            if id in known or history.find(id) is None:
                 continue
-            note = NoteBody(topic=DRAINED_TOPIC, data={"tier": self._tier.name, "id": one, "bytes": copy.body.new_bytes})
+            note = NoteBody(topic=DRAINED_TOPIC, data={"tier": self._tier.name, "id": id, "bytes": copy.body.new_bytes})
             self._log.append(partial(_noted, note))
 
     def _retire(self, store: ByteStore, log: Log, charge: int) -> None:
-        """What the tier's own rules no longer keep. What goes wrong is told; the next copy tries again."""
+        """Retire what the tier's own rules no longer keep. An error is reported; the next copy tries again."""
         if self._tier.keep.is_everything:
             return
         try:
@@ -238,26 +246,31 @@ def _noted(note: NoteBody, view: LogView) -> tuple[Body, int]:
 
 
 def owed_to(tier: Tier, near: History, far: History, *, at_pace: bool = True) -> list[str]:
-    """What a tier lacks, by the ids that the nearest tier knows, oldest first; ``at_pace``: but for what it is too soon for."""
-    there = set(_named({**far.retired, **far.by_id}, near))
-    rules, pace = with_recorded(tier.keep, near.best_by), pace_of(near, tier.name, there) if at_pace else TierPace()
-    had = [*retired_among(near, there), *_forgotten(near, far)]
-    return owed(rules, candidates_of(near), newest_seq(near, there), pace, had)
+    """Return the ids, in the nearest tier, of the checkpoints that a tier lacks, oldest first.
+
+    ``at_pace``: without those that the tier's pace skips.
+    """
+    present = set(_named({**far.retired, **far.by_id}, near))
+    rules, pace = with_recorded(tier.keep, near.best_by), pace_of(near, tier.name, present) if at_pace else TierPace()
+    had = [*retired_among(near, present), *_forgotten(near, far)]
+    return owed(rules, candidates_of(near), newest_seq(near, present), pace, had)
 
 
 def _forgotten(near: History, far: History) -> list[Candidate]:
-    """What a further tier has and the nearest one's log has left out of its summary: older than all that the log still knows."""
+    """Return a further tier's checkpoints that the nearest tier's log summary has left out: older than all that the log
+    still has."""
     known = near.by_id.keys() | near.retired.keys()
-    return [Candidate(one.original_id, one.seq - _LONG_AGO, one.step) for one in far.live if one.original_id not in known]
+    return [Candidate(copy.original_id, copy.seq - _LONG_AGO, copy.step) for copy in far.live if copy.original_id not in known]
 
 
 def residency(store: ByteStore, run: str) -> tuple[list[str], Merged, list[RelightError | None]]:
-    """Where each checkpoint of a run lies: the tiers' names, nearest first, all of them as one history, and which could not be read."""
+    """Return where a run's checkpoints are stored: the tiers' names, nearest first; their merged history; the error of
+    each tier or None."""
     reaches = reach_all(store, run)
     return [reach.name for reach in reaches], merge([reach.history for reach in reaches]), [reach.error for reach in reaches]
 
 
 def _named(far: History | dict[str, Checkpoint], near: History) -> Sequence[str]:
-    """Ids of a further tier's checkpoints, as the nearest one knows them."""
-    found = far.by_id if isinstance(far, History) else far
-    return [one.original_id for one in found.values()]
+    """Return the ids of a further tier's checkpoints in the nearest tier."""
+    checkpoints = far.by_id if isinstance(far, History) else far
+    return [checkpoint.original_id for checkpoint in checkpoints.values()]

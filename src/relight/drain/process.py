@@ -1,4 +1,7 @@
-"""A process that drains, started when there is something to drain and gone when there is not: it neither slows saves nor dies with them."""
+"""The process that drains.
+
+It is started when there is something to drain, and ends after that. It does not slow or interrupt saves.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,18 @@ from relight.comm.standstill import CHECK_S, COPIER, Standstill
 from relight.keys import StoreSecurity
 
 PAUSE_S = 5.0
-"""Before a tier that failed is tried again; twice as long each time."""
+"""Seconds before a failed tier is tried again; doubled each time."""
 PAUSE_MAX_S = 300.0
 KNOWN_MAX = 256
 Tell = Callable[[str, str, dict[str, Any]], None]
 
 
 class Drainer:
-    """Drains one run when it is woken. ``tell`` hears of its events in another thread; ``patient`` says whether to try again after a
-    failure: somebody is still there for whom it is worth while."""
+    """Drains one run when it is woken.
+
+    ``tell`` is called with its events, in another thread. ``patient`` returns whether to try again after a failure:
+    whether a process still waits for the copies.
+    """
 
     def __init__(
         self, url: str, run: str, tell: Tell, patient: Callable[[], bool], *, nice: int = 15, guard: StoreSecurity | None = None
@@ -41,17 +47,17 @@ class Drainer:
         self._woken = self._working = self._stopped = False
         self._child: subprocess.Popen[bytes] | None = None
         self._known: deque[tuple[str, str]] = deque(maxlen=KNOWN_MAX)
-        """Tier and id of copies that were told of."""
+        """Tier and id of copies that were reported."""
         self._thread: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
-        """Whether there is something that it has not done yet."""
+        """Return whether a drain is requested or running."""
         with self._changed:
             return (self._woken or self._working) and not self._stopped
 
     def wake(self) -> None:
-        """There may be something to drain."""
+        """Request a drain."""
         with self._changed:
             if self._stopped:
                 return
@@ -65,12 +71,12 @@ class Drainer:
             self._changed.notify_all()
 
     def wait(self, timeout: float) -> bool:
-        """Until there is nothing left to do, or nothing that can be done; False if that takes longer."""
+        """Wait until no drain is requested or running. Return False if that takes longer than ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: not (self._woken or self._working), timeout)
 
     def stop(self) -> None:
-        """Do no more. What is being copied is gone on with by whoever drains next."""
+        """Stop draining. The next drain continues the present copy."""
         with self._changed:
             self._stopped = True
             child = self._child
@@ -95,7 +101,7 @@ class Drainer:
                 self._woken, self._working = False, True
             try:
                 done = self._run_once()
-            except OSError:  # no more processes, or descriptors
+            except OSError:  # no process or file descriptor is free
                 done = False
             if done:
                 pause = PAUSE_S
@@ -106,7 +112,10 @@ class Drainer:
             pause = min(2 * pause, PAUSE_MAX_S)
 
     def _rest(self, pause: float) -> None:
-        """Before the next try, which comes at once when there is something new, or nobody left to be patient for: that one is the last."""
+        """Wait before the next try.
+
+        A request, or ``patient`` becoming False, ends the wait; in the second case the next try is the last.
+        """
         ends = time.monotonic() + pause
         while (left := ends - time.monotonic()) > 0 and self._patient():
             with self._changed:
@@ -116,7 +125,7 @@ class Drainer:
             self._woken = not self._stopped
 
     def _run_once(self) -> bool:
-        """Whether all tiers have what they are to hold."""
+        """Run the process once, and pass its events on. Return whether all tiers have what they must hold."""
         with self._changed:
             if self._stopped:
                 return True
@@ -126,23 +135,23 @@ class Drainer:
                 start_new_session=True, cwd="/",
             )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
-        with child.stdin, child.stdout:  # its standard input ends when this process does: it then stops
+        with child.stdin, child.stdout:  # the child stops when its standard input ends, so it ends with this process
             child.stdin.write(f"{_encode_settings(self._guard)}\n".encode())
             child.stdin.flush()
             for line in _lines(child.stdout.fileno(), Standstill(child.pid, words=COPIER)):
                 try:
-                    name, say, fields = json.loads(line)
+                    name, text, fields = json.loads(line)
                 except ValueError:
                     continue
                 if self._is_news(name, fields):
-                    self._tell(name, say, fields)
+                    self._tell(name, text, fields)
         status = child.wait()
         with self._changed:
             self._child = None
         return status == 0
 
     def _is_news(self, name: str, fields: dict[str, Any]) -> bool:
-        """Each process looks anew at what is there: a copy is told of once."""
+        """Return whether an event is new. Each process reports the copies that exist, so a copy is passed on once."""
         copy = (str(fields.get("tier")), str(fields.get("id")))
         if name not in ("drain.done", "drain.found"):
             return True
@@ -153,7 +162,10 @@ class Drainer:
 
 
 def _lines(fd: int, standstill: Standstill) -> Iterator[bytes]:
-    """Lines that the child writes until its end. A child that is stopped meanwhile is continued, or ended: close() may wait for copies."""
+    """Yield the lines that the child writes until its end.
+
+    A child that is stopped is continued or killed: close() may wait for copies.
+    """
     waiting, buffer = select.poll(), b""
     waiting.register(fd, select.POLLIN)
     while True:
@@ -167,5 +179,6 @@ def _lines(fd: int, standstill: Standstill) -> Iterator[bytes]:
 
 
 def _encode_settings(guard: StoreSecurity) -> str:
-    """With its keys, for the process alone: over a pipe, not among its arguments nor in its environment."""
+    """Return the settings with their keys, for the child only: through a pipe, not in its arguments or its
+    environment."""
     return base64.b64encode(msgspec.msgpack.encode(guard.to_wire())).decode()

@@ -1,7 +1,9 @@
-"""Reading everything again, before it is needed: what is damaged in one tier is written anew from another that has it whole.
+"""Reads all stored bytes before they are needed (scrub), and rewrites damaged files of one tier from an undamaged copy
+in another.
 
-A file's name stands for its bytes: a pack's by the hashes of its chunks, a part's by the root's word, the root's by the record's. So
-putting the right bytes there again changes nothing that anybody could have relied on. What no tier has whole stays as it is, and is told.
+Hashes define a file's bytes: a pack's chunk hashes, a part's hash in the root, the root's hash in its record. So
+writing the right bytes again changes nothing that a reader could have used. A file that no tier has undamaged stays
+unchanged, and is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +36,10 @@ from relight.transfer.stored_there import own_chunks, packs_there
 
 
 class Damage(NamedTuple):
-    """One file of one tier that is not what was committed. ``repaired_from`` is the tier that had it whole; "" if none did."""
+    """A file of a tier that differs from what was committed.
+
+    ``repaired_from``: the tier that had it undamaged; "" if none had.
+    """
 
     tier: str
     id: str
@@ -45,7 +50,7 @@ class Damage(NamedTuple):
 
 @dataclass(slots=True)
 class Scrubbed:
-    """What was read, and what was found."""
+    """Result of a scrub: what was read, and the damage."""
 
     checkpoints: int = 0
     bytes: int = 0
@@ -64,26 +69,28 @@ def scrub(
     progress: Callable[[int], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Scrubbed:
-    """Verify every live checkpoint of every tier, nearest tier and newest checkpoint first, or the oldest where some need others' bytes;
-    write anew what another tier has whole.
+    """Verify every live checkpoint of every tier, and rewrite damaged files that another tier has undamaged.
 
-    Cost: one read of everything, at ``bytes_per_second`` at most. Nothing is repaired in a tier that does not answer, or from one.
+    The nearest tier comes first. Its newest checkpoint comes first; the oldest, if checkpoints need other checkpoints'
+    bytes. Cost: one read of all bytes, at ``bytes_per_second`` at most. A tier that does not answer is neither repaired
+    nor used for repair.
     """
     report, pace = Scrubbed(), _ScrubPace(bytes_per_second, progress)
     reaches = _reaches(store, run)
     report.silent = {reach.name: reach.error for reach in reaches if reach.error is not None}
     merged = merge([reach.history for reach in reaches])
     for place, reach in enumerate(reaches):
-        found: dict[str, str] = {}
+        results: dict[str, str] = {}
         live = reach.history.live
-        if not any(one.requires for one in live):  # else what others need comes first: mended, it mends those, too
+        # else donors come first: their repair also repairs checkpoints that need them
+        if not any(checkpoint.requires for checkpoint in live):
             live.reverse()
-        for one in live:
+        for checkpoint in live:
             if stop():
-                record_checked(reach.store, reach.run, found, "relight scrub")
+                record_checked(reach.store, reach.run, results, "relight scrub")
                 return report
-            found[one.id] = _scrub_one(_TierCheckpoint(reaches, merged, place, one), report, pace, repair, tell)
-        record_checked(reach.store, reach.run, found, "relight scrub")
+            results[checkpoint.id] = _scrub_one(_TierCheckpoint(reaches, merged, place, checkpoint), report, pace, repair, tell)
+        record_checked(reach.store, reach.run, results, "relight scrub")
     return report
 
 
@@ -104,7 +111,7 @@ class _ScrubPace:
 
 
 class _TierCheckpoint(NamedTuple):
-    """A checkpoint in one tier, and all that is known of the others."""
+    """A checkpoint in one tier, and its copies in the others."""
 
     reaches: Sequence[Reach]
     merged: Merged
@@ -134,24 +141,27 @@ def _reaches(store: ByteStore, run: str) -> list[Reach]:
 
 
 def _scrub_one(at: _TierCheckpoint, report: Scrubbed, pace: _ScrubPace, repair: bool, tell: Tell) -> str:
-    """Read one, and repair what can be; return what is still wrong with it, empty if nothing is."""
+    """Read a checkpoint, and repair what can be repaired.
+
+    Return the first remaining damage as text; empty if there is none.
+    """
     findings = _verify(at, pace)
     report.checkpoints += 1
     report.bytes = pace.read
-    for _ in range(3):  # root, then parts, then packs: what is in one says what the next should be
-        damaged = {found.file: found for found in findings}
+    for _ in range(3):  # root, then parts, then packs: each has the hashes of the next
+        damaged = {finding.file: finding for finding in findings}
         if not damaged:
             return ""
-        mended = {file: source for file in damaged if repair and (source := _repair(at, file))}
-        for file, source in mended.items():
-            found = Damage(at.here.name, at.one.id, file, damaged[file].detail, source)
-            report.damage.append(found)
-            say = f"{at.here.name}: {file} was damaged ({found.detail}), and is whole again, from {source}"
-            tell("scrub.repaired", say, found._asdict())
-        if not mended:
+        repaired = {file: source for file in damaged if repair and (source := _repair(at, file))}
+        for file, source in repaired.items():
+            damage = Damage(at.here.name, at.one.id, file, damaged[file].detail, source)
+            report.damage.append(damage)
+            text = f"{at.here.name}: {file} was damaged ({damage.detail}), and was repaired from {source}"
+            tell("scrub.repaired", text, damage._asdict())
+        if not repaired:
             break
         findings = _verify(at, pace)
-    for file, finding in {found.file: found for found in findings}.items():
+    for file, finding in {finding.file: finding for finding in findings}.items():
         lost = Damage(at.here.name, at.one.id, file, finding.detail)
         report.damage.append(lost)
         tell("scrub.damaged", f"{at.here.name}: {file} is damaged ({finding.detail}), and no tier has it whole", lost._asdict())
@@ -159,17 +169,17 @@ def _scrub_one(at: _TierCheckpoint, report: Scrubbed, pace: _ScrubPace, repair: 
 
 
 def _verify(at: _TierCheckpoint, pace: _ScrubPace) -> list[VerifyFinding]:
-    """Nothing is wrong with what retention has taken meanwhile."""
+    """Return the damage of a checkpoint; none if retention has retired it meanwhile."""
     view = at.here.view
     assert view is not None
     findings = verify_checkpoint(at.here.store, view, at.one, progress=pace)
     if findings and read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
         return []
-    return [found for found in findings if not found.is_silence]
+    return [finding for finding in findings if not finding.is_silence]
 
 
 def _repair(at: _TierCheckpoint, file: str) -> str:
-    """Write ``file`` anew; the tier it came from, "" if none has what it takes."""
+    """Rewrite ``file``. Return the tier that its bytes came from; "" if no tier has them."""
     name = file.rpartition("/")[2]
     with contextlib.suppress(RelightError):
         if name == ROOT_FILE:
@@ -183,57 +193,60 @@ def _repair(at: _TierCheckpoint, file: str) -> str:
 
 
 def _repair_root(at: _TierCheckpoint) -> str:
-    """The root as it was written here, of another's, the record, and the parts, wherever they are whole. What does not have the hash
-    that the record names is not taken."""
+    """Rebuild this tier's root from another tier's root, the record, and undamaged parts of any tier.
+
+    A result without the hash in the record is rejected.
+    """
     for copy in at.others:
         reach = at.reaches[copy.place]
         with contextlib.suppress(RelightError):
             root = _root_of(reach, copy.checkpoint)
             for way in (list, *_ways(at)):
-                found = _root_here(at, root, way)
-                if found is not None:
-                    _rewrite(at, ROOT_FILE, found)
+                data = _root_here(at, root, way)
+                if data is not None:
+                    _rewrite(at, ROOT_FILE, data)
                     return reach.name
     return ""
 
 
 def _ways(at: _TierCheckpoint) -> list[Ways]:
-    """How this tier may store what another one has otherwise: by itself, or with those that it requires here."""
-    found = list(_ALONE)
+    """Return the ways in which this tier may store a checkpoint's chunks: alone, or with the donors that it requires
+    here."""
+    ways = list(_ALONE)
     if at.one.body.requires:
         with contextlib.suppress(RelightError):
             run = Run(at.here.store, at.here.run)
-            donors = [one for one in at.here.history.there if one.id in at.one.body.requires]
+            donors = [checkpoint for checkpoint in at.here.history.there if checkpoint.id in at.one.body.requires]
             for order in (donors[::-1], donors):
-                there = own_chunks(run, order)
-                found += [partial(packs_there, there=there, coded=coded) for coded in (True, False)]
-    return found
+                chunks = own_chunks(run, order)
+                ways += [partial(packs_there, there=chunks, coded=coded) for coded in (True, False)]
+    return ways
 
 
 def _root_here(at: _TierCheckpoint, root: Root, way: Ways) -> bytes | None:
-    """This tier's root, of another's, if its chunks are stored in that way."""
+    """Return this tier's root, from another tier's root, if its chunks are stored in that way; else None."""
     body = at.one.body
     refs = [_ref_here(at, root, ref, way) for ref in root.parts]
     known = {"parents": body.parents, "stored_bytes": body.stored_bytes, "new_bytes": body.new_bytes, "parts": refs}
     own = {key: value for key, value in root.user.items() if key != COPIED_FROM}
-    plain = [one for one in root.features if one not in STORING]
+    plain = [feature for feature in root.features if feature not in STORING]
     for user in (root.user, own, {**own, COPIED_FROM: _origin(at)}):
         for features in (root.features, plain, [*plain, STORED_CHUNKS]):
-            said = {**known, "user": user, "features": features, "requires": body.requires}
-            data = encode_root(msgspec.structs.replace(root, **_identity(at), **said))
+            fields = {**known, "user": user, "features": features, "requires": body.requires}
+            data = encode_root(msgspec.structs.replace(root, **_identity(at), **fields))
             if hexdigest(data) == body.root:
                 return data
     return None
 
 
 def _origin(at: _TierCheckpoint) -> dict[str, str]:
-    """What a copy that was drained says of where it came from."""
+    """Return the origin that a drained copy's root names."""
     near = at.reaches[0].view
     return {"store": near.store_id, "run": near.run_id, "id": at.one.original_id} if near is not None else {}
 
 
 def _ref_here(at: _TierCheckpoint, root: Root, ref: PartRef, way: Ways) -> PartRef:
-    """What this tier's root says of a part of which ``root``, another tier's, says ``ref``."""
+    """Return this tier's reference to a part. ``root`` and ``ref`` are another tier's."""
     for _, data in _everywhere(at, ref.file):
         with contextlib.suppress(RelightError):
             part, _ = adopt_part(data, root, ref, ref.file, _ALONE)
@@ -253,7 +266,7 @@ def _repair_part(at: _TierCheckpoint, root: Root, ref: PartRef) -> str:
 
 
 def _everywhere(at: _TierCheckpoint, file: str) -> Iterator[tuple[str, bytes]]:
-    """What lies under that name in each tier that has a copy, whole or not."""
+    """Yield the bytes of that file in each tier that has a copy, damaged or not."""
     for copy in at.merged.copies.get(at.one.original_id, []):
         reach = at.reaches[copy.place]
         with contextlib.suppress(RelightError):
@@ -272,7 +285,10 @@ def _identity(at: _TierCheckpoint) -> dict[str, object]:
 
 
 def _repair_pack(at: _TierCheckpoint, root: Root, file: str) -> str:
-    """All of it is read from others, each chunk from the nearest that has it: once to see whether it can be done, once to do it."""
+    """Rewrite a pack from other tiers, each chunk from the nearest tier that has it.
+
+    Reads it twice: first to check, then to write.
+    """
     pack = _pack_of(at.here, at.one, root, file)
     if pack is None:
         return ""
@@ -295,7 +311,7 @@ def _repair_pack(at: _TierCheckpoint, root: Root, file: str) -> str:
 
 
 def _open_other(reach: Reach, one: Checkpoint, file: str) -> Reader:
-    """That pack of another tier's copy, however it is stored there."""
+    """Open that pack of another tier's copy, whatever its encoding there."""
     prefix = one.lies_in(reach.run)
     with contextlib.suppress(RelightError):
         pack = _pack_of(reach, one, _root_of(reach, one), file)
@@ -305,7 +321,7 @@ def _open_other(reach: Reach, one: Checkpoint, file: str) -> Reader:
 
 
 def _pack_of(reach: Reach, one: Checkpoint, root: Root, file: str) -> Pack | None:
-    """What the parts there say of that pack."""
+    """Return that pack's description from the parts of that tier; None if no part has it."""
     for ref in root.parts:
         where = f"{one.lies_in(reach.run)}/{ref.file}"
         part = decode_part(reach.store.get(where, PART_BYTES_MAX), root, ref, where)
@@ -316,20 +332,20 @@ def _pack_of(reach: Reach, one: Checkpoint, root: Root, file: str) -> Pack | Non
 
 
 def _chunks(pack: Pack, readers: Sequence[tuple[str, Reader]], used: set[str]) -> Iterator[memoryview]:
-    """Each chunk from the first that has it whole; ``CorruptCheckpoint`` if none has."""
-    room, at = page_buffer(max(length for length, _ in pack.chunks)), 0
+    """Yield each chunk from the first reader that has it undamaged; ``CorruptCheckpoint`` if none has."""
+    room, offset = page_buffer(max(length for length, _ in pack.chunks)), 0
     for number, (length, value) in enumerate(pack.chunks):
         piece = room[:length]
         for name, reader in readers:
             with contextlib.suppress(RelightError):
-                reader.read_into(at, piece)
+                reader.read_into(offset, piece)
                 if Digest(piece).digest() == value:
                     used.add(name)
                     break
         else:
             raise CorruptCheckpoint(f"chunk {number} is whole in no other tier", where=pack.file)
         yield piece
-        at += length
+        offset += length
 
 
 def _rewrite(at: _TierCheckpoint, name: str, data: bytes) -> None:
@@ -340,6 +356,7 @@ def _rewrite(at: _TierCheckpoint, name: str, data: bytes) -> None:
 
 
 def _still_live(at: _TierCheckpoint) -> None:
-    """``CheckpointNotFound`` if retention has taken it: its directory is somebody's to delete."""
+    """Raise ``CheckpointNotFound`` if retention has retired the checkpoint: its directory may be deleted at any
+    time."""
     if read_tier(at.here.name, at.here.store, at.here.run).history.find(at.one.id) is None:
         raise CheckpointNotFound(f"checkpoint {at.one.id} was retired", where=at.prefix)

@@ -1,4 +1,4 @@
-"""Which messages go out: what changed, put together; held back in quiet times; told again; told to others when nobody acts. Pure."""
+"""Decides which alert messages are sent: grouped changes, muted in quiet times, repeats, and escalations. Pure."""
 
 from __future__ import annotations
 
@@ -17,98 +17,99 @@ Key = tuple[str, str, str, str]
 
 
 class Message(NamedTuple):
-    """One, to all of ``to``, or, ``escalated``, to those whom things are escalated to."""
+    """A message to all targets of ``to``; if ``escalated``, to those of ``escalate_to``."""
 
     title: str
     body: str
     severity: str
     escalated: bool = False
     resolved: bool = False
-    """Whether all that it tells of is over."""
+    """Whether all its alerts are resolved."""
 
 
 class Ledger(NamedTuple):
-    """What was told, and what is to be."""
+    """Alerts that were sent, and alerts that wait to be sent."""
 
     waiting: Mapping[Key, Alert] = {}
-    """The latest of each, not told yet."""
+    """The latest state of each alert that was not sent yet."""
     since: float | None = None
-    """Since when something waits."""
+    """Since when an alert waits."""
     told: Mapping[Key, float] = {}
-    """When what fires was told last."""
+    """When each firing alert was sent last."""
     escalated: Mapping[Key, float] = {}
 
 
 def plan_messages(changes: Sequence[Alert], state: State, ledger: Ledger, settings: Alerting, now: float) -> tuple[list[Message], Ledger]:
-    """The messages to be sent at ``now``, and what is to be remembered."""
-    waiting, told, escalated = dict(ledger.waiting), dict(ledger.told), dict(ledger.escalated)
+    """Return the messages to send at ``now``, and the next ledger."""
+    waiting, sent, escalated = dict(ledger.waiting), dict(ledger.told), dict(ledger.escalated)
     since = ledger.since
-    counts = [one for one in changes if SEVERITIES.index(one.severity) >= SEVERITIES.index(settings.min_severity)]
+    counts = [alert for alert in changes if SEVERITIES.index(alert.severity) >= SEVERITIES.index(settings.min_severity)]
     repeats = [
-        one for key, one in state.items()
-        if one.state == FIRING and key in told and settings.repeat_s and now - told[key] >= settings.repeat_s
+        alert for key, alert in state.items()
+        if alert.state == FIRING and key in sent and settings.repeat_s and now - sent[key] >= settings.repeat_s
     ]  # fmt: skip
-    for one in [*repeats, *counts]:
-        if one.state == RESOLVED and one.key in waiting and one.key not in told:
-            del waiting[one.key]  # it came and went before anybody heard of it
+    for alert in [*repeats, *counts]:
+        if alert.state == RESOLVED and alert.key in waiting and alert.key not in sent:
+            del waiting[alert.key]  # it was resolved before a message was sent
             continue
-        waiting[one.key] = one
+        waiting[alert.key] = alert
         since = now if since is None else since
     messages: list[Message] = []
     quiet = settings.is_quiet(now)
-    ready = [one for one in waiting.values() if not quiet or one.severity == CRITICAL]
+    ready = [alert for alert in waiting.values() if not quiet or alert.severity == CRITICAL]
     if ready and since is not None and now - since >= settings.group_s:
         messages.append(_message(ready))
-        for one in ready:
-            del waiting[one.key]
-            if one.state == RESOLVED:
-                told.pop(one.key, None)
+        for alert in ready:
+            del waiting[alert.key]
+            if alert.state == RESOLVED:
+                sent.pop(alert.key, None)
             else:
-                told[one.key] = now
+                sent[alert.key] = now
     since = since if waiting else None
     late = [
-        one for key, one in state.items()
-        if one.state == FIRING and one.severity == CRITICAL and key not in escalated and settings.escalate_to
-        and one.fired_at is not None and now - one.fired_at >= settings.escalate_after_s
+        alert for key, alert in state.items()
+        if alert.state == FIRING and alert.severity == CRITICAL and key not in escalated and settings.escalate_to
+        and alert.fired_at is not None and now - alert.fired_at >= settings.escalate_after_s
     ]  # fmt: skip
     if late:
         messages.append(_message(late)._replace(escalated=True))
-        escalated |= {one.key: now for one in late}
-    over = [one for one in changes if one.state == RESOLVED and one.key in escalated]
+        escalated |= {alert.key: now for alert in late}
+    over = [alert for alert in changes if alert.state == RESOLVED and alert.key in escalated]
     if over:
         messages.append(_message(over)._replace(escalated=True))
-    firing = {key for key, one in state.items() if one.state == FIRING}
-    told = {key: at for key, at in told.items() if key in firing or key in waiting}
-    return messages, Ledger(waiting, since, told, {key: at for key, at in escalated.items() if key in firing})
+    firing = {key for key, alert in state.items() if alert.state == FIRING}
+    sent = {key: time for key, time in sent.items() if key in firing or key in waiting}
+    return messages, Ledger(waiting, since, sent, {key: time for key, time in escalated.items() if key in firing})
 
 
 def trial_message() -> Message:
-    """What ``relight alerts test`` sends."""
+    """Return the message of ``relight alerts test``."""
     return Message("Relight: this is a test", "Alerts of Relight arrive here. Nothing is wrong.", "info")
 
 
 def clean(text: str) -> str:
-    """``text`` without what may be secret: users and passwords, parameters of URLs, values of what is called key, token or password."""
+    """Return ``text`` without possible secrets: users and passwords, parameters of URLs, values of keys, tokens and
+    passwords."""
     text = re.sub(r"(://[^\s?#]*)[?#][^\s\"'\])]*", r"\1?…", mask_users(text))
     text = mask_text(text)
     return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)[:TEXT_MAX]
 
 
 def line_of(one: Alert) -> str:
-    """An alert in one line."""
+    """Return an alert as one line."""
     where = f"{one.store.rstrip('/')}/{run_name(one.run)}".rstrip("/")
     word = "over" if one.state == RESOLVED else one.severity
     return clean(f"{word}: {KINDS[one.kind].says} · {where}: {one.reason}".replace("\n", " "))[:600]
 
 
 def _message(alerts: Sequence[Alert]) -> Message:
-    firing = [one for one in alerts if one.state == FIRING]
-    worst = max((one.severity for one in firing or alerts), key=SEVERITIES.index)
-    order = sorted(alerts, key=lambda one: (one.state == RESOLVED, -SEVERITIES.index(one.severity), one.key))
-    lines = [line_of(one) for one in order[:LINES_MAX]]
+    firing = [alert for alert in alerts if alert.state == FIRING]
+    worst = max((alert.severity for alert in firing or alerts), key=SEVERITIES.index)
+    order = sorted(alerts, key=lambda alert: (alert.state == RESOLVED, -SEVERITIES.index(alert.severity), alert.key))
+    lines = [line_of(alert) for alert in order[:LINES_MAX]]
     if len(order) > LINES_MAX:
         lines.append(f"… and {len(order) - LINES_MAX} more: relight alerts check shows them")
-    runs = sorted({run_name(one.run) for one in alerts if one.run})
+    runs = sorted({run_name(alert.run) for alert in alerts if alert.run})
     named = ", ".join(runs[:3]) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
     first = firing[0] if len(firing) == 1 else None
     what = KINDS[first.kind].says if first is not None else f"{len(firing)} alerts" if firing else "over"

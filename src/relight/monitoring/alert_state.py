@@ -1,4 +1,7 @@
-"""What alerts there are and what was told of them, as bytes: for whoever looks next, so that a restart tells nothing twice. Pure."""
+"""Stored form of the alerts and of the messages that were sent, so that a restarted process sends no alert twice.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from relight.monitoring.rules import FIRING, KINDS, PENDING, SEVERITIES, Alert, 
 
 BYTES_MAX = 16 << 20
 KEPT_MAX = 10_000
-"""Alerts that are kept; of more, those that have held for longest."""
+"""Most alerts that are kept: firing ones first, then the oldest."""
 Timed = tuple[str, str, str, str, float]
 
 
 class _Kept(msgspec.Struct, frozen=True):
-    """All of it. ``at``: the time of the look that it is of."""
+    """The stored state. ``at``: the time of its poll."""
 
     at: float
     alerts: list[Alert]
@@ -28,22 +31,22 @@ class _Kept(msgspec.Struct, frozen=True):
 
 
 def encode_alarms(state: State, ledger: Ledger, now: float) -> bytes:
-    """What holds, and what was told of it, at ``now``."""
-    alerts = sorted(state.values(), key=lambda one: (one.state != FIRING, one.since, one.key))[:KEPT_MAX]
+    """Encode the alerts and the ledger at ``now``."""
+    alerts = sorted(state.values(), key=lambda alert: (alert.state != FIRING, alert.since, alert.key))[:KEPT_MAX]
     waiting = list(ledger.waiting.values())[:KEPT_MAX]
-    keys = {one.key for one in [*alerts, *waiting]}
+    keys = {alert.key for alert in [*alerts, *waiting]}
 
-    def timed(told: dict[Key, float]) -> list[Timed]:
-        return [(*key, at) for key, at in told.items() if key in keys]
+    def timed(times: dict[Key, float]) -> list[Timed]:
+        return [(*key, time) for key, time in times.items() if key in keys]
 
     kept = _Kept(now, alerts, waiting, ledger.since, timed(dict(ledger.told)), timed(dict(ledger.escalated)))
     return msgspec.json.encode(kept)
 
 
 def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
-    """The same for a look at ``now``; nothing if nothing was kept, or what was makes no sense.
+    """Decode the alerts and the ledger for a poll at ``now``; both empty if the data is empty or invalid.
 
-    An alert that fired does so since when it did. One that was pending is not older for the time in which nobody looked.
+    A firing alert keeps its times. For a pending one, the time without polls does not count.
     """
     try:
         if len(data) > BYTES_MAX:
@@ -51,21 +54,21 @@ def decode_alarms(data: bytes, now: float) -> tuple[dict[Key, Alert], Ledger]:
         kept = from_json_bytes(data, _Kept)
     except msgspec.MsgspecError:
         return {}, Ledger()
-    if not kept.at <= now:  # a clock that was set back: what is from the future is nothing to reckon with
+    if not kept.at <= now:  # the clock was set back: times in the future cannot be used
         return {}, Ledger()
     away_s = now - kept.at
-    alerts = [one._replace(since=one.since + away_s) if one.state == PENDING else one for one in kept.alerts if _is_one(one)]
-    state = {one.key: one for one in alerts}
-    waiting = {one.key: one for one in kept.waiting if _is_one(one)}
+    alerts = [alert._replace(since=alert.since + away_s) if alert.state == PENDING else alert for alert in kept.alerts if _is_one(alert)]
+    state = {alert.key: alert for alert in alerts}
+    waiting = {alert.key: alert for alert in kept.waiting if _is_one(alert)}
     since = kept.waits_since if waiting else None
     known = {**waiting, **state}
     return state, Ledger(waiting, since, _by_key(kept.told, known), _by_key(kept.escalated, known))
 
 
 def _by_key(told: Sequence[Timed], known: State) -> dict[Key, float]:
-    return {one[:4]: one[4] for one in told if one[:4] in known}
+    return {entry[:4]: entry[4] for entry in told if entry[:4] in known}
 
 
 def _is_one(alert: Alert) -> bool:
-    """Whether it is of a kind that there is: another version may have kept it."""
+    """Return whether an alert's kind exists: another version may have stored it."""
     return alert.kind in KINDS and alert.severity in SEVERITIES

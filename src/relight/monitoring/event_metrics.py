@@ -1,4 +1,4 @@
-"""Events, added up: the metrics that are made from events, of each run. Pure."""
+"""Accumulates each run's events to the metrics that come from events. Pure."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from relight.observe.events import EVENTS
 from relight.observe.metrics import COUNTER, HISTOGRAM, OF_EVENT, SECONDS, Metric, MetricSource
 
 ONCE_MAX = 10_000
-"""Events of which it is remembered that they were counted."""
+"""Events that are remembered as counted."""
 LABEL_VALUES_MAX = 50
-"""Values of a label; what comes beyond is ``other``: a label's values must have an end."""
+"""Most values of a label; further ones become ``other``, so that their number is bounded."""
 TIMES_MAX = 1000
 RECENT_MAX = 200
 SKIPPED = ("restore.skipped", "scrub.damaged", "verify.damaged")
-"""What says that a checkpoint is not good."""
+"""Events that report that a checkpoint is not good."""
 
 
 class MetricSample(NamedTuple):
-    """One number of a metric, or a histogram's: ``count`` of its buckets, and their sum in ``value``."""
+    """One sample of a metric. For a histogram: ``counts`` of its buckets, and the sum in ``value``."""
 
     metric: Metric
     labels: tuple[str, ...]
@@ -46,32 +46,32 @@ class DurableSave(NamedTuple):
 
 @dataclass(slots=True)
 class Tally:
-    """One run's."""
+    """The accumulated events of one run."""
 
     sums: dict[tuple[str, tuple[str, ...]], float] = field(default_factory=dict)
     buckets: dict[tuple[str, tuple[str, ...]], list[int]] = field(default_factory=dict)
     levels: dict[str, int] = field(default_factory=dict)
     saves: deque[DurableSave] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
     recent: deque[Heard] = field(default_factory=lambda: deque(maxlen=RECENT_MAX))
-    """Events worth a person's look, oldest first."""
+    """Events of level info and above, oldest first."""
     damaged: dict[str, str] = field(default_factory=dict)
-    """Checkpoints of which something bad is known, and what."""
+    """Checkpoints that are not good, and why."""
     risk: tuple[float, float, str] = (0.0, 0.0, "")
-    """Of the latest alarm: when, its score, why."""
+    """The latest alarm: its time, score and reason."""
     failed_since: tuple[int, float] = (0, 0.0)
-    """Saves that failed since the last one that did not, and when the last of them was."""
+    """Failed saves since the last successful one, and the time of the last of them."""
     failures: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=TIMES_MAX))
-    """When the job failed, and how."""
+    """Time and kind of the job's failures."""
     blocked_prunes: tuple[int, float, str] = (0, 0.0, "")
-    """Times that retention failed since it last worked, when that was last, why."""
+    """Failures of retention since it last worked, the time of the last one, its reason."""
     ended: bool = False
-    """Whether the run has said that it is over."""
+    """Whether the run's last attempt has ended normally."""
     heard_at: float = 0.0
     _once: dict[tuple[Any, ...], None] = field(default_factory=dict)
     _values: dict[str, set[str]] = field(default_factory=dict)
 
     def add(self, heard: Heard) -> None:
-        """One event more."""
+        """Count one event."""
         level = EVENTS.get(heard.name, (logging.INFO, ""))[0]
         name = logging.getLevelName(level).lower()
         self.levels[name] = self.levels.get(name, 0) + 1
@@ -83,7 +83,7 @@ class Tally:
         self._notice(heard)
 
     def samples(self) -> Iterator[MetricSample]:
-        """What there is now."""
+        """Yield the present samples."""
         for (name, labels), value in self.sums.items():
             metric = _BY_NAME[name]
             yield MetricSample(metric, labels, value, tuple(self.buckets.get((name, labels), ())))
@@ -151,7 +151,7 @@ class Tally:
 
 
 def _value(made: MetricSource, fields: dict[str, Any]) -> float | None:
-    """What an event adds; None for what is no number, or less than nothing."""
+    """Return what an event adds; None if it is not a number, or negative."""
     if not made.field:
         return 1.0
     value = _finite(fields.get(made.field))

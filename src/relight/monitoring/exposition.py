@@ -1,4 +1,4 @@
-"""The metrics of runs as Prometheus reads them: made anew at each scrape, in the one process that looks."""
+"""Exposition of the runs' metrics for Prometheus: computed at each scrape, in the process that polls the runs."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FRESH_S = 1.0
-"""Two scrapes within so long see the same look: who asks often costs the stores no more."""
+"""Seconds within which scrapes share one poll, so that frequent scrapes do not load the stores."""
 
 
 def need_client() -> None:
-    """``ConfigError`` that names the extra, if the library is not there."""
+    """Raise ``ConfigError``, with the extra to install, if the library is missing."""
     try:
         import prometheus_client  # noqa: F401
     except ModuleNotFoundError:
@@ -30,7 +30,7 @@ def need_client() -> None:
 
 
 class Collector:
-    """Gives the metrics of what ``look`` sees, as ``prometheus_client``'s registry asks for them."""
+    """Collector for ``prometheus_client``'s registry: the metrics of the runs that ``look`` returns."""
 
     def __init__(self, look: Callable[[float], Sequence[RunSeen]], clock: Callable[[], float] = time.time) -> None:
         need_client()
@@ -40,7 +40,7 @@ class Collector:
         self._at = -1e18
 
     def collect(self) -> Iterator[Family]:
-        """All of them that there is something of, in the order of their definitions."""
+        """Yield all metrics with samples, in the order of their definitions."""
         with self._lock:
             if abs(self._clock() - self._at) > FRESH_S:
                 self._at = self._clock()
@@ -49,11 +49,11 @@ class Collector:
         yield from families(seen)
 
     def text(self) -> bytes:
-        """The page of metrics."""
+        """Return the page of metrics."""
         from prometheus_client import CollectorRegistry, generate_latest
 
         registry = CollectorRegistry(auto_describe=False)
-        registry.register(_Once(list(self.collect())))  # type: ignore[arg-type] # all that is asked of one is ``collect``
+        registry.register(_Once(list(self.collect())))  # type: ignore[arg-type] # the registry calls only ``collect``
         return bytes(generate_latest(registry))
 
 
@@ -62,24 +62,24 @@ class _Once:
         self._found = found
 
     def collect(self) -> list[Any]:
-        """What was found."""
+        """Return the metrics."""
         return self._found
 
     def describe(self) -> list[Any]:
-        """Nothing: names are checked where they are defined."""
+        """Return nothing: names are checked where they are defined."""
         return []
 
 
 def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
-    """What the library prints: one family a metric."""
+    """Yield the library's families, one for each metric."""
     from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
-    found: dict[str, list[tuple[tuple[str, ...], MetricSample]]] = {}
+    by_name: dict[str, list[tuple[tuple[str, ...], MetricSample]]] = {}
     for seen in runs:
         for sample in seen.samples:
-            found.setdefault(sample.metric.name, []).append(((seen.store, run_name(seen.run), *sample.labels), sample))
+            by_name.setdefault(sample.metric.name, []).append(((seen.store, run_name(seen.run), *sample.labels), sample))
     for metric in METRICS:
-        if metric.name not in found:
+        if metric.name not in by_name:
             continue
         if metric.kind == GAUGE:
             family: Any = GaugeMetricFamily(metric.name, metric.help, labels=metric.all_labels)
@@ -87,7 +87,7 @@ def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
             family = CounterMetricFamily(metric.name, metric.help, labels=metric.all_labels)
         else:
             family = HistogramMetricFamily(metric.name, metric.help, labels=metric.all_labels)
-        for labels, sample in found[metric.name]:
+        for labels, sample in by_name[metric.name]:
             clean = ["".join(char if char.isprintable() else ascii(char)[1:-1] for char in label) for label in labels]
             if sample.counts:
                 family.add_metric(clean, buckets=_cumulative(sample.counts), sum_value=sample.value)
@@ -97,8 +97,8 @@ def families(runs: Iterable[RunSeen]) -> Iterator[Family]:
 
 
 def _cumulative(counts: Sequence[int]) -> list[tuple[str, float]]:
-    total, found = 0, []
+    total, buckets = 0, []
     for bound, count in zip([*(repr(bound) for bound in SECONDS), "+Inf"], counts, strict=True):
         total += count
-        found.append((bound, float(total)))
-    return found
+        buckets.append((bound, float(total)))
+    return buckets

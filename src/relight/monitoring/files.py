@@ -1,4 +1,4 @@
-"""The files that processes of this machine keep their events in, read as they grow: only what is new, whole lines only, within bounds."""
+"""Reads the event files of this machine's processes as they grow: only new, complete lines, within bounds."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from relight.observe.file import DIRECTORY_FILES_MAX, LINE_BYTES_MAX, events_dir
 from relight.observe.own_files import check_private
 
 READ_MAX = 1 << 20
-"""Bytes that one look takes from one file at a time."""
+"""Most bytes of one read."""
 LOOK_BYTES_MAX = 16 << 20
-"""And from all of them together; what is left comes with the next call."""
+"""Most bytes of one call, from all files together. The next call reads the rest."""
 
 
 class Head(NamedTuple):
-    """Whose events follow."""
+    """Process, rank and run of the events that follow."""
 
     store: str = ""
     run: str = ""
@@ -29,11 +29,11 @@ class Head(NamedTuple):
     pid: int = 0
     host: str = ""
     offset_s: float = 0.0
-    """What is added to seconds since the epoch to get those of that machine's monotonic clock."""
+    """Offset from seconds since the epoch to that machine's monotonic clock."""
 
 
 class Heard(NamedTuple):
-    """One event, as a file tells it."""
+    """One event that was read from a file."""
 
     head: Head
     name: str
@@ -47,22 +47,22 @@ class _Tail:
     rest: bytes = b""
     head: Head = field(default_factory=Head)
     skipping: bool = False
-    """Whether the line that is being read is longer than any of ours."""
+    """Whether the present line is too long, so it is skipped."""
 
 
 class EventFiles:
-    """Those of one directory; by default, of this user on this machine. One thread at a time."""
+    """The event files of one directory; by default, this user's on this machine. One thread at a time."""
 
     def __init__(self, directory: Path | None = None) -> None:
         self.directory = directory if directory is not None else events_directory()
         self.unreadable = 0
-        """Lines that were no events."""
+        """Number of lines that were not events."""
         self.why = ""
-        """Why nothing is read."""
+        """Why no events are read; empty if they are."""
         self._tails: dict[str, _Tail] = {}
 
     def new(self) -> Iterator[Heard]:
-        """The events that have come since the last call, file by file, each file's in their order."""
+        """Yield the events since the last call, file by file, each file's in their order."""
         left = LOOK_BYTES_MAX
         for name in self._names():
             tail = self._tails.setdefault(name, _Tail())

@@ -16,7 +16,7 @@ from relight.observe.metrics import COUNTER, HISTOGRAM, METRICS, ROWS, Metric
 
 DASHBOARD_FILE, RULES_FILE = "relight.json", "relight.rules.yml"
 SCHEMA_VERSION = 39
-"""Of Grafana's dashboards: 10.4's, which all later ones read."""
+"""Schema version of Grafana 10.4's dashboards, which all later versions read."""
 _UNITS = {"seconds": "s", "bytes": "bytes", "ratio": "percentunit", "": "short"}
 _WIDTH, _HEIGHT = 8, 7
 _SELECTED = 'store=~"$store",run=~"$run"'
@@ -24,7 +24,7 @@ _NAME = re.compile(r"\brelight_[a-z_]+")
 
 
 def dashboard() -> dict[str, Any]:
-    """One of Grafana's, with a row for each group of metrics and a panel for each metric."""
+    """Return a Grafana dashboard with a row for each group of metrics and a panel for each metric."""
     panels: list[dict[str, Any]] = []
     top = 0
     for row in ROWS:
@@ -32,8 +32,8 @@ def dashboard() -> dict[str, Any]:
         panels.append({"id": len(panels) + 1, "type": "row", "title": row, "collapsed": False, "panels": [], "gridPos": _at(top, 0, 24, 1)})
         top += 1
         for number, metric in enumerate(metrics):
-            at = _at(top + number // 3 * _HEIGHT, number % 3 * _WIDTH, _WIDTH, _HEIGHT)
-            panels.append(_panel(metric, len(panels) + 1, at))
+            position = _at(top + number // 3 * _HEIGHT, number % 3 * _WIDTH, _WIDTH, _HEIGHT)
+            panels.append(_panel(metric, len(panels) + 1, position))
         top += -(-len(metrics) // 3) * _HEIGHT
     return {
         "uid": "relight", "title": "Relight", "tags": ["relight"], "schemaVersion": SCHEMA_VERSION, "version": 1, "editable": True,
@@ -57,7 +57,7 @@ def _panel(metric: Metric, number: int, at: dict[str, int]) -> dict[str, Any]:
 
 
 def queries(metric: Metric) -> list[tuple[str, str]]:
-    """What a panel asks, and how its lines are called."""
+    """Return a panel's queries, each with its legend."""
     labels = ", ".join(metric.all_labels)
     legend = " ".join(f"{{{{{label}}}}}" for label in ("run", *metric.labels))
     if metric.kind == COUNTER:
@@ -69,52 +69,52 @@ def queries(metric: Metric) -> list[tuple[str, str]]:
 
 
 def title_of(metric: Metric) -> str:
-    """The name in words: ``save blocked seconds`` for ``relight_save_blocked_seconds``."""
+    """Return a metric's name in words: ``save blocked seconds`` for ``relight_save_blocked_seconds``."""
     return metric.name.removeprefix("relight_").removesuffix("_total").replace("_", " ")
 
 
 def alert_rules(settings: Alerting) -> dict[str, Any]:
-    """The settings' rules as Prometheus': the same meaning, where Prometheus is to do the alerting."""
+    """Return the settings' rules as Prometheus rules with the same meaning, for alerting by Prometheus."""
     rules = [_alert_rule(rule) for rule in settings.rules]
     return {"groups": [{"name": "relight", "rules": rules}]}
 
 
 def _alert_rule(rule: AlertRule) -> dict[str, Any]:
     kind = KINDS[rule.kind]
-    found: dict[str, Any] = {"alert": camel(rule.kind), "expr": expression(rule)}
+    alert: dict[str, Any] = {"alert": camel(rule.kind), "expr": expression(rule)}
     if rule.for_s:
-        found["for"] = f"{rule.for_s:g}s" if rule.for_s >= 1 else "1s"
+        alert["for"] = f"{rule.for_s:g}s" if rule.for_s >= 1 else "1s"
     where = "{{ $labels.store }}/{{ $labels.run }}"
     about = " ({{ $labels.tier }})" if rule.kind.startswith("tier") else ""
     value = " It is {{ $value | humanize }}." if kind.limit else ""
-    found["labels"] = {"severity": rule.severity}
-    found["annotations"] = {"summary": f"{where}{about}: {kind.says}", "description": f"{kind.says}: {where}{about}.{value}"}
-    return found
+    alert["labels"] = {"severity": rule.severity}
+    alert["annotations"] = {"summary": f"{where}{about}: {kind.says}", "description": f"{kind.says}: {where}{about}.{value}"}
+    return alert
 
 
 def expression(rule: AlertRule) -> str:
-    """What Prometheus asks for a rule, of the runs that it is for."""
+    """Return a rule's Prometheus expression, limited to the runs that the rule is for."""
     text = KINDS[rule.kind].expr.replace("LIMIT", f"{rule.limit:g}")
     if rule.runs == ("*",):
         return text
-    pattern = "|".join(_as_regex(one) for one in rule.runs).replace("\\", "\\\\").replace('"', '\\"')
-    return _NAME.sub(lambda found: f'{found[0]}{{run=~"{pattern}"}}', text)
+    pattern = "|".join(_as_regex(glob) for glob in rule.runs).replace("\\", "\\\\").replace('"', '\\"')
+    return _NAME.sub(lambda match: f'{match[0]}{{run=~"{pattern}"}}', text)
 
 
 def _as_regex(pattern: str) -> str:
-    """A pattern of a run's name as Prometheus matches it."""
+    """Return a pattern of run names as a regular expression of Prometheus."""
     return "".join(".*" if char == "*" else "." if char == "?" else re.escape(char) for char in pattern)
 
 
 def metrics_in(text: str) -> set[str]:
-    """The metrics that an expression names, by their definitions' names."""
+    """Return the names of the metrics in an expression, without suffixes of histograms."""
     names = set(_NAME.findall(text))
     known = {metric.name for metric in METRICS}
     return {name if name in known else re.sub(r"_(bucket|sum|count)\Z", "", name) for name in names}
 
 
 def camel(name: str) -> str:
-    """``RelightNoGoodCheckpoint`` for ``no_good_checkpoint``."""
+    """Return a rule's name in Prometheus: ``RelightNoGoodCheckpoint`` for ``no_good_checkpoint``."""
     return "Relight" + "".join(part.capitalize() for part in name.split("_"))
 
 
@@ -131,16 +131,16 @@ def write_rules(directory: Path, settings: Alerting) -> Path:
 def _write(path: Path, text: str) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside = path.with_name(f".{path.name}.{os.getpid()}")
-        beside.write_text(text, encoding="utf-8")
-        beside.replace(path)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}")
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
     except OSError as error:
         raise ConfigError(f"it cannot be written: {error.strerror}", where=str(path)) from None
     return path
 
 
 def _yaml(value: Any, indent: int = 0) -> Iterable[str]:
-    """Mappings, lists and texts as YAML; texts as JSON's, which are YAML's too."""
+    """Yield mappings, lists and texts as lines of YAML. Texts are JSON strings, which are valid YAML."""
     pad = "  " * indent
     if isinstance(value, dict):
         for name, item in value.items():

@@ -1,4 +1,7 @@
-"""One small page for Prometheus: ``/metrics``, and ``/healthz``. On loopback unless told otherwise; it takes no input."""
+"""A small HTTP server for Prometheus: ``/metrics`` and ``/healthz``.
+
+It listens on loopback by default, and takes no input.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,17 @@ from relight.monitoring.exposition import CONTENT_TYPE, Collector
 
 REQUEST_S = 10.0
 CONNECTIONS_MAX = 16
-"""Connections at a time. One more closes the one whose client this server has waited for longest: for a request, or to read an answer."""
+"""Most connections at a time.
+
+A further one closes the connection that has waited longest for its client, to send or to read.
+"""
 
 
 def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -> ThreadingHTTPServer:
-    """Bound, not serving yet. ``ConfigError`` for what is no address, or is taken. ``hosts``: names of this server, beside addresses,
-    ``localhost`` and the machine's own name."""
+    """Return a bound server that does not serve yet. ``ConfigError`` if the address is invalid or taken.
+
+    ``hosts``: names of this server in addition to addresses, ``localhost`` and the machine's own name.
+    """
     host, port = parse_address(address)
     names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in hosts)}
 
@@ -30,10 +38,10 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
         server_version, sys_version = "relight", ""
 
         def do_GET(self) -> None:  # the name that http.server calls
-            """One page, or 404."""
+            """Answer with one of the pages, or 404."""
             self.server.mark(self.request, busy=True)  # type: ignore[attr-defined] # of our own server
             path = self.path.partition("?")[0]
-            if not is_host([one.strip() for one in self.headers.get_all("host") or []], names):
+            if not is_host([host.strip() for host in self.headers.get_all("host") or []], names):
                 self._answer(400, b"unknown host name: relight metrics --host NAME permits it\n")
             elif path == "/metrics":
                 self._answer(200, collector.text(), CONTENT_TYPE)
@@ -43,7 +51,7 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
                 self._answer(404, b"/metrics is here\n")
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Nothing: a scrape is no news."""
+            """Log nothing: scrapes are frequent."""
 
         def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
             self.send_response(status)
@@ -59,14 +67,18 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
         def __init__(self, *args: Any) -> None:
             super().__init__(*args)
             self.open: OrderedDict[Any, bool] = OrderedDict()
-            """Open connections, and whether the server makes an answer for each; those that wait for their client longest come first."""
+            """Open connections, and whether the server works on each one's answer; the longest wait for a client comes
+            first."""
             self._lock = threading.Lock()
 
         def verify_request(self, request: Any, client_address: Any) -> bool:
-            """Return whether there is room. The connection that waits for its client longest is closed to make some."""
+            """Return whether the connection is accepted.
+
+            If there are too many, close the one that waits for its client longest.
+            """
             with self._lock:
                 if len(self.open) >= CONNECTIONS_MAX:
-                    oldest = next((one for one, busy in self.open.items() if not busy), None)
+                    oldest = next((connection for connection, busy in self.open.items() if not busy), None)
                     if oldest is None:
                         return False
                     del self.open[oldest]
@@ -76,20 +88,20 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
                 return True
 
         def mark(self, request: Any, busy: bool) -> None:
-            """Note that the server works on a connection's answer, or waits for its client from now on."""
+            """Record that the server works on a connection's answer, or waits for its client from now on."""
             with self._lock:
                 if request in self.open:
                     self.open[request] = busy
                     self.open.move_to_end(request)
 
         def shutdown_request(self, request: Any) -> None:
-            """The connection ends."""
+            """Forget a connection that ends."""
             with self._lock:
                 self.open.pop(request, None)
             super().shutdown_request(request)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
-            """Somebody hung up: nothing to tell."""
+            """Log nothing: a client has closed its connection."""
 
     try:
         return Server((host, port), Page)
@@ -98,7 +110,7 @@ def make_server(collector: Collector, address: str, hosts: Sequence[str] = ()) -
 
 
 def serve(collector: Collector, address: str, say: Callable[[str], None], hosts: Sequence[str] = ()) -> None:
-    """Until Ctrl-C."""
+    """Serve until Ctrl-C."""
     with make_server(collector, address, hosts) as server:
         host, port = server.server_address[:2]
         say(f"metrics are at http://{_shown(str(host))}:{port}/metrics; Ctrl-C ends it")
@@ -106,8 +118,10 @@ def serve(collector: Collector, address: str, say: Callable[[str], None], hosts:
 
 
 def is_host(headers: Sequence[str], names: Iterable[str]) -> bool:
-    """Return whether a request means this server: one Host, which is an address or one of ``names``. Other names may be made to point here
-    by a web page's owner (DNS rebinding)."""
+    """Return whether a request is meant for this server: it has one Host, which is an address or one of ``names``.
+
+    The owner of a web page can make other names point here (DNS rebinding).
+    """
     if len(headers) != 1:
         return False
     host = headers[0].lower()
@@ -122,16 +136,16 @@ def is_host(headers: Sequence[str], names: Iterable[str]) -> bool:
 
 
 def parse_address(text: str) -> tuple[str, int]:
-    """``HOST:PORT``, or a port of 127.0.0.1; ``ConfigError`` for what is neither."""
+    """Return host and port of ``HOST:PORT``, or of a port alone (127.0.0.1). ``ConfigError`` for anything else."""
     host, _, port = text.rpartition(":")
     host = host.removeprefix("[").removesuffix("]") or "127.0.0.1"
     if not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ConfigError(f"{text[:80]!r} is no HOST:PORT", hint="127.0.0.1:9464, for instance")
+        raise ConfigError(f"{text[:80]!r} is not HOST:PORT", hint="127.0.0.1:9464, for instance")
     if host != "localhost":
         try:
             ipaddress.ip_address(host)
         except ValueError:
-            raise ConfigError(f"{host[:80]!r} is no address of this machine", hint="127.0.0.1:9464, for instance") from None
+            raise ConfigError(f"{host[:80]!r} is not an address of this machine", hint="127.0.0.1:9464, for instance") from None
     return host, int(port)
 
 

@@ -1,4 +1,4 @@
-"""Incidents and accounts of a run, read as they come: each file once."""
+"""Reads a run's incidents and accounts repeatedly, each file once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relight.supervise.goodput import once_each as once_each_job
 from relight.supervise.incidents import Incident, RecoveryRecord, once_each
 
 FILES_MAX = 2000
-"""Of what a run's directory of incidents holds, the newest."""
+"""Newest files of a run's incident directory that are read."""
 _AFTER, _JSON = ".after.json", ".json"
 CRASHES_S = 3600.0
 NO_CRASH = ("preemption",)
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 def recent_failures(incidents: Iterable[Incident], now: float) -> int:
-    """How many within the last hour; being asked to end is none."""
-    return sum(now - one.time_s < CRASHES_S and one.kind not in NO_CRASH for one in incidents)
+    """Return the number of failures within the last hour. A request to end is not a failure."""
+    return sum(now - incident.time_s < CRASHES_S and incident.kind not in NO_CRASH for incident in incidents)
 
 
 class Diary:
-    """One run's."""
+    """Reader of one run's incidents and accounts."""
 
     def __init__(self, store: ByteStore, run: str) -> None:
         self._store, self._prefix = store, f"{run}/{DIRECTORY}"
@@ -38,12 +38,12 @@ class Diary:
         self._afters: dict[str, RecoveryRecord | None] = {}
         self._accounts: dict[str, Account | None] = {}
         self.names: tuple[str, ...] = ()
-        """Of the files that were there at the last look: as long as they are the same, so is all else."""
+        """Names of the files at the last read. While they are unchanged, the result is unchanged."""
 
     def read(self, *, every: bool = False) -> tuple[list[Incident], list[Account]]:
-        """All of both, oldest first; what cannot be read is left out, and not tried again.
+        """Return the incidents and the accounts, oldest first, without unreadable ones, which are not tried again.
 
-        Of what several machines wrote down of one failure, what the first did; with ``every``, all of it.
+        If several machines recorded one failure, return only the first machine's incidents; with ``every``, all.
         """
         self.names = ()
         try:
@@ -57,9 +57,9 @@ class Diary:
         self._afters = {name: self._get(self._afters, name, RecoveryRecord) for name in afters}
         incidents = [name for name in names if not name.endswith((ACCOUNT, _AFTER))]
         self._incidents = {name: self._get(self._incidents, name, Incident) for name in incidents}
-        found = [self._joined(name, one) for name, one in self._incidents.items() if one is not None]
-        accounts = once_each_job([one for one in self._accounts.values() if one is not None])
-        return found if every else once_each(found), accounts
+        read = [self._joined(name, incident) for name, incident in self._incidents.items() if incident is not None]
+        accounts = once_each_job([account for account in self._accounts.values() if account is not None])
+        return read if every else once_each(read), accounts
 
     def _joined(self, name: str, one: Incident) -> Incident:
         after = self._afters.get(name.removesuffix(_JSON) + _AFTER)
@@ -67,8 +67,8 @@ class Diary:
 
     def _get(self, known: dict[str, Any], name: str, kind: type[T]) -> T | None:
         if name in known:
-            found: T | None = known[name]
-            return found
+            value: T | None = known[name]
+            return value
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
             return from_json_bytes(self._store.get(f"{self._prefix}/{name}", FILE_BYTES_MAX), kind)
         return None

@@ -1,4 +1,4 @@
-"""Looking every so many seconds, and telling alerts, beside whatever else this process does."""
+"""A thread that polls the runs every few seconds, and sends alerts."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ EVERY_S = 15.0
 
 
 class AlertLoop:
-    """A thread that looks. ``seen`` is what the last look has shown."""
+    """The thread. ``seen``: the runs at the last poll."""
 
     def __init__(
         self, watcher: Watcher, alarms: Alarms | None = None, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.time,
         stop: threading.Event | None = None,
     ) -> None:  # fmt: skip
-        """``stop`` ends it, whoever sets it; a look that is under way then counts for nothing."""
+        """``stop``: an event that ends the thread, and discards a poll that is running."""
         self._watcher, self._alarms, self._every_s, self._clock = watcher, alarms, every_s, clock
         self._stop = stop or threading.Event()
         self.seen: list[RunSeen] = []
@@ -27,7 +27,7 @@ class AlertLoop:
         self._thread.start()
 
     def stop(self) -> None:
-        """Look no more; of a store or a target that hangs, the thread is left to itself."""
+        """Stop polling. Waits at most 5 s for a store or a target that does not answer."""
         self._stop.set()
         self._thread.join(5.0)
 

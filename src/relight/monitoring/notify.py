@@ -1,4 +1,7 @@
-"""Sending what is to be told, by apprise: Slack, e-mail, PagerDuty, webhooks and a hundred more. Addresses never reach logs or texts."""
+"""Sends alerts through apprise: Slack, e-mail, PagerDuty, webhooks and a hundred more.
+
+Addresses never reach logs or texts.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ from relight.observe import emit
 from relight.run_names import run_name
 
 TRIES = 5
-"""How often a message is tried, once a look, until it is given up."""
+"""Tries for each message, one at each poll, before it is discarded."""
 UNSENT_MAX = 100
 
 
 class Sent(NamedTuple):
-    """What became of a message at one of its targets."""
+    """Result of sending a message to one target."""
 
     target: str
     ok: bool
@@ -36,57 +39,61 @@ class _Unsent(NamedTuple):
 
 
 def check_targets(targets: Sequence[AlertTarget]) -> None:
-    """``ConfigError`` for the first that is no address apprise knows, and that names the extra if apprise is not there."""
+    """Raise ``ConfigError`` for the first address that apprise does not know; without apprise, with the extra to
+    install."""
     for target in targets:
         _notifier(target)
 
 
 def send(message: Message, targets: Sequence[AlertTarget]) -> list[Sent]:
-    """To each of them, one after the other; each has some seconds. Never raises for a target's sake."""
-    found = []
+    """Send a message to each target, one after the other; each has some seconds. A failing target never raises."""
+    results = []
     for target in targets:
         try:
             notifier = _notifier(target)
             with _hushed():
                 ok = bool(notifier.notify(body=message.body, title=message.title, notify_type=_kind(message), interpret_escapes=False))
-            found.append(Sent(target.shown, ok, "" if ok else "it was not taken, or nobody answered"))
+            results.append(Sent(target.shown, ok, "" if ok else "it was refused, or the target did not answer"))
         except ConfigError as error:
-            found.append(Sent(target.shown, False, error.what))
-        except Exception as error:  # noqa: BLE001 (a plug-in's own; told, without its words, which may hold the address)
-            found.append(Sent(target.shown, False, type(error).__name__))
-    return found
+            results.append(Sent(target.shown, False, error.what))
+        except Exception as error:  # noqa: BLE001 (a plug-in's error; reported without its text, which may contain the address)
+            results.append(Sent(target.shown, False, type(error).__name__))
+    return results
 
 
 class Alarms:
-    """Judges what is seen, tells what changed. One thread looks; any may read ``alerts``."""
+    """Judges the runs at each poll, and sends what changed. One thread calls ``update``; any may read ``alerts``."""
 
     def __init__(
         self, settings: Alerting, state: State | None = None, ledger: Ledger | None = None,
         keeps: Callable[[State, Ledger, float], None] = lambda state, ledger, now: None,
     ) -> None:  # fmt: skip
-        """``keeps`` is called behind each look with what the next one is to be given; where it cannot be kept, alerts are told as ever."""
+        """``keeps`` is called after each poll with the state for a later process.
+
+        If it fails, alerts are sent all the same.
+        """
         self._settings, self._keeps = settings, keeps
         self.state: dict[tuple[str, str, str, str], Alert] = dict(state or {})
-        """What is pending or firing: to be kept, and given to the next one, if alerts are not to be told anew."""
+        """Pending and firing alerts. Give them to the next ``Alarms``, so that it does not send them again."""
         self.ledger = ledger or Ledger()
         self._unsent: list[_Unsent] = []
         self._lock = threading.Lock()
 
     @property
     def alerts(self) -> list[Alert]:
-        """What is pending or fires now, the longest first."""
+        """Return the pending and firing alerts: firing ones first, then the oldest."""
         with self._lock:
-            return sorted(self.state.values(), key=lambda one: (one.state != FIRING, one.since, one.key))
+            return sorted(self.state.values(), key=lambda alert: (alert.state != FIRING, alert.since, alert.key))
 
     def update(self, runs: Sequence[RunSeen], now: float) -> AlertChanges:
-        """Judge these runs, tell of what changed; delivering takes as long as it takes."""
+        """Judge these runs, and send what changed. Blocks until the targets have answered."""
         with self._lock:
             judged = judge(self._settings.rules, runs, now, self.state)
             self.state = judged.state
             messages, self.ledger = plan_messages(judged.changes, judged.state, self.ledger, self._settings, now)
-        for one in judged.changes:
-            about = {"kind": one.kind, "severity": one.severity, "store": clean(one.store), "run": run_name(one.run), "about": one.about}
-            emit("alert.fired" if one.state == FIRING else "alert.resolved", line_of(one), **about)
+        for alert in judged.changes:
+            fields = {"kind": alert.kind, "severity": alert.severity, "store": clean(alert.store), "run": run_name(alert.run)}
+            emit("alert.fired" if alert.state == FIRING else "alert.resolved", line_of(alert), **fields, about=alert.about)
         self._deliver(messages)
         with contextlib.suppress(RelightError):
             self._keeps(self.state, self.ledger, now)
@@ -99,14 +106,14 @@ class Alarms:
             for target in (self._settings.escalate_to if message.escalated else self._settings.to)
         ]
         left = []
-        for one in [*self._unsent, *new]:
-            (sent,) = send(one.message, [one.target])
+        for unsent in [*self._unsent, *new]:
+            (sent,) = send(unsent.message, [unsent.target])
             if sent.ok:
                 continue
-            if one.tries + 1 < TRIES:
-                left.append(one._replace(tries=one.tries + 1))
+            if unsent.tries + 1 < TRIES:
+                left.append(unsent._replace(tries=unsent.tries + 1))
             else:
-                emit("alert.unsent", f"{sent.target} did not get {one.message.title!r}: {sent.why}", target=sent.target, why=sent.why)
+                emit("alert.unsent", f"{sent.target} did not get {unsent.message.title!r}: {sent.why}", target=sent.target, why=sent.why)
         self._unsent = left[-UNSENT_MAX:]
 
 
@@ -115,12 +122,12 @@ def _notifier(target: AlertTarget):  # type: ignore[no-untyped-def] # apprise's 
         import apprise
     except ModuleNotFoundError:
         raise ConfigError("alerts need apprise", hint="pip install 'relight[alerts]'") from None
-    found = apprise.Apprise()
+    notifier = apprise.Apprise()
     with _hushed():
-        known = found.add(target.address())
+        known = notifier.add(target.address())
     if not known:
-        raise ConfigError("that is no address of alerts", where=target.shown, hint="docs/monitoring.md has examples")
-    return found
+        raise ConfigError("that is not an address for alerts", where=target.shown, hint="docs/monitoring.md has examples")
+    return notifier
 
 
 def _kind(message: Message) -> str:
@@ -131,13 +138,13 @@ def _kind(message: Message) -> str:
 
 @contextlib.contextmanager
 def _hushed() -> Iterator[None]:
-    """What apprise and its transport log may hold addresses: nothing of it is."""
+    """Disable the loggers of apprise and its transport: their lines may contain addresses."""
     loggers = [logging.getLogger(name) for name in ("apprise", "urllib3", "requests")]
-    before = [(one, one.disabled) for one in loggers]
-    for one in loggers:
-        one.disabled = True
+    before = [(logger, logger.disabled) for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
     try:
         yield
     finally:
-        for one, disabled in before:
-            one.disabled = disabled
+        for logger, disabled in before:
+            logger.disabled = disabled

@@ -1,5 +1,5 @@
-"""A save's trace as OpenTelemetry has it, sent to a receiver by HTTP. The trace's id comes from the checkpoint's, so that what several
-machines send of one save is one trace."""
+"""Sends a save's trace to an OpenTelemetry receiver by HTTP. The trace's id is derived from the checkpoint's id, so the
+spans that several machines send of one save form one trace."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ TIMEOUT_S = 10
 
 
 def export(trace: SaveTrace, url: str) -> int:
-    """Send it; how many spans that was. ``StoreUnavailable`` if nobody takes it, ``ConfigError`` if the library is not there."""
+    """Send a trace.
+
+    Return the number of spans. ``StoreUnavailable`` if no receiver takes it, ``ConfigError`` without the library.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import SpanExportResult
@@ -28,7 +31,7 @@ def export(trace: SaveTrace, url: str) -> int:
         raise ConfigError("an OTLP receiver is reached by http:// or https://", where=clean(url), hint=hint)
     spans = spans_of(trace)
     logger = logging.getLogger("opentelemetry.exporter.otlp.proto.http.trace_exporter")
-    before, logger.disabled = logger.disabled, True  # it is told below
+    before, logger.disabled = logger.disabled, True  # the error is raised below
     exporter = OTLPSpanExporter(endpoint=url, timeout=TIMEOUT_S)
     try:
         taken = exporter.export(spans)
@@ -42,7 +45,7 @@ def export(trace: SaveTrace, url: str) -> int:
 
 
 def spans_of(trace: SaveTrace) -> list[Any]:
-    """The save as the root, and each part below it."""
+    """Return the spans: the save as the root, and each stage below it."""
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
@@ -70,7 +73,7 @@ def spans_of(trace: SaveTrace) -> list[Any]:
     status = Status(StatusCode.OK if trace.committed else StatusCode.ERROR)
     end = max(span.end for span in trace.spans)
     slowest: dict[str, Any] = {} if trace.slowest is None else {"relight.slowest_rank": trace.slowest}
-    found = [
+    spans = [
         ReadableSpan(
             "save", context=root, kind=SpanKind.INTERNAL, resource=resource(trace.spans[0].host, "save"), attributes={**common, **slowest},
             status=status, start_time=ns(trace.start), end_time=ns(end), instrumentation_scope=scope,
@@ -78,7 +81,7 @@ def spans_of(trace: SaveTrace) -> list[Any]:
     ]  # fmt: skip
     critical = {(leg.part, leg.rank) for leg in trace.path}
     for number, span in enumerate(trace.spans):
-        found.append(
+        spans.append(
             ReadableSpan(
                 span.part, context=context(f"{_place(span)} {number}"), parent=root, kind=SpanKind.INTERNAL,
                 resource=resource(span.host, span.role),
@@ -89,7 +92,7 @@ def spans_of(trace: SaveTrace) -> list[Any]:
                 status=status, start_time=ns(span.start), end_time=ns(span.end), instrumentation_scope=scope,
             )
         )  # fmt: skip
-    return found
+    return spans
 
 
 def _place(span: TraceSpan) -> str:

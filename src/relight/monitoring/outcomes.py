@@ -1,4 +1,4 @@
-"""What a job's supervisors decided, and what that means for its operator. Pure."""
+"""Derives from the supervisors' decisions what a job's operator must know. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relight.supervise.decide import ACTIONS, DAY_S, FENCED
 from relight.supervise.incidents import Incident
 
 GIVEN_UP_S = 7 * DAY_S
-"""Seconds after which a job that was given up, and not started again, counts as abandoned."""
+"""Seconds after which a stopped job that was not started again counts as abandoned."""
 
 
 class Outcomes(NamedTuple):
@@ -38,10 +38,10 @@ class Outcomes(NamedTuple):
 def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float | None, now: float) -> Outcomes:
     """Return what holds at ``now``. ``incidents``: oldest first. ``began_at``: when the latest attempt took charge of the run."""
     last = incidents[-1] if incidents else None
-    recent = [one for one in incidents if now - one.time_s < DAY_S]
-    hardware = [one for one in recent if one.kind == "hardware"]
-    left = {one.host: f"{one.host}: {one.reason}" for one in recent if one.action == "exclude_node"}
-    back = [one for one in recent if one.action == "roll back"]
+    recent = [incident for incident in incidents if now - incident.time_s < DAY_S]
+    hardware = [incident for incident in recent if incident.kind == "hardware"]
+    left = {incident.host: f"{incident.host}: {incident.reason}" for incident in recent if incident.action == "exclude_node"}
+    back = [incident for incident in recent if incident.action == "roll back"]
     notes = [note for note in history.notes if getattr(note.body, "topic", "") == ROLLED_BACK and _is_recent(note.time, now)]
     return Outcomes(
         decision=last.action if last is not None and last.action in ACTIONS else "",
@@ -56,12 +56,16 @@ def outcomes_of(incidents: Sequence[Incident], history: History, began_at: float
 
 def _given_up(incidents: Sequence[Incident], began_at: float | None, now: float) -> str:
     """Return why the run's last job was given up. An attempt that began later is a new job; one that took the run over is in charge."""
-    stops = [one for one in incidents if one.action == "stop" and one.kind != "fenced" and not one.reason.startswith(FENCED)]
+    stops = [
+        incident
+        for incident in incidents
+        if incident.action == "stop" and incident.kind != "fenced" and not incident.reason.startswith(FENCED)
+    ]
     if not stops or (began_at is not None and began_at > stops[-1].time_s) or now - stops[-1].time_s > GIVEN_UP_S:
         return ""
     return stops[-1].reason or stops[-1].why
 
 
 def _is_recent(time: str, now: float) -> bool:
-    at = seconds_since_epoch(time)
-    return at is not None and now - at < DAY_S
+    time_s = seconds_since_epoch(time)
+    return time_s is not None and now - time_s < DAY_S

@@ -1,4 +1,5 @@
-"""Runs as they are now: what their logs say, and what their processes on this machine have told, in one value each."""
+"""Present state of runs, one value for each: from their logs, and from the events of their processes on this
+machine."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ from relight.supervise.goodput import Account, merged
 from relight.supervise.incidents import Incident, once_each
 
 OVER_S = 86400.0
-"""A run of which nothing was heard for so long is taken to be over."""
+"""Seconds without a record or an event after which a run counts as over."""
 RISK_S = 900.0
-"""How long an alarm counts."""
+"""Seconds for which an alarm counts."""
 SUSPECT_WORDS = "what was saved may be wrong, though every byte is as it was saved"
 RUNS_MAX = 10_000
 ROUNDS_MAX = 100
@@ -37,7 +38,7 @@ TIMES_SHOWN = 200
 
 
 class SaveTimes(NamedTuple):
-    """What saves of this machine's processes took: medians and the latest, in seconds; None if none was told of."""
+    """Durations of the saves of this machine's processes: medians and the latest, in seconds; None without a save."""
 
     blocked_s: float | None = None
     durable_s: float | None = None
@@ -49,7 +50,10 @@ class SaveTimes(NamedTuple):
 
 
 class TierSeen(NamedTuple):
-    """One tier of a run, as the nearest log knows it. ``lag_s``: age of the oldest checkpoint newer than the newest there; 0: none is."""
+    """One tier of a run, as the nearest tier's log states it.
+
+    ``lag_s``: age of the oldest checkpoint that is newer than the newest one in the tier; 0 if there is none.
+    """
 
     name: str
     url: str
@@ -59,21 +63,22 @@ class TierSeen(NamedTuple):
     lag_s: float
     used_bytes: int
     capacity_bytes: int | None
-    """What the run may take there, if that is known: the tier's own limit, or what it uses and the disk has left."""
+    """Bytes that the run may use there, if known: the tier's own limit, or the used bytes plus the disk's free
+    bytes."""
 
     @property
     def full(self) -> float | None:
-        """The share of it that is used."""
+        """Return the used share of the capacity; None if the capacity is unknown."""
         return self.used_bytes / self.capacity_bytes if self.capacity_bytes else None
 
 
 class RunSeen(NamedTuple):
-    """One run, at one look. Times are seconds since the epoch; ages are in seconds, None as long as there is no checkpoint."""
+    """One run at one poll. Times are seconds since the epoch; ages are in seconds, None without a checkpoint."""
 
     store: str
     run: str
     error: str = ""
-    """Why its log could not be read; all else is as it was seen last, or empty."""
+    """Why its log could not be read; the other fields are those of the last poll, or empty."""
     checkpoints: int = 0
     step: int | None = None
     id: str | None = None
@@ -82,15 +87,16 @@ class RunSeen(NamedTuple):
     good_step: int | None = None
     good_id: str | None = None
     good_age_s: float | None = None
-    """Of the newest checkpoint that is not suspect, not set aside, and of which no damage was told."""
+    """Age of the newest checkpoint that is not suspect, not rolled back, and not known to be damaged."""
     unprotected_s: float | None = None
-    """The same; without a good checkpoint, since the latest attempt took charge."""
+    """That age; without a good checkpoint, seconds since the latest attempt took charge."""
     bad: tuple[tuple[str, str], ...] = ()
     """Live checkpoints that are not good, and why."""
     damaged: int = 0
-    """Of these, the suspect ones, and those that are known to be damaged."""
+    """Number of those that are suspect or known to be damaged."""
     active: bool = True
-    """Whether the run goes on, as far as can be told: it has not said that it ended, and something was heard of it within a day."""
+    """Whether the run continues, as far as known: it has not ended normally, and it had a record or an event within a
+    day."""
     began_at: float | None = None
     """When the run's latest attempt took charge."""
     logical_bytes: int = 0
@@ -102,9 +108,9 @@ class RunSeen(NamedTuple):
     goodput: float | None = None
     account: Account | None = None
     incidents: tuple[Incident, ...] = ()
-    """Oldest first, the latest some hundred."""
+    """The latest ``TIMES_SHOWN`` incidents, oldest first."""
     recent_failures: int = 0
-    """Within the last hour."""
+    """Failures within the last hour."""
     outcomes: Outcomes = Outcomes()
     risk: float = 0.0
     risk_why: str = ""
@@ -112,13 +118,16 @@ class RunSeen(NamedTuple):
     """Times in a row that old checkpoints could not be removed, and why."""
     retention_why: str = ""
     heard_at: float | None = None
-    """When a process of this machine told something of it last."""
+    """When a process of this machine last emitted an event of it."""
     samples: tuple[MetricSample, ...] = ()
-    """The numbers of all metrics."""
+    """The samples of all metrics."""
 
 
 class KnownRun(NamedTuple):
-    """A run as somebody else has read it already. ``error``: why it could not be; without a run, why the store could not."""
+    """A run that the caller has read already.
+
+    ``error``: why it could not be read; without a run, why the store could not.
+    """
 
     store: ByteStore
     run: str = ""
@@ -129,10 +138,11 @@ class KnownRun(NamedTuple):
 
 
 class Watcher:
-    """Looks at runs again and again. ``urls`` name stores, or runs; ``events`` the directory of events, if not this user's own.
+    """Polls runs repeatedly. ``urls``: stores or runs. ``events``: the directory of events, if it is not this user's
+    own.
 
-    ``reads`` gives what their logs say, where somebody else follows them anyway; else they are read here. Any thread may look; one at
-    a time does.
+    ``reads`` returns the runs, if the caller reads their logs anyway; without it they are read here. Any thread may
+    poll; polls run one after the other.
     """
 
     def __init__(self, urls: Sequence[str], *, events: Path | None = None, reads: Callable[[], Iterable[KnownRun]] | None = None) -> None:
@@ -146,29 +156,29 @@ class Watcher:
 
     @property
     def why_no_events(self) -> str:
-        """Why no events are read; nothing if they are."""
+        """Return why no events are read; empty if they are."""
         return self._files.why
 
     def tally(self, store: str, run: str) -> Tally | None:
-        """What the events of a run have added up to."""
+        """Return the accumulated events of a run; None without events."""
         return self._tallies.get((store, run))
 
     def poll(self, now: float) -> list[RunSeen]:
-        """Every run, by store and name. What cannot be read is there with its ``error``; nothing is raised."""
+        """Return every run, sorted by store and name. A run that cannot be read has an ``error``; nothing is raised."""
         with self._lock:
             self._read_events()
-            found: dict[tuple[str, str], RunSeen] = {}
+            runs: dict[tuple[str, str], RunSeen] = {}
             for seen in self._read_by_others(now) if self._reads is not None else self._read_here(now):
-                found[seen.store, seen.run] = seen
-            self._seen = found
-            self._logs = {key: held for key, held in self._logs.items() if key in found}
-            return [found[key] for key in sorted(found)]
+                runs[seen.store, seen.run] = seen
+            self._seen = runs
+            self._logs = {key: readers for key, readers in self._logs.items() if key in runs}
+            return [runs[key] for key in sorted(runs)]
 
     def _read_events(self) -> None:
         for _ in range(ROUNDS_MAX):
-            batch = sorted(self._files.new(), key=lambda heard: heard.time_s)  # of several processes
-            for heard in batch:
-                self._tallies.setdefault((heard.head.store, heard.head.run), Tally()).add(heard)
+            batch = sorted(self._files.new(), key=lambda event: event.time_s)  # of several processes
+            for event in batch:
+                self._tallies.setdefault((event.head.store, event.head.run), Tally()).add(event)
             if not batch:
                 break
         while len(self._tallies) > RUNS_MAX:
@@ -179,20 +189,20 @@ class Watcher:
             yield from self._below(url, now)
 
     def _read_by_others(self, now: float) -> Iterator[RunSeen]:
-        for one in self._reads() if self._reads is not None else ():
-            key = one.store.url, one.run
-            if not one.run:
-                yield from self._silent(one.store.url, one.error)
+        for known in self._reads() if self._reads is not None else ():
+            key = known.store.url, known.run
+            if not known.run:
+                yield from self._silent(known.store.url, known.error)
                 continue
             tally = self._tallies.get(key, Tally())
-            if one.error:
-                yield _with_samples(self._seen.get(key, RunSeen(*key))._replace(error=one.error), tally)
+            if known.error:
+                yield _with_samples(self._seen.get(key, RunSeen(*key))._replace(error=known.error), tally)
                 continue
-            seen = seen_of(one.store, one.run, one.history, once_each(list(one.incidents)), one.accounts, tally, now)
+            seen = seen_of(known.store, known.run, known.history, once_each(list(known.incidents)), known.accounts, tally, now)
             yield _with_samples(seen, tally)
 
     def _silent(self, url: str, error: str) -> Iterator[RunSeen]:
-        """All that is known of a store that cannot be read."""
+        """Yield the last state of the runs of a store that cannot be read."""
         known = [seen for seen in self._seen.values() if _is_below(seen, url)]
         for seen in known:
             yield _with_samples(seen._replace(error=error), self._tallies.get((seen.store, seen.run), Tally()))
@@ -226,15 +236,15 @@ class Watcher:
 def seen_of(
     store: ByteStore, run: str, history: History, incidents: Sequence[Incident], accounts: Sequence[Account], tally: Tally, now: float
 ) -> RunSeen:
-    """What all of it amounts to, at ``now``."""
+    """Return a run's state at ``now``, from its log, incidents, accounts and events."""
     live, known = history.live, checked(history)
     newest = live[-1] if live else None
-    bad = {one.id: why for one in live if (why := _why_bad(one, history, known, tally))}
-    good = next((one for one in reversed(live) if one.id not in bad), None)
+    bad = {checkpoint.id: why for checkpoint in live if (why := _why_bad(checkpoint, history, known, tally))}
+    good = next((checkpoint for checkpoint in reversed(live) if checkpoint.id not in bad), None)
     account = merged(list(accounts)) if accounts else None
     risk_at, risk, risk_why = tally.risk
     begun = seconds_since_epoch(history.fences[-1].time) if history.fences else None
-    damaged = sum(one.body.suspect or bool(_damage(one, known, tally)) for one in live)
+    damaged = sum(checkpoint.body.suspect or bool(_damage(checkpoint, known, tally)) for checkpoint in live)
     seen = RunSeen(
         store.url, run, checkpoints=len(live), began_at=begun, attempts=history.epoch, bad=tuple(bad.items())[-100:],
         damaged=damaged, saving=_saving(tally), tiers=tuple(_tiers(store, history, now)),
@@ -246,23 +256,24 @@ def seen_of(
     if now - risk_at < RISK_S:
         seen = seen._replace(risk=risk, risk_why=risk_why)
     if newest is not None:
-        at, body = seconds_since_epoch(newest.time), newest.body
+        committed_at, body = seconds_since_epoch(newest.time), newest.body
         seen = seen._replace(
-            step=newest.step, id=newest.id, committed_at=at, age_s=_age(at, now),
+            step=newest.step, id=newest.id, committed_at=committed_at, age_s=_age(committed_at, now),
             logical_bytes=body.logical_bytes, stored_bytes=body.stored_bytes, new_bytes=body.new_bytes,
         )  # fmt: skip
     if good is not None:
         seen = seen._replace(good_step=good.step, good_id=good.id, good_age_s=_age(seconds_since_epoch(good.time), now))
-    latest = max((at for at in (seen.committed_at, begun, seen.heard_at) if at is not None), default=now)
+    latest = max((time for time in (seen.committed_at, begun, seen.heard_at) if time is not None), default=now)
     unprotected = seen.good_age_s if good is not None else _age(begun, now)
     return seen._replace(unprotected_s=unprotected, active=not tally.ended and now - latest < OVER_S)
 
 
 def _damage(one: Checkpoint, known: Mapping[str, VerificationResult], tally: Tally) -> str:
-    """What is wrong with it, as the run's log has it, or as a process of this machine has reported it."""
-    found = known.get(one.id)
-    if found is not None and found.damage:
-        return f"damaged: {found.damage} (found by {found.by})"
+    """Return a checkpoint's damage from the run's log, or from the events of this machine's processes; empty without
+    damage."""
+    verified = known.get(one.id)
+    if verified is not None and verified.damage:
+        return f"damaged: {verified.damage} (found by {verified.by})"
     return tally.damaged.get(one.id, "")
 
 
@@ -284,8 +295,8 @@ def _saving(tally: Tally) -> SaveTimes:
     if not saves:
         return SaveTimes(failed_in_a_row=failed)
     return SaveTimes(
-        _median([one.blocked_s for one in saves]),
-        _median([one.seconds for one in saves]),
+        _median([save.blocked_s for save in saves]),
+        _median([save.seconds for save in saves]),
         saves[-1].seconds,
         len(saves),
         failed,
@@ -298,38 +309,38 @@ def _median(values: list[float]) -> float:
 
 
 def _tiers(store: ByteStore, history: History, now: float) -> Iterator[TierSeen]:
-    """The nearest, which has what its log says; and the others, as that log knows."""
+    """Yield the nearest tier from its own log, and the further ones as that log states them."""
     live = history.live
     url, room = store.url, _room(store.url)
-    used = sum(one.body.new_bytes for one in live)
+    used = sum(checkpoint.body.new_bytes for checkpoint in live)
     capacity = None if room is None else used + room
     yield TierSeen(nearest_name(history), url, len(live), live[-1].step if live else None, 0, 0.0, used, capacity)
     drained = drained_to(history)
     for tier in tiers_of(history):
         ids = drained.get(tier.name, set())
-        there = [one for one in live if one.id in ids]
+        present = [checkpoint for checkpoint in live if checkpoint.id in ids]
         newest = newest_seq(history, ids)
-        behind = [one for one in live if one.seq > newest]
-        since = seconds_since_epoch(behind[0].time) if behind else None
+        missing = [checkpoint for checkpoint in live if checkpoint.seq > newest]
+        since = seconds_since_epoch(missing[0].time) if missing else None
         sizes = drained_bytes(history, tier.name)
-        used = sum(sizes.get(one.id, one.body.alone_bytes) for one in there)
+        used = sum(sizes.get(checkpoint.id, checkpoint.body.alone_bytes) for checkpoint in present)
         room = _room(split_run(tier.url)[0])
         capacity = tier.keep.capacity or (None if room is None else used + room)
         yield TierSeen(
-            tier.name, tier.url, len(there), there[-1].step if there else None, len(behind), _age(since, now) or 0.0, used, capacity
+            tier.name, tier.url, len(present), present[-1].step if present else None, len(missing), _age(since, now) or 0.0, used, capacity
         )
 
 
 def _room(url: str) -> int | None:
-    """What a local disk has left; None for what is none."""
+    """Return the free bytes of a local disk; None if the URL is not a local directory."""
     path = url.removeprefix("file://")
     if "://" in path or path.startswith("stripe:"):
         return None
     try:
-        found = os.statvfs(path)
+        status = os.statvfs(path)
     except (OSError, ValueError):
         return None
-    return found.f_bavail * found.f_frsize
+    return status.f_bavail * status.f_frsize
 
 
 def _with_samples(seen: RunSeen, tally: Tally) -> RunSeen:
@@ -337,7 +348,7 @@ def _with_samples(seen: RunSeen, tally: Tally) -> RunSeen:
 
 
 def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
-    """The metrics that are made by looking. What is not known is not there."""
+    """Yield the metrics that come from the run's log, without unknown ones."""
     values: dict[str, float | None] = {
         "relight_store_up": 0.0 if seen.error else 1.0,
         "relight_checkpoints": seen.checkpoints,
@@ -371,7 +382,7 @@ def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
         if value is not None:
             yield MetricSample(BY_NAME[name], (), float(value))
     for tier in seen.tiers:
-        told: dict[str, float | None] = {
+        of_tier: dict[str, float | None] = {
             "relight_tier_checkpoints": tier.checkpoints,
             "relight_tier_lag_checkpoints": tier.lag,
             "relight_tier_lag_seconds": tier.lag_s,
@@ -379,7 +390,7 @@ def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
             "relight_tier_capacity_bytes": tier.capacity_bytes,
             "relight_tier_full_ratio": tier.full,
         }
-        for name, value in told.items():
+        for name, value in of_tier.items():
             if value is not None:
                 yield MetricSample(BY_NAME[name], (tier.name,), float(value))
     outcomes = recoveries_of(seen.incidents)
@@ -395,19 +406,22 @@ def _gauges(seen: RunSeen) -> Iterator[MetricSample]:
 
 
 def recoveries_of(incidents: Sequence[Incident]) -> dict[str, int]:
-    """Count failures by what followed, oldest first. A job that was asked to end did not fail; the newest may still be on its way back."""
-    found = dict.fromkeys(("recovered", "failed again", "stopped", "left"), 0)
+    """Count failures by what followed. ``incidents``: oldest first.
+
+    A job that was asked to end did not fail. The newest failure may still be recovering, and is not counted then.
+    """
+    counts = dict.fromkeys(("recovered", "failed again", "stopped", "left"), 0)
     fates = {"stop": "stopped", "exclude_node": "left"}
-    for number, one in enumerate(incidents):
-        if one.action == "end":
+    for number, incident in enumerate(incidents):
+        if incident.action == "end":
             continue
-        if one.action in fates:
-            found[fates[one.action]] += 1
-        elif one.after is not None:
-            found["recovered"] += 1
+        if incident.action in fates:
+            counts[fates[incident.action]] += 1
+        elif incident.after is not None:
+            counts["recovered"] += 1
         elif number + 1 < len(incidents):
-            found["failed again"] += 1
-    return found
+            counts["failed again"] += 1
+    return counts
 
 
 def _of_account(account: Account | None) -> Iterator[MetricSample]:
@@ -435,14 +449,14 @@ def _is_below(seen: RunSeen, url: str) -> bool:
 
 
 MADE_HERE = frozenset(metric.name for metric in METRICS if metric.made is None)
-"""Metrics that looking gives, and no event."""
+"""Metrics that come from the run's log, not from events."""
 
 _watchers: dict[tuple[str, ...], Watcher] = {}
 _guard = threading.Lock()
 
 
 def poll_runs(store_urls: Sequence[str], now: float) -> list[RunSeen]:
-    """Every run of these stores at ``now``. A second look at the same stores reads only what is new."""
+    """Return every run of these stores at ``now``. A second poll of the same stores reads only what is new."""
     key = tuple(store_urls)
     with _guard:
         if key not in _watchers and len(_watchers) >= 16:

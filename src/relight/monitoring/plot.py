@@ -1,4 +1,4 @@
-"""The picture of ``relight trace``: a lane for each rank and process, and below them the critical path."""
+"""The chart of ``relight trace``: a row for each rank and process, and below them the critical path."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LANES_MAX = 64
 
 
 def draw(trace: SaveTrace, path: Path) -> None:
-    """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    """Write the chart to ``path``, in the format of its ending (``.png``, ``.svg``, ``.pdf``)."""
     lanes = sorted({(span.rank, span.role) for span in trace.spans}, key=lambda lane: (lane[1] == "drain", lane[0], lane[1] != "trainer"))
     lanes = lanes[:LANES_MAX]
     drawing = Drawing(figsize=(10, 2.0 + 0.35 * (len(lanes) + 1)), facecolor=PAPER, dpi=150)
@@ -40,7 +40,7 @@ def draw(trace: SaveTrace, path: Path) -> None:
     names = [role if role == "drain" else f"rank {rank} {role}" for rank, role in lanes]
     axes.set_yticks(range(len(lanes) + 1), [*names, "critical path"], fontsize=8.5, color=INK)
     axes.invert_yaxis()
-    axes.set_xlabel("seconds since the save was asked for", color=INK, fontsize=9)
+    axes.set_xlabel("seconds since the save was requested", color=INK, fontsize=9)
     axes.set_title(f"save {trace.id}, step {trace.step}: {spell(trace.durable_s)}", color=INK, fontsize=10, loc="left", pad=24)
     named = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
     order = [part for part in COLOURS if part in named]

@@ -1,8 +1,9 @@
-"""What is worth an alert: rules, and what of them holds for a run now. Pure: facts, a time and what was before in; what changed, with its
-reason, out.
+"""Alert rules, and which of them hold for a run now. Pure: the runs' states, a time and the earlier alerts in; changes
+with reasons out.
 
-A rule that begins to hold is *pending*; once it has held for ``for_s`` it *fires*; when it holds no more it is *resolved*. One kind has
-one line in ``KINDS``, from which the settings, the check of a run and Prometheus' rule of the same meaning all come.
+A rule that begins to hold is *pending*. After it has held for ``for_s`` it *fires*. When it no longer holds it is
+*resolved*. Each kind has one line in ``KINDS``, from which its settings, its check of a run and the equivalent
+Prometheus rule are made.
 """
 
 from __future__ import annotations
@@ -18,11 +19,14 @@ INFO, WARNING, CRITICAL = "info", "warning", "critical"
 SEVERITIES = (INFO, WARNING, CRITICAL)
 PENDING, FIRING, RESOLVED = "pending", "firing", "resolved"
 Found = Iterator[tuple[str, str]]
-"""Of what holds: whose it is within the run, such as a tier's, and the reason."""
+"""For each thing that a rule holds for: the object within the run, such as a tier, and the reason."""
 
 
 class RuleKind(NamedTuple):
-    """A kind of rule. ``limit`` is the setting that its number is called by, if it has one; ``of`` finds what is beyond it."""
+    """A kind of rule.
+
+    ``limit``: name of the setting of its limit, if it has one. ``of`` yields what exceeds the limit.
+    """
 
     says: str
     limit: str
@@ -31,18 +35,18 @@ class RuleKind(NamedTuple):
     for_s: float
     of: Callable[[RunSeen, float, float], Found]
     expr: str
-    """The same for Prometheus, ``LIMIT`` in place of the number."""
+    """Equivalent expression for Prometheus, with ``LIMIT`` in place of the number."""
 
 
 class AlertRule(NamedTuple):
-    """One, as it is set."""
+    """A rule as configured."""
 
     kind: str
     limit: float
     severity: str
     for_s: float = 0.0
     runs: tuple[str, ...] = ("*",)
-    """Patterns of runs' names that it is for."""
+    """Patterns of the names of the runs that it is for."""
 
 
 class Alert(NamedTuple):
@@ -53,7 +57,7 @@ class Alert(NamedTuple):
     store: str
     run: str
     about: str
-    """Whose it is within the run: a tier's name, mostly nothing."""
+    """The object within the run, such as a tier's name; usually empty."""
     state: str
     reason: str
     since: float
@@ -62,50 +66,53 @@ class Alert(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, str, str]:
-        """What it is the same by, from look to look."""
+        """Return the key that identifies an alert from poll to poll."""
         return self.store, self.run, self.kind, self.about
 
 
 State = Mapping[tuple[str, str, str, str], Alert]
-"""What is pending or firing."""
+"""Pending and firing alerts, by key."""
 
 
 class AlertChanges(NamedTuple):
-    """What holds now, and what began to fire or was resolved since before."""
+    """The present alerts, and those that began to fire or were resolved since the last poll."""
 
     state: dict[tuple[str, str, str, str], Alert]
     changes: tuple[Alert, ...]
 
 
 def judge(rules: Sequence[AlertRule], runs: Iterable[RunSeen], now: float, state: State) -> AlertChanges:
-    """What holds at ``now``. What could not be read keeps what it had, but for what says just that; a run that is
-    gone has nothing."""
-    held: dict[tuple[str, str, str, str], Alert] = {}
+    """Return the alerts at ``now``, and the changes.
+
+    A run that could not be read keeps its alerts, except the one that reports exactly that. A deleted run has no
+    alerts.
+    """
+    holding: dict[tuple[str, str, str, str], Alert] = {}
     changes: list[Alert] = []
     runs = list(runs)
     away = {seen.store for seen in runs if seen.error and not seen.run}
-    """Stores that do not answer, so that nobody knows their runs."""
+    """Stores that do not answer, so that their runs are unknown."""
     for seen in runs:
         unknown = bool(seen.error)
         for rule in rules:
             if not any(fnmatchcase(run_name(seen.run), pattern) for pattern in rule.runs):
                 continue
             if unknown and rule.kind != UNREADABLE:
-                kept = [one for key, one in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]
-                held |= {one.key: one for one in kept}
+                kept = [alert for key, alert in state.items() if key[:3] == (seen.store, seen.run, rule.kind)]
+                holding |= {alert.key: alert for alert in kept}
                 continue
             for about, reason in KINDS[rule.kind].of(seen, rule.limit, now):
                 alert = _holds(rule, seen, about, reason, now, state)
-                held[alert.key] = alert
+                holding[alert.key] = alert
                 before = state.get(alert.key)
                 if alert.state == FIRING and (before is None or before.state != FIRING):
                     changes.append(alert)
-    for key, one in state.items():
+    for key, alert in state.items():
         if key[0] in away:
-            held[key] = one
-        elif key not in held and one.state == FIRING:
-            changes.append(one._replace(state=RESOLVED, resolved_at=now))
-    return AlertChanges(held, tuple(changes))
+            holding[key] = alert
+        elif key not in holding and alert.state == FIRING:
+            changes.append(alert._replace(state=RESOLVED, resolved_at=now))
+    return AlertChanges(holding, tuple(changes))
 
 
 def _holds(rule: AlertRule, seen: RunSeen, about: str, reason: str, now: float, state: State) -> Alert:
@@ -235,12 +242,12 @@ KINDS: dict[str, RuleKind] = {
 
 
 def usual_rules() -> tuple[AlertRule, ...]:
-    """Each kind, as it is if nothing is set."""
+    """Return the default rule of each kind."""
     return tuple(AlertRule(name, kind.default, kind.severity, kind.for_s) for name, kind in KINDS.items())
 
 
 def spell(seconds: float) -> str:
-    """``8.1 ms``, ``40 s``, ``3.5 min``, ``2.0 h``, ``4.1 d``."""
+    """Return a duration as text: ``8.1 ms``, ``40 s``, ``3.5 min``, ``2.0 h``, ``4.1 d``."""
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:
             return f"{seconds / length:.1f} {unit}"
@@ -252,5 +259,5 @@ def spell(seconds: float) -> str:
 
 
 def as_dict(alert: Alert) -> dict[str, Any]:
-    """For JSON."""
+    """Return an alert for JSON."""
     return {**alert._asdict(), "says": KINDS[alert.kind].says}

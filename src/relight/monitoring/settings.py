@@ -1,4 +1,4 @@
-"""``relight.toml``: the table ``[alerts]``, checked. Where alerts go is secret: it is shown by its kind alone."""
+"""``relight.toml``: the table ``[alerts]``, checked. Targets of alerts are secret: only their kind is shown."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ RULE_WORDS = ("severity", "for_s", "runs", "enabled")
 
 
 class MuteWindow(NamedTuple):
-    """A time of the day, on some days or all, that may go past midnight; the day is that on which it begins."""
+    """A time window on some days or all. It may pass midnight; its day is the one on which it begins."""
 
     days: tuple[int, ...]
     start: time
     end: time
 
     def holds(self, at: datetime) -> bool:
-        """Whether ``at`` is within it."""
+        """Return whether ``at`` is within the window."""
         now, day = at.time(), at.weekday()
         if self.start < self.end:
             return day in self.days and self.start <= now < self.end
@@ -38,7 +38,10 @@ class MuteWindow(NamedTuple):
 
 
 class AlertTarget:
-    """Where alerts go: an address of apprise, or better ``env:NAME`` or ``file:PATH``, where it is. Its text is secret."""
+    """Target of alerts: an address of apprise, or better ``env:NAME`` or ``file:PATH``, which contains it.
+
+    Its text is secret.
+    """
 
     __slots__ = ("_said",)
 
@@ -50,80 +53,86 @@ class AlertTarget:
 
     @property
     def shown(self) -> str:
-        """As people may see it: where it is said, or its kind."""
+        """Return the target without its secret: ``env:NAME``, ``file:PATH``, or the kind of the address."""
         if self._said.startswith(("env:", "file:")):
             return self._said
-        scheme, found, _ = self._said.partition("://")
-        return f"{scheme}://…" if found and scheme.isalnum() and len(scheme) < 20 else "…"
+        scheme, separator, _ = self._said.partition("://")
+        return f"{scheme}://…" if separator and scheme.isalnum() and len(scheme) < 20 else "…"
 
     def address(self) -> str:
-        """The secret itself. ``ConfigError``, without it, if it is not where it is said to be."""
+        """Return the secret address.
+
+        ``ConfigError``, without the secret, if its variable or file does not contain one.
+        """
         kind, _, name = self._said.partition(":")
         try:
             if kind == "env":
-                found = os.environ.get(name, "")
+                address = os.environ.get(name, "")
             elif kind == "file":
                 with open(os.path.expanduser(name), encoding="utf-8") as file:
-                    found = file.read(1 << 16)
+                    address = file.read(1 << 16)
             else:
                 return self._said
         except (OSError, UnicodeDecodeError, ValueError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is no text"
-            raise ConfigError(f"no address of alerts can be read there: {why}", where=self.shown) from None
-        if not found.strip():
-            raise ConfigError("no address of alerts is there", where=self.shown, hint="such as slack://…, mailto://…, json://…")
-        return found.strip().splitlines()[0].strip()
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise ConfigError(f"an address for alerts cannot be read there: {why}", where=self.shown) from None
+        if not address.strip():
+            raise ConfigError("there is no address for alerts", where=self.shown, hint="such as slack://…, mailto://…, json://…")
+        return address.strip().splitlines()[0].strip()
 
 
 @dataclass(frozen=True, slots=True)
 class Alerting:
-    """All of the table."""
+    """All settings of the table."""
 
     to: tuple[AlertTarget, ...] = ()
     escalate_to: tuple[AlertTarget, ...] = ()
     min_severity: str = WARNING
     group_s: float = NUMBERS["group_s"]
-    """How long what is to be told waits for more, to go in one message."""
+    """Seconds that an alert waits for further ones, to be sent in one message."""
     repeat_s: float = NUMBERS["repeat_s"]
-    """After which what still fires is told again; 0: never."""
+    """Seconds after which a firing alert is sent again; 0: never."""
     escalate_after_s: float = NUMBERS["escalate_after_s"]
-    """After which what is critical, and still fires, is told to ``escalate_to`` too."""
+    """Seconds after which a critical, firing alert is also sent to ``escalate_to``."""
     quiet: tuple[MuteWindow, ...] = ()
-    """When only what is critical is told; the rest waits until it is over."""
+    """Windows in which only critical alerts are sent. Others wait until the window ends."""
     timezone: ZoneInfo = field(default_factory=lambda: ZoneInfo("UTC"))
     rules: tuple[AlertRule, ...] = ()
 
     def is_quiet(self, now: float) -> bool:
-        """Whether ``now`` is a quiet time."""
-        at = datetime.fromtimestamp(now, self.timezone)
-        return any(window.holds(at) for window in self.quiet)
+        """Return whether ``now`` (seconds since the epoch) is in a quiet window."""
+        local = datetime.fromtimestamp(now, self.timezone)
+        return any(window.holds(local) for window in self.quiet)
 
 
 def read_alerting(path: Path | None = None) -> Alerting:
-    """As variables and the file say; as usual, if neither does. ``ConfigError`` for what is no setting, with its line or variable."""
+    """Return the settings from environment variables and the file, else the defaults.
+
+    ``ConfigError`` for an invalid or unknown setting, with its line or variable.
+    """
     return checked("alerts", alerting_of, path)[0]
 
 
 def alerting_of(table: Any, where: str) -> Alerting:
-    """The table ``[alerts]`` as settings."""
+    """Return the table ``[alerts]`` as settings."""
     known = {"to", "escalate_to", "min_severity", "quiet", "timezone", "rules", *NUMBERS}
     _check_names(table, known, "[alerts]", where)
-    told: dict[str, Any] = {name: _seconds(table.get(name, default), f"[alerts] {name}", where) for name, default in NUMBERS.items()}
-    told["to"] = _targets(table.get("to", ()), "to", where)
-    told["escalate_to"] = _targets(table.get("escalate_to", ()), "escalate_to", where)
-    told["min_severity"] = _severity(table.get("min_severity", WARNING), "[alerts] min_severity", where)
+    values: dict[str, Any] = {name: _seconds(table.get(name, default), f"[alerts] {name}", where) for name, default in NUMBERS.items()}
+    values["to"] = _targets(table.get("to", ()), "to", where)
+    values["escalate_to"] = _targets(table.get("escalate_to", ()), "escalate_to", where)
+    values["min_severity"] = _severity(table.get("min_severity", WARNING), "[alerts] min_severity", where)
     windows = table.get("quiet", ())
     if not isinstance(windows, (list, tuple)) or len(windows) > _TARGETS_MAX:
         raise ConfigError('[alerts] quiet is a list of times, such as ["22:00-07:00", "Sat,Sun 00:00-23:59"]', where=where)
-    told["quiet"] = tuple(_window(one, where) for one in windows)
-    told["timezone"] = _zone(table.get("timezone", "UTC"), where)
-    told["rules"] = tuple(_rules(table.get("rules", {}), where))
-    return Alerting(**told)
+    values["quiet"] = tuple(_window(window, where) for window in windows)
+    values["timezone"] = _zone(table.get("timezone", "UTC"), where)
+    values["rules"] = tuple(_rules(table.get("rules", {}), where))
+    return Alerting(**values)
 
 
 def _rules(tables: Any, where: str) -> list[AlertRule]:
     _check_names(tables, set(KINDS), "[alerts.rules]", where)
-    found = []
+    rules = []
     for name, kind in KINDS.items():
         table = tables.get(name, {})
         if table is False:
@@ -137,13 +146,13 @@ def _rules(tables: Any, where: str) -> list[AlertRule]:
         if isinstance(limit, bool) or not isinstance(limit, (int, float)) or not 0 <= limit < 1e12:
             raise ConfigError(f"{what} {kind.limit} is a number from 0 up, not {_short(limit)}", where=where)
         runs = table.get("runs", ["*"])
-        if not isinstance(runs, list) or not all(isinstance(one, str) and len(one) < 500 for one in runs) or len(runs) > 1000:
+        if not isinstance(runs, list) or not all(isinstance(glob, str) and len(glob) < 500 for glob in runs) or len(runs) > 1000:
             raise ConfigError(f'{what} runs is a list of patterns, such as ["prod-*"], not {_short(runs)}', where=where)
         severity = _severity(table.get("severity", kind.severity), f"{what} severity", where)
         for_s = _seconds(table.get("for_s", kind.for_s), f"{what} for_s", where)
         if enabled:
-            found.append(AlertRule(name, float(limit), severity, for_s, tuple(runs)))
-    return found
+            rules.append(AlertRule(name, float(limit), severity, for_s, tuple(runs)))
+    return rules
 
 
 def _check_names(table: Any, known: set[str], what: str, where: str) -> None:
@@ -155,9 +164,9 @@ def _check_names(table: Any, known: set[str], what: str, where: str) -> None:
 
 
 def _targets(told: Any, name: str, where: str) -> tuple[AlertTarget, ...]:
-    if not isinstance(told, (list, tuple)) or not all(isinstance(one, str) and one for one in told) or len(told) > _TARGETS_MAX:
+    if not isinstance(told, (list, tuple)) or not all(isinstance(url, str) and url for url in told) or len(told) > _TARGETS_MAX:
         raise ConfigError(f'[alerts] {name} is a list of addresses, such as ["env:ALERTS_URL"]', where=where)
-    return tuple(AlertTarget(one) for one in told)
+    return tuple(AlertTarget(url) for url in told)
 
 
 def _seconds(value: Any, what: str, where: str) -> float:
@@ -173,14 +182,14 @@ def _severity(value: Any, what: str, where: str) -> str:
 
 
 def _window(text: Any, where: str) -> MuteWindow:
-    found = _WINDOW.match(text) if isinstance(text, str) else None
-    days = found[1].split(",") if found and found[1] else list(_DAYS)
-    if found is None or not set(days) <= set(_DAYS):
-        raise ConfigError(f'{_short(text)} is no quiet time: "22:00-07:00", or "Sat,Sun 08:00-20:00"', where=where)
+    match = _WINDOW.match(text) if isinstance(text, str) else None
+    days = match[1].split(",") if match and match[1] else list(_DAYS)
+    if match is None or not set(days) <= set(_DAYS):
+        raise ConfigError(f'{_short(text)} is not a quiet time: "22:00-07:00", or "Sat,Sun 08:00-20:00"', where=where)
     try:
-        start, end = time(int(found[2]), int(found[3])), time(int(found[4]), int(found[5]))
+        start, end = time(int(match[2]), int(match[3])), time(int(match[4]), int(match[5]))
     except ValueError:
-        raise ConfigError(f"{_short(text)} is no time of the day", where=where) from None
+        raise ConfigError(f"{_short(text)} is not a time of the day", where=where) from None
     return MuteWindow(tuple(_DAYS.index(day) for day in days), start, end)
 
 

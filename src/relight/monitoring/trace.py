@@ -1,7 +1,8 @@
-"""A save's way across ranks and agents, put together from what each process told: lanes, the slowest rank, the critical path. Pure.
+"""Trace of a save across ranks and agents, from the events of each process: rows, the slowest rank, the critical path.
+Pure.
 
-Times are of each machine's monotonic clock. Machines are aligned where all of them see the same: at the commit. So what lies between two
-machines is as exact as they are fast to see it.
+Times are those of each machine's monotonic clock. Machines are aligned at the commit, which all of them see. So times
+between two machines are only as exact as the machines are fast to see the commit.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from relight.observe.spans import PARTS
 
 SPANS_MAX = 200_000
 GAP_S = 0.0005
-"""Shorter pauses between two parts are not told."""
+"""Shorter gaps between two stages are not shown."""
 HANDOVER = "between"
-"""In place of a part: nothing was under way that was told of."""
+"""Stands in place of a stage for a gap in which no reported stage ran."""
 
 
 class TraceSpan(NamedTuple):
-    """One part, of one rank. Seconds of the reference machine's clock."""
+    """One stage of one rank. Seconds of the reference machine's clock."""
 
     part: str
     rank: int
@@ -37,12 +38,12 @@ class TraceSpan(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it took."""
+        """Return the duration."""
         return self.end - self.start
 
 
 class Leg(NamedTuple):
-    """A stretch of the critical path."""
+    """A segment of the critical path."""
 
     part: str
     rank: int
@@ -51,12 +52,12 @@ class Leg(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """How long it is."""
+        """Return the duration."""
         return self.end - self.start
 
 
 class SaveTrace(NamedTuple):
-    """One save."""
+    """The trace of one save."""
 
     store: str
     run: str
@@ -67,47 +68,47 @@ class SaveTrace(NamedTuple):
     slowest: int | None
     """The rank whose part was ready last; None if no part was."""
     slack: dict[int, float]
-    """By rank: how much earlier than the slowest its part was ready."""
+    """By rank, seconds by which its part was ready before the slowest one."""
     hosts: tuple[str, ...]
     committed: bool
 
     @property
     def start(self) -> float:
-        """When it began."""
+        """Return when the save began."""
         return min(span.start for span in self.spans)
 
     @property
     def durable_s(self) -> float:
-        """From its beginning to the commit, or as far as it came."""
+        """Return the seconds from the begin to the commit, or to the last stage that was reached."""
         return self.path[-1].end - self.start if self.path else 0.0
 
 
 def saves_in(heard: Iterable[Heard], store: str, run: str) -> dict[str, list[Heard]]:
-    """What was told of each save of a run, by its id, in the order in which they began to be told of."""
-    found: dict[str, list[Heard]] = {}
+    """Return the events of each save of a run, by the save's id, in the order of each save's first event."""
+    by_save: dict[str, list[Heard]] = {}
     count = 0
-    for one in heard:
-        if (one.head.store, one.head.run) != (store, run) or one.name not in ("save.span", "drain.done"):
+    for event in heard:
+        if (event.head.store, event.head.run) != (store, run) or event.name not in ("save.span", "drain.done"):
             continue
-        id_ = one.fields.get("id")
+        id_ = event.fields.get("id")
         if isinstance(id_, str) and 0 < len(id_) < 80 and count < SPANS_MAX:
-            found.setdefault(id_, []).append(one)
+            by_save.setdefault(id_, []).append(event)
             count += 1
-    return {id_: told for id_, told in found.items() if any(one.name == "save.span" for one in told)}
+    return {id_: events for id_, events in by_save.items() if any(event.name == "save.span" for event in events)}
 
 
 def trace_of(store: str, run: str, id_: str, heard: Iterable[Heard]) -> SaveTrace | None:
-    """Put together what was told of one save; None if nothing of use was."""
-    told = list(heard)
-    spans = [span for one in told if (span := _span(one)) is not None]
+    """Return the trace of one save from its events; None without a usable event."""
+    events = list(heard)
+    spans = [span for event in events if (span := _span(event)) is not None]
     if not spans:
         return None
     spans = _aligned(_once(spans))
     spans.sort(key=lambda span: (span.start, span.rank, PARTS.index(span.part)))
     ready = {span.rank: span.end for span in spans if span.part == "parts"}
     slowest = max(ready, key=lambda rank: (ready[rank], rank)) if ready else None
-    slack = {rank: ready[slowest] - at for rank, at in sorted(ready.items())} if slowest is not None else {}
-    steps = [one.fields["step"] for one in told if type(one.fields.get("step")) is int]
+    slack = {rank: ready[slowest] - end for rank, end in sorted(ready.items())} if slowest is not None else {}
+    steps = [event.fields["step"] for event in events if type(event.fields.get("step")) is int]
     path = tuple(_joined(_path([span for span in spans if span.rank == slowest or slowest is None])))
     committed = any(span.part == "commit" for span in spans)
     hosts = tuple(sorted({span.host for span in spans}))
@@ -130,7 +131,7 @@ def _span(one: Heard) -> TraceSpan | None:
 
 
 def _once(spans: list[TraceSpan]) -> list[TraceSpan]:
-    """A drain is told of by each rank that hears of it."""
+    """Return the spans with each drain once: every rank that receives the event reports it."""
     seen: set[str] = set()
     kept = []
     for span in spans:
@@ -143,7 +144,10 @@ def _once(spans: list[TraceSpan]) -> list[TraceSpan]:
 
 
 def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
-    """On the clock of the machine that saw the commit first by itself; one that saw none is put where its wall clock says."""
+    """Shift all spans to the clock of a machine that saw the commit.
+
+    Machines without a commit are aligned by their wall clocks.
+    """
     by_host: dict[str, list[TraceSpan]] = {}
     for span in spans:
         by_host.setdefault(span.host, []).append(span)
@@ -152,29 +156,32 @@ def _aligned(spans: list[TraceSpan]) -> list[TraceSpan]:
     seen = {host: min((span.end for span in own if span.part == "commit"), default=None) for host, own in by_host.items()}
     reference = next((host for host in sorted(by_host) if seen[host] is not None), sorted(by_host)[0])
     wall = {host: own[0].time_s - own[0].end for host, own in by_host.items()}
-    found = []
+    aligned = []
     for host, own in by_host.items():
-        here, there = seen[host], seen[reference]
-        shift = there - here if here is not None and there is not None else wall[host] - wall[reference]
-        found += [span._replace(start=span.start + shift, end=span.end + shift) for span in own]
-    return found
+        here, at_reference = seen[host], seen[reference]
+        shift = at_reference - here if here is not None and at_reference is not None else wall[host] - wall[reference]
+        aligned += [span._replace(start=span.start + shift, end=span.end + shift) for span in own]
+    return aligned
 
 
 def _path(spans: list[TraceSpan]) -> Iterator[Leg]:
-    """From the beginning to the commit, along one rank: each moment counts for the earliest part of the way that was not over yet."""
-    way = sorted((span for span in spans if span.part != "drain"), key=lambda span: (PARTS.index(span.part), span.start))
-    at = min((span.start for span in way), default=0.0)
-    for span in way:
-        if span.end <= at:
+    """Yield the path from the begin to the commit along one rank.
+
+    Each moment counts for the earliest stage that had not ended.
+    """
+    stages = sorted((span for span in spans if span.part != "drain"), key=lambda span: (PARTS.index(span.part), span.start))
+    reached = min((span.start for span in stages), default=0.0)
+    for span in stages:
+        if span.end <= reached:
             continue
-        if span.start - at > GAP_S:
-            yield Leg(HANDOVER, span.rank, at, span.start)
-        yield Leg(span.part, span.rank, max(at, span.start) if span.start - at > GAP_S else at, span.end)
-        at = span.end
+        if span.start - reached > GAP_S:
+            yield Leg(HANDOVER, span.rank, reached, span.start)
+        yield Leg(span.part, span.rank, max(reached, span.start) if span.start - reached > GAP_S else reached, span.end)
+        reached = span.end
 
 
 def _joined(legs: Iterable[Leg]) -> Iterator[Leg]:
-    """What one part does in two goes is one leg."""
+    """Join adjacent legs of one stage."""
     before: Leg | None = None
     for leg in legs:
         if before is not None and before.part == leg.part and before.end == leg.start:
@@ -188,7 +195,7 @@ def _joined(legs: Iterable[Leg]) -> Iterator[Leg]:
 
 
 def as_value(trace: SaveTrace) -> dict[str, Any]:
-    """For ``--json``: times are seconds since the save began."""
+    """Return a trace for ``--json``. Times are seconds since the save began."""
     start = trace.start
     return {
         "store": trace.store, "run": trace.run, "id": trace.id, "step": trace.step, "committed": trace.committed,

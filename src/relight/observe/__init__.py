@@ -1,5 +1,5 @@
-"""What happened, told once: events to Python logging, to files that others read, and to whoever subscribed; counters of them; the
-definitions of all metrics. May import: ``errors``."""
+"""Events, reported once: to Python logging, to files that other processes read, and to subscribers; counters of events;
+the definitions of all metrics. May import: ``errors``."""
 
 from relight.observe.events import EVENTS, Event, counters, demote_info_logs, emit, subscribe
 from relight.observe.file import events_directory, flush_events, write_events

@@ -14,7 +14,10 @@ VARIABLE = "RELIGHT_LOG"
 LEVELS = {"quiet": None, "warnings": logging.WARNING, "default": logging.WARNING, "info": logging.INFO, "debug": logging.DEBUG}
 """Values of ``RELIGHT_LOG``, and the lowest level that each shows; None: nothing."""
 SHOWN = frozenset({"restore.done", "restore.fresh", "best.chosen", "save.coalesced"})
-"""Events of level info that are shown by default, as warnings are. So is the first ``save.durable`` of each start of a run."""
+"""Events of level info that are shown by default.
+
+The first ``save.durable`` of each start of a run is shown as well.
+"""
 POSTPONED_S = 60.0
 """Seconds between two lines about postponed saves. A slow disk may postpone a save at each interval."""
 
@@ -28,18 +31,19 @@ _in_command = False
 
 
 def be_command() -> None:
-    """Show warnings alone from now on: a command of ``relight`` has output of its own."""
+    """Show only warnings from now on: a command of ``relight`` has output of its own."""
     global _in_command
     _in_command = True
 
 
 def applies(logger: logging.Logger) -> bool:
-    """Whether the application has configured no logging: neither ``logger`` nor a logger above it has a handler."""
+    """Return whether the application has configured no logging: neither ``logger`` nor a logger above it has a
+    handler."""
     return not logger.hasHandlers()
 
 
 def show(logger: logging.Logger, name: str, level: int, text: str, fields: Mapping[str, Any]) -> None:
-    """Write the event's line to stderr if it is to be shown. Never raises."""
+    """Write the event's line to stderr if it must be shown. Never raises."""
     try:
         line = _line(logger, name, level, text, fields)
         if line is not None and sys.stderr is not None:
@@ -66,7 +70,7 @@ def _line(logger: logging.Logger, name: str, level: int, text: str, fields: Mapp
 
 
 def _by_default(name: str, text: str, fields: Mapping[str, Any]) -> str | None:
-    """The line of an event that is no warning, if it is one of the few that are shown by default."""
+    """Return the line of an event of level info, if it is one of the few that are shown by default; else None."""
     global _postponed, _postponed_s
     with _lock:
         if name == "attempt.started":
@@ -97,13 +101,13 @@ def _size(count: float) -> str:
 
 
 def _passes(logger: logging.Logger, level: int, text: str) -> bool:
-    """Whether ``logging.disable`` and the logger's own filters let the event through."""
+    """Return whether ``logging.disable`` and the logger's own filters let the event through."""
     if logger.disabled or logger.manager.disable >= level:
         return False
     return not logger.filters or bool(logger.filter(logger.makeRecord(logger.name, level, "", 0, text, (), None)))
 
 
 def _one_line(text: str) -> str:
-    """The text as one line without control characters."""
+    """Return the text as one line without control characters."""
     joined = " ".join(part.strip() for part in text.splitlines())
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in joined)

@@ -1,4 +1,7 @@
-"""Events: a name from one table, fields, a time. Everything that tells people or programs what happened goes through here."""
+"""Events: a name from one table, fields, a time.
+
+Every report of what happened, for people or programs, goes through here.
+"""
 
 from __future__ import annotations
 
@@ -17,116 +20,119 @@ from relight.run_names import run_name, shown
 
 EVENTS: dict[str, tuple[int, str]] = {
     "attempt.started": (logging.INFO, "this process took charge of the run"),
-    "attempt.ended": (logging.INFO, "this process is done with the run, as it should be"),
+    "attempt.ended": (logging.INFO, "this process has ended its work on the run normally"),
     "restore.done": (logging.INFO, "state was restored from a checkpoint"),
-    "run.renewed": (logging.WARNING, "the run's directory was removed, and a new log was begun in the same place, as asked"),
+    "run.renewed": (logging.WARNING, "the run's directory was removed, and a new log was begun in the same place, as requested"),
     "store.retried": (logging.WARNING, "the store failed at the first contact, and is tried again for a few seconds"),
     "restore.fresh": (logging.INFO, "there was nothing to restore: a fresh run"),
     "best.chosen": (logging.INFO, "a checkpoint was chosen as the best, and by which metric"),
     "metric.unreadable": (logging.WARNING, "a metric is left out of saves: it cannot be read as a number, or there are too many"),
-    "metric.missing": (logging.WARNING, "a metric that saves or retention go by has not come"),
-    "restore.rolled_back": (logging.WARNING, "the run goes on from before what went wrong"),
-    "spare.failed": (logging.WARNING, "a process that ran the script ahead, to relight.standby(), ended before it got there"),
+    "metric.missing": (logging.WARNING, "a metric that saves or retention use was not reported"),
+    "restore.rolled_back": (logging.WARNING, "the run continues from a checkpoint before the failure"),
+    "spare.failed": (logging.WARNING, "a spare that ran the script ahead ended before relight.standby()"),
     "run.started": (logging.INFO, "relight run started the processes of a job"),
-    "run.hang": (logging.WARNING, "no rank moved any more"),
-    "rendezvous.lost": (logging.WARNING, "whoever holds the rendezvous of a job cannot be reached"),
-    "rendezvous.restored": (logging.INFO, "it is there again"),
-    "run.failure": (logging.WARNING, "a life of a job ended as it should not"),
-    "run.decision": (logging.INFO, "what is done about it"),
-    "run.recovered": (logging.INFO, "training goes on"),
+    "run.hang": (logging.WARNING, "no rank makes progress"),
+    "rendezvous.lost": (logging.WARNING, "the rendezvous of a job cannot be reached"),
+    "rendezvous.restored": (logging.INFO, "the rendezvous can be reached again"),
+    "run.failure": (logging.WARNING, "an incarnation of a job failed"),
+    "run.decision": (logging.INFO, "what is done about the failure"),
+    "run.recovered": (logging.INFO, "training continues after a failure"),
     "prediction.alarm": (logging.WARNING, "a failure may be coming"),
-    "prediction.model_loaded": (logging.INFO, "a model of failures was read, at the start or as its file changed"),
+    "prediction.model_loaded": (logging.INFO, "a model of failures was read, at the start or because its file changed"),
     "prediction.scored": (logging.INFO, "an alarm came true or not, or a failure came without one"),
-    "prediction.detector_disabled": (logging.INFO, "a learned detector, or a model, does not count, and why"),
+    "prediction.detector_disabled": (logging.INFO, "a learned detector or a model is not used, and why"),
     "restore.repaired": (logging.WARNING, "bytes that are damaged or gone in one tier were read from another"),
     "run.save": (logging.INFO, "the supervisor has the ranks save at the end of their step"),
     "run.straggler": (logging.WARNING, "the other ranks wait for one"),
-    "run.notices": (logging.WARNING, "a source of cloud notices cannot be heard, and why; or it answers again"),
+    "run.notices": (logging.WARNING, "a source of cloud notices does not answer properly, and why; or it answers again"),
     "run.load": (logging.WARNING, "the load of a node was reduced, or restored"),
-    "agent.hung": (logging.WARNING, "the process that writes saves had stopped, and was ended"),
-    "restore.lr_scaled": (logging.WARNING, "learning rates were lowered, as the run went back"),
-    "restore.skipped": (logging.WARNING, "a damaged checkpoint was passed over"),
-    "log.damaged": (logging.WARNING, "a record of the run's log counts for nothing"),
+    "agent.hung": (logging.WARNING, "the agent, which writes saves, was stuck and was killed"),
+    "restore.lr_scaled": (logging.WARNING, "learning rates were lowered after a rollback"),
+    "restore.skipped": (logging.WARNING, "a damaged checkpoint was skipped"),
+    "log.damaged": (logging.WARNING, "a record of the run's log is damaged and is ignored"),
     "steps.done": (
         logging.DEBUG,
-        "training went on: some of its steps since it was told last, one a second at most, and their metrics; by rank 0, each ten seconds",
+        "training continues: steps since the last such event, at most one a second, and their metrics; from rank 0, every ten seconds",
     ),
     "steps.repeated": (logging.WARNING, "a step was reported twice: step() is called once per optimizer step"),
     "audit.failed": (
         logging.WARNING,
-        "what was done could not be written into the audit log: a job's own restore, which is not kept from it",
+        "a job's own restore could not be written to the audit log; the restore continues",
     ),
-    "save.requested": (logging.DEBUG, "a save was asked for"),
+    "save.requested": (logging.DEBUG, "a save was requested"),
     "state.missed": (logging.WARNING, "attributes of a component change in training, and its state_dict() leaves them out"),
     "optimizer.missed": (logging.WARNING, "an optimizer that steps parameters of a component was not given to the Checkpointer"),
     "loader.reread": (logging.INFO, "a plain loader finds its position: what it delivered before is read again"),
     "loader.continued": (logging.INFO, "a loader with other settings continues by its count of samples"),
     "loader.prefetched": (logging.INFO, "batches that were taken from a loader before the training loop used them count as not delivered"),
     "loader.short": (logging.WARNING, "a training epoch after a resume lacks batches"),
-    "loader.reset": (logging.WARNING, "a loader's position was given up: its training epoch begins from its start"),
-    "loader.unverified": (logging.WARNING, "batches read again differ, as the data draws from the process's generators"),
+    "loader.reset": (logging.WARNING, "a loader's position was discarded: its training epoch begins from its start"),
+    "loader.unverified": (logging.WARNING, "batches that were read again differ, because the data draws from the process's generators"),
     "save.sealed": (logging.DEBUG, "a save's values are copied: training may change them, and the trainer may die"),
-    "save.coalesced": (logging.INFO, "a save that was due is made later, as those before it are still being written"),
-    "agent.memory": (logging.WARNING, "there is not the memory for snapshots that was asked for"),
-    "frozen_param.modified": (logging.WARNING, "a parameter that was trusted to be unchanged was written to without a trace"),
-    "agent.crashed": (logging.WARNING, "the process that writes saves ended by itself, which it should not"),
+    "save.coalesced": (logging.INFO, "a save was postponed, because earlier saves are still being written"),
+    "agent.memory": (logging.WARNING, "there is less memory for snapshots than was requested"),
+    "frozen_param.modified": (logging.WARNING, "a frozen parameter was changed without a trace"),
+    "agent.crashed": (logging.WARNING, "the agent, which writes saves, crashed"),
     "agent.stopped": (logging.WARNING, "a process that saves or copies was stopped: it was continued, or ended and replaced"),
     "threads.refused": (logging.WARNING, "the system started no thread: saves and restores use fewer, and take longer"),
-    "agent.lost": (logging.WARNING, "there is no agent: saves are made by the trainer, which waits for them"),
-    "ranks.differ": (logging.WARNING, "ranks hold different values of what should be the same for all; one of them is saved"),
+    "agent.lost": (logging.WARNING, "there is no agent: the trainer writes saves itself and waits for them"),
+    "ranks.differ": (logging.WARNING, "ranks hold different values that should be equal; one of them is saved"),
     "replicas.differ": (logging.ERROR, "ranks that should hold the same tensor do not: the checkpoint is suspect"),
-    "ranks.late": (logging.WARNING, "some ranks did not come to where all agree on saves: this process makes no more of them"),
-    "settings.read": (logging.INFO, "a Checkpointer takes what it was not told from relight.toml"),
+    "ranks.late": (logging.WARNING, "some ranks did not arrive where all ranks agree on saves: this process saves no more"),
+    "settings.read": (logging.INFO, "a Checkpointer read options from relight.toml that the script does not set"),
     "schedule.changed": (logging.INFO, "relight.adaptive() saves at this interval from now on, and why"),
     "schedule.bound": (logging.WARNING, "a bound given to relight.adaptive() costs 1 % of the time or more; once in a process"),
-    "tiers.paced": (logging.INFO, "a further tier gets one in so many of the saves of relight.adaptive() from now on, and why"),
-    "save.backpressured": (logging.WARNING, "a save waits in memory, as the nearest tier is full of what is not further out yet"),
+    "tiers.paced": (logging.INFO, "a further tier gets only some of the saves of relight.adaptive() from now on, and why"),
+    "save.backpressured": (
+        logging.WARNING,
+        "a save waits in memory, because the nearest tier is full of checkpoints that are not copied to a further tier yet",
+    ),
     "save.durable": (logging.INFO, "a save became a checkpoint"),
     "save.failed": (logging.WARNING, "a save did not become a checkpoint"),
-    "rank.state_recovered": (logging.WARNING, "a rank has failed, and another that held the same has saved the last step for all"),
-    "save.skipped_no_time": (logging.WARNING, "the job is asked to end, and there is not the time for a save: the one before it stands"),
+    "rank.state_recovered": (logging.WARNING, "a rank has failed, and another rank with the same state has saved the last step for all"),
+    "save.skipped_no_time": (logging.WARNING, "the job was asked to end, and there is no time for a save: the checkpoint before it stands"),
     "save.stale": (logging.WARNING, "all trainable tensors equal those of the previous save"),
-    "save.inconsistent": (logging.WARNING, "a save that was due could not be made of a consistent state"),
+    "save.inconsistent": (logging.WARNING, "a save was skipped, because the state was not consistent"),
     "prune.done": (logging.INFO, "checkpoints were retired and deleted"),
-    "prune.failed": (logging.WARNING, "retention did not work this time"),
+    "prune.failed": (logging.WARNING, "retention failed this time"),
     "sweep.done": (logging.INFO, "leftovers of dead attempts were deleted"),
     "drain.done": (logging.INFO, "a further tier has a checkpoint now"),
     "drain.found": (logging.INFO, "a further tier has a checkpoint that another node has copied"),
     "drain.waiting": (logging.INFO, "the run ends, and waits until its last checkpoint is on the further tiers"),
     "drain.failed": (logging.WARNING, "a checkpoint could not be copied to a further tier this time"),
     "drain.fenced": (logging.ERROR, "another attempt has taken charge of a further tier: nothing more is copied there"),
-    "scrub.repaired": (logging.WARNING, "a damaged file was written anew from another tier"),
+    "scrub.repaired": (logging.WARNING, "a damaged file was rewritten from another tier"),
     "scrub.damaged": (logging.ERROR, "a file is damaged, and no tier has it whole"),
-    "verify.done": (logging.DEBUG, "every byte of a checkpoint was read, and is what was committed"),
-    "verify.damaged": (logging.ERROR, "a checkpoint is not what was committed"),
-    "peers.sent": (logging.DEBUG, "peers hold what a part can be rebuilt from, as far as this node is concerned"),
+    "verify.done": (logging.DEBUG, "every byte of a checkpoint was read, and equals what was committed"),
+    "verify.damaged": (logging.ERROR, "a checkpoint differs from what was committed"),
+    "peers.sent": (logging.DEBUG, "this node has sent its peers what a part can be rebuilt from"),
     "peers.complete": (logging.DEBUG, "a piece of parity held for peers is complete"),
     "peers.failed": (logging.WARNING, "a part is not protected by a peer"),
-    "peers.degraded": (logging.WARNING, "peers protect less than was asked for: too few nodes, or too many of them in one place"),
+    "peers.degraded": (logging.WARNING, "peers protect less than was requested: too few nodes, or too many of them in one place"),
     "peers.unreachable": (logging.WARNING, "a peer did not answer, and is left out"),
     "tier.unreachable": (logging.WARNING, "a tier did not answer"),
-    "read.retried": (logging.WARNING, "bytes came damaged, and whole when they were read once more"),
+    "read.retried": (logging.WARNING, "bytes were damaged at the first read, and correct at the second"),
     "cache.read": (logging.DEBUG, "a file was read through the cache"),
-    "cache.off": (logging.WARNING, "the cache's disk refuses: nothing more is cached"),
+    "cache.off": (logging.WARNING, "the cache's disk failed: nothing more is cached"),
     "drain.unfinished": (logging.WARNING, "the run ended before further tiers had what they must hold"),
-    "anchor.failed": (logging.WARNING, "how far the log goes could not be written down elsewhere"),
-    "log.unsummarized": (logging.WARNING, "no summary of a run's log could be written, so that reading it takes longer"),
+    "anchor.failed": (logging.WARNING, "the log's head could not be written to its anchor"),
+    "log.unsummarized": (logging.WARNING, "no summary of a run's log could be written, so reading it takes longer"),
     "anchor.adopted": (logging.WARNING, "an anchor of an earlier version was accepted, with damaged records below it"),
-    "store.no_conditional_put": (logging.WARNING, "the store ignores what keeps a second writer out"),
-    "signal.received": (logging.WARNING, "a signal asked for a save"),
-    "signal.worker": (logging.WARNING, "the signal that ends the job has ended a data loader worker, too"),
+    "store.no_conditional_put": (logging.WARNING, "the store ignores conditional writes, which keep a second writer out"),
+    "signal.received": (logging.WARNING, "a signal requested a save"),
+    "signal.worker": (logging.WARNING, "the signal that ends the job has also ended a data loader worker"),
     "signal.unhandled": (logging.WARNING, "a signal will not make this process save: it has another handler, or none can be installed"),
     "takeover.taken": (logging.WARNING, "this process takes the run over from one that may still train it"),
     "takeover.waiting": (logging.WARNING, "another host may still train the run: this start waits for a sign of it"),
-    "preflight.warning": (logging.WARNING, "something about the store or the machine that will hurt later"),
-    "save.span": (logging.DEBUG, "a part of a save's way was gone: from when to when, by which process"),
+    "preflight.warning": (logging.WARNING, "a problem of the store or the machine that will cause failures later"),
+    "save.span": (logging.DEBUG, "a stage of a save ended: its begin, its end, and the process"),
     "alert.fired": (logging.WARNING, "a rule for alerts holds"),
-    "alert.resolved": (logging.INFO, "it holds no more"),
+    "alert.resolved": (logging.INFO, "a rule for alerts no longer holds"),
     "alert.unsent": (logging.ERROR, "an alert could not be delivered"),
-    "events.lost": (logging.WARNING, "events came faster than they could be written down"),
+    "events.lost": (logging.WARNING, "events came faster than they could be written"),
     "environment.differs": (logging.WARNING, "resuming under other software or settings than the checkpoint's"),
 }
-"""Every event: its level, and what it says. ``docs/reference.md`` lists them; a test compares."""
+"""Level and meaning of every event. ``docs/reference.md`` lists them; a test compares."""
 
 logger = logging.getLogger("relight")
 
@@ -140,12 +146,12 @@ class Event:
     time_s: float = field(default_factory=time.time)
 
     def to_json(self) -> str:
-        """One JSON line."""
+        """Return the event as one line of JSON."""
         return json.dumps({"event": self.name, "time": self.time_s, **self.fields}, default=str, ensure_ascii=False)
 
 
 counters: Counter[str] = Counter()
-"""How often each event happened in this process."""
+"""Count of each event in this process."""
 
 _subscribers: list[Callable[[Event], None]] = []
 _lock = threading.RLock()  # a signal handler may emit while the same thread is emitting
@@ -156,13 +162,13 @@ _modest = False
 
 
 def demote_info_logs() -> None:
-    """Log what is no warning at debug level from now on: another rank of the same job says the same."""
+    """Log events of level info at level debug from now on: another rank of the same job logs the same."""
     global _modest
     _modest = True
 
 
 def emit(name: str, say: str = "", **fields: Any) -> Event:
-    """Tell that ``name`` happened: to the log, to the counters, to subscribers. ``say`` is the sentence for people."""
+    """Emit an event: to the log, to the counters, to subscribers. Return it. ``say``: the sentence for people."""
     level, meaning = EVENTS[name]
     say = shown(say)
     if isinstance(run := fields.get("run"), str):
@@ -175,7 +181,7 @@ def emit(name: str, say: str = "", **fields: Any) -> Event:
     if _modest and level == logging.INFO:
         level = logging.DEBUG
     text = say or f"{meaning} ({facts})"
-    if console.applies(logger):  # else Python's handler of last resort would write warnings, and nothing else
+    if console.applies(logger):  # without it, Python's handler of last resort would write only warnings
         console.show(logger, name, level, text, fields)
     else:
         logger.log(level, "%s", text, extra={"relight": event})
@@ -185,7 +191,10 @@ def emit(name: str, say: str = "", **fields: Any) -> Event:
 
 
 def subscribe(listener: Callable[[Event], None]) -> Callable[[], None]:
-    """Have ``listener`` called with every event, in the thread that emits it. Returns what undoes it."""
+    """Have ``listener`` called with every event, in the thread that emits it.
+
+    Return a function that unsubscribes it.
+    """
     with _lock:
         _subscribers.append(listener)
 

@@ -1,7 +1,7 @@
-"""Events kept for those who look from outside: a thread appends them, as lines of JSON, to files of this process's own.
+"""Event files for other processes: a thread appends events, as lines of JSON, to files of this process.
 
-The step's thread puts an event into a queue and goes on: it makes no system call for it, and waits for no disk. The files are of bounded
-size and number, and lie in a directory that only this user may read. Whatever goes wrong with them, training does not hear of it.
+The training thread puts an event into a queue and continues: it makes no system call, and waits for no disk. The files
+have bounded size and number, in a directory that only this user may read. Their errors never reach training.
 """
 
 from __future__ import annotations
@@ -25,33 +25,35 @@ from relight.observe.thread_start import start_thread
 
 SETTING = "RELIGHT_EVENTS"
 QUEUED_MAX = 4096
-"""Events that may wait for the disk; what comes beyond is counted, and told once there is room."""
+"""Events that may wait for the disk. Further ones are dropped and counted; the count is reported once there is room."""
 FILE_BYTES_MAX = 4 << 20
 FILES_KEPT = 2
-"""Of one process: the one that is written, and the one before it."""
+"""Files kept for one process: the present one, and the one before it."""
 LINE_BYTES_MAX = 16 << 10
 DIRECTORY_BYTES_MAX = 256 << 20
 DIRECTORY_FILES_MAX = 1000
 OLD_S = 14 * 86400.0
 EVENT_FILE = r"\d{13}-\d{1,10}-\d{6}\.jsonl"
-"""The form of an event file's name: when its process began, in milliseconds; the process; the number of the file."""
+"""Form of an event file's name: start of its process in milliseconds, process id, number of the file."""
 _DEFAULT_PARENT = f"relight-{os.getuid()}"
 _LAST_WORDS_S = 0.5
-"""How long the end of a process may be put off by what was not written yet."""
+"""Seconds that the end of a process may wait for unwritten events."""
 
 
 def events_directory() -> Path | None:
-    """Where the files lie: what ``RELIGHT_EVENTS`` says, else a private directory of this machine; None for ``0``."""
-    told = os.environ.get(SETTING, "")
-    if told == "0":
+    """Return the files' directory: ``RELIGHT_EVENTS``, else a private directory of this machine; None if it is
+    ``0``."""
+    setting = os.environ.get(SETTING, "")
+    if setting == "0":
         return None
-    return Path(told).expanduser().absolute() if told else Path(tempfile.gettempdir(), _DEFAULT_PARENT, "events")
+    return Path(setting).expanduser().absolute() if setting else Path(tempfile.gettempdir(), _DEFAULT_PARENT, "events")
 
 
 def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") -> None:
-    """From now on, events of this process are kept, as that rank's of that run. Any number of times; it costs a thread, once.
+    """Write this process's events to files from now on, as those of that rank of that run. Cost: one thread, for all
+    calls.
 
-    Of two runs in one process, the one that was named last gets what comes from then on.
+    With several runs in one process, events count for the run that was named last.
     """
     global _writer
     directory = events_directory()
@@ -68,19 +70,22 @@ def write_events(store: str, run: str, *, rank: int = 0, role: str = "trainer") 
 
 
 def flush_events(timeout: float = _LAST_WORDS_S) -> None:
-    """Return when what has happened is in the file, or the time is over."""
+    """Return when all events so far are in the file, or after ``timeout`` seconds."""
     if _writer is not None:
         _writer.flush(timeout)
 
 
 class EventWriter:
-    """One process's. ``names`` and being told of an event may be called by any thread, and by signal handlers."""
+    """Writer of one process's events.
+
+    ``names`` and ``on_event`` may be called by any thread, and by signal handlers.
+    """
 
     def __init__(self, directory: Path, *, clock: Callable[[], float] = time.time) -> None:
         self._directory, self._clock = directory, clock
         self._queue: SimpleQueue[Event | dict[str, Any] | threading.Event | None] = SimpleQueue()
         self._lost = self._told = 0
-        """Events there was no room for, and how many of them were told of."""
+        """Events that were dropped, and how many of them were reported."""
         self._forked = False
         self._stem = f"{int(clock() * 1000):013d}-{os.getpid()}"
         self._number, self._fd, self._size = 0, -1, 0
@@ -91,8 +96,8 @@ class EventWriter:
         self._undo = subscribe(self.on_event)
 
     def on_event(self, event: Event) -> None:
-        """An event: one put into a queue that never blocks, and may be interrupted by itself."""
-        if self._forked or event.name == "events.lost":  # that one is written down at once
+        """Put an event into the queue. It never blocks, and a signal handler may call it during another call."""
+        if self._forked or event.name == "events.lost":  # the writer's thread writes this one directly
             return
         if self._queue.qsize() < QUEUED_MAX:
             self._queue.put(event)
@@ -100,19 +105,19 @@ class EventWriter:
             self._lost += 1
 
     def names(self, words: dict[str, Any]) -> None:
-        """Whose the events are that come from now on."""
+        """Set the store, run, rank and role of the events from now on."""
         if words != self._named:
             self._named = words
             self._queue.put(words)
 
     def flush(self, timeout: float) -> None:
-        """Return when all that was heard so far is written, or the time is over."""
+        """Return when all events so far are written, or after ``timeout`` seconds."""
         done = threading.Event()
         self._queue.put(done)
         done.wait(timeout)
 
     def close(self) -> None:
-        """Hear of nothing more, and write what was heard; of a disk that hangs, no longer than a moment."""
+        """Unsubscribe, and write the remaining events. Waits at most half a second for a disk that hangs."""
         self._undo()
         self._queue.put(None)
         self._thread.join(_LAST_WORDS_S)
@@ -129,21 +134,21 @@ class EventWriter:
             lines = bytearray()
             if self._head and (lost := self._lost - self._told):
                 self._told += lost
-                lines += _line(emit("events.lost", f"{lost} events came faster than they could be written down", count=lost))
-            for one in batch:
-                if one is None:
+                lines += _line(emit("events.lost", f"{lost} events came faster than they could be written", count=lost))
+            for entry in batch:
+                if entry is None:
                     self._append(lines)
                     self._close_file()
                     return
-                if isinstance(one, threading.Event):
+                if isinstance(entry, threading.Event):
                     self._append(lines)
                     lines = bytearray()
-                    one.set()
-                elif isinstance(one, Event):
-                    lines += _line(one)
+                    entry.set()
+                elif isinstance(entry, Event):
+                    lines += _line(entry)
                 else:
                     self._append(lines)
-                    lines = self._begin(one)
+                    lines = self._begin(entry)
             self._append(lines)
 
     def _begin(self, words: dict[str, Any]) -> bytearray:
@@ -154,7 +159,7 @@ class EventWriter:
         return bytearray(_json(self._head))
 
     def _append(self, lines: bytearray) -> None:
-        """What cannot be written is dropped: the next try is the next batch's."""
+        """Write lines to the file. Lines that cannot be written are dropped; the next batch tries again."""
         if not lines:
             return
         with contextlib.suppress(OSError):
@@ -162,7 +167,7 @@ class EventWriter:
                 self._next_file()
             written = os.write(self._fd, lines)
             self._size += written
-            if written < len(lines):  # a full disk: what follows must not be glued to half a line
+            if written < len(lines):  # a full disk: the next line must not be appended to half a line
                 self._close_file()
 
     def _next_file(self) -> None:
@@ -187,9 +192,10 @@ class EventWriter:
 
 
 def make_private(directory: Path) -> None:
-    """The directory, this user's own and readable by nobody else; ``OSError`` if that is not what is there.
+    """Create the directory for this user alone. ``OSError`` if it exists and is not private.
 
-    The default directory lies in a temporary one, where another user may have made the directory above it first: that one is checked, too.
+    The default directory is in a temporary one, where another user may have created its parent first, so the parent is
+    checked too.
     """
     directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.parent.name == _DEFAULT_PARENT:
@@ -200,16 +206,17 @@ def make_private(directory: Path) -> None:
 
 
 def tidy(directory: Path, now: float) -> None:
-    """Delete event files that are old, and the oldest beyond so many bytes and files. Other files, and files of others, stay.
+    """Delete old event files, and the oldest ones beyond the limits of bytes and files. Other files, and other users'
+    files, stay.
 
     Nothing is deleted from a directory that is a link, or that another user could have exchanged or written to.
     """
     with contextlib.suppress(OSError), OwnFiles(directory, EVENT_FILE) as files:
         kept = kept_bytes = 0
-        for one in sorted(files, key=lambda one: one.changed, reverse=True):
-            kept, kept_bytes = kept + 1, kept_bytes + one.size
-            if kept > DIRECTORY_FILES_MAX or kept_bytes > DIRECTORY_BYTES_MAX or now - one.changed > OLD_S:
-                files.remove(one.name)
+        for file in sorted(files, key=lambda file: file.changed, reverse=True):
+            kept, kept_bytes = kept + 1, kept_bytes + file.size
+            if kept > DIRECTORY_FILES_MAX or kept_bytes > DIRECTORY_BYTES_MAX or now - file.changed > OLD_S:
+                files.remove(file.name)
 
 
 def _json(value: dict[str, Any]) -> bytes:
@@ -219,7 +226,7 @@ def _json(value: dict[str, Any]) -> bytes:
 def _line(event: Event) -> bytes:
     try:
         data = event.to_json().encode("utf-8", "backslashreplace") + b"\n"
-    except (TypeError, ValueError, RecursionError):  # a field that is no plain value
+    except (TypeError, ValueError, RecursionError):  # a field that JSON cannot represent
         data = _json({"event": event.name, "time": event.time_s, "cut": True})
     if len(data) <= LINE_BYTES_MAX:
         return data
@@ -234,11 +241,11 @@ _lock = threading.Lock()
 
 
 def _in_child() -> None:
-    """A fork has neither the thread nor a right to the file: it keeps nothing until it asks to."""
+    """Detach a forked child from the parent's thread and file. It writes no events until it calls ``write_events``."""
     global _writer, _lock
     old, _writer, _lock = _writer, None, threading.Lock()
     if old is not None:
-        old._forked = True  # and not unsubscribed: another thread may have held that lock at the fork
+        old._forked = True  # not unsubscribed: another thread may have held the lock at the fork
 
 
 def _at_exit() -> None:

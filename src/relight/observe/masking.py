@@ -7,7 +7,10 @@ from collections.abc import Callable, Sequence
 
 MASK = "…"
 LENGTH_MAX = 4000
-"""Characters of one argument or text that are looked at: the rest is cut off, so that no secret is in it, and no text takes long."""
+"""Characters of one argument or text that are searched.
+
+The rest is cut off, so it can contain no secret, and no text takes long.
+"""
 _URL_USER = re.compile(r"(?<![A-Za-z0-9+.-])([A-Za-z][A-Za-z0-9+.-]*+://)(?:[^\s?#]*|[^/\s@]*)@")
 _TEXT_NAME = re.compile(r"(?<![\w-])([\w-]++)\s*+[=:]\s*+")
 _TEXT_END = re.compile(r"\s|$")
@@ -41,10 +44,10 @@ def mask_arguments(arguments: Sequence[str]) -> list[str]:
     flag = ""
     for argument in arguments:
         if flag and not (_NEXT if _is_always(flag) else _DASH).match(argument) and is_secret(flag, argument):
-            masked.append(MASK)  # and what follows it, up to the next flag
+            masked.append(MASK)  # also the arguments after it, up to the next flag
             continue
-        found, whole = _FLAG.fullmatch(argument), _WHOLE.fullmatch(argument)
-        flag = found[1] if found is not None else ""
+        option, whole = _FLAG.fullmatch(argument), _WHOLE.fullmatch(argument)
+        flag = option[1] if option is not None else ""
         if whole is not None and is_secret(whole[1], whole[2]):
             masked.append(f"{argument[: whole.start(2)]}{MASK}")
         else:
@@ -58,16 +61,16 @@ def _cut(text: str) -> str:
 
 def _mask_named(text: str, named: re.Pattern[str], ends: re.Pattern[str], judge: Callable[[str, str], bool]) -> str:
     """Mask what follows each name that ``named`` finds, up to what ``ends`` finds, where ``judge(name, value)`` is true."""
-    kept, at = [], 0
-    for found in named.finditer(text):
-        if found.start() < at:
+    kept, position = [], 0
+    for match in named.finditer(text):
+        if match.start() < position:
             continue
-        end = ends.search(text, found.end())
+        end = ends.search(text, match.end())
         assert end is not None
-        if judge(found[1], text[found.end() : end.start()]):
-            kept += [text[at : found.end()], MASK]
-            at = end.start()
-    return "".join([*kept, text[at:]])
+        if judge(match[1], text[match.end() : end.start()]):
+            kept += [text[position : match.end()], MASK]
+            position = end.start()
+    return "".join([*kept, text[position:]])
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -1,7 +1,8 @@
-"""Removing files of one's own from a directory that others may have touched.
+"""Removes this user's own files from a directory that other users may have changed.
 
-The directory is opened once, without following a link, and checked through its descriptor. Only regular files of this user, whose names
-match one exact form, are listed, and each is removed through that descriptor. A directory that another user could exchange is left alone.
+The directory is opened once, without following a link, and checked through its descriptor. Only regular files of this
+user, whose names match one exact form, are listed, and each is removed through that descriptor. A directory that
+another user could exchange is left alone.
 """
 
 from __future__ import annotations
@@ -57,14 +58,17 @@ class OwnFiles:
             if self._form.fullmatch(name) is None:
                 continue
             with suppress(OSError):
-                found = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
-                if stat.S_ISREG(found.st_mode) and found.st_uid == os.getuid():
-                    yield OwnFile(name, found.st_mtime, found.st_size)
+                status = os.stat(name, dir_fd=self._fd, follow_symlinks=False)
+                if stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid():
+                    yield OwnFile(name, status.st_mtime, status.st_size)
 
     def remove(self, name: str) -> bool:
-        """Remove a file that matches the form; whether it is gone. ``ValueError`` for a name that does not match."""
+        """Remove a file that matches the form.
+
+        Return whether it is gone. ``ValueError`` for a name that does not match.
+        """
         if self._form.fullmatch(name) is None:
-            raise ValueError(f"{name!r} is no name of an own file")
+            raise ValueError(f"{name!r} is not the name of an own file")
         try:
             os.unlink(name, dir_fd=self._fd)
         except FileNotFoundError:
@@ -75,7 +79,8 @@ class OwnFiles:
 
 
 def check_private(directory: Path) -> None:
-    """``PermissionError`` unless it is a directory, and no link, that this user alone may write to: others could have put files there."""
+    """Raise ``PermissionError`` unless it is a directory (not a link) that only this user may write to: others could
+    have put files there."""
     _check_own(directory.lstat(), directory)
 
 
@@ -85,13 +90,15 @@ def _check_own(found: os.stat_result, directory: Path) -> None:
 
 
 def check_unexchangeable(directory: Path) -> None:
-    """``PermissionError`` if another user could exchange ``directory``, or a directory or link on its path, for one of his own.
+    """Raise ``PermissionError`` if another user could exchange ``directory``, or a directory or link on its path, for
+    one of his own.
 
-    A directory above belongs to another user then, or others may rename in it. Cost: two system calls for each.
+    That is so if a directory above belongs to another user, or if others may rename in it. Cost: two system calls for
+    each.
     """
     above = dict.fromkeys([*Path(os.path.abspath(directory)).parents, *Path(os.path.realpath(directory)).parents])
     for path in above:
-        found = path.stat()
-        exchangeable = found.st_mode & _WRITABLE_BY_OTHERS and not found.st_mode & stat.S_ISVTX
-        if found.st_uid not in (0, os.getuid()) or exchangeable:
+        status = path.stat()
+        exchangeable = status.st_mode & _WRITABLE_BY_OTHERS and not status.st_mode & stat.S_ISVTX
+        if status.st_uid not in (0, os.getuid()) or exchangeable:
             raise PermissionError(f"{path} belongs to another user, or others may rename in it")

@@ -10,9 +10,12 @@ import threading
 
 REFUSED = "can't start new thread"
 START_S = 5.0
-"""Seconds that a new thread may take to its first line. A thread that comes later finds that its start was given up, and ends."""
+"""Seconds that a new thread may take to its first line.
+
+A thread that begins later finds its start aborted, and ends.
+"""
 _LATER_S = 1.0
-"""The same after one thread of this process was given up: memory is short, and every further start would wait."""
+"""That limit after one start of this process was aborted: memory is short, and every further start would wait."""
 _given_up = threading.Event()
 
 

@@ -1,9 +1,11 @@
-"""Agents protect each other's checkpoints in memory, by copies or parity over TCP: a node may be lost, and its memory with it.
+"""Agents protect each other's checkpoints in memory, by copies or parity over TCP, so that the loss of a node loses no
+checkpoint.
 
-Always holds: a piece of parity is shown only if all it was made of was whole, and the same all the time; nothing is added to it twice,
-whatever breaks; bytes read from a slot count only if the slot is unchanged after. What is read may still be wrong, and is checked like
-every other byte. Nobody waits without a deadline, and no stranger is heard. May import: ``arena``, ``store`` (readers and buffers),
-``format.digest``, ``observe``, ``errors``. Never torch, nor the log: what counts, others say.
+Always holds: a piece of parity is offered only if all segments in it were complete and unchanged; no bytes are added to
+it twice, even after a broken connection; bytes read from a slot count only if the slot is unchanged afterwards. The
+bytes that are read may still be wrong, and are checked like every other byte. Every wait has a deadline, and a caller
+without the token gets no answer. May import: ``arena``, ``store`` (readers and buffers), ``format.digest``,
+``observe``, ``errors``. Never torch, nor the log: the caller decides which checkpoints count.
 """
 
 from relight.peers.parts import HeldPartFile

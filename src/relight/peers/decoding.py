@@ -1,8 +1,8 @@
-"""Where a lost part's bytes can be had: from inventories alone, no roster is needed. Pure.
+"""Plans how to rebuild a lost part from the agents' inventories; no roster is needed. Pure.
 
-A stripe is known by what its pieces say of themselves. Of each segment wanted, the plan names for every stripe that has it the sources
-whose sum it is, each multiplied by a factor: other members' own parts, where agents still have them, and as many rows of parity as members
-are missing.
+The descriptions of a stripe's parity pieces define the stripe. For each wanted segment and each stripe with it, the
+plan names sources. Each source is multiplied by a factor, and the sum is the segment. Sources are other members' own
+parts, where agents still have them, and as many rows of parity as members are missing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,10 @@ from relight.peers.messages import Inventory, Own, Parity, ReadRequest, Segment
 
 
 class CodedSource(NamedTuple):
-    """``length`` bytes at an address; ``asked`` names them from the first on. ``factor``: what they are multiplied with."""
+    """``length`` bytes at an address, from the first byte of ``asked`` on.
+
+    ``factor``: the element of GF(256) to multiply them by.
+    """
 
     address: str
     asked: ReadRequest
@@ -25,33 +28,33 @@ class CodedSource(NamedTuple):
 
     @property
     def name(self) -> tuple[str, str, int, bytes, int, int, int]:
-        """What it is, whichever bytes of it are meant: by this a source that failed is known."""
+        """Return the source's identity without a byte range, to mark a source that failed."""
         read = self.asked
         return self.address, read.id, read.rank, read.ring, read.lane, read.stripe, read.row
 
     def among(self, bad: Collection[object]) -> bool:
-        """Whether it failed, or all of its agent."""
+        """Return whether the source, or its whole agent, has failed."""
         return self.name in bad or self.address in bad
 
 
 class KnownPart(NamedTuple):
-    """A part that was, or is, in some agent's memory: how its packs lie in it."""
+    """Layout of a part in an agent's memory: start and size of each pack."""
 
     starts: tuple[int, ...]
     sizes: tuple[int, ...]
 
 
 class Stripe(NamedTuple):
-    """One stripe of one checkpoint, as those who hold its parity describe it."""
+    """One stripe of one checkpoint, as the agents that hold its parity describe it."""
 
     members: tuple[Segment, ...]
     of: int
     rows: Mapping[int, tuple[str, Parity]]
-    """Row → the address of who holds it, and its description."""
+    """Row → the address of the agent that holds it, and its description."""
 
 
 class Shelves:
-    """All inventories, by address, in order of what is asked of them."""
+    """Index of all agents' inventories, by checkpoint and rank."""
 
     def __init__(self, inventories: Mapping[str, Inventory]) -> None:
         self._own: dict[tuple[str, int], list[tuple[str, Own]]] = {}
@@ -73,24 +76,30 @@ class Shelves:
                     self._stripes.setdefault((str(id), member.rank), []).append(stripe)
 
     def known(self, id: str, rank: int) -> list[KnownPart]:
-        """All ways in which that part is described: one, unless somebody is wrong. What agents have themselves first."""
-        own = [KnownPart(one.starts, one.sizes) for _, one in self._own.get((id, rank), [])]
-        told = [KnownPart(m.starts, m.sizes) for stripe in self._stripes.get((id, rank), []) for m in stripe.members if m.rank == rank]
-        return list(dict.fromkeys(own + told))
+        """Return the distinct layouts of that part: one, unless an inventory is wrong.
+
+        Layouts of agents' own parts come first.
+        """
+        own = [KnownPart(part.starts, part.sizes) for _, part in self._own.get((id, rank), [])]
+        in_stripes = [
+            KnownPart(m.starts, m.sizes) for stripe in self._stripes.get((id, rank), []) for m in stripe.members if m.rank == rank
+        ]
+        return list(dict.fromkeys(own + in_stripes))
 
     def whole(self, id: str, rank: int, known: KnownPart, bad: Collection[object] = ()) -> CodedSource | None:
-        """An agent that has that part itself."""
+        """Return an agent's own copy of that part as a source; None if no agent has it."""
         for address, own in self._own.get((id, rank), []):
             length = max((start + size for start, size in zip(own.starts, own.sizes)), default=0) - min(own.starts, default=0)
-            found = CodedSource(address, ReadRequest(id, rank, 0, 0), length, 1)
-            if KnownPart(own.starts, own.sizes) == known and not found.among(bad):
-                return found
+            source = CodedSource(address, ReadRequest(id, rank, 0, 0), length, 1)
+            if KnownPart(own.starts, own.sizes) == known and not source.among(bad):
+                return source
         return None
 
     def sums(
         self, id: str, rank: int, known: KnownPart, number: int, bad: Collection[object] = ()
     ) -> Iterator[tuple[list[CodedSource], int]]:
-        """Ways to make segment ``number`` of that part: what adds up to it, and how many agents its stripe is on."""
+        """Yield ways to rebuild segment ``number`` of that part: the sources whose sum it is, and how many agents its
+        stripe is on."""
         for stripe in self._stripes.get((id, rank), []):
             for target, member in enumerate(stripe.members):
                 if (member.rank, member.number, member.starts, member.sizes) == (rank, number, known.starts, known.sizes):
@@ -99,21 +108,21 @@ class Shelves:
                         yield sources, stripe.of
 
     def segments(self, id: str, rank: int, known: KnownPart) -> list[Segment]:
-        """The segments of that part that some stripe has, without repetition, by where they begin."""
-        found = {
+        """Return the distinct segments of that part that a stripe has, by offset."""
+        by_range = {
             (m.offset, m.length, m.number): m
             for stripe in self._stripes.get((id, rank), [])
             for m in stripe.members
             if (m.rank, m.starts, m.sizes) == (rank, known.starts, known.sizes)
         }
-        return [found[key] for key in sorted(found)]
+        return [by_range[key] for key in sorted(by_range)]
 
     def _sum(self, id: str, stripe: Stripe, target: int, bad: Collection[object]) -> list[CodedSource] | None:
         present: dict[int, CodedSource] = {}
         missing = [target]
         for number, member in enumerate(stripe.members):
             if number == target or not member.length:
-                continue  # what has no bytes adds nothing
+                continue  # an empty segment adds nothing
             own = self.whole(id, member.rank, KnownPart(member.starts, member.sizes), bad)
             if own is None:
                 missing.append(number)
@@ -138,11 +147,11 @@ class Shelves:
 
 
 def _makes_sense(piece: Parity) -> bool:
-    """Whether it can be reckoned with: it came from somebody else."""
+    """Return whether a description is consistent. It was received from another agent."""
     members = piece.members
     return (
         0 <= piece.row < ROWS_MAX
         and 1 <= len(members) <= MEMBERS_MAX
-        and all(len(one.starts) == len(one.sizes) and one.length <= piece.length for one in members)
-        and len({one.rank for one in members if one.rank >= 0}) == sum(one.rank >= 0 for one in members)
+        and all(len(member.starts) == len(member.sizes) and member.length <= piece.length for member in members)
+        and len({member.rank for member in members if member.rank >= 0}) == sum(member.rank >= 0 for member in members)
     )

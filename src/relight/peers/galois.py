@@ -1,16 +1,18 @@
 """Arithmetic in GF(256), and the coefficients of parity: any k of k + m pieces give back the rest.
 
-Parity row r is the sum over the members of ``coefficient(r, member) * data``. Row 0 has ones only, so it is plain XOR; those behind it are
-rows of a Cauchy matrix, each times a constant, and row 0 is the same matrix's row "at infinity". So every square part of the whole has an
-inverse, and no choice of losses up to the number of rows defeats it.
+Parity row r is the sum over the members of ``coefficient(r, member) * data``. Row 0 has only ones, so it is plain XOR.
+The other rows are rows of a Cauchy matrix, each times a constant; row 0 is that matrix's row "at infinity". So every
+square submatrix has an inverse, and any losses up to the number of rows can be rebuilt.
 
-*How bytes are elements.* Not byte by byte: a block of ``BLOCK`` bytes is eight *planes*, and plane t holds bit t of its elements. To
-multiply by a constant is a matrix of eight by eight bits, so each plane of the product is the XOR of some planes of the data: nothing but
-XOR of long runs, which numpy does at the speed of memory. (Blömer, Kalfane, Karp, Karpinski, Luby, Zuckerman: *An XOR-based
-erasure-resilient coding scheme*, 1995.) A table of products, looked up two bytes at a time, is slower: 1.1 GB/s here, whatever the factor.
+*How bytes encode elements.* A block of ``BLOCK`` bytes is eight *planes*, and plane t holds bit t of its elements. A
+multiplication by a constant is a matrix of eight by eight bits, so each plane of the product is the XOR of some planes
+of the data. numpy computes the XOR of such long runs at memory speed. (Blömer, Kalfane, Karp, Karpinski, Luby,
+Zuckerman: *An XOR-based erasure-resilient coding scheme*, 1995.) A table of products, two bytes at a time, is slower:
+1.1 GB/s here for each factor.
 
-The members' coefficients in row 1 are the field's elements that need the fewest XORs; the constants of rows 2 and 3 were searched for with
-the same aim. None of them may change: pieces in memory would decode to nonsense. May be used from any thread.
+The members' coefficients in row 1 are the field's elements that need the fewest XORs; the constants of rows 2 and 3
+were searched for with the same aim. None of them may change: pieces in memory would decode to wrong bytes. May be used
+from any thread.
 """
 
 from __future__ import annotations
@@ -24,22 +26,22 @@ from relight.errors import ConfigError
 
 PLANE = 16 << 10
 BLOCK = 8 * PLANE
-"""Data is cut, padded and decoded in multiples of this many bytes, but for XOR alone, to which it is all the same."""
+"""Data is cut, padded and decoded in multiples of this many bytes. Plain XOR (factor 1) takes any length."""
 ROWS_MAX, MEMBERS_MAX = 4, 32
 _POLYNOMIAL = 0x11D
 _INFINITY = -1
 _ROWS = ((_INFINITY, 1), (0, 1), (49, 197), (140, 66))
-"""Of each row: its x in the Cauchy matrix 1 / (x + y), and what it is multiplied by."""
+"""For each row, its x in the Cauchy matrix 1 / (x + y), and its constant factor."""
 
 
 def multiply(a: int, b: int) -> int:
-    """The product of two elements."""
+    """Return the product of two elements."""
     exp, log = _tables()
     return exp[log[a] + log[b]] if a and b else 0
 
 
 def invert(a: int) -> int:
-    """What gives 1 when multiplied with ``a``, which is not 0."""
+    """Return the multiplicative inverse of ``a``. ``ZeroDivisionError`` for 0."""
     if not a:
         raise ZeroDivisionError("0 has no inverse in GF(256)")
     exp, log = _tables()
@@ -47,7 +49,7 @@ def invert(a: int) -> int:
 
 
 def coefficient(row: int, member: int) -> int:
-    """What data of ``member`` is multiplied with before it is added to parity row ``row``. ``ConfigError`` outside 4 rows of 32 members."""
+    """Return the factor of ``member``'s data in parity row ``row``. ``ConfigError`` outside 4 rows of 32 members."""
     if not (0 <= row < ROWS_MAX and 0 <= member < MEMBERS_MAX):
         raise ConfigError(f"there is no parity row {row} of member {member}: at most {ROWS_MAX} rows, {MEMBERS_MAX} members")
     x, scale = _ROWS[row]
@@ -55,26 +57,27 @@ def coefficient(row: int, member: int) -> int:
 
 
 def solve(matrix: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The inverse of a small square matrix. ``ConfigError`` if it has none."""
+    """Return the inverse of a small square matrix. ``ConfigError`` if it has none."""
     size = len(matrix)
     work = [[*line, *(int(i == j) for j in range(size))] for i, line in enumerate(matrix)]
-    for at in range(size):
-        pivot = next((i for i in range(at, size) if work[i][at]), None)
+    for column in range(size):
+        pivot = next((i for i in range(column, size) if work[i][column]), None)
         if pivot is None:
             raise ConfigError("these rows do not determine what is missing")
-        work[at], work[pivot] = work[pivot], work[at]
-        factor = invert(work[at][at])
-        work[at] = [multiply(factor, value) for value in work[at]]
+        work[column], work[pivot] = work[pivot], work[column]
+        factor = invert(work[column][column])
+        work[column] = [multiply(factor, value) for value in work[column]]
         for i in range(size):
-            if i != at and (factor := work[i][at]):
-                work[i] = [value ^ multiply(factor, other) for value, other in zip(work[i], work[at])]
+            if i != column and (factor := work[i][column]):
+                work[i] = [value ^ multiply(factor, other) for value, other in zip(work[i], work[column])]
     return [line[size:] for line in work]
 
 
 def weigh(missing: Sequence[int], rows: Sequence[int], known: Sequence[int], target: int) -> tuple[list[int], list[int]]:
-    """How ``target``, one of the ``missing`` members, is made: the factors of the parity ``rows``, then those of the ``known`` members.
+    """Return the factors that rebuild ``target``, one of the ``missing`` members: of the parity ``rows``, and of the
+    ``known`` members.
 
-    As many rows as are missing. All that adds up to the target is ``sum(factor * bytes)`` over both.
+    There are as many rows as missing members. The target is the sum of ``factor * bytes`` over both.
     """
     inverse = solve([[coefficient(row, member) for member in missing] for row in rows])
     of_rows = inverse[list(missing).index(target)]
@@ -88,9 +91,11 @@ def weigh(missing: Sequence[int], rows: Sequence[int], known: Sequence[int], tar
 
 
 def accumulate(into: memoryview, data: memoryview, factor: int) -> None:
-    """``into += factor * data``: of equal length, contiguous, whole blocks unless the factor is 0 or 1; ``into`` writable.
+    """Add ``factor * data`` to ``into``. Both are contiguous, of equal length, and whole blocks unless the factor is 0
+    or 1.
 
-    Cost: what one XOR of ``data`` takes for the factor 1 (some 10 to 20 GB/s), two to five times as long for others. Releases the GIL.
+    Cost: one XOR of ``data`` for the factor 1 (some 10 to 20 GB/s), two to five times as long for other factors.
+    Releases the GIL.
     """
     if len(into) != len(data):
         raise ValueError(f"{len(data)} bytes cannot be added to {len(into)}")
@@ -102,9 +107,9 @@ def accumulate(into: memoryview, data: memoryview, factor: int) -> None:
     if len(data) % BLOCK:
         raise ValueError(f"{len(data)} bytes are not whole blocks of {BLOCK}")
     plan = _planes(factor)
-    for at in range(0, len(data), BLOCK):
-        target = list(numpy.frombuffer(into[at : at + BLOCK], numpy.uint64).reshape(8, -1))
-        source = list(numpy.frombuffer(data[at : at + BLOCK], numpy.uint64).reshape(8, -1))
+    for start in range(0, len(data), BLOCK):
+        target = list(numpy.frombuffer(into[start : start + BLOCK], numpy.uint64).reshape(8, -1))
+        source = list(numpy.frombuffer(data[start : start + BLOCK], numpy.uint64).reshape(8, -1))
         for out, part in plan:
             numpy.bitwise_xor(target[out], source[part], target[out])
 
@@ -120,7 +125,7 @@ def _add(into: memoryview, data: memoryview) -> None:
 
 @cache
 def _tables() -> tuple[list[int], list[int]]:
-    """Powers of 2, twice over, and the logarithms to that base."""
+    """Return the powers of 2, repeated twice, and the logarithms to base 2."""
     exp, log, value = [0] * 512, [0] * 256, 1
     for power in range(255):
         exp[power] = exp[power + 255] = value
@@ -131,12 +136,15 @@ def _tables() -> tuple[list[int], list[int]]:
 
 @cache
 def _planes(factor: int) -> list[tuple[int, int]]:
-    """``(plane of the product, plane of the data)`` for each XOR that a multiplication by ``factor`` takes."""
+    """Return ``(plane of the product, plane of the data)`` for each XOR of a multiplication by ``factor``."""
     return [(out, part) for out in range(8) for part in range(8) if multiply(factor, 1 << part) >> out & 1]
 
 
 @cache
 def _ys() -> list[int]:
-    """Of each member: its y. Row 1 has 1 / y, so these are the inverses of the elements that are quickest to multiply with."""
+    """Return each member's y.
+
+    Row 1 has 1 / y, so these are the inverses of the elements that are quickest to multiply by.
+    """
     quick = sorted(range(1, 256), key=lambda element: (len(_planes(element)), element))
     return [invert(element) for element in quick[:MEMBERS_MAX]]

@@ -1,7 +1,9 @@
-"""Parity that this agent holds for others: who may add to it, how far each has got, what is complete.
+"""Parity that this agent holds for other agents: which connection may add to a piece, how many bytes each member has
+sent, what is complete.
 
-Always holds: nothing is added twice, whatever breaks; a piece is shown only when every member said that its bytes were whole; a member that
-said *void* ends the piece. Of each row and lane there are: the newest complete piece, and at most ``PENDING_MAX`` newer ones on their way.
+Always holds: no bytes are added twice, even after a broken connection. A piece is offered only after every member has
+confirmed its bytes. A member that sends *void* ends the piece. For each row and lane there are the newest complete
+piece, and at most ``PENDING_MAX`` newer, incomplete ones.
 """
 
 from __future__ import annotations
@@ -22,12 +24,12 @@ from relight.peers.rings import PeerRing
 from relight.peers.wire import PeerLost
 
 PENDING_MAX = 2
-"""A member may have gone on to the next checkpoint while others still send this one: both may be completed."""
+"""A member may already send the next checkpoint while others still send this one: both can be completed."""
 _VOIDED_MAX = 8
 
 
-class Refusal(Exception):  # caught before it leaves this room: it becomes an answer
-    """What was asked for is refused."""
+class Refusal(Exception):  # caught before it leaves this package: it becomes an answer
+    """A request is refused."""
 
     def __init__(self, code: str, why: str) -> None:
         super().__init__(why)
@@ -35,14 +37,17 @@ class Refusal(Exception):  # caught before it leaves this room: it becomes an an
 
 
 class _Member:
-    """How far one member of a piece is."""
+    """Progress of one member of a piece."""
 
     def __init__(self, segment: Segment, life: bytes) -> None:
         self.segment, self.life = segment, life
         self.got = 0
         self.whole = False
         self.turn: object = None
-        """Whose connection goes on with it: a former one, whose bytes may still be under way here, adds nothing any more."""
+        """Marks the connection that may add bytes.
+
+        Bytes of an earlier connection, which may still arrive, are refused.
+        """
 
 
 class _ParityPiece:
@@ -59,11 +64,14 @@ class _ParityPiece:
 
     @property
     def size(self) -> int:
-        """Whole blocks: the last one of a member that ends within it has parity up to its end."""
+        """Return the piece's bytes, in whole blocks.
+
+        A member that ends within its last block counts as padded with zeros.
+        """
         return 0 if self.memory is None else self.memory.size
 
     def let_go(self) -> None:
-        """Its memory is free again; who still sends from it keeps that mapped until he is done."""
+        """Free the memory. A thread that still sends from it keeps it mapped until it has finished."""
         with self.lock:
             self.dropped = True
             if self.memory is not None:
@@ -71,12 +79,12 @@ class _ParityPiece:
                 self.memory = None
 
     def described(self) -> Parity:
-        members = [self.members[at].segment if at in self.members else self.absent[at] for at in range(self.data)]
+        members = [self.members[number].segment if number in self.members else self.absent[number] for number in range(self.data)]
         return Parity(self.id, self.seq, self.lane, self.ring, self.stripe, self.row, self.of, self.size, tuple(members))
 
 
 class Turn(NamedTuple):
-    """One connection's right to go on with one contribution."""
+    """One connection's right to continue one contribution."""
 
     piece: _ParityPiece
     member: _Member
@@ -85,7 +93,7 @@ class Turn(NamedTuple):
 
 
 class _StripeRow:
-    """A row of a lane: every agent holds one piece of each at a time."""
+    """The pieces of one row and lane that this agent holds."""
 
     def __init__(self) -> None:
         self.complete: _ParityPiece | None = None
@@ -94,7 +102,10 @@ class _StripeRow:
 
 
 class Holder:
-    """All pieces held here. ``memory``: bytes for them at most, None for what there is. ``completed`` is told of each complete one."""
+    """All pieces held here.
+
+    ``memory``: most bytes for them; None: no limit. ``completed`` is called with each complete piece.
+    """
 
     def __init__(self, memory: int | None, completed: Callable[[Parity], None] = lambda piece: None) -> None:
         self._budget, self._completed = memory, completed
@@ -107,12 +118,12 @@ class Holder:
 
     @property
     def used(self) -> int:
-        """Bytes of memory that pieces take."""
+        """Return the bytes of memory that pieces take."""
         with self._lock:
             return self._used
 
     def join(self, ring: PeerRing | None, me: str) -> None:
-        """Take contributions of that ring's members. What is on its way from another ring's is dropped; what is complete stays."""
+        """Accept contributions of that ring's members. Drop incomplete pieces of another ring; keep complete ones."""
         position = None if ring is None else ring.position(me)
         with self._lock:
             fingerprint = b"" if ring is None or position is None else ring.fingerprint()
@@ -125,7 +136,11 @@ class Holder:
                 place.voided.clear()
 
     def begin(self, asked: Contribute) -> tuple[Turn, int]:
-        """The right to go on with that contribution, taken from whoever had it, and from which byte of the segment. ``Refusal``."""
+        """Give the caller's connection the right to continue a contribution. Return it, and the next byte of the
+        segment.
+
+        An earlier connection loses the right. ``Refusal`` if the contribution is not accepted.
+        """
         with self._lock:
             ring = self._ring
             if ring is None or asked.ring != self._fingerprint:
@@ -141,7 +156,10 @@ class Holder:
                 return Turn(piece, member, mark, coefficient(asked.row, asked.segment.number)), member.got
 
     def add(self, turn: Turn, offset: int, data: memoryview) -> None:
-        """Add the next bytes; ``data`` is the caller's again. ``Gone`` if it is another's turn."""
+        """Add the next bytes.
+
+        The caller may reuse ``data`` afterwards. ``PeerLost`` if another connection has the right.
+        """
         piece, member = turn.piece, turn.member
         with piece.lock:
             self._check_turn(turn)
@@ -153,12 +171,12 @@ class Holder:
             whole = len(data) - len(data) % BLOCK
             room = piece.memory.view[offset : offset + whole + BLOCK]
             accumulate(room[:whole], data[:whole], turn.factor)
-            if whole < len(data):  # the end of the segment: zeros are behind it
+            if whole < len(data):  # the end of the segment: pad with zeros
                 accumulate(room[whole:], memoryview(bytes(data[whole:]) + bytes(BLOCK - len(data) + whole)), turn.factor)
             member.got += len(data)
 
     def end(self, turn: Turn) -> bool:
-        """The member is whole; whether the piece is complete now."""
+        """Record that the member has confirmed its bytes. Return whether the piece is complete now."""
         piece, member = turn.piece, turn.member
         with self._lock:
             with piece.lock:
@@ -167,11 +185,11 @@ class Holder:
                     raise PeerLost(f"whole, with {member.got} of {member.segment.length} bytes")
                 member.whole = True
                 wanted = piece.data - len(piece.absent)
-                newly = not piece.complete and len(piece.members) == wanted and all(one.whole for one in piece.members.values())
+                newly = not piece.complete and len(piece.members) == wanted and all(member.whole for member in piece.members.values())
                 piece.complete = piece.complete or newly
             if newly:
                 place = self._places[piece.lane, piece.row]
-                older = [one for one in place.pending if one.seq < piece.seq]
+                older = [pending for pending in place.pending if pending.seq < piece.seq]
                 former = [place.complete] if place.complete is not None else []
                 place.pending.remove(piece)
                 place.complete = piece
@@ -181,7 +199,10 @@ class Holder:
         return piece.complete
 
     def void(self, turn: Turn) -> None:
-        """The member's memory changed: the piece is nothing, unless this member was whole before, and only the answer was lost."""
+        """Drop the piece, because the member's memory changed.
+
+        A member that was complete before only missed the answer: keep the piece.
+        """
         piece = turn.piece
         with self._lock:
             if turn.member.whole or piece.dropped:
@@ -189,12 +210,15 @@ class Holder:
             self._drop(self._places[piece.lane, piece.row], [piece])
 
     def inventory(self) -> list[Parity]:
-        """What is complete."""
+        """Return the descriptions of the complete pieces."""
         with self._lock:
             return [place.complete.described() for place in self._places.values() if place.complete is not None]
 
     def read(self, asked: ReadRequest) -> memoryview:
-        """A view of those bytes of a complete piece, which stay what they are as long as the view lives. ``Refusal``."""
+        """Return a view of those bytes of a complete piece; they do not change while the view exists.
+
+        ``Refusal`` if it is gone.
+        """
         with self._lock:
             place = self._places.get((asked.lane, asked.row))
             piece = None if place is None else place.complete
@@ -205,14 +229,14 @@ class Holder:
             return memoryview(b"") if piece.memory is None else piece.memory.view[asked.offset : asked.offset + asked.length].toreadonly()
 
     def close(self) -> None:
-        """Let go of everything."""
+        """Drop all pieces."""
         with self._lock:
             self._ring, self._fingerprint = None, b""
             for place in self._places.values():
                 self._drop(place, [*place.pending, *([place.complete] if place.complete is not None else [])])
 
     def _check(self, ring: PeerRing, asked: Contribute) -> None:
-        """That the roster has such a member, and that what it says of itself can be."""
+        """Raise ``PeerLost`` if the roster has no such member, or if its description is impossible."""
         segment, stripes = asked.segment, len(ring.peers)
         if not (0 <= asked.row < ring.parity and asked.stripe < stripes and segment.number < ring.data):
             raise PeerLost("there is no such piece")
@@ -224,7 +248,7 @@ class Holder:
             raise PeerLost(f"agent {peer.id!r} has no rank {segment.rank} in lane {asked.lane}")
         length = blob_length(segment.starts, segment.sizes)
         if len(segment.starts) != len(segment.sizes) or not 0 <= length <= LENGTH_MAX:
-            raise PeerLost("packs that cannot be")
+            raise PeerLost("its packs have impossible places")
         if cut(length, ring.data)[segment.number] != (segment.offset, segment.length):
             raise PeerLost("this is not how a segment is cut")
 
@@ -232,15 +256,15 @@ class Holder:
         complete = place.complete
         if complete is not None and (complete.id, complete.ring) == (asked.id, asked.ring):
             return complete
-        found = next((one for one in place.pending if one.id == asked.id), None)
-        if found is not None:
-            return found
+        pending = next((piece for piece in place.pending if piece.id == asked.id), None)
+        if pending is not None:
+            return pending
         if complete is not None and complete.seq > asked.seq:
             raise Refusal(OLD, "a newer checkpoint is complete")
         if len(place.pending) >= PENDING_MAX:
-            oldest = min(place.pending, key=lambda one: one.seq)
+            oldest = min(place.pending, key=lambda piece: piece.seq)
             if oldest.seq > asked.seq:
-                raise Refusal(OLD, "newer checkpoints are on their way")
+                raise Refusal(OLD, "newer checkpoints are being sent")
             self._drop(place, [oldest])
         absent = {}
         for number in range(ring.data):
@@ -257,22 +281,25 @@ class Holder:
             if (known.segment, known.life) == (asked.segment, asked.life):
                 return known
             if piece.complete:
-                raise Refusal(OLD, "it is complete, as another process had it")
-            self._drop(place, [piece])  # what the former process sent cannot be taken out again
+                raise Refusal(OLD, "it is complete, from another process")
+            self._drop(place, [piece])  # the bytes of the earlier process cannot be removed from the sum
             raise Refusal(VOID, "another process began this")
         self._make_room(place, piece, asked.segment.length)
         member = piece.members[asked.segment.number] = _Member(asked.segment, asked.life)
         return member
 
     def _make_room(self, place: _StripeRow, piece: _ParityPiece, length: int) -> None:
-        """Have the piece be at least that long: what is there stays, what is added is zero. Without room all of it is given up."""
+        """Extend the piece to at least ``length`` bytes with zeros.
+
+        Without memory for that, drop the piece: ``Refusal``.
+        """
         size = -(-length // BLOCK) * BLOCK
         former = piece.memory
         if size <= piece.size:
             return
         try:
             while (why := self._lack(size - piece.size)) is not None:
-                older = [one for one in place.pending if one.seq < piece.seq]
+                older = [pending for pending in place.pending if pending.seq < piece.seq]
                 if not older:
                     raise NoSpace(why)
                 self._drop(place, older)
@@ -293,7 +320,10 @@ class Holder:
         return room_for(size)
 
     def _drop(self, place: _StripeRow, pieces: list[_ParityPiece]) -> None:
-        """Let them go. One that was on its way can never be complete any more: members that were whole do not send again."""
+        """Drop these pieces.
+
+        An incomplete one can never be completed later: members that were complete do not send again.
+        """
         for piece in pieces:
             self._used -= piece.size
             piece.let_go()
@@ -306,11 +336,11 @@ class Holder:
     @staticmethod
     def _check_turn(turn: Turn) -> None:
         if turn.piece.dropped or turn.member.turn is not turn.mark:
-            raise PeerLost("the piece is dropped, or another connection goes on with it")
+            raise PeerLost("the piece is dropped, or another connection continues it")
 
 
 def _extended(memory: SharedMapping, size: int) -> int:
-    """Another descriptor of that memory, which is ``size`` bytes long from now on."""
+    """Extend that memory to ``size`` bytes. Return another descriptor of it."""
     fd = os.dup(memory.fd)
     try:
         os.posix_fallocate(fd, 0, size)

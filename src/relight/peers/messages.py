@@ -1,7 +1,9 @@
-"""What agents say to each other, and who restores to agents. MessagePack behind the handshake; all ends are of one version.
+"""Messages between agents, and from a restoring trainer to agents. MessagePack after the handshake; both ends have the
+same version.
 
-Three conversations, over any connection, one after the other: to contribute to a parity piece (``Contribute``, then ``Piece`` with its
-bytes until all are there, then ``Whole`` or ``Void``), to ask what there is (``Ask``), to read (``Read``, several before the answers).
+Three conversations, over any connection, one after the other. To contribute to a parity piece: ``Contribute``, then
+``SegmentPiece`` with its bytes until all are sent, then ``SegmentEnd`` or ``Void``. To list what an agent has:
+``StatusRequest``. To read: ``ReadRequest``, several before the answers.
 """
 
 from __future__ import annotations
@@ -11,22 +13,23 @@ from typing import Annotated
 import msgspec
 
 HEADER_BYTES_MAX = 1 << 18
-"""Of a request."""
+"""Largest request."""
 ANSWER_BYTES_MAX = 16 << 20
-"""Of an answer: an inventory is the longest."""
+"""Largest answer. An inventory is the longest answer."""
 PIECE_BYTES = 4 << 20
-"""How many bytes follow one header at most."""
+"""Most bytes that follow one header."""
 LENGTH_MAX = 1 << 46
-"""No rank's part is longer."""
+"""Longest part of a rank."""
 Count = Annotated[int, msgspec.Meta(ge=0, le=LENGTH_MAX)]
 Packs = Annotated[tuple[Count, ...], msgspec.Meta(max_length=4096)]
 
 
 class Segment(msgspec.Struct, frozen=True, array_like=True):
-    """Which bytes a member of a stripe is: ``length`` from ``offset`` on of what rank ``rank`` of ``owner`` has of a checkpoint.
+    """The bytes of a stripe's member: ``length`` bytes from ``offset`` of the blob of rank ``rank`` on the agent
+    ``owner``.
 
-    Rank −1: that agent has no such lane, and counts as zeros. A *blob* is a rank's part as it lies in memory: from the beginning of its
-    first pack to the end of its last. ``starts`` and ``sizes`` are its packs', in the owner's slot.
+    Rank −1: that agent has no such lane, and counts as zeros. A *blob* is a rank's part in memory, from the start of
+    its first pack to the end of its last one. ``starts`` and ``sizes`` are those of its packs, in the owner's slot.
     """
 
     owner: str
@@ -39,9 +42,9 @@ class Segment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Contribute(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """I am a member of that stripe, and you hold its parity row. How far am I?
+    """Begin or continue a contribution: the sender is a member of that stripe, the receiver holds its parity row.
 
-    ``life`` is new each time an agent starts: nobody goes on with what another process began.
+    ``life`` is new each time an agent starts, so no process continues the contribution of another one.
     """
 
     id: str
@@ -55,26 +58,27 @@ class Contribute(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class SegmentPiece(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The next ``length`` bytes of the segment, behind this message; they begin at ``offset`` of it."""
+    """The next ``length`` bytes of the segment, from ``offset`` on, follow this message."""
 
     offset: Count
     length: Count
 
 
 class SegmentEnd(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """That was all of it, and the memory it came from did not change meanwhile."""
+    """All bytes of the segment were sent, and their memory did not change meanwhile."""
 
 
 class Void(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The memory changed: what I sent of that checkpoint counts for nothing."""
+    """The sender's memory changed: discard the bytes that it sent of that checkpoint."""
 
 
 class StatusRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What have you?"""
+    """Request the agent's inventory."""
 
 
 class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """``length`` bytes from ``offset`` on of the blob of ``rank``; with ``row`` ≥ 0, of that piece of parity instead."""
+    """Request ``length`` bytes from ``offset`` on of the blob of ``rank``; with ``row`` ≥ 0, of that piece of parity
+    instead."""
 
     id: str
     rank: int
@@ -87,24 +91,25 @@ class ReadRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Going(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Go on from byte ``got`` of the segment."""
+    """Continue the contribution from byte ``got`` of the segment."""
 
     got: Count
 
 
 class PeerRefusal(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """No. ``code`` is for programs: one of those below."""
+    """A request was refused. ``code`` is one of the codes below, for programs."""
 
     code: str
     why: str
 
 
 ROSTER, ROOM, VOID, OLD, GONE = "roster", "room", "void", "old", "gone"
-"""Another ring is joined here · there is no memory · a member's memory changed · something newer is complete · it is not there."""
+"""Another ring is joined here · no memory is free · a member's memory changed · a newer checkpoint is complete · it
+does not exist."""
 
 
 class Acknowledged(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Understood. ``complete``: all members are whole."""
+    """The end of a contribution was accepted. ``complete``: all members have confirmed their bytes."""
 
     complete: bool
 
@@ -121,7 +126,7 @@ class Own(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Parity(msgspec.Struct, frozen=True, array_like=True):
-    """A complete piece of parity, ``length`` bytes in whole blocks, and what it is made of: member i of the stripe is ``members[i]``."""
+    """A complete piece of parity, ``length`` bytes in whole blocks. ``members[i]`` is member i of its stripe."""
 
     id: str
     seq: Count
@@ -130,13 +135,13 @@ class Parity(msgspec.Struct, frozen=True, array_like=True):
     stripe: Count
     row: int
     of: Count
-    """How many agents are on the ring's stripes: data and parity together."""
+    """How many agents a stripe of the ring is on: data and parity together."""
     length: Count
     members: tuple[Segment, ...]
 
 
 class Inventory(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """All that this agent has to give."""
+    """The parts and parity pieces that this agent has."""
 
     agent: str
     own: list[Own]
@@ -144,7 +149,8 @@ class Inventory(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Data(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """``length`` bytes follow, then one more: 1 if their memory was the same all the time, else 0, and they count for nothing."""
+    """``length`` bytes follow, then one byte: 1 if their memory did not change meanwhile; 0 if it did, and the bytes
+    are invalid."""
 
     length: Count
 

@@ -1,4 +1,5 @@
-"""What is to be protected: ranks' parts of checkpoints as they lie in this node's memory, and how each is cut into segments."""
+"""Ranks' parts of checkpoints in this node's memory, which other agents protect, and how a part is cut into
+segments."""
 
 from __future__ import annotations
 
@@ -11,15 +12,16 @@ from relight.peers.galois import BLOCK
 from relight.peers.messages import Own
 
 KEPT_MAX = 4
-"""Of a lane: more checkpoints than a node has slots for are not in its memory."""
+"""Most parts kept for each lane. A node's memory has no slots for more checkpoints."""
 
 
 class HeldPartFile(NamedTuple):
     """A rank's part of a committed checkpoint, in a slot of its node's agent.
 
-    ``seq`` tells newer from older, for all agents and attempts alike: the epoch above, the number of the save below. ``lane``: the
-    how many-th of its node's ranks it is, from 0. ``starts`` and ``sizes`` are its packs' in ``memory``, which stays the caller's.
-    ``is_there``, in any thread and at any time: whether the memory still holds this part, and held nothing else since it was offered.
+    ``seq`` orders checkpoints across all agents and attempts: the epoch in the high bits, the save's number in the low
+    bits. ``lane``: the local rank, from 0. ``starts`` and ``sizes`` are those of its packs in ``memory``, which the
+    caller owns. ``is_there`` returns whether the memory still holds this part, and held nothing else since it was
+    offered. It is called in any thread, at any time.
     """
 
     id: str
@@ -33,81 +35,85 @@ class HeldPartFile(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Bytes of its blob: from the beginning of its first pack to the end of its last."""
+        """Return the bytes of its blob: from the start of its first pack to the end of its last."""
         return blob_length(self.starts, self.sizes)
 
     def there(self) -> bool:
-        """What ``is_there`` says; no, if all of its memory is let go of."""
+        """Return ``is_there()``; False if all of its memory was released."""
         try:
             return self.is_there()
         except ValueError:  # a view that was released
             return False
 
     def read(self, offset: int, length: int) -> memoryview | None:
-        """A view of those bytes of the blob, no copy; None if they are not there. What is made of it counts if it is ``there`` after."""
+        """Return a view of those bytes of the blob, without a copy; None if they are gone.
+
+        The caller must check ``there()`` after it has used the bytes: they may have changed meanwhile.
+        """
         if offset + length > self.length or not self.there():
             return None
         begin = min(self.starts, default=0) + offset
         try:
-            found = self.memory.view[begin : begin + length].toreadonly()
-        except ValueError:  # let go of meanwhile
+            view = self.memory.view[begin : begin + length].toreadonly()
+        except ValueError:  # released meanwhile
             return None
-        return found if len(found) == length else None
+        return view if len(view) == length else None
 
 
 def blob_length(starts: Sequence[int], sizes: Sequence[int]) -> int:
-    """Bytes from the beginning of the first pack to the end of the last."""
+    """Return the bytes from the start of the first pack to the end of the last."""
     return max((start + size for start, size in zip(starts, sizes)), default=0) - min(starts, default=0)
 
 
 def cut(length: int, pieces: int) -> list[tuple[int, int]]:
-    """``(offset, length)`` of each of so many segments: as equal as whole blocks can be, the last ones shorter, or of no length."""
+    """Return ``(offset, length)`` of ``pieces`` segments: equal numbers of whole blocks, the last ones shorter or
+    empty."""
     step = -(-length // (pieces * BLOCK)) * BLOCK
-    return [(min(at * step, length), max(0, min(step, length - at * step))) for at in range(pieces)]
+    return [(min(number * step, length), max(0, min(step, length - number * step))) for number in range(pieces)]
 
 
 class Parts:
-    """What this agent can serve of its own. Any thread."""
+    """The parts of its own node that an agent serves. Any thread."""
 
     def __init__(self) -> None:
         self._held: dict[tuple[str, int], HeldPartFile] = {}
         self._lock = threading.Lock()
 
     def add(self, part: HeldPartFile) -> None:
-        """Serve it from now on, as long as it is there."""
+        """Serve a part from now on, as long as it is in memory."""
         with self._lock:
             self._held.pop((part.id, part.rank), None)
             self._held[part.id, part.rank] = part
-            lane = [one for one in self._held.values() if one.lane == part.lane]
-            gone = [one for one in self._held.values() if not one.there()]
-            for one in {(one.id, one.rank) for one in gone + lane[:-KEPT_MAX]}:
-                del self._held[one]
+            lane = [kept for kept in self._held.values() if kept.lane == part.lane]
+            gone = [kept for kept in self._held.values() if not kept.there()]
+            for key in {(kept.id, kept.rank) for kept in gone + lane[:-KEPT_MAX]}:
+                del self._held[key]
 
     def remove(self, id: str, rank: int) -> HeldPartFile | None:
-        """Serve it no more."""
+        """Stop serving a part. Return it; None if it was not served."""
         with self._lock:
             return self._held.pop((id, rank), None)
 
     def clear(self) -> None:
-        """Serve nothing more."""
+        """Stop serving all parts."""
         with self._lock:
             self._held.clear()
 
     def find(self, id: str, rank: int) -> HeldPartFile | None:
-        """It, if it was added; whether it is still there is another question."""
+        """Return a part that was added, or None. It may be gone from memory: check ``there()``."""
         with self._lock:
             return self._held.get((id, rank))
 
     def there(self) -> list[HeldPartFile]:
-        """All that is there, oldest first."""
+        """Return the parts that are in memory, oldest first."""
         with self._lock:
-            held = list(self._held.values())
-        return sorted((one for one in held if one.there()), key=lambda one: (one.seq, one.lane))
+            parts = list(self._held.values())
+        return sorted((part for part in parts if part.there()), key=lambda part: (part.seq, part.lane))
 
     def newest(self) -> list[HeldPartFile]:
-        """Of each lane the newest that is there."""
-        return list({one.lane: one for one in self.there()}.values())
+        """Return the newest part of each lane that is in memory."""
+        return list({part.lane: part for part in self.there()}.values())
 
     def inventory(self) -> list[Own]:
-        """All that is there, as others are told."""
-        return [Own(one.id, one.seq, one.rank, one.lane, one.starts, one.sizes) for one in self.there()]
+        """Return the descriptions, for other agents, of the parts that are in memory."""
+        return [Own(part.id, part.seq, part.rank, part.lane, part.starts, part.sizes) for part in self.there()]

@@ -1,4 +1,5 @@
-"""The end of who restores: what agents still have of a checkpoint, read over the network; rebuilt from parity where one is gone."""
+"""Restore from peers: reads a checkpoint's parts from agents' memory over the network, and rebuilds lost parts from
+parity."""
 
 from __future__ import annotations
 
@@ -23,18 +24,20 @@ ASK_AT_ONCE = 64
 IDLE_CALLS_MAX = 8
 """Connections to one agent that are kept for the next read."""
 WINDOW_BYTES = PIECE_BYTES
-"""What is decoded at a time: two buffers of it, for each thread that reads."""
+"""Bytes that are decoded at a time. Each thread that reads has two buffers of this size."""
 BREAKS_MAX = 2
+"""Broken connections after which an agent is not used any more."""
 AHEAD = 4
-"""Requests that are under way on a connection."""
+"""Requests that are sent on a connection before the first answer is read."""
 T = TypeVar("T")
 
 
 class Remote:
-    """What the agents at ``addresses`` have in memory now. Those that do not answer are left out, and told. Any thread; close it when done.
+    """The parts that the agents at ``addresses`` have in memory. Agents that do not answer are left out, with an event.
+    Any thread.
 
-    ``timeout_s`` bounds every operation on a connection: to be connected, and each answer, to which its bytes at 1 MiB/s are added. Cost of
-    construction: a round trip to each, all at once.
+    ``timeout_s`` bounds every operation on a connection: connecting, and each answer plus its bytes at 1 MiB/s. Cost of
+    construction: one round trip to each agent, all at the same time. Close it when done.
     """
 
     def __init__(self, addresses: Sequence[str], token: bytes, timeout_s: float) -> None:
@@ -43,37 +46,41 @@ class Remote:
         self._idle: dict[str, list[Caller]] = {}
         self._rooms: list[tuple[memoryview, memoryview]] = []
         self._bad: frozenset[object] = frozenset()
-        """Names of sources, and addresses of agents, that are not asked again."""
+        """Names of sources, and addresses of agents, that are not used again."""
         self._breaks: Counter[str] = Counter()
         self._closed = False
-        found: dict[str, Inventory] = {}
+        inventories: dict[str, Inventory] = {}
         wanted = list(dict.fromkeys(addresses))
         if wanted:
             with ThreadPool(min(ASK_AT_ONCE, len(wanted)), "relight-peers-ask") as pool:
                 for address, inventory in zip(wanted, pool.map(self._ask, wanted)):
                     if inventory is not None:
-                        found[address] = inventory
-        self.answered: tuple[str, ...] = tuple(found)
-        """Who did."""
-        self._shelves = Shelves(found)
+                        inventories[address] = inventory
+        self.answered: tuple[str, ...] = tuple(inventories)
+        """Addresses of the agents that answered."""
+        self._shelves = Shelves(inventories)
 
     def has(self, id: str, rank: int) -> str | None:
-        """In words, where the part of ``rank`` of checkpoint ``id`` can be read from; None if not from here."""
+        """Return, as text, where the part of ``rank`` of checkpoint ``id`` can be read from; None if no agents can
+        provide it."""
         for known in self._shelves.known(id, rank):
-            said = self._how(id, rank, known)
-            if said is not None:
-                return said
+            source = self._how(id, rank, known)
+            if source is not None:
+                return source
         return None
 
     def reader(self, id: str, rank: int, pack: int) -> Reader | None:
-        """Pack number ``pack`` of that part; None if it is not to be had. Its bytes are not checked: they may be wrong."""
+        """Return a reader of pack number ``pack`` of that part; None if no agents can provide it.
+
+        Its bytes are unverified.
+        """
         for known in self._shelves.known(id, rank):
             if pack < len(known.starts) and self._how(id, rank, known) is not None:
                 return _PeerPackReader(self, id, rank, known, pack)
         return None
 
     def close(self) -> None:
-        """Hang up. Readers are of no more use."""
+        """Close all connections. Readers cannot be used afterwards."""
         with self._lock:
             self._closed = True
             idle = [wire for wires in self._idle.values() for wire in wires]
@@ -84,7 +91,10 @@ class Remote:
     # -- what readers need
 
     def read(self, id: str, rank: int, known: KnownPart, offset: int, into: memoryview) -> None:
-        """Fill ``into`` from ``offset`` of the blob: from whoever has it, else from parity. ``StoreUnavailable`` when no way is left."""
+        """Fill ``into`` from ``offset`` of the blob: from an agent that has the part, else from parity.
+
+        ``StoreUnavailable`` if both fail.
+        """
         while into:
             try:
                 whole = self._shelves.whole(id, rank, known, self._bad)
@@ -97,7 +107,7 @@ class Remote:
                 self._pass_over(failed)
 
     def _rebuild_some(self, id: str, rank: int, known: KnownPart, offset: int, into: memoryview) -> int:
-        """Make the first bytes of that, up to a window or the end of their segment; how many."""
+        """Rebuild the first bytes of that range, up to a window or the end of their segment. Return how many."""
         for segment in self._shelves.segments(id, rank, known):
             if segment.offset <= offset < segment.offset + segment.length:
                 begin = offset - segment.offset
@@ -106,11 +116,14 @@ class Remote:
                     self._sum(sources, begin, into[:step])
                     return step
         raise StoreUnavailable(
-            f"the peers have no more what rank {rank} had of checkpoint {id}", where=f"{len(self.answered)} peers", retryable=False
+            f"the peers do not have the part of rank {rank} of checkpoint {id} any more",
+            where=f"{len(self.answered)} peers",
+            retryable=False,
         )
 
     def _pass_over(self, failed: _Failed) -> None:
-        """What was refused counts no more; nor does an agent whose connections broke ``BREAKS_MAX`` times. So there is an end to trying."""
+        """Exclude a source that was refused, or an agent whose connections broke ``BREAKS_MAX`` times, so that retries
+        end."""
         address, bad = failed.source.address, failed.source.name if failed.refused else failed.source.address
         with self._lock:
             if self._closed:
@@ -123,14 +136,17 @@ class Remote:
             emit("peers.unreachable", f"the peer at {address} failed while it was read from: {failed.why}", address=address, why=failed.why)
 
     def _copy(self, source: CodedSource, offset: int, into: memoryview) -> None:
-        """Straight to where it belongs."""
+        """Read a range of one source into ``into``, without another copy."""
         if offset + len(into) > source.length:
             raise CorruptCheckpoint(f"the part ends at byte {source.length}, sooner than it should", where=source.address)
         with self._calling([source]) as (wire,):
             _pull(wire, source, offset, into)
 
     def _sum(self, sources: list[CodedSource], begin: int, into: memoryview) -> None:
-        """Of each source the same range, times its factor, added up. All are asked before the first is waited for: they send at once."""
+        """Compute the sum of each source's range times its factor.
+
+        All requests are sent before the first answer is read.
+        """
         plain = all(source.factor == 1 for source in sources)
         first = begin if plain else begin // BLOCK * BLOCK
         size = begin + len(into) - first if plain else -(-(begin + len(into) - first) // BLOCK) * BLOCK
@@ -138,12 +154,12 @@ class Remote:
             total, empty = total[:size], True
             lengths = [max(0, min(size, source.length - first)) for source in sources]
             for wire, source, length in zip(wires, sources, lengths):
-                for at in range(0, length, PIECE_BYTES):
-                    _request(wire, source, first + at, min(PIECE_BYTES, length - at))
+                for start in range(0, length, PIECE_BYTES):
+                    _request(wire, source, first + start, min(PIECE_BYTES, length - start))
             for wire, source, length in zip(wires, sources, lengths):
                 data = total if empty and source.factor == 1 else room[:size]
-                for at in range(0, length, PIECE_BYTES):
-                    _receive(wire, source, data[at : min(at + PIECE_BYTES, length)])
+                for start in range(0, length, PIECE_BYTES):
+                    _receive(wire, source, data[start : min(start + PIECE_BYTES, length)])
                 data[length:] = bytes(size - length)
                 if not (empty and source.factor == 1):
                     if empty:
@@ -165,7 +181,10 @@ class Remote:
 
     @contextlib.contextmanager
     def _calling(self, sources: list[CodedSource]) -> Iterator[list[Caller]]:
-        """A connection for each; kept for the next if nothing went wrong, as answers may still be under way otherwise."""
+        """Yield a connection for each source.
+
+        After an error they are closed, because answers may still arrive; else they are kept.
+        """
         wires: list[Caller] = []
         try:
             for source in sources:
@@ -226,24 +245,24 @@ class Remote:
         if whole is not None:
             return f"agent at {whole.address}"
         length = max((start + size for start, size in zip(known.starts, known.sizes)), default=0) - min(known.starts, default=0)
-        reached, said = 0, None
+        reached, source = 0, None
         for segment in self._shelves.segments(id, rank, known):
-            way = next(self._shelves.sums(id, rank, known, segment.number, bad), None)
-            if way is not None and segment.offset <= reached:
+            plan = next(self._shelves.sums(id, rank, known, segment.number, bad), None)
+            if plan is not None and segment.offset <= reached:
                 reached = max(reached, segment.offset + segment.length)
-                said = said or f"rebuilt from {len(way[0])} of {way[1]}"
-        return said if said is not None and reached >= length else None
+                source = source or f"rebuilt from {len(plan[0])} of {plan[1]}"
+        return source if source is not None and reached >= length else None
 
 
 class _PeerPackReader:
-    """One pack. See ``store.Reader``; any thread."""
+    """Reader of one pack. See ``store.Reader``; any thread."""
 
     def __init__(self, remote: Remote, id: str, rank: int, known: KnownPart, pack: int) -> None:
         self._remote, self._id, self._rank, self._known = remote, id, rank, known
         self._start, self.size = known.starts[pack] - min(known.starts), known.sizes[pack]
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
-        """From the network, there is no page cache to go past, but a thread can hash while the next one reads."""
+        """Read into ``room``. There is no page cache to bypass, but one thread can hash while another one reads."""
         self.read_into(offset, room[:length])
         return room[:length]
 
@@ -257,18 +276,18 @@ class _PeerPackReader:
         pass
 
 
-class _Failed(Exception):  # caught above: another way is taken
+class _Failed(Exception):  # caught above: another source is used
     def __init__(self, source: CodedSource, why: str, refused: bool) -> None:
         super().__init__(why)
         self.source, self.why, self.refused = source, why, refused
 
 
 class _NotThere(PeerLost):
-    """It answered that it has not what was asked for, or not any more."""
+    """The agent answered that it does not have the requested bytes, or not any more."""
 
 
 def _of(source: CodedSource, call: Callable[[], T]) -> T:
-    """What ``call`` gives; what breaks is that source's failure."""
+    """Return the result of ``call``. A ``PeerLost`` becomes that source's failure."""
     try:
         return call()
     except PeerLost as error:
@@ -276,15 +295,15 @@ def _of(source: CodedSource, call: Callable[[], T]) -> T:
 
 
 def _pull(wire: Caller, source: CodedSource, offset: int, into: memoryview) -> None:
-    """Many pieces over one connection, the next ones asked for while one comes."""
-    pieces = [(at, min(PIECE_BYTES, len(into) - at)) for at in range(0, len(into), PIECE_BYTES)]
-    for at, length in pieces[:AHEAD]:
-        _request(wire, source, offset + at, length)
-    for number, (at, length) in enumerate(pieces):
+    """Read a range in pieces over one connection. ``AHEAD`` requests are sent before the first answer is read."""
+    pieces = [(start, min(PIECE_BYTES, len(into) - start)) for start in range(0, len(into), PIECE_BYTES)]
+    for start, length in pieces[:AHEAD]:
+        _request(wire, source, offset + start, length)
+    for number, (start, length) in enumerate(pieces):
         if number + AHEAD < len(pieces):
             ahead, size = pieces[number + AHEAD]
             _request(wire, source, offset + ahead, size)
-        _receive(wire, source, into[at : at + length])
+        _receive(wire, source, into[start : start + length])
 
 
 def _request(wire: Caller, source: CodedSource, offset: int, length: int) -> None:
@@ -294,7 +313,7 @@ def _request(wire: Caller, source: CodedSource, offset: int, length: int) -> Non
 
 
 def _receive(wire: Caller, source: CodedSource, into: memoryview) -> None:
-    """The next answer, believed only if the memory was the same when all of it had been sent."""
+    """Receive the next answer. Accept it only if the sender's memory was unchanged after all bytes were sent."""
 
     def take() -> None:
         answer = wire.receive()

@@ -1,4 +1,5 @@
-"""Sending this agent's parts to those who hold parity for it: in threads of its own, newest first, gone on with where it broke off."""
+"""Sends this agent's parts to the agents that hold its parity: in its own threads, newest first, resumed after a broken
+connection."""
 
 from __future__ import annotations
 
@@ -31,15 +32,15 @@ from relight.peers.wire import Caller, PeerLost, call
 
 Tell = Callable[[str, str, dict[str, Any]], None]
 AT_ONCE = 4
-"""Holders that are sent to at the same time."""
+"""Holders that parts are sent to at the same time."""
 CALL_S = 10.0
 PATIENCE_S = 30.0
-"""How long one holder may make no progress before the others must do."""
+"""Seconds without progress after which one holder is skipped for this part."""
 _PAUSE_S, _PAUSE_MAX_S = 0.05, 2.0
 
 
 class _Given(NamedTuple):
-    """What is to be sent to one holder: one segment of a part, for one row of its stripe."""
+    """One segment of a part that one holder must get, for one row of its stripe."""
 
     part: HeldPartFile
     holder: Peer
@@ -48,18 +49,21 @@ class _Given(NamedTuple):
     segment: Segment
 
 
-class _Stopped(Exception):  # caught below: another ring is joined, or all is over
+class _Stopped(Exception):  # caught below: another ring was joined, or the sender was closed
     pass
 
 
 class Sender:
-    """``offer`` and ``join`` return at once. ``tell`` hears, in other threads, of what was sent and what was not."""
+    """Sender of one agent.
+
+    ``offer`` and ``join`` return at once. ``tell`` is called in other threads with events of sent and failed parts.
+    """
 
     def __init__(self, token: Callable[[], bytes], tell: Tell, bytes_per_second: float | None = None) -> None:
         self._token, self._tell = token, tell
         self._pace = _ByteRate(bytes_per_second)
         self.step = PIECE_BYTES if bytes_per_second is None else max(BLOCK, min(PIECE_BYTES, int(bytes_per_second / 10) // BLOCK * BLOCK))
-        """How much is sent at a time: a tenth of a second's, where there is a limit."""
+        """Bytes of one message: those of a tenth of a second if the rate is limited."""
         self.life = secrets.token_bytes(8)
         self._changed = threading.Condition()
         self._waiting: dict[int, HeldPartFile] = {}
@@ -72,7 +76,10 @@ class Sender:
         self._thread.start()
 
     def join(self, ring: PeerRing | None, me: str, again: list[HeldPartFile]) -> None:
-        """Send to that ring from now on: what is under way to another is stopped, and those parts go to this one."""
+        """Send to that ring from now on.
+
+        Stop sending to another ring, and send the parts in ``again`` to the new one.
+        """
         with self._changed:
             self._ring, self._me = ring, me
             self._joined += 1
@@ -81,7 +88,7 @@ class Sender:
             self._changed.notify_all()
 
     def offer(self, part: HeldPartFile) -> None:
-        """Send it, unless a newer one of its lane comes before its turn does."""
+        """Send a part, unless a newer one of its lane is offered before its turn."""
         with self._changed:
             waiting = self._waiting.get(part.lane)
             if waiting is None or waiting.seq <= part.seq:
@@ -89,17 +96,20 @@ class Sender:
             self._changed.notify_all()
 
     def withdraw(self, id: str, rank: int) -> None:
-        """Do not send it. If it is being sent, whoever offered it says that it is not there any more."""
+        """Do not send a part that waits.
+
+        If it is being sent, its ``is_there`` must become False, which ends the sending.
+        """
         with self._changed:
             self._waiting = {lane: part for lane, part in self._waiting.items() if (part.id, part.rank) != (id, rank)}
 
     def wait(self, timeout: float) -> bool:
-        """Until nothing is waiting or under way; False if that takes longer."""
+        """Wait until no part waits or is being sent. Return False if that takes longer than ``timeout`` seconds."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed or self._ring is None or not (self._waiting or self._busy), timeout)
 
     def close(self) -> None:
-        """Send no more."""
+        """Stop sending, and close the connections."""
         with self._changed:
             self._closed = True
             self._waiting = {}
@@ -122,15 +132,16 @@ class Sender:
                     parts, self._waiting = list(self._waiting.values()), {}
                     self._busy = True
                 assert ring is not None
-                self._send(pool, sorted(parts, key=lambda one: one.lane), ring, me, joined)
+                self._send(pool, sorted(parts, key=lambda part: part.lane), ring, me, joined)
 
     def _send(self, pool: ThreadPoolExecutor, parts: list[HeldPartFile], ring: PeerRing, me: str, joined: int) -> None:
-        """All of them, to all of their holders, some of these at a time: one that is not there keeps nobody else waiting."""
+        """Send all parts to all their holders, ``AT_ONCE`` holders at a time, so that a dead holder delays no other
+        one."""
         started = time.monotonic()
         position = ring.position(me)
         assert position is not None
         ranks = dict(enumerate(ring.peers[position].ranks))
-        for part in [one for one in parts if ranks.get(one.lane) != one.rank]:
+        for part in [part for part in parts if ranks.get(part.lane) != part.rank]:
             parts.remove(part)
             self._fail(part, f"the roster has no rank {part.rank} in lane {part.lane} of this agent")
         by_holder: dict[str, list[_Given]] = {}
@@ -148,7 +159,7 @@ class Sender:
 
     def _report(self, part: HeldPartFile, errands: list[_Errand], seconds: float) -> None:
         failed = [(errand.holder, why) for errand in errands if (why := errand.failed.get(part.lane)) is not None]
-        if any(not why for _, why in failed):  # nobody's fault: others were quicker with the next one
+        if any(not why for _, why in failed):  # no failure: the holder already has a newer checkpoint of other agents
             return
         if failed and not part.there():
             self._fail(part, "the next save came before it was sent")
@@ -157,23 +168,23 @@ class Sender:
             self._fail(part, why, holder)
         if not failed:
             total = sum(errand.sent[part.lane] for errand in errands)
-            say = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB went to {len(errands)} peers in {seconds:.1f} s"
+            text = f"checkpoint {part.id}, rank {part.rank}: {total >> 20} MiB sent to {len(errands)} peers in {seconds:.1f} s"
             fields = {"checkpoint": part.id, "rank": part.rank, "bytes": total, "seconds": seconds, "peers": len(errands)}
-            self._tell("peers.sent", say, fields)
+            self._tell("peers.sent", text, fields)
 
     def _fail(self, part: HeldPartFile, why: str, holder: Peer | None = None) -> None:
         by, peer, address = ("peers", "", "") if holder is None else (f"the peer at {holder.address}", holder.id, holder.address)
-        say = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
-        self._tell("peers.failed", say, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
+        text = f"checkpoint {part.id}, rank {part.rank}, is not protected by {by}: {why}"
+        self._tell("peers.failed", text, {"checkpoint": part.id, "rank": part.rank, "why": why, "peer": peer, "address": address})
 
     # -- what errands need
 
     def stopped(self, joined: int) -> bool:
-        """Whether that ring is not the one any more."""
+        """Return whether another ring was joined since, or the sender was closed."""
         return self._closed or self._joined != joined
 
     def call(self, address: str) -> Caller:
-        """A connection, closed when this is."""
+        """Return a connection that is closed with the sender."""
         wire = call(address, self._token(), CALL_S)
         with self._changed:
             if self._closed:
@@ -183,29 +194,29 @@ class Sender:
         return wire
 
     def hang_up(self, wire: Caller) -> None:
-        """Its end."""
+        """Close a connection."""
         wire.close()
         with self._changed:
             self._wires.discard(wire)
 
     def rest(self, seconds: float, joined: int) -> None:
-        """Wait that long, or until it is all over."""
+        """Wait that long, or until the errand is stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self.stopped(joined), seconds)
 
     def superseded(self, part: HeldPartFile) -> bool:
-        """Whether a newer one of its lane is waiting."""
+        """Return whether a newer part of its lane is waiting."""
         with self._changed:
             waiting = self._waiting.get(part.lane)
             return waiting is not None and waiting.seq > part.seq
 
     def pace(self, count: int) -> None:
-        """Wait until so many bytes more may be sent."""
+        """Wait until ``count`` more bytes may be sent."""
         self._pace.take(count)
 
 
 class _Errand:
-    """All that goes to one holder."""
+    """All segments for one holder."""
 
     def __init__(self, sender: Sender, ring: bytes, joined: int, gifts: list[_Given]) -> None:
         self._sender, self._ring, self._joined, self._gifts = sender, ring, joined, gifts
@@ -213,18 +224,18 @@ class _Errand:
         self._moved = 0.0
         self.holder = gifts[0].holder
         self.sent: Counter[int] = Counter()
-        """Bytes, by lane."""
+        """Bytes sent, by lane."""
         self.failed: dict[int, str] = {}
-        """Why, by lane; "" if something newer was there already."""
+        """Why a lane's part failed; "" if the holder already had a newer one."""
 
     def run(self) -> None:
-        """Send it all, or note why not."""
+        """Send all segments, or record why not."""
         try:
-            for at, given in enumerate(self._gifts):
+            for index, given in enumerate(self._gifts):
                 if given.part.lane in self.failed:
                     continue
                 if not self._insist(given):
-                    for rest in self._gifts[at:]:
+                    for rest in self._gifts[index:]:
                         self.failed.setdefault(rest.part.lane, self.failed[given.part.lane])
                     return
         except _Stopped:
@@ -233,7 +244,10 @@ class _Errand:
             self._hang_up()
 
     def _insist(self, given: _Given) -> bool:
-        """Try again, from where it was, until it is done, refused, or makes no progress for too long: then False."""
+        """Send one segment with retries, each from the last byte.
+
+        Return False after ``PATIENCE_S`` without progress.
+        """
         lane, pause, self._moved = given.part.lane, _PAUSE_S, time.monotonic()
         while True:
             before = self.sent[lane]
@@ -259,7 +273,7 @@ class _Errand:
             pause = min(2 * pause, _PAUSE_MAX_S)
 
     def _give(self, given: _Given) -> PeerRefusal | None:
-        """Once. None: it is done."""
+        """Send one segment, without retries. Return None if it is done, else the refusal."""
         if self._wire is None:
             self._wire = self._sender.call(given.holder.address)
         wire, part, segment = self._wire, given.part, given.segment
@@ -269,21 +283,21 @@ class _Errand:
             return answer
         if not isinstance(answer, Going) or answer.got > segment.length:
             raise PeerLost(f"it answered {type(answer).__name__}")
-        at = answer.got
-        while at < segment.length:
+        offset = answer.got
+        while offset < segment.length:
             if self._sender.stopped(self._joined):
                 raise _Stopped
-            step = min(self._sender.step, segment.length - at)
+            step = min(self._sender.step, segment.length - offset)
             self._sender.pace(step)
-            data = part.read(segment.offset + at, step)
+            data = part.read(segment.offset + offset, step)
             if data is None:
                 break
-            wire.send(SegmentPiece(at, step), data)
+            wire.send(SegmentPiece(offset, step), data)
             self.sent[part.lane] += step
             self._moved = time.monotonic()
-            at += step
-        # All bytes have been copied to the system by now, so what is seen here holds for every one of them.
-        whole = at == segment.length and part.there()
+            offset += step
+        # The kernel has copied all bytes by now, so this check holds for every one of them.
+        whole = offset == segment.length and part.there()
         wire.send(SegmentEnd() if whole else Void())
         answer = wire.receive()
         if isinstance(answer, PeerRefusal):
@@ -299,18 +313,18 @@ class _Errand:
 
 
 def _plan(parts: list[HeldPartFile], ring: PeerRing, position: int) -> list[_Given]:
-    """Every segment, to every row of its stripe."""
-    me, found = ring.peers[position].id, []
+    """Return every segment of the parts, once for each row of its stripe."""
+    me, gifts = ring.peers[position].id, []
     for part in parts:
         for number, (offset, length) in enumerate(cut(part.length, ring.data)):
             segment = Segment(me, part.rank, number, offset, length, part.starts, part.sizes)
             stripe = ring.stripe_of(position, number)
-            found += [_Given(part, ring.holder(stripe, row), stripe, row, segment) for row in range(ring.parity)]
-    return found
+            gifts += [_Given(part, ring.holder(stripe, row), stripe, row, segment) for row in range(ring.parity)]
+    return gifts
 
 
 class _ByteRate:
-    """So many bytes a second, over all threads."""
+    """Limits the bytes per second, over all threads."""
 
     def __init__(self, bytes_per_second: float | None) -> None:
         self._rate = bytes_per_second
@@ -318,7 +332,7 @@ class _ByteRate:
         self._lock = threading.Lock()
 
     def take(self, count: int) -> None:
-        """Wait for the turn of so many bytes."""
+        """Wait until ``count`` bytes may be sent."""
         if self._rate is None:
             return
         with self._lock:

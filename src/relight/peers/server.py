@@ -1,7 +1,9 @@
-"""What this agent does for others who call: hold parity for them, tell what there is, serve bytes. A thread for each connection.
+"""The agent's server for other agents: takes contributions, lists what it has, serves bytes. A thread for each
+connection.
 
-Whoever calls has ``HANDSHAKE_S`` to prove that it knows the token, and costs a thread and some hundred bytes until then; of those who have
-not yet, the one that came first makes way for the next when there are too many. Friends are bounded too.
+A caller has ``HANDSHAKE_S`` seconds to prove that it knows the token, and costs a thread and some hundred bytes until
+then. If too many callers have not proved it yet, the oldest connection is closed. The number of authenticated callers
+("friends") is bounded too.
 """
 
 from __future__ import annotations
@@ -39,14 +41,14 @@ STRANGERS_MAX = 64
 FRIENDS_MAX = 512
 THREADS_MAX = FRIENDS_MAX + 8 * STRANGERS_MAX
 IDLE_S = 300.0
-"""How long a connection may be silent between requests; who needs it again calls again."""
+"""Seconds that a connection may be silent between requests. A closed caller connects again when it needs to."""
 MESSAGE_S = 30.0
 _TICK_S = 0.25
 _THERE, _NOT_THERE = b"\1", b"\0"
 
 
 class PeerServer:
-    """Listens from construction to ``close``. ``StoreUnavailable`` if the port cannot be had."""
+    """Listens from construction to ``close``. ``StoreUnavailable`` if the port cannot be bound."""
 
     def __init__(self, host: str, port: int, token: Callable[[], bytes], me: Callable[[], str], parts: Parts, holder: Holder) -> None:
         self._token, self._me, self._parts, self._holder = token, me, parts, holder
@@ -65,7 +67,7 @@ class PeerServer:
         self._accepting.start()
 
     def close(self) -> None:
-        """Listen no more, and hang up on everybody."""
+        """Stop listening, and close all connections."""
         with self._lock:
             self._closed = True
             connections, threads = [*self._strangers, *self._friends], list(self._threads)
@@ -77,7 +79,7 @@ class PeerServer:
             thread.join(5.0)
 
     def hang_up(self) -> None:
-        """End all connections: who still belongs here calls again, and proves it."""
+        """Close all connections. Agents with the new token connect again."""
         with self._lock:
             connections = [*self._strangers, *self._friends]
         for connection in connections:
@@ -89,21 +91,22 @@ class PeerServer:
                 connection, _ = self._listener.accept()
             except TimeoutError:
                 continue
-            except OSError:  # no descriptors left, most likely: some come back
+            except OSError:  # probably no file descriptor is free: retry, some will be closed
                 time.sleep(_TICK_S)
                 continue
             thread = threading.Thread(target=self._serve, args=(connection,), name="relight-peers-serve", daemon=True)
             with self._lock:
                 if len(self._strangers) >= STRANGERS_MAX:
-                    _hang_up(self._strangers.pop(0))  # a friend needs milliseconds: it is not the one that has waited longest
-                if self._closed or len(self._threads) >= THREADS_MAX:  # those that were hung up on have not all noticed
+                    _hang_up(self._strangers.pop(0))  # an agent proves itself in milliseconds, so the oldest is none
+                # threads of closed connections may not have ended yet
+                if self._closed or len(self._threads) >= THREADS_MAX:
                     connection.close()
                     continue
                 self._strangers.append(connection)
                 self._threads.add(thread)
             try:
                 thread.start()
-            except RuntimeError:  # no more threads: whoever it is may come again
+            except RuntimeError:  # no thread can be started: the caller may connect again
                 with self._lock:
                     self._strangers.remove(connection)
                     self._threads.discard(thread)
@@ -130,7 +133,7 @@ class PeerServer:
 
 
 class _Session:
-    """One friend."""
+    """The conversation with one authenticated caller."""
 
     def __init__(self, wire: Called, me: Callable[[], str], parts: Parts, holder: Holder) -> None:
         self._wire, self._me, self._parts, self._holder = wire, me, parts, holder
@@ -138,15 +141,16 @@ class _Session:
         self._room: memoryview | None = None
 
     def run(self) -> None:
-        """Until it hangs up, makes no sense, or is silent for too long: then ``Gone``."""
+        """Answer requests until the caller closes, sends an invalid message, or is silent for too long: then
+        ``PeerLost``."""
         while True:
             request = self._wire.receive(IDLE_S)
             try:
-                found = self._receive(request)
+                reply = self._receive(request)
             except Refusal as refusal:
-                found = refusal.answer
-            if found is not None:
-                self._wire.send(found)
+                reply = refusal.answer
+            if reply is not None:
+                self._wire.send(reply)
 
     def _receive(self, request: Request) -> Answer | None:
         if isinstance(request, SegmentPiece):
@@ -171,9 +175,10 @@ class _Session:
         return Acknowledged(False)
 
     def _take(self, piece: SegmentPiece) -> None:
-        """All of it comes before any of it is added: one that breaks off in the middle is sent again from its beginning."""
+        """Receive a whole piece before adding it, so that a piece whose connection breaks can be sent again from its
+        beginning."""
         if self._turn is None or not 0 < piece.length <= PIECE_BYTES:
-            raise PeerLost("bytes that nobody asked for")
+            raise PeerLost("bytes that were not requested")
         if self._room is None:
             self._room = page_buffer(PIECE_BYTES)
         data = self._room[: piece.length]
@@ -191,7 +196,8 @@ class _Session:
                 raise Refusal(GONE, "that part is not in memory any more")
         else:
             data = self._holder.read(asked)
-        # Not sendfile: it hands out the pages themselves, which may be filled anew between the look below and the moment they leave.
+        # Not sendfile: it sends the pages themselves, and the next save may refill them after the check below and
+        # before they are sent.
         self._wire.send(Data(asked.length), data)
         self._wire.send_trailer(_THERE if part is None or part.there() else _NOT_THERE)
 

@@ -1,8 +1,9 @@
-"""A TCP connection between two that know the same token. Every operation has a deadline.
+"""A TCP connection between two processes that know the same token. Every operation has a deadline.
 
-The handshake is of fixed length: each side sends 32 random bytes, and proves by HMAC-SHA256 over both that it knows the token, the one who
-calls first. A stranger learns nothing but that this port speaks to friends. What follows is neither encrypted nor signed: what
-is read is checked against the checkpoint's hashes, and a network on which packets of others can be changed is not one for this.
+The handshake has a fixed length. Each side sends 32 random bytes, and proves by HMAC-SHA256 over both that it knows the
+token; the caller proves first. A caller without the token learns only that the port requires one. The messages after it
+are neither encrypted nor signed: bytes that are read are checked against the checkpoint's hashes. Do not use it in a
+network where others can change packets.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from relight.peers.messages import ANSWER_BYTES_MAX, HEADER_BYTES_MAX, Answer, R
 
 TOKEN_BYTES = 32
 BYTES_PER_SECOND_MIN = 1 << 20
-"""Who is slower than this is taken to hang."""
+"""A peer that is slower than this counts as hung."""
 _MAGIC = b"relight-peers-1\n"
 _NONCE_BYTES = _PROOF_BYTES = 32
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3))
@@ -31,7 +32,7 @@ T = TypeVar("T")
 
 
 class PeerLost(ConnectionError):
-    """The other end is not there any more, is too slow, or makes no sense. The connection is of no more use."""
+    """The other end is gone, is too slow, or sent an invalid message. The connection cannot be used any more."""
 
 
 class PeerConnection(Generic[S, T]):
@@ -43,7 +44,10 @@ class PeerConnection(Generic[S, T]):
         self._length = bytearray(4)
 
     def send(self, message: S, data: memoryview | None = None, trailer: bytes = b"") -> None:
-        """The message, then ``data``, which may change again when this returns. ``Gone`` if that cannot be done in time."""
+        """Send the message, then ``data``, which may change again when this returns.
+
+        ``PeerLost`` if it cannot be sent in time.
+        """
         body = self._encoder.encode(message)
         parts = [memoryview(len(body).to_bytes(4, "little") + body)]
         if data is not None and len(data):
@@ -53,7 +57,10 @@ class PeerConnection(Generic[S, T]):
         self._send(parts)
 
     def receive(self, wait_s: float | None = None) -> T:
-        """The next message. ``wait_s``: how long it may take to begin, if that is not ``timeout_s``. ``Gone`` at the end or deadline."""
+        """Return the next message.
+
+        ``wait_s``: seconds until it must begin, instead of ``timeout_s``. ``PeerLost`` if none comes in time.
+        """
         room = memoryview(self._length)
         ends = time.monotonic() + (self._timeout_s if wait_s is None else wait_s)
         self._fill(room[:1], ends)
@@ -70,15 +77,16 @@ class PeerConnection(Generic[S, T]):
             raise PeerLost(f"not a message: {error}") from error
 
     def receive_into(self, room: memoryview) -> None:
-        """Fill ``room`` with what comes. ``Gone`` if it does not, in time."""
+        """Fill ``room`` with the next bytes. ``PeerLost`` if they do not come in time."""
         self._fill(room, time.monotonic() + self._timeout_s + len(room) / BYTES_PER_SECOND_MIN)
 
     def send_trailer(self, trailer: bytes) -> None:
-        """A few bytes without a header."""
+        """Send a few bytes without a header."""
         self._send([memoryview(trailer)])
 
     def ends(self) -> bool:
-        """Whether the other end has hung up, or said something that nobody asked for: of no use for the next request."""
+        """Return whether the connection cannot take another request: the other end has closed it, or sent bytes that
+        were not requested."""
         try:
             self._socket.settimeout(0.0)
             return self._socket.recv(1, socket.MSG_PEEK) is not None
@@ -88,7 +96,7 @@ class PeerConnection(Generic[S, T]):
             return True
 
     def close(self) -> None:
-        """Hang up. A thread that waits in here is woken; any thread may call it."""
+        """Close the connection. A thread that waits in here is woken. Any thread may call it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
@@ -118,7 +126,7 @@ _requests: msgspec.msgpack.Decoder[Request] = msgpack_decoder(Request)
 
 
 def call(address: str, token: bytes, timeout_s: float) -> Caller:
-    """Connect, and prove each other. ``Gone`` if nobody is there, or who is there does not know the token."""
+    """Connect and authenticate both sides. ``PeerLost`` if no agent answers there, or if it does not know the token."""
     ends = time.monotonic() + timeout_s
     try:
         connection = socket.create_connection(split_address(address), timeout_s)
@@ -128,7 +136,7 @@ def call(address: str, token: bytes, timeout_s: float) -> Caller:
         _prepare(connection)
         theirs = _take(connection, len(_MAGIC) + _NONCE_BYTES, ends)
         if not theirs.startswith(_MAGIC):
-            raise PeerLost(f"{address}: this is no agent of this version")
+            raise PeerLost(f"{address}: not an agent of this version")
         theirs, own = theirs[len(_MAGIC) :], secrets.token_bytes(_NONCE_BYTES)
         _give(connection, own + _proof(token, b"caller", theirs, own), ends)
         if not hmac.compare_digest(_take(connection, _PROOF_BYTES, ends), _proof(token, b"called", theirs, own)):
@@ -140,7 +148,11 @@ def call(address: str, token: bytes, timeout_s: float) -> Caller:
 
 
 def answer(connection: socket.socket, token: bytes, timeout_s: float, patience_s: float) -> Called:
-    """The other side of ``call``; ``Gone`` for a stranger, in ``patience_s`` at most. The connection is the caller's to close then."""
+    """Authenticate a caller: the other side of ``call``. ``PeerLost`` if it does not prove the token within
+    ``patience_s``.
+
+    After an error the caller of this function must close the connection.
+    """
     ends = time.monotonic() + patience_s
     _prepare(connection)
     own = secrets.token_bytes(_NONCE_BYTES)
@@ -148,33 +160,36 @@ def answer(connection: socket.socket, token: bytes, timeout_s: float, patience_s
     theirs = _take(connection, _NONCE_BYTES + _PROOF_BYTES, ends)
     theirs, proof = theirs[:_NONCE_BYTES], theirs[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(token, b"caller", own, theirs)):
-        raise PeerLost("a stranger")
+        raise PeerLost("the caller does not know the token")
     _give(connection, _proof(token, b"called", own, theirs), ends)
     return PeerConnection(connection, _requests, HEADER_BYTES_MAX, timeout_s)
 
 
 def check_token(token: bytes) -> bytes:
-    """``token``, if it is one; else ``ConfigError``."""
+    """Return ``token`` if it is valid; else raise ``ConfigError``."""
     if not isinstance(token, bytes) or len(token) != TOKEN_BYTES:
         raise ConfigError(f"a token is {TOKEN_BYTES} bytes", hint="secrets.token_bytes(32), the same for all agents of a job")
     return token
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """``host:port``, ``[v6]:port``. ``Gone`` for what is neither: addresses come from others."""
+    """Split ``host:port`` or ``[v6]:port``. ``PeerLost`` for anything else: addresses come from other nodes."""
     host, colon, port = address.rpartition(":")
     if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 1 << 16:
-        raise PeerLost(f"{address[:80]!r} is no address")
+        raise PeerLost(f"{address[:80]!r} is not an address")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def join_address(host: str, port: int) -> str:
-    """The other way round."""
+    """Return ``host:port``, or ``[v6]:port``."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def fill(connection: socket.socket, room: memoryview, ends: float) -> None:
-    """Fill ``room``; ``Gone`` if it is not full by then (``time.monotonic``), however many bytes trickle in."""
+    """Fill ``room``.
+
+    ``PeerLost`` if it is not full at ``ends`` (``time.monotonic``), even if bytes still arrive slowly.
+    """
     try:
         while len(room):
             left = ends - time.monotonic()

@@ -1,9 +1,11 @@
-"""Seeing failures come: what a node was like lately, what that has meant before, and what to do about it.
+"""Failure prediction: features of a node's recent samples, detectors that score them, and the action for each kind of
+risk.
 
-Always holds: a detector is told looks in order and gives a score with its reason; whether it may speak is decided by what it was worth on
-runs that it had not seen. Runs are split by run, never by window. Nothing that is read can be executed. Knows nothing of jobs,
-checkpoints or processes: whoever owns a ``Foresight`` tells it. May import ``store`` (to write a file durably), ``observe`` and
-``errors``; torch and scikit-learn only where something is trained.
+Always holds: a detector gets feature windows in order and returns a score with its reason. Whether its alarms count is
+decided by its precision on runs that it was not trained on. Data is split by run, never by window. No file that is read
+can execute code. Knows nothing of jobs, checkpoints or processes: the owner of a ``FailurePredictor`` passes samples to
+it. May import ``store`` (to write a file durably), ``observe`` and ``errors``; torch and scikit-learn only for
+training.
 """
 
 from relight.prediction.host import HostGauges, rss_bytes

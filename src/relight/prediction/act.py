@@ -1,4 +1,4 @@
-"""What to do about a risk: a table. Pure; docs/prediction.md has the same, and a test reads it there."""
+"""Table of the action for each kind of risk. Pure. docs/prediction.md has the same table; a test compares them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ ACTIONS: dict[str, tuple[str, str]] = {
     "pressure": ("reduce load", "somebody else works on this node"),
     "unusual": ("save more often", "something is not as it was, and nothing says what"),
 }
-"""By kind of risk: the action, and why that one. Each of them begins with a save."""
+"""By kind of risk, the action and its reason. Each action begins with a save."""
 
 
 def action_for(kind: str) -> tuple[str, str]:
-    """The action and its reason."""
+    """Return the action for a kind of risk, and its reason."""
     return ACTIONS.get(kind, ACTIONS["unusual"])

@@ -1,7 +1,9 @@
-"""A file of named arrays: eight letters, the BLAKE3 (32 bytes) of all that follows, the length (4) of a head, the head (JSON), the arrays.
+"""File format of named arrays: 8 bytes of magic, BLAKE3 (32 bytes) of the rest, length of the head (4 bytes), head
+(JSON), arrays.
 
-The head has a version, what is told of the arrays, and each one's type and shape; they lie one after the other, as in memory. All numbers
-are little-endian. A reader looks at the sizes before it takes memory, and at the hash before it looks at anything else.
+The head has a version, metadata, and each array's type and shape. The arrays follow each other, as in memory. All
+numbers are little-endian. A reader checks the sizes before it allocates memory, and the hash before it uses anything
+else.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ _HASH_AT, _LENGTH_AT, _HEAD_AT = 8, 40, 44
 
 
 def write_arrays(path: Path, magic: bytes, told: Mapping[str, Any], arrays: Mapping[str, np.ndarray[Any, Any]]) -> None:
-    """In the place of what is there, whole and durable, or not at all."""
+    """Write a file atomically and durably; it replaces an existing one. ``told``: metadata."""
     assert len(magic) == 8
     parts, listed = [], {}
     for name, array in arrays.items():
@@ -42,7 +44,7 @@ def write_arrays(path: Path, magic: bytes, told: Mapping[str, Any], arrays: Mapp
     follows = len(head).to_bytes(4, "little") + head + body
     data = magic + blake3.blake3(follows).digest() + follows
     if len(data) > FILE_BYTES_MAX or len(head) > _HEAD_BYTES_MAX:
-        raise ConfigError(f"a file of {len(data) >> 20} MiB is more than the {FILE_BYTES_MAX >> 20} MiB there may be", where=str(path))
+        raise ConfigError(f"the file has {len(data) >> 20} MiB, at most {FILE_BYTES_MAX >> 20} MiB are allowed", where=str(path))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -57,7 +59,10 @@ def write_arrays(path: Path, magic: bytes, told: Mapping[str, Any], arrays: Mapp
 
 
 def read_arrays(path: Path, magic: bytes, what: str) -> tuple[dict[str, Any], Arrays]:
-    """What is told, and the arrays. ``what`` it should be, in words. ``CorruptCheckpoint`` for anything that is not as it was written."""
+    """Return the metadata and the arrays of a file.
+
+    ``what``: its kind, for errors. ``CorruptCheckpoint`` if it is not intact.
+    """
     try:
         if not path.is_file():
             raise CheckpointNotFound(f"there is no {what}", where=str(path))
@@ -68,7 +73,7 @@ def read_arrays(path: Path, magic: bytes, what: str) -> tuple[dict[str, Any], Ar
     try:
         return _decode(data, magic)
     except _Damaged as damaged:
-        raise CorruptCheckpoint(f"it is no whole {what}: {damaged}", where=str(path)) from None
+        raise CorruptCheckpoint(f"it is not an intact {what}: {damaged}", where=str(path)) from None
 
 
 class _Damaged(Exception):
@@ -81,28 +86,28 @@ def _decode(data: bytes, magic: bytes) -> tuple[dict[str, Any], Arrays]:
     if data[:8] != magic:
         raise _Damaged(f"it does not begin with {magic.decode()}")
     if blake3.blake3(memoryview(data)[_LENGTH_AT:]).digest() != data[_HASH_AT:_LENGTH_AT]:
-        raise _Damaged("its bytes are not those that were written")
+        raise _Damaged("its bytes differ from those that were written")
     length = int.from_bytes(data[_LENGTH_AT:_HEAD_AT], "little")
     if length > min(_HEAD_BYTES_MAX, len(data) - _HEAD_AT):
         raise _Damaged("its head is cut off")
     try:
         head = json.loads(data[_HEAD_AT : _HEAD_AT + length])
-        version, told, listed = head["version"], head["told"], head["arrays"]
-        sizes = {name: (str(one["type"]), tuple(map(int, one["shape"]))) for name, one in listed.items()}
+        version, metadata, listed = head["version"], head["told"], head["arrays"]
+        sizes = {name: (str(entry["type"]), tuple(map(int, entry["shape"]))) for name, entry in listed.items()}
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
-        raise _Damaged("its head is not one") from None
+        raise _Damaged("its head is invalid") from None
     if version != VERSION:
         raise _Damaged(f"it is of version {version!r}, and {VERSION} is known")
     body = memoryview(data)[_HEAD_AT + length :]
-    arrays, at = {}, 0
+    arrays, offset = {}, 0
     for name, (kind, shape) in sizes.items():
         if kind not in _TYPES or len(shape) > 4 or any(not 0 <= size <= FILE_BYTES_MAX for size in shape):
-            raise _Damaged(f"array {name[:40]!r} is of no known kind")
+            raise _Damaged(f"array {name[:40]!r} is of an unknown kind")
         count = math.prod(shape)
-        if at + count * _TYPES[kind] > len(body):
+        if offset + count * _TYPES[kind] > len(body):
             raise _Damaged(f"array {name[:40]!r} is cut off")
-        arrays[name] = np.frombuffer(body, kind, count, at).reshape(shape)
-        at += count * _TYPES[kind]
-    if at != len(body) or not isinstance(told, dict):
-        raise _Damaged("it has bytes that belong to nothing")
-    return told, arrays
+        arrays[name] = np.frombuffer(body, kind, count, offset).reshape(shape)
+        offset += count * _TYPES[kind]
+    if offset != len(body) or not isinstance(metadata, dict):
+        raise _Damaged("it has bytes after its arrays")
+    return metadata, arrays

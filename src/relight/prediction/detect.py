@@ -1,4 +1,4 @@
-"""How detectors speak, and the first of them: rules that are written down. Thresholds are where each one's score is one half."""
+"""Interface of detectors, and the first detector: fixed rules. A rule's threshold is where its score is one half."""
 
 from __future__ import annotations
 
@@ -17,43 +17,44 @@ KIND_OF: dict[str, str] = {
     "temperature": "heat", "clock": "heat", "power": "heat", "ecc": "ecc", "ecc_bad": "ecc", "silent": "silent",
     "cpu": "pressure", "load": "pressure", "psi_cpu": "pressure",
 }  # fmt: skip
-"""Which kind of risk a signal speaks for."""
+"""Kind of risk that each signal indicates."""
 
 
 class Risk(NamedTuple):
-    """What a detector makes of a look."""
+    """A detector's result for one feature window."""
 
     score: float
-    """From 0 to 1. What counts as an alarm is the threshold's business, which each detector has of its own."""
+    """From 0 to 1. Each detector has its own threshold for an alarm."""
     why: str = ""
     kind: str = "unusual"
     """``memory``, ``disk``, ``store``, ``heat``, ``ecc``, ``silent``, ``link``, ``pressure``, ``hardware``, ``unusual``."""
 
 
 class Detector(Protocol):
-    """Told looks of one run, oldest first, one each five seconds."""
+    """Scores the feature windows of one run, oldest first, one every five seconds."""
 
     name: str
 
     def update(self, look: FeatureWindow) -> Risk:
-        """The next one."""
+        """Return the risk of the next window."""
         ...
 
     def follow(self, looks: Array) -> Array:
-        """The scores that ``see`` would give for a whole run, by a fresh one; in one go where that is faster."""
+        """Return the scores that ``update`` of a fresh detector would give for a whole run, vectorised where that is
+        faster."""
         ...
 
     def fresh(self) -> Detector:
-        """One that has seen nothing yet."""
+        """Return a detector without state of a run."""
         ...
 
 
 class DetectionRule(NamedTuple):
-    """One: what it scores, and how it says so."""
+    """A rule: its kind of risk, its score, and its reason as text."""
 
     kind: str
     score: Callable[[Array], Array]
-    """Of rows of features; not a number where it has nothing to go by."""
+    """Returns the scores of rows of features; NaN where its features are unknown."""
     why: Callable[[Array], str]
 
 
@@ -62,33 +63,34 @@ def _of(signal: str, kind: str) -> int:
 
 
 def _half(values: Array, half: float) -> Array:
-    """0 for nothing, one half at ``half``, and on to 1."""
+    """Return a score: 0 for 0, one half at ``half``, 1 in the limit."""
     positive = np.maximum(values, 0.0)
     return np.asarray(positive / (positive + half))
 
 
 GONE_IN_S = {300: 300.0, 30: 40.0}
-"""What is going to be full in so many seconds, as the last ones of each window go, scores one half."""
+"""By window length in seconds: the predicted seconds until full that score one half."""
 STRAIGHT = 0.95
-"""How much of what a signal did must be a straight line to be told from a saw's teeth: the correlation with time."""
+"""Least correlation with time for a falling line, to distinguish it from a sawtooth."""
 
 _BELOW = 1.8
-"""So many spreads below the mean is what no even swing does: the end of a straight line is 1.73."""
+"""Standard deviations below the mean that a regular swing does not reach: the end of a straight line is at 1.73."""
 
 
 def _seconds_left(rows: Array, signal: str, span: int) -> Array:
-    """Until nothing is left, if it goes on so; infinite if it does not fall, levels off, or only swings."""
+    """Return the seconds until nothing is left at the present rate; infinite if the signal does not fall, levels off,
+    or only swings."""
     left, slope, lately = rows[:, _of(signal, "last")], rows[:, _of(signal, f"slope{span}")], rows[:, _of(signal, "slope30")]
     line = np.abs(slope) * (span / np.sqrt(12)) / np.maximum(rows[:, _of(signal, f"spread{span}")], 1e-9)
     falls = (slope < -1e-6) & (lately < 0.5 * slope) & (line > STRAIGHT)
-    if span < max(SPANS):  # a tooth of a saw is straight by itself: it must be lower than what is usual
+    if span < max(SPANS):  # one tooth of a sawtooth is a straight line: the value must also be lower than usual
         falls &= left < rows[:, _of(signal, f"mean{max(SPANS)}")] - _BELOW * rows[:, _of(signal, f"spread{max(SPANS)}")]
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.asarray(np.where(falls, left / -np.minimum(slope, lately), np.where(np.isnan(left), np.nan, np.inf)))
 
 
 def _gone(signal: str, least: float) -> Callable[[Array], Array]:
-    """Full in so many seconds, or full but for ``least``."""
+    """Return a score for a resource that will be full soon, or of which only ``least`` is left."""
 
     def score(rows: Array) -> Array:
         soon = [half / (half + _seconds_left(rows, signal, span)) for span, half in GONE_IN_S.items()]
@@ -153,21 +155,21 @@ RULES: dict[str, DetectionRule] = {
         lambda row: f"the last save took {np.exp(row[_of('save', 'last')]):.1f} times the usual",
     ),
 }  # fmt: skip
-"""By name. docs/prediction.md has the same table."""
+"""The rules by name. docs/prediction.md has the same table."""
 
 
 class DetectionRules:
-    """The highest score of all rules. Remembers nothing."""
+    """Detector with the highest score of all rules. It has no state."""
 
     name = "rules"
 
     def scores(self, looks: Array) -> Array:
-        """Of each look by each rule."""
+        """Return the score of each window by each rule."""
         rows = np.asarray(looks, np.float64)
         return np.asarray(np.nan_to_num(np.stack([rule.score(rows) for rule in RULES.values()], axis=1), nan=0.0))
 
     def kinds(self, looks: Array) -> Array:
-        """Of each look, the kind that ``see`` would say."""
+        """Return for each window the kind that ``update`` would return."""
         return np.asarray(np.array([rule.kind for rule in RULES.values()])[self.scores(looks).argmax(axis=1)])
 
     def update(self, look: FeatureWindow) -> Risk:

@@ -1,6 +1,8 @@
-"""What moves away from what it was: each signal's running median and distance from it, and a sum of how far it stays beyond (CUSUM).
+"""Drift detector: each signal's running median and typical distance from it, and a cumulative sum of larger distances
+(CUSUM).
 
-Both are followed by small steps towards each new value (Robbins–Monro for quantiles), so one far value moves them as little as any other.
+Median and distance follow each new value by small steps (Robbins–Monro for quantiles), so an outlier moves them no more
+than other values.
 """
 
 from __future__ import annotations
@@ -18,25 +20,25 @@ _WORSE = {
     "memory_free": -1, "disk_free": -1, "psi_memory": 1, "psi_memory_full": 1, "psi_io_full": 1, "faults": 1, "step": 1, "straggle": 1,
     "save": 1, "temperature": 1, "clock": -1, "ecc": 1, "ecc_bad": 1, "silent": 1,
 }  # fmt: skip
-"""In which direction a signal gets worse; the others go as they like."""
+"""Direction in which each signal gets worse. Other signals are not used."""
 _FLOOR = 0.05
-"""A distance from the median below which nothing is far: all signals are shares, rates or logarithms."""
+"""Least distance from the median that counts as far: all signals are shares, rates or logarithms."""
 _STEP = 0.02
-"""How fast the median goes after the values, in distances."""
+"""Step of the median towards each value, in distances."""
 _SLACK, _FAR, _HALF = 3.0, 8.0, 60.0
 _BEGINS = 24
-"""Looks until it speaks: two minutes."""
+"""Windows before its first score: two minutes."""
 
 
 class Drift:
-    """One run's."""
+    """The drift detector of one run."""
 
     name = "drift"
 
     def __init__(self) -> None:
         self._where = [SIGNALS.index(name) for name in _WORSE]
         self._sign = np.array(list(_WORSE.values()), float)
-        self._features = [columns("mean30")[at] for at in self._where]
+        self._features = [columns("mean30")[index] for index in self._where]
         self._middle = np.zeros(len(_WORSE))
         self._distance = np.full(len(_WORSE), _FLOOR)
         self._known = np.zeros(len(_WORSE), bool)
@@ -45,14 +47,14 @@ class Drift:
 
     def update(self, look: FeatureWindow) -> Risk:
         """See ``Detector``."""
-        score, at, beyond = self._next(look.values[self._features].astype(np.float64))
-        name = SIGNALS[self._where[at]]
+        score, index, beyond = self._next(look.values[self._features].astype(np.float64))
+        name = SIGNALS[self._where[index]]
         return Risk(score, f"{WORDS[name]}: {beyond:.0f} times its usual distance from the usual, for some time", KIND_OF[name])
 
     def follow(self, looks: Array) -> Array:
         """See ``Detector``."""
-        one = self.fresh()
-        return np.array([one._next(row)[0] for row in looks[:, self._features].astype(np.float64)])
+        detector = self.fresh()
+        return np.array([detector._next(row)[0] for row in looks[:, self._features].astype(np.float64)])
 
     def fresh(self) -> Drift:
         """See ``Detector``."""
@@ -71,6 +73,6 @@ class Drift:
         if self._count <= _BEGINS:
             return 0.0, 0, 0.0
         self._sum = np.clip(self._sum + beyond - _SLACK, 0, 4 * _HALF)
-        at = int(np.argmax(self._sum))
-        total = float(self._sum[at])
-        return total / (total + _HALF), at, float(3 * beyond[at])
+        worst = int(np.argmax(self._sum))
+        total = float(self._sum[worst])
+        return total / (total + _HALF), worst, float(3 * beyond[worst])

@@ -1,6 +1,8 @@
-"""What signals did lately: for each its last value, and over 30 and 300 seconds its mean, spread and slope (a second, by least squares).
+"""Features of the signals: for each its last value; over 30 and 300 s its mean, standard deviation and slope per second
+(least squares).
 
-A look is taken every five seconds. ``features_of`` takes those of a whole run, ``Windows`` one after the other; both give the same.
+A window is taken every five seconds. ``features_of`` computes those of a whole run, ``FeatureWindows`` one after the
+other; the results are equal.
 """
 
 from __future__ import annotations
@@ -20,29 +22,29 @@ FEATURES: tuple[str, ...] = tuple(f"{signal}.{kind}" for kind in _KINDS for sign
 
 
 def column(signal: str, kind: str) -> int:
-    """Where ``mean300`` of a signal stands."""
+    """Return the column of a feature, such as ``mean300``, of a signal."""
     return _KINDS.index(kind) * len(SIGNALS) + AT[signal]
 
 
 def columns(*kinds: str) -> list[int]:
-    """Where these of all signals stand."""
+    """Return the columns of these features of all signals."""
     return [column(signal, kind) for kind in kinds for signal in SIGNALS]
 
 
 class FeatureWindow(NamedTuple):
-    """A node, as detectors see it."""
+    """Features of a node at one time: the input of detectors."""
 
     at: float
     values: Array
-    """One for each of ``FEATURES``; not a number for signals that were never known."""
+    """One for each of ``FEATURES``; NaN for signals that were never known."""
 
 
 def features_of(signals: Array, every: int = LOOK_S) -> Array:
-    """Of a run's signals, a row a second: those of each ``every``-th second."""
+    """Return the features of every ``every``-th second of a run. ``signals``: one row for each second."""
     first = np.argmax(np.isfinite(signals), axis=0)
     known = np.isfinite(signals).any(axis=0) & (np.arange(len(signals))[:, None] >= first)
     begins = np.where(known.any(axis=0), signals[first, np.arange(signals.shape[1])], 0.0)
-    values = np.where(known, signals, begins)  # what was not known yet stands at what it then was
+    values = np.where(known, signals, begins)  # an unknown value before the first known one takes that one
     rows = np.arange(every - 1, len(values), every)
     centre = values.mean(axis=0) if len(values) else 0.0
     shifted = values - centre  # small numbers, whose squares lose little
@@ -60,23 +62,24 @@ def features_of(signals: Array, every: int = LOOK_S) -> Array:
         moment = weighted[ends] - weighted[starts] - (starts[:, None] + (count - 1) / 2) * total
         slope = moment * 12 / np.maximum(count * (count**2 - 1), 1)
         parts += [mean + centre, spread, slope]
-    found = np.concatenate(parts, axis=1).astype(np.float32)
-    found[~np.tile(known[rows], len(_KINDS))] = np.nan
-    return found
+    features = np.concatenate(parts, axis=1).astype(np.float32)
+    features[~np.tile(known[rows], len(_KINDS))] = np.nan
+    return features
 
 
 class FeatureWindows:
-    """The last seconds of one run."""
+    """The last seconds of one run, from which the present window is computed."""
 
     def __init__(self) -> None:
         self._span = max(SPANS)
-        self._ring = np.zeros((2 * self._span, len(SIGNALS)))  # each row twice, so that the last ones always lie in one piece
+        # each row twice, so that the last ones are always contiguous
+        self._ring = np.zeros((2 * self._span, len(SIGNALS)))
         self._known = np.zeros(len(SIGNALS), bool)
         self._all = False
         self._count = 0
 
     def add(self, signals: Array) -> None:
-        """A second more."""
+        """Add the signals of the next second."""
         if not self._all:
             new = np.isfinite(signals) & ~self._known
             if new.any():
@@ -89,7 +92,7 @@ class FeatureWindows:
         self._count += 1
 
     def window(self, at: float) -> FeatureWindow:
-        """As it is now."""
+        """Return the present window. ``at``: its time."""
         end = (self._count - 1) % self._span + 1 + self._span
         parts = [self._ring[end - 1]]
         for span in SPANS:
@@ -112,14 +115,17 @@ def _centred(count: int) -> Array:
 
 
 class Scale:
-    """What is usual of each feature in a history: their means and spreads. Far ones count as eight spreads, unknown ones as usual."""
+    """Mean and standard deviation of each feature in a history.
+
+    Outliers are clipped at 8 deviations; unknown values count as the mean.
+    """
 
     def __init__(self, middle: Array, spread: Array) -> None:
         self.middle, self.spread = np.asarray(middle, np.float32), np.asarray(spread, np.float32)
 
     @classmethod
     def from_rows(cls, rows: Array) -> Scale:
-        """Of rows of features; what never changes there has a spread of 1."""
+        """Return the scale of rows of features. A constant feature gets a deviation of 1."""
         known = np.isfinite(rows)
         count = np.maximum(known.sum(axis=0), 1)
         middle = np.where(known, rows, 0).sum(axis=0, dtype=np.float64) / count
@@ -127,6 +133,6 @@ class Scale:
         return cls(middle, np.where(spread > 1e-9, spread, 1.0))
 
     def __call__(self, values: Array) -> Array:
-        """In spreads from the middle."""
+        """Return values in standard deviations from the mean."""
         scaled = (values - self.middle) / self.spread
         return np.asarray(np.clip(np.nan_to_num(scaled, nan=0.0), -8, 8), np.float32)

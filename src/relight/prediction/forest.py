@@ -1,5 +1,6 @@
-"""What is unlike a healthy history: an isolation forest (F. T. Liu, K. M. Ting, Z.-H. Zhou, 2008). scikit-learn grows it; kept are its
-trees, as arrays, so that whoever asks it needs neither that library nor any of its objects.
+"""Anomaly detector: an isolation forest (F. T. Liu, K. M. Ting, Z.-H. Zhou, 2008). scikit-learn trains it.
+
+Its trees are stored as arrays, so that prediction needs neither that library nor any of its objects.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ _TREES, _OF_EACH = 100, 512
 
 
 class Forest:
-    """Grown already. Remembers nothing of a run."""
+    """A trained forest. It has no state of a run."""
 
     name = "forest"
 
     def __init__(self, scale: Scale, arrays: Arrays) -> None:
-        """``arrays``: of each tree's nodes the feature, the threshold, the child to the left (the right one is the next), the depth."""
+        """``arrays``: for each tree's nodes the feature, the threshold, the left child (the right one is the next), the
+        depth."""
         try:
             self._feature, self._left = arrays["feature"].astype(np.intp), arrays["left"].astype(np.intp)
             self._threshold, self._depth = arrays["threshold"], arrays["depth"]
@@ -37,7 +39,7 @@ class Forest:
             if not fits or not inside or not ((self._feature >= 0) & (self._feature < len(_USED))).all() or not self._usual > 0:
                 raise ValueError
         except (KeyError, ValueError, IndexError):
-            raise CorruptCheckpoint("a forest whose trees are none") from None
+            raise CorruptCheckpoint("a forest with invalid trees") from None
         self.arrays = arrays
         self._trees = np.arange(shape[0])
         self._levels = int(self._depth.max()) + 1
@@ -48,7 +50,10 @@ class Forest:
         return np.concatenate([self._scores(rows[at : at + 512]) for at in range(0, len(rows), 512)]) if len(rows) else np.empty(0)
 
     def update(self, look: FeatureWindow) -> Risk:
-        """See ``Detector``. The reason is the signal that is furthest from the history: the trees give none."""
+        """See ``Detector``.
+
+        The reason names the signal that is furthest from the history, because the trees give no reason.
+        """
         scaled = self.scale(look.values)
         far = np.abs(scaled[columns("mean30")])
         name = SIGNALS[int(np.argmax(far))]
@@ -60,7 +65,7 @@ class Forest:
         return self
 
     def _scores(self, rows: Array) -> Array:
-        """2 to the minus of the mean depth over the usual one."""
+        """Return 2 ** −(mean depth / usual depth) for each row."""
         trees, which = self._trees[None, :], np.arange(len(rows))[:, None]
         at = np.zeros((len(rows), len(self._trees)), np.intp)
         for _ in range(self._levels):
@@ -71,7 +76,7 @@ class Forest:
 
 
 def grow(rows: Array, scale: Scale, seed: int) -> Forest:
-    """Of rows of features of healthy runs. ``ConfigError`` where scikit-learn is not installed."""
+    """Train a forest on rows of features of healthy runs. ``ConfigError`` if scikit-learn is not installed."""
     try:
         from sklearn.ensemble import IsolationForest
     except ModuleNotFoundError as error:
@@ -79,7 +84,7 @@ def grow(rows: Array, scale: Scale, seed: int) -> Forest:
         raise ConfigError(what, hint=f"{INSTALL}, or --detectors without forest") from None
     grown = IsolationForest(n_estimators=_TREES, max_samples=min(_OF_EACH, len(rows)), random_state=seed % (1 << 32))
     grown.fit(scale(rows)[:, _USED])
-    trees = [_flat(one.tree_) for one in grown.estimators_]
+    trees = [_flat(estimator.tree_) for estimator in grown.estimators_]
     longest = max(len(tree[0]) for tree in trees)
     stacked = [np.stack([np.pad(tree[part], (0, longest - len(tree[part])), constant_values=fill) for tree in trees])
                for part, fill in ((0, 0), (1, 0.0), (2, -1), (3, 0.0))]  # fmt: skip
@@ -90,7 +95,10 @@ def grow(rows: Array, scale: Scale, seed: int) -> Forest:
 
 
 def _flat(tree: Any) -> tuple[Array, Array, Array, Array]:
-    """A tree breadth first, so that a node's children lie side by side; the depth of leaves includes what was not split any more."""
+    """Return a tree in breadth-first order, so that a node's children are adjacent.
+
+    Leaf depths include the samples that were not split.
+    """
     order, left, depth = [0], [-1], [0.0]
     for place, node in enumerate(order):  # which grows meanwhile
         if tree.children_left[node] < 0:
@@ -105,7 +113,7 @@ def _flat(tree: Any) -> tuple[Array, Array, Array, Array]:
 
 
 def _usual_depth(count: float) -> float:
-    """Of an unsuccessful search in a binary tree of so many: formula 1 of the paper."""
+    """Return the mean depth of an unsuccessful search in a binary tree of ``count`` samples: formula 1 of the paper."""
     if count <= 1:
         return 0.0
     return 1.0 if count == 2 else 2 * (np.log(count - 1) + np.euler_gamma) - 2 * (count - 1) / count

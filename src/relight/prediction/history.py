@@ -1,6 +1,8 @@
-"""Labelled history: recordings and made-up runs, cut into runs, each of which belongs as a whole to training, validation, or neither.
+"""Labelled history: recorded and simulated runs. Each run belongs as a whole to training, validation or the held-out
+set.
 
-By run, never by window: windows of one run are alike, and a detector that was trained on some of them knows the others.
+The split is by run, never by window: windows of one run are similar, so a detector trained on some of them knows the
+others.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ from relight.prediction.trace import Happened, SampleTrace, read_trace, traces_i
 Array = np.ndarray[Any, Any]
 TRAIN, CHECK, HELD_OUT = "train", "check", "held out"
 GAP_S = 300
-"""A recording that was silent for longer is two."""
+"""Seconds of a gap at which a recording is split into two runs."""
 _LEAST_S = 2 * BLOCK - 1
 FIRST_LOOK = BLOCK // LOOK_S - 1
-"""Of a life: at five minutes. Before, all memory is being filled and nothing is usual."""
+"""First window of a run that counts: at five minutes.
+
+Before that, memory is being filled and no usual values are known.
+"""
 
 
 class RecordedRun(NamedTuple):
-    """One life of a node, looked at each five seconds until it failed, or the recording ends."""
+    """One run of a node, with a feature window every five seconds until it failed, or until the recording ends."""
 
     name: str
     at: Array
@@ -38,50 +43,56 @@ class RecordedRun(NamedTuple):
 
     @property
     def ahead(self) -> Array:
-        """Seconds from each look to the failure; infinite without one."""
+        """Return the seconds from each window to the failure; infinite without a failure."""
         return self.failed.at - self.at if self.failed is not None else np.full(len(self.at), np.inf)
 
     @property
     def doomed(self) -> Array:
-        """The looks within the horizon of the failure."""
+        """Return which windows are within the horizon before the failure."""
         return self.ahead <= HORIZON_S
 
 
 def runs_of(trace: SampleTrace, name: str) -> list[RecordedRun]:
-    """Its runs: a failure ends one, and so does a gap. What is shorter than ten minutes says too little of what is usual: left out."""
-    ends: list[tuple[float, Happened | None]] = [(one.at, one) for one in trace.happened]
-    ends += [(float(trace.at[at]) + 0.5, None) for at in np.flatnonzero(np.diff(trace.at) > GAP_S)] + [(np.inf, None)]
+    """Return the runs of a recording.
+
+    A failure or a gap ends a run. Runs under ten minutes are left out: they show no usual values.
+    """
+    ends: list[tuple[float, Happened | None]] = [(failure.at, failure) for failure in trace.happened]
+    ends += [(float(trace.at[row]) + 0.5, None) for row in np.flatnonzero(np.diff(trace.at) > GAP_S)] + [(np.inf, None)]
     runs: list[RecordedRun] = []
     begin = -np.inf
-    for end, failed in sorted(ends, key=lambda one: one[0]):
+    for end, failed in sorted(ends, key=lambda entry: entry[0]):
         rows = (trace.at > begin) & (trace.at <= end)
         begin = end
-        at = trace.at[rows]
-        if len(at) and at[-1] - at[0] >= _LEAST_S:
-            grid, values = _each_second(at, trace.values[rows])
+        times = trace.at[rows]
+        if len(times) and times[-1] - times[0] >= _LEAST_S:
+            grid, values = _each_second(times, trace.values[rows])
             looks = features_of(SignalHistory(trace.columns).signals(values))
             runs.append(RecordedRun(f"{name}/{len(runs)}", grid[LOOK_S - 1 :: LOOK_S][FIRST_LOOK:], looks[FIRST_LOOK:], failed))
     return runs
 
 
 def _each_second(at: Array, values: Array) -> tuple[Array, Array]:
-    """The last row of each second; a second without one has that of the second before."""
+    """Return the last row of each second; a second without a row has that of the second before."""
     grid = np.arange(np.ceil(at[0]), np.floor(at[-1]) + 1)
     return grid, values[np.searchsorted(at, grid, side="right") - 1]
 
 
 def part_of(name: str) -> str:
-    """To which a recording belongs: always to the same, by its name."""
+    """Return the set that a recording belongs to. It depends only on the recording's name."""
     share = int.from_bytes(blake3.blake3(name.encode()).digest()[:4], "little") / (1 << 32)
     return TRAIN if share < 0.6 else CHECK if share < 0.8 else HELD_OUT
 
 
 _EXAMPLES = (0.7, 0.2)
-"""The shares of runs that fail, and of failures without signs, where it is learned from them; elsewhere they are the simulator's."""
+"""Shares of failing runs, and of failures without signs, in simulated training runs.
+
+Other runs have the simulator's defaults.
+"""
 
 
 def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRAIN, CHECK, HELD_OUT)) -> Iterator[tuple[str, RecordedRun]]:
-    """Made-up runs, and the part of each: three, one and one of five."""
+    """Yield simulated runs and the set of each: of five, three for training, one for validation, one held out."""
     for number in range(count):
         part = parts[number % len(parts)]
         for run in runs_of(simulate(seed, number, *(_EXAMPLES if part == TRAIN else ())), f"sim-{seed}-{number}"):
@@ -89,7 +100,10 @@ def simulated(seed: int, count: int, parts: tuple[str, ...] = (TRAIN, TRAIN, TRA
 
 
 def recorded(directory: Path) -> Iterator[tuple[str, RecordedRun]]:
-    """Those of recordings, and the part of each. A damaged file is an error that names it."""
+    """Yield the runs of the recordings in a directory, and the set of each.
+
+    ``CorruptCheckpoint`` for a damaged file.
+    """
     for path in traces_in(directory):
         for run in runs_of(read_trace(path), path.stem):
             yield part_of(path.stem), run

@@ -1,4 +1,4 @@
-"""The node, as the kernel tells of it: some small reads, a fraction of a millisecond. What is not there is not a number."""
+"""Reads the node's state from /proc and /sys: some small reads, a fraction of a millisecond. Unknown values are NaN."""
 
 from __future__ import annotations
 
@@ -11,22 +11,25 @@ from pathlib import Path
 from relight.prediction.sample import NAN, DiskSpace, Gauges, Host, NodeSample, Rank
 
 _UNLIMITED = 1 << 60
-"""From here on a control group's limit is none: version 1 says so with a number."""
+"""A control group's limit from this value on means unlimited, in cgroup version 1."""
 
 
 class HostGauges:
     """Reads one node. Rates are over the time since the last read, so the first has none."""
 
     def __init__(self, places: Sequence[str] = (".",), root: str = "/", clock: Callable[[], float] = time.monotonic) -> None:
-        """``places``: whose file systems are looked at. ``root``: in which ``proc`` and ``sys`` are."""
+        """``places``: paths whose file systems are sampled.
+
+        ``root``: the directory that contains ``proc`` and ``sys``.
+        """
         self._places, self._root, self._clock = tuple(places), Path(root), clock
         self._cores = os.cpu_count() or 1
-        self._since = time.time() - clock()  # so that samples never go back in time, whatever becomes of the calendar
+        self._since = time.time() - clock()  # so that samples never go back in time when the wall clock is set
         self._group = self._find_group()
         self._last: tuple[float, float, float, float] | None = None
 
     def read(self) -> Host:
-        """All but the file systems."""
+        """Return all values except those of the file systems."""
         memory = self._table("proc/meminfo", ":")
         used, limit = self._group_bytes()
         cpu, faults = self._rates()
@@ -39,11 +42,14 @@ class HostGauges:
         )  # fmt: skip
 
     def rooms(self) -> tuple[DiskSpace, ...]:
-        """Of each place. Can hang where a network's file system does: not for threads that others wait for."""
+        """Return the space of each place.
+
+        It blocks while a network file system hangs, so call it only in a separate thread.
+        """
         return tuple(map(_room, self._places))
 
     def sample(self, ranks: Sequence[Rank] = (), gauges: Gauges | None = None) -> NodeSample:
-        """All of the node, now."""
+        """Return a sample of the whole node."""
         accelerators = tuple(gauges.read()) if gauges is not None else ()
         return NodeSample(self._since + self._clock(), self.read(), self.rooms(), tuple(ranks), accelerators)
 
@@ -58,16 +64,16 @@ class HostGauges:
         return self._text(path).split()
 
     def _table(self, path: str | Path, mark: str = "") -> dict[str, float]:
-        """Lines of a name and a number."""
-        found = {}
+        """Return the lines that consist of a name and a number."""
+        table = {}
         for line in self._text(path).splitlines():
             words = line.split()
             if len(words) >= 2 and words[1].isdecimal():
-                found[words[0].removesuffix(mark)] = float(words[1])
-        return found
+                table[words[0].removesuffix(mark)] = float(words[1])
+        return table
 
     def _rates(self) -> tuple[float, float]:
-        """How busy the cores were, and major faults a second."""
+        """Return the used share of the cores, and major page faults a second."""
         now = self._clock()
         ticks = [float(word) for word in self._text("proc/stat").partition("\n")[0].split()[1:9]]
         faults = self._table("proc/vmstat").get("pgmajfault", NAN)
@@ -88,12 +94,12 @@ class HostGauges:
         return NAN
 
     def _find_group(self) -> tuple[Path, bool] | None:
-        """This process's control group for memory, and whether it is of version 1."""
+        """Return this process's memory control group, and whether it is of version 1; None without one."""
         for line in self._text("proc/self/cgroup").splitlines():
             _, controllers, path = (*line.split(":", 2), "", "")[:3]
             for top, old in (("sys/fs/cgroup/memory", True), ("sys/fs/cgroup", False)):
                 name = "memory.usage_in_bytes" if old else "memory.current"
-                for inner in (path.lstrip("/"), ""):  # in a container, one's own group is at the top
+                for inner in (path.lstrip("/"), ""):  # in a container, the process's own group is at the top
                     group = Path(top) / inner
                     if old == ("memory" in controllers.split(",")) and (self._root / group / name).is_file():
                         return group, old
@@ -114,13 +120,14 @@ class HostGauges:
 
 def _room(place: str) -> DiskSpace:
     with contextlib.suppress(OSError):
-        found = os.statvfs(place)
-        return DiskSpace(float(found.f_bavail * found.f_frsize), float((found.f_blocks - found.f_bfree + found.f_bavail) * found.f_frsize))
+        status = os.statvfs(place)
+        usable = status.f_blocks - status.f_bfree + status.f_bavail
+        return DiskSpace(float(status.f_bavail * status.f_frsize), float(usable * status.f_frsize))
     return DiskSpace()
 
 
 def rss_bytes(pid: int) -> float:
-    """What a process has of memory."""
+    """Return the resident memory of a process in bytes; NaN if it does not exist."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return float(int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE"))
     return NAN

@@ -1,4 +1,4 @@
-"""Training and evaluation: from a history to a model, and from a model to what it is worth."""
+"""Training and evaluation of detectors: from a history to a model, and from a model to its results."""
 
 from __future__ import annotations
 
@@ -24,20 +24,20 @@ Array = np.ndarray[Any, Any]
 Say = Callable[[str], None]
 PRECISION = 0.5
 _OTHER_SEEDS = 1 << 32
-"""Evaluation is on runs of seeds that no training has."""
+"""Offset of the seeds for evaluation: no training uses these seeds."""
 _CLASS_OF = {"memory": "memory", "storage": "storage", "hardware": "hardware", "hang": "hang", "network": "hang"}
 _SOON_S = HORIZON_S / 4
-"""What is seen longer before a failure is no example: it may give no sign yet."""
+"""Seconds before a failure in which windows are examples of it. Earlier windows may show no sign yet."""
 _HEALTHY_EACH = 60
-"""So many windows of each run are examples of health."""
+"""Windows of each run that are examples of a healthy node."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearningPlan:
-    """What to learn from, and how."""
+    """Data and parameters of a training."""
 
     runs: int = 600
-    """Made-up ones."""
+    """Number of simulated runs."""
     recordings: Path | None = None
     seed: int = 0
     precision: float = PRECISION
@@ -45,42 +45,42 @@ class LearningPlan:
     costs: AlarmCosts = field(default_factory=AlarmCosts)
     epochs: int = 6
     size: int = 24
-    """Of the network's state."""
+    """Size of the network's state."""
 
     def __post_init__(self) -> None:
-        unknown = [one for one in self.detectors if one not in DETECTORS]
+        unknown = [name for name in self.detectors if name not in DETECTORS]
         if unknown or not self.detectors:
             raise ConfigError(f"there is no detector {', '.join(unknown) or 'named'}", hint=f"there are {', '.join(DETECTORS)}")
 
 
 def train(plan: LearningPlan, say: Say) -> tuple[DetectorModel, list[Result]]:
-    """A model, and what its detectors did on held-out runs."""
+    """Train a model. Return it, and its detectors' results on held-out runs."""
     parts: dict[str, list[RecordedRun]] = {TRAIN: [], CHECK: [], HELD_OUT: []}
     for part, run in _counted(simulated(plan.seed, plan.runs), plan.runs, say):
         parts[part].append(run)
     for part, run in recorded(plan.recordings) if plan.recordings is not None else ():
         parts[part].append(run)
     if not all(parts.values()):
-        raise ConfigError("there is not a run for each of training, validation and what is held out", hint="--runs 5 or more")
+        raise ConfigError("training, validation and the held-out set need at least one run each", hint="--runs 5 or more")
     detectors = _learned(plan, parts, say)
     worth, results = {}, []
     for name, detector in detectors.items():
         chosen = choose_threshold(name, [_scored(detector, run) for run in parts[CHECK]], plan.precision, plan.costs)
         held_out = result_of(name, chosen.threshold, [_scored(detector, run) for run in parts[HELD_OUT]], plan.costs)
-        found = f"{held_out.found} of {held_out.failures} failures found, {held_out.false} false alarms"
-        say(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {found}")
+        outcome = f"{held_out.found} of {held_out.failures} failures found, {held_out.false} false alarms"
+        say(f"{name}: threshold {chosen.threshold:.3f}; on held-out runs {outcome}")
         worth[name] = Worth.from_result(held_out)
         results.append(held_out)
     names = sorted({run.name.partition("/")[0] for part in parts.values() for run in part if not run.name.startswith("sim-")})
-    told = {"seed": plan.seed, "runs": plan.runs, "recordings": names[:1000], "precision": plan.precision}
-    return DetectorModel(detectors, worth, time.time(), told), results
+    metadata = {"seed": plan.seed, "runs": plan.runs, "recordings": names[:1000], "precision": plan.precision}
+    return DetectorModel(detectors, worth, time.time(), metadata), results
 
 
 def _counted(runs: Iterable[tuple[str, RecordedRun]], count: int, say: Say) -> Iterable[tuple[str, RecordedRun]]:
-    for number, one in enumerate(runs):
+    for number, run in enumerate(runs):
         if number and number % 50 == 0:
-            say(f"{number} of {count} made-up runs")
-        yield one
+            say(f"{number} of {count} simulated runs")
+        yield run
 
 
 def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], say: Say) -> dict[str, Detector]:
@@ -94,7 +94,7 @@ def _learned(plan: LearningPlan, parts: dict[str, list[RecordedRun]], say: Say) 
         healthy = np.concatenate([run.looks[_some(rng, np.flatnonzero(~run.doomed), _HEALTHY_EACH)] for run in parts[TRAIN]])
         scale = Scale.from_rows(healthy)
     if "forest" in plan.detectors:
-        say(f"growing the forest of {len(healthy)} looks at healthy nodes")
+        say(f"training the forest on {len(healthy)} windows of healthy nodes")
         made["forest"] = grow(healthy, scale, plan.seed)
     if "lstm" in plan.detectors:
         made["lstm"] = _network(plan, parts, scale, rng, say)
@@ -114,7 +114,7 @@ def _network(plan: LearningPlan, parts: dict[str, list[RecordedRun]], scale: Sca
 
 
 def _examples(runs: Sequence[RecordedRun], scale: Scale, rng: np.random.Generator) -> tuple[Array, Array]:
-    """Windows and their classes: those soon before a failure that gave signs, and some far from any."""
+    """Return windows and their classes: those shortly before a failure with signs, and some far from any failure."""
     windows, labels = [np.empty((0, STEPS, INPUTS), np.float32)], [np.empty(0, np.int64)]
     for run in runs:
         inputs = inputs_of(run.looks, scale)
@@ -145,12 +145,12 @@ TOGETHER = "together"
 
 
 def trusted(model: DetectorModel, precision: float) -> list[str]:
-    """Detectors that held-out runs speak for; the rules always."""
-    return [name for name, one in model.worth.items() if name == "rules" or one.precision >= precision]
+    """Return the detectors with at least that precision on held-out runs. The rules are always included."""
+    return [name for name, worth in model.worth.items() if name == "rules" or worth.precision >= precision]
 
 
 def evaluate(model: DetectorModel, runs: Iterable[RecordedRun], precision: float, costs: AlarmCosts) -> list[Result]:
-    """Of each detector, and of those that are trusted, together. One run at a time is in memory."""
+    """Return the results of each detector, and of the trusted ones together. Memory: one run at a time."""
     seen: dict[str, list[Scored]] = {name: [] for name in (*model.detectors, TOGETHER)}
     raised: dict[str, list[list[float]]] = {name: [] for name in seen}
     used = trusted(model, precision)
@@ -160,18 +160,19 @@ def evaluate(model: DetectorModel, runs: Iterable[RecordedRun], precision: float
             raised[name].append(alarms_of(scored.at, scored.scores, model.worth[name].threshold, scored.groups))
             seen[name].append(scored._replace(scores=np.empty(0), groups=None))
         seen[TOGETHER].append(seen[name][-1])
-        raised[TOGETHER].append(together([raised[one][-1] for one in used]))
+        raised[TOGETHER].append(together([raised[detector_name][-1] for detector_name in used]))
     thresholds = {name: model.worth[name].threshold for name in model.detectors}
     return [tally(name, thresholds.get(name, float("nan")), seen[name], raised[name], costs) for name in seen]
 
 
 def unseen(seed: int, count: int, say: Say) -> Iterable[RecordedRun]:
-    """Made-up runs that no model was trained on, whatever its seed."""
+    """Return simulated runs that no model was trained on, whatever its seed."""
     return (run for _, run in _counted(simulated(seed + _OTHER_SEEDS, count, (HELD_OUT,)), count, say))
 
 
 def unseen_recordings(directory: Path, model: DetectorModel) -> Iterable[RecordedRun]:
-    """Recordings that were held out of the model's training; all, if it was trained on none of them."""
+    """Yield the runs of recordings that were held out of the model's training, and of recordings that were not part of
+    it."""
     known = set(model.told.get("recordings", ()))
     for part, run in recorded(directory):
         if part == HELD_OUT or run.name.partition("/")[0] not in known:

@@ -1,6 +1,8 @@
-"""A small recurrent network with attention over the last eight minutes: how likely is a failure within the horizon, and of which kind.
+"""A small recurrent network with attention over the last eight minutes: the probability of a failure within the
+horizon, by kind.
 
-It is trained with torch (``lstm_train``) and asked with numpy: nothing that watches over a job needs torch for it.
+It is trained with torch (``lstm_train``) and evaluated with numpy, so the supervisor of a job does not need torch for
+it.
 """
 
 from __future__ import annotations
@@ -21,30 +23,30 @@ _RISKS = {"memory": "memory", "storage": "store", "hardware": "hardware", "hang"
 _LATELY = columns("mean30", "slope300")
 INPUTS = len(_LATELY) + len(RULES)
 STEPS, STRIDE = 32, 3
-"""So many looks, each third: the last eight minutes."""
+"""Windows of the network's input, every third one: the last eight minutes."""
 NAMES = ("weight_in", "weight_on", "bias", "attend", "attend_bias", "attend_to", "head", "head_bias")
 
 
 class Lstm:
-    """Trained already; one run's looks are remembered as long as it needs them."""
+    """The trained network. It keeps the last windows of one run."""
 
     name = "lstm"
 
     def __init__(self, scale: Scale, arrays: Arrays) -> None:
-        """``arrays``: ``NAMES``, as ``lstm_train`` gives them."""
+        """``arrays``: the weights ``NAMES``, as ``lstm_train`` returns them."""
         size = arrays["weight_on"].shape[-1] if "weight_on" in arrays else 0
         shapes = (
             (4 * size, INPUTS), (4 * size, size), (4 * size,), (size, size), (size,), (size,), (len(CLASSES), 2 * size), (len(CLASSES),),
         )  # fmt: skip
         if not 0 < size <= 1024 or any(name not in arrays or arrays[name].shape != shape for name, shape in zip(NAMES, shapes)):
-            raise CorruptCheckpoint("a network whose weights are none")
+            raise CorruptCheckpoint("a network with invalid weights")
         self.scale, self.arrays, self._size = scale, arrays, size
         self._weights = {name: np.ascontiguousarray(arrays[name].T) for name in NAMES}
         self._looks: deque[Array] = deque(maxlen=(STEPS - 1) * STRIDE + 1)
 
     @property
     def parameters(self) -> int:
-        """How many numbers it has learned."""
+        """Return the number of parameters."""
         return sum(self.arrays[name].size for name in NAMES)
 
     def update(self, look: FeatureWindow) -> Risk:
@@ -61,7 +63,7 @@ class Lstm:
     def follow(self, looks: Array) -> Array:
         """See ``Detector``."""
         windows = windows_of(inputs_of(looks, self.scale))
-        parts = [1 - self.chances(windows[at : at + 512])[:, 0] for at in range(0, len(windows), 512)]
+        parts = [1 - self.chances(windows[start : start + 512])[:, 0] for start in range(0, len(windows), 512)]
         return np.concatenate(parts) if parts else np.empty(0)
 
     def fresh(self) -> Lstm:
@@ -69,7 +71,7 @@ class Lstm:
         return Lstm(self.scale, self.arrays)
 
     def chances(self, windows: Array) -> Array:
-        """Of each class, for windows of ``STEPS`` scaled looks."""
+        """Return the probability of each class. ``windows``: ``STEPS`` scaled inputs each."""
         weights, size = self._weights, self._size
         drive = windows @ weights["weight_in"] + weights["bias"]
         hidden = cell = np.zeros((len(windows), size), np.float32)
@@ -86,12 +88,15 @@ class Lstm:
 
 
 def inputs_of(looks: Array, scale: Scale) -> Array:
-    """What it is told of each look: what signals did lately, and what the rules make of it."""
+    """Return the network's inputs: recent features of the signals, and the rules' scores."""
     return np.concatenate([scale(looks)[:, _LATELY], DetectionRules().scores(looks)], axis=1, dtype=np.float32)
 
 
 def windows_of(inputs: Array, rows: Array | None = None) -> Array:
-    """The windows that end at these rows (at all, by default) of a run's inputs; before it began all was as usual."""
+    """Return the windows that end at these rows (default: all) of a run's inputs.
+
+    Inputs before the run are zeros, the usual values.
+    """
     used = np.concatenate([np.zeros(((STEPS - 1) * STRIDE, INPUTS), np.float32), inputs])
     ends = np.arange(len(inputs)) if rows is None else rows
     return used[ends[:, None] + STRIDE * np.arange(STEPS)]

@@ -1,4 +1,4 @@
-"""Training of the small network. The only file of this room that imports torch."""
+"""Training of the recurrent network. The only file of this package that imports torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from relight.prediction.lstm import CLASSES, INPUTS, NAMES
 Array = np.ndarray[Any, Any]
 _BATCH, _RATE, _DECAY = 256, 2e-3, 0.05
 _NOISE, _LEFT_OUT = 0.3, 0.3
-"""What keeps a network that sees few failures from knowing them by heart: noise on what it sees, and units that are left out."""
+"""Regularisation against overfitting to few failures: noise on the inputs, and dropout."""
 
 
 class Network(nn.Module):
@@ -36,7 +36,7 @@ class Network(nn.Module):
         return torch.as_tensor(self.head(self.leave_out(torch.cat([(weights * states).sum(dim=1), states[:, -1]], dim=1))))
 
     def arrays(self) -> Arrays:
-        """What ``Lstm`` is made of."""
+        """Return the weights for ``Lstm``."""
         weight_in, weight_on, bias_in, bias_on = self.recur.all_weights[0]
         parts = (
             weight_in, weight_on, bias_in + bias_on, self.attend.weight, self.attend.bias, self.attend_to.weight[0], self.head.weight,
@@ -48,9 +48,10 @@ class Network(nn.Module):
 def train_network(
     windows: Array, labels: Array, checked: tuple[Array, Array], *, seed: int, epochs: int, size: int, say: Callable[[str], None]
 ) -> Arrays:
-    """Weights of the epoch that did best on ``checked`` windows and labels. The same seed gives the same, on one machine.
+    """Return the weights of the epoch with the least loss on ``checked`` windows and labels. Reproducible by the seed
+    on one machine.
 
-    By one thread: what is this small gains nothing by more, and sums would come out otherwise with another number of them.
+    Uses one thread: more do not help a network this small, and sums would differ with the number of threads.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -86,8 +87,8 @@ def _train(
                 schedule.step()
             network.eval()
             with torch.no_grad():
-                found = float(loss_of(network(torch.from_numpy(checked[0])), torch.from_numpy(checked[1])))
-            say(f"lstm: epoch {epoch + 1} of {epochs}, loss {found:.4f} on validation")
-            if found < best:
-                best, kept = found, network.arrays()
+                validation_loss = float(loss_of(network(torch.from_numpy(checked[0])), torch.from_numpy(checked[1])))
+            say(f"lstm: epoch {epoch + 1} of {epochs}, loss {validation_loss:.4f} on validation")
+            if validation_loss < best:
+                best, kept = validation_loss, network.arrays()
     return kept

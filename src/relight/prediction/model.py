@@ -1,4 +1,5 @@
-"""What was learned, in a file: arrays and numbers, nothing that could be executed; and what each detector was worth on unseen runs."""
+"""The file of trained detectors: arrays and numbers, no executable code; with each detector's results on held-out
+runs."""
 
 from __future__ import annotations
 
@@ -25,11 +26,11 @@ USUAL_THRESHOLD = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Worth:
-    """Of a detector: from which score on it alarms, and how that did on held-out runs."""
+    """A detector's alarm threshold, and its results on held-out runs."""
 
     threshold: float = USUAL_THRESHOLD
     precision: float = math.nan
-    """As far as so few alarms can tell: one more true and one more false than there were."""
+    """Smoothed for few alarms: computed with one more true and one more false alarm."""
     recall: float = math.nan
     lead_s: float = math.nan
     false_per_day: float = math.nan
@@ -37,9 +38,9 @@ class Worth:
 
     @classmethod
     def from_result(cls, held_out: Result) -> Worth:
-        """What is kept of a result."""
-        one = held_out
-        return cls(one.threshold, one.careful, one.recall, one.lead_s, one.false_per_day, one.alarms)
+        """Return the worth from a result on held-out runs."""
+        result = held_out
+        return cls(result.threshold, result.careful, result.recall, result.lead_s, result.false_per_day, result.alarms)
 
 
 @dataclass(frozen=True)
@@ -51,37 +52,40 @@ class DetectorModel:
     made_at: float = 0.0
     """Seconds since 1970."""
     told: dict[str, Any] = field(default_factory=dict)
-    """Of how it was made: seed, runs, recordings, wanted precision."""
+    """How it was trained: seed, runs, recordings, requested precision."""
 
     def write(self, path: Path) -> None:
-        """Into a file, whole and durable, or not at all."""
+        """Write the model to a file, atomically and durably."""
         arrays: Arrays = {}
         for name, detector in self.detectors.items():
             if isinstance(detector, (Forest, Lstm)):
                 arrays |= {f"{name}.{part}": value for part, value in detector.arrays.items()}
                 arrays |= {"scale.middle": detector.scale.middle, "scale.spread": detector.scale.spread}
-        worth = {name: {slot: _none(getattr(one, slot)) for slot in Worth.__slots__} for name, one in self.worth.items()}
+        worth = {name: {slot: _none(getattr(entry, slot)) for slot in Worth.__slots__} for name, entry in self.worth.items()}
         write_arrays(path, _MAGIC, {"features": list(FEATURES), "worth": worth, "made_at": self.made_at, "told": self.told}, arrays)
 
 
 def without_model() -> DetectorModel:
-    """The rules alone, with their usual threshold."""
+    """Return a model with only the rules, at their default threshold."""
     return DetectorModel({"rules": DetectionRules()}, {"rules": Worth()})
 
 
 def read_model(path: Path) -> DetectorModel:
-    """``CorruptCheckpoint`` for what is no whole model; ``IncompatibleState`` for one of other features than these."""
+    """Read a model.
+
+    ``CorruptCheckpoint`` if the file is not an intact model; ``IncompatibleState`` if it has other features.
+    """
     head, arrays = read_arrays(path, _MAGIC, "model")
     if head.get("features") != list(FEATURES):
-        raise IncompatibleState("this model goes by other features", where=str(path), hint="relight predict train makes one of these")
+        raise IncompatibleState("this model uses other features", where=str(path), hint="train a new one with relight predict train")
     try:
         worth = {}
-        for name, told in head["worth"].items():
-            numbers = {slot: math.nan if told[slot] is None else float(told[slot]) for slot in Worth.__slots__ if slot != "alarms"}
-            worth[str(name)] = Worth(alarms=int(told["alarms"]), **numbers)
+        for name, entry in head["worth"].items():
+            numbers = {slot: math.nan if entry[slot] is None else float(entry[slot]) for slot in Worth.__slots__ if slot != "alarms"}
+            worth[str(name)] = Worth(alarms=int(entry["alarms"]), **numbers)
         detectors: dict[str, Detector] = {}
         if not set(worth) <= set(DETECTORS) or not worth:
-            raise ValueError("of detectors that there are not")
+            raise ValueError("unknown detectors")
         for name in worth:
             mine = {part.partition(".")[2]: value for part, value in arrays.items() if part.startswith(f"{name}.")}
             if name in ("forest", "lstm"):
@@ -93,11 +97,11 @@ def read_model(path: Path) -> DetectorModel:
                 detectors[name] = DetectionRules() if name == "rules" else Drift()
         return DetectorModel(detectors, worth, float(head["made_at"]), dict(head["told"]))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptCheckpoint(f"a model without what belongs to it: {error}"[:200], where=str(path)) from None
+        raise CorruptCheckpoint(f"an incomplete model: {error}"[:200], where=str(path)) from None
 
 
 def age_s(path: Path) -> float:
-    """How long ago the model there was made; infinite if there is none that can be read."""
+    """Return the model's age in seconds; infinite if there is no readable model."""
     try:
         return max(0.0, time.time() - read_model(path).made_at) if path.is_file() else math.inf
     except (CorruptCheckpoint, IncompatibleState):

@@ -1,4 +1,4 @@
-"""The picture: what each detector finds, what it alarms for nothing, and what that saves."""
+"""Chart of an evaluation: failures that each detector finds, its false alarms, and the time that it saves."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ PAPER, INK, FAINT, GOOD, BAD = "#fbfaf7", "#22262e", "#8a8f98", "#1f9d61", "#d12
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    """Write the chart to ``path``, in the format of its ending (``.png``, ``.svg``, ``.pdf``)."""
     figure = Figure(figsize=(11, 1.8 + 0.55 * len(results)), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(figure)
     panels = figure.subplots(1, 3, sharey=True)
-    names = [one.detector for one in results]
+    names = [result.detector for result in results]
     columns = (
-        ("failures found, of those there were", [one.recall for one in results], GOOD, "{:.0%}"),
-        ("false alarms a day", [one.false_per_day for one in results], BAD, "{:.2f}"),
-        ("seconds saved a day, less those spent", [one.net_s_per_day for one in results], None, "{:+.0f}"),
+        ("share of failures found", [result.recall for result in results], GOOD, "{:.0%}"),
+        ("false alarms a day", [result.false_per_day for result in results], BAD, "{:.2f}"),
+        ("net seconds saved a day", [result.net_s_per_day for result in results], None, "{:+.0f}"),
     )
     for panel, (title, values, colour, text) in zip(panels, columns, strict=True):
         panel.set_facecolor(PAPER)
-        shown = [0.0 if math.isnan(one) else one for one in values]
-        panel.barh(range(len(shown)), shown, height=0.6, color=[colour or (GOOD if one >= 0 else BAD) for one in shown])
-        for at, one in enumerate(shown):
-            panel.text(max(one, 0), at, " " + text.format(one), va="center", fontsize=9, color=INK)
+        shown = [0.0 if math.isnan(value) else value for value in values]
+        panel.barh(range(len(shown)), shown, height=0.6, color=[colour or (GOOD if value >= 0 else BAD) for value in shown])
+        for row, value in enumerate(shown):
+            panel.text(max(value, 0), row, " " + text.format(value), va="center", fontsize=9, color=INK)
         panel.set_xlim(min(0.0, *shown) * 1.1, max(1e-9, *shown) * 1.25)
         panel.set_title(title, loc="left", fontsize=10, color=INK)
         panel.tick_params(colors=FAINT, labelsize=8.5)

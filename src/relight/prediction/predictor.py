@@ -1,7 +1,7 @@
-"""What a supervisor owns: told a sample each second, it says when something is about to go wrong, and what to do.
+"""The failure predictor of a supervisor: it gets a sample each second, and returns alarms with an action.
 
-The rules always count. What was learned counts only as long as it is right: on runs that were held out of its training, and here, in this
-job. A detector that does not count goes on being asked, so that it can come to count again.
+The rules always count. A learned detector counts only while its alarms are precise enough, on held-out runs and in this
+job. A detector that does not count is still evaluated, so that it can count again.
 """
 
 from __future__ import annotations
@@ -30,44 +30,45 @@ from relight.prediction.trace import HOURS, Happened, SampleRecorder, keep_newes
 Array = np.ndarray[Any, Any]
 PRECISION = 0.5
 RECORDINGS = 50
-"""So many are kept."""
+"""Recordings that are kept."""
 LATELY = 20
-"""So many of a detector's last alarms count."""
+"""Last alarms of a detector that count for its precision in this job."""
 _HELD_OUT_COUNTS = 2
-"""Held-out precision counts as much as so many alarms of this job."""
+"""Weight of the held-out precision, in alarms of this job."""
 _LOOKED_AFTER_S = 60.0
-"""Seconds after which the model's file is looked at again: a running job takes a model that was trained meanwhile."""
+"""Seconds after which the model's file is checked again, so that a running job uses a model that was trained
+meanwhile."""
 _OF_THE_SCRIPT = ("user", "fenced", "preemption", "numerical", "data")
-"""Classes of failures of which a node shows nothing before: a detector cannot miss them."""
+"""Kinds of failures that a node shows no sign of: a detector cannot miss them."""
 
 
 class Alarm(NamedTuple):
-    """Something is about to go wrong."""
+    """The prediction of a failure."""
 
     at: float
     kind: str
-    """Of risk: see ``ACTIONS``."""
+    """Kind of risk: see ``ACTIONS``."""
     action: str
     """``preventive save``, ``save more often``, ``drain node``, ``reduce load``."""
     why: str
-    """What was seen."""
+    """The observation."""
     reason: str
-    """Why this action."""
+    """Reason for the action."""
     score: float
     detector: str
     likely: float = PRECISION
-    """The share of its alarms that come true within ``HORIZON_S``, as far as is known."""
+    """Estimated share of the detector's alarms that come true within ``HORIZON_S``."""
 
 
 class DetectorStanding(NamedTuple):
-    """A detector, in this job."""
+    """Standing of a detector in this job."""
 
     detector: str
     used: bool
     why: str
-    """Not, if it is not."""
+    """Why it is not used; empty if it is."""
     true: int
-    """Of its last alarms here."""
+    """True ones of its last alarms here."""
     false: int
 
 
@@ -86,8 +87,8 @@ class _Watcher:
         self._alarming = Alarming(self._worth.threshold)
 
     def update(self, look: FeatureWindow) -> Risk | None:
-        """The risk, if it is an alarm."""
-        late = [at for at in self.open if look.at - at > HORIZON_S]
+        """Return the risk if it is an alarm, else None. Alarms older than the horizon are settled as false."""
+        late = [alarm_at for alarm_at in self.open if look.at - alarm_at > HORIZON_S]
         if late:
             self.open = self.open[len(late) :]
             for _ in late:
@@ -99,8 +100,11 @@ class _Watcher:
         return risk
 
     def failed(self, at: float, *, shows: bool = True) -> None:
-        """What it warned of in the horizon came true, once. ``shows``: whether a failure of this class could be seen coming."""
-        if any(0 <= at - one <= HORIZON_S for one in self.open):
+        """Settle the open alarms by a failure: one counts as true.
+
+        ``shows``: whether this kind of failure can show signs before.
+        """
+        if any(0 <= at - alarm_at <= HORIZON_S for alarm_at in self.open):
             self._resolve_alarm("true", True)
         elif shows:
             self._resolve_alarm("missed", None)
@@ -111,35 +115,42 @@ class _Watcher:
         if came_true is not None:
             self.settled.append(came_true)
         words = {"true": "an alarm came true", "false": f"an alarm did not come true within {HORIZON_S / 60:.0f} min"}
-        say = f"{self.name}: {words.get(outcome, 'a failure came without an alarm')}"
-        emit("prediction.scored", say, detector=self.name, outcome=outcome, used=used)
+        text = f"{self.name}: {words.get(outcome, 'a failure came without an alarm')}"
+        emit("prediction.scored", text, detector=self.name, outcome=outcome, used=used)
 
     def distrusted(self) -> str:
-        """Why it does not count; empty if it does."""
+        """Return why the detector does not count; empty if it does."""
         if self.name == "rules":
             return ""
         return distrust(self._worth.precision, self._precision, self.settled)
 
     @property
     def likely(self) -> float:
-        """The share of its alarms that come true: on held-out runs and in this job. Of rules, of which the former is not known, half."""
+        """Return the estimated share of its alarms that come true, from held-out runs and this job.
+
+        For rules, held-out precision is 0.5.
+        """
         return came_true(self._worth.precision if self._worth.precision >= 0 else PRECISION, self.settled)
 
 
 def distrust(precision: float, asked: float, settled: Collection[bool]) -> str:
-    """Why a detector does not count that had this precision on held-out runs, and whose last alarms came true or not; empty if it does."""
+    """Return why a detector does not count, from its held-out precision and its last alarms; empty if it does.
+
+    ``settled``: for each of its last alarms in this job, whether it came true.
+    """
     if not precision >= asked:
-        return f"of its alarms on held-out runs {_percent(precision)} were true, and {_percent(asked)} are asked for"
+        return f"of its alarms on held-out runs {_percent(precision)} were true, and {_percent(asked)} are required"
     return f"of its last {len(settled)} alarms in this job {sum(settled)} came true" if came_true(precision, settled) < asked else ""
 
 
 def came_true(precision: float, settled: Collection[bool]) -> float:
-    """The share of a detector's alarms that come true, by its precision on held-out runs and its last alarms here."""
+    """Return the estimated share of a detector's alarms that come true, from its held-out precision and its last alarms
+    here."""
     return (sum(settled) + _HELD_OUT_COUNTS * precision) / (len(settled) + _HELD_OUT_COUNTS)
 
 
 class FailurePredictor:
-    """Of one node. Used from one thread; a call takes a fifth of a millisecond, and each fifth one a whole one more."""
+    """The predictor of one node. Used from one thread. A call takes 0.2 ms, and every fifth one 1 ms more."""
 
     def __init__(
         self,
@@ -150,7 +161,10 @@ class FailurePredictor:
         hours: float = HOURS,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """``model``: of ``relight predict train``, read again when it has changed; one that cannot be read is said, and the rules go on."""
+        """``model``: a file of ``relight predict train``, read again when it changes.
+
+        If it cannot be read, an event reports it, and the rules still count.
+        """
         self.recorder = SampleRecorder(shape or SampleShape(), hours)
         self._path, self._precision, self._clock = model, precision, clock
         self._stamp: tuple[int, int] | None = None
@@ -163,7 +177,11 @@ class FailurePredictor:
         self._begin()
 
     def sample(self, sample: NodeSample) -> list[Alarm]:
-        """One each second. What is missing between two is as the first of them, up to five minutes; behind more it begins anew."""
+        """Add a sample, one each second. Return the alarms.
+
+        Missing seconds repeat the sample before, up to five minutes. After a longer gap the predictor starts from
+        scratch.
+        """
         before = self._row
         row = self.recorder.add(sample)
         passed = int(sample.at) - self._second
@@ -177,29 +195,33 @@ class FailurePredictor:
         return alarms
 
     def failed(self, kind: str, at: float | None = None, cause: str = "") -> None:
-        """The job did, in this way: alarms are settled, the recording has it, and what is usual is learned anew."""
-        at = self._clock() if at is None else at
-        self.recorder.note(Happened(at, kind, cause))
-        for one in self._watchers:
-            one.failed(at, shows=kind not in _OF_THE_SCRIPT)
+        """Record a failure of the job: settle the alarms, add it to the recording, and learn the usual values from
+        scratch."""
+        time_s = self._clock() if at is None else at
+        self.recorder.note(Happened(time_s, kind, cause))
+        for watcher in self._watchers:
+            watcher.failed(time_s, shows=kind not in _OF_THE_SCRIPT)
         self._begin()
 
     def heeded(self, alarm: Alarm) -> None:
-        """More than a save was done about it: whether it would have come true cannot be known, so it counts for nothing."""
-        for one in self._watchers:
-            one.open = [at for at in one.open if abs(at - alarm.at) > HORIZON_S]
+        """Drop an alarm whose failure was averted by more than a save: whether it would have come true is unknown."""
+        for watcher in self._watchers:
+            watcher.open = [alarm_at for alarm_at in watcher.open if abs(alarm_at - alarm.at) > HORIZON_S]
 
     def standing(self) -> list[DetectorStanding]:
-        """Which detectors count, and why others do not."""
+        """Return which detectors count, and why others do not."""
         return [
-            DetectorStanding(one.name, not (why := one.distrusted()), why, sum(one.settled), len(one.settled) - sum(one.settled))
-            for one in self._watchers
+            DetectorStanding(
+                watcher.name, not (why := watcher.distrusted()), why, sum(watcher.settled), len(watcher.settled) - sum(watcher.settled)
+            )
+            for watcher in self._watchers
         ]
 
     def write(self, directory: Path, **told: str) -> Path:
-        """The recording, for ``relight predict train --recordings``; a new one begins, so that no second is in two of them.
+        """Write the recording, for ``relight predict train --recordings``, and begin a new one, so that no second is in
+        two recordings.
 
-        Of those there the newest fifty stay.
+        The newest fifty recordings in the directory are kept.
         """
         path = directory / name_of(self._clock())
         self.recorder.trace(**told).write(path)
@@ -218,31 +240,30 @@ class FailurePredictor:
         if self._count % LOOK_S or self._count <= FIRST_LOOK * LOOK_S:
             return []
         look, alarms = self._windows.window(at), []
-        for one in self._watchers:
-            risk = one.update(look)
-            why = one.distrusted()
-            if why and not one.said:
-                emit("prediction.detector_disabled", f"{one.name} does not count: {why}", detector=one.name, why=why)
-            one.said = why
+        for watcher in self._watchers:
+            name, risk, why = watcher.name, watcher.update(look), watcher.distrusted()
+            if why and not watcher.said:
+                emit("prediction.detector_disabled", f"{name} does not count: {why}", detector=name, why=why)
+            watcher.said = why
             if risk is not None and not why and self._enough.update(at):
                 action, reason = action_for(risk.kind)
-                alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), one.name, one.likely))
-                emit("prediction.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=one.name, score=alarms[-1].score)
+                alarms.append(Alarm(at, risk.kind, action, risk.why, reason, round(risk.score, 3), name, watcher.likely))
+                emit("prediction.alarm", f"{risk.why}: {action}", kind=risk.kind, action=action, detector=name, score=alarms[-1].score)
         return alarms
 
     def _begin(self) -> None:
         self._signals, self._windows, self._enough = SignalHistory(self.recorder.shape.columns), FeatureWindows(), Enough()
         self._row, self._second, self._count = None, -(1 << 62), 0
-        for one in self._watchers:
-            one.begin(one.detector)
+        for watcher in self._watchers:
+            watcher.begin(watcher.detector)
 
     def _reload(self) -> None:
-        """The model, if its file is another than the last time."""
+        """Read the model if its file has changed."""
         if self._path is None:
             return
         try:
-            found = self._path.stat()
-            stamp = (found.st_mtime_ns, found.st_ino)
+            status = self._path.stat()
+            stamp = (status.st_mtime_ns, status.st_ino)
         except OSError:
             stamp = None
         if stamp == self._stamp and (stamp or self._checked > -math.inf):
@@ -252,20 +273,23 @@ class FailurePredictor:
             model = read_model(self._path)
             self._take(model)
             made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(model.made_at))
-            say = f"the model {self._path.name} of {made} is in use: {', '.join(model.detectors)}"
-            emit("prediction.model_loaded", say, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
+            text = f"the model {self._path.name} of {made} is in use: {', '.join(model.detectors)}"
+            emit("prediction.model_loaded", text, path=str(self._path), made_at=model.made_at, detectors=list(model.detectors))
         except RelightError as error:
             emit("prediction.detector_disabled", f"the model does not count: {error.what}", detector="model", why=error.what)
 
     def _take(self, model: DetectorModel) -> None:
-        """Its detectors, and the rules in any case; what those of the same name did in this job until now still counts."""
-        old, rules = {one.name: one for one in self._watchers}, without_model()
+        """Use a model's detectors, and the rules in any case.
+
+        Detectors keep the alarms of earlier ones with the same name.
+        """
+        old, rules = {watcher.name: watcher for watcher in self._watchers}, without_model()
         detectors, worth = {**rules.detectors, **model.detectors}, {**rules.worth, **model.worth}
-        self._watchers = [_Watcher(name, one, worth[name], self._precision) for name, one in detectors.items()]
-        for one in self._watchers:
-            if one.name in old:
-                one.settled.extend(old[one.name].settled)
-                one.open = old[one.name].open  # what it warned of is still to be settled
+        self._watchers = [_Watcher(name, detector, worth[name], self._precision) for name, detector in detectors.items()]
+        for watcher in self._watchers:
+            if watcher.name in old:
+                watcher.settled.extend(old[watcher.name].settled)
+                watcher.open = old[watcher.name].open  # these alarms are not settled yet
 
 
 def _percent(share: float) -> str:

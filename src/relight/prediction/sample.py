@@ -1,4 +1,4 @@
-"""What is seen of a node at one moment, and the names of the columns it is written down in."""
+"""A sample of a node at one time, and the columns of its recording."""
 
 from __future__ import annotations
 
@@ -10,42 +10,43 @@ NAN = math.nan
 
 
 class Accelerator(NamedTuple):
-    """One, at a moment. Not a number: it does not say."""
+    """One accelerator at one time. NaN: unknown."""
 
     temperature_c: float = NAN
     utilisation: float = NAN
     """From 0 to 1."""
     clock_mhz: float = NAN
-    """Of its processors, not of its memory."""
+    """Clock of its processors, not of its memory."""
     power_w: float = NAN
     memory_bytes: float = NAN
-    """In use."""
+    """Used memory."""
     ecc_corrected: float = NAN
-    """Errors of its memory since it was started, as is the next one."""
+    """Memory errors since it was started, like the next field."""
     ecc_uncorrected: float = NAN
 
 
 class Gauges(Protocol):
-    """Where accelerators are read."""
+    """Source of accelerator readings."""
 
     def read(self) -> list[Accelerator]:
-        """All of this node, always in the same order; one that does not answer any more stays in its place, without numbers."""
+        """Return all accelerators of this node, always in the same order; one that does not answer keeps its place,
+        with NaN."""
         ...
 
 
 class Rank(NamedTuple):
-    """One, at a moment."""
+    """One rank at one time."""
 
     step_s: float = NAN
-    """How long its last step took; not a number while it is at something else than training."""
+    """Duration of its last step; NaN outside training."""
     loss: float = NAN
     save_s: float = NAN
-    """How long its last save took until it was durable."""
+    """Duration of its last save until it was durable."""
     rss_bytes: float = NAN
 
 
 class DiskSpace(NamedTuple):
-    """What a file system has."""
+    """Space of a file system."""
 
     free_bytes: float = NAN
     size_bytes: float = NAN
@@ -55,13 +56,13 @@ class Host(NamedTuple):
     """The node itself. Pressure: per cent of the last ten seconds in which some, or all, processes waited (the kernel's PSI)."""
 
     cpu: float = NAN
-    """From 0 to 1, of all cores."""
+    """Use of all cores, from 0 to 1."""
     load: float = NAN
-    """Of one minute, for each core."""
+    """Load average of one minute, divided by the number of cores."""
     memory_available_bytes: float = NAN
     memory_size_bytes: float = NAN
     group_used_bytes: float = NAN
-    """Of the control group, without what the kernel can drop at once."""
+    """Memory of the control group, without caches that the kernel can drop at once."""
     group_limit_bytes: float = NAN
     psi_memory_some: float = NAN
     psi_memory_full: float = NAN
@@ -70,11 +71,11 @@ class Host(NamedTuple):
     psi_cpu_some: float = NAN
     psi_cpu_full: float = NAN
     major_faults: float = NAN
-    """Pages a second that had to be read from disk."""
+    """Pages per second that were read from disk."""
 
 
 class NodeSample(NamedTuple):
-    """A node at a moment."""
+    """A node at one time."""
 
     at: float
     """Seconds since 1970."""
@@ -86,7 +87,10 @@ class NodeSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SampleShape:
-    """For how many of each there are columns. What a sample has beyond that is left out; what it lacks is not a number."""
+    """How many file systems, ranks and accelerators have columns.
+
+    Further ones of a sample are left out; missing ones are NaN.
+    """
 
     rooms: int = 1
     ranks: int = 8
@@ -94,20 +98,21 @@ class SampleShape:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Their names, in order: ``host.cpu``, ``room0.free_bytes``, ``rank0.step_s``, ``accelerator0.power_w``."""
+        """Return the columns' names in order: ``host.cpu``, ``room0.free_bytes``, ``rank0.step_s``,
+        ``accelerator0.power_w``."""
         parts = (("room", self.rooms, DiskSpace), ("rank", self.ranks, Rank), ("accelerator", self.accelerators, Accelerator))
         names = [f"host.{field}" for field in Host._fields]
-        return (*names, *(f"{word}{at}.{field}" for word, count, kind in parts for at in range(count) for field in kind._fields))
+        return (*names, *(f"{word}{number}.{field}" for word, count, kind in parts for number in range(count) for field in kind._fields))
 
     def row(self, sample: NodeSample) -> list[float]:
-        """A sample's values, in that order."""
+        """Return a sample's values in the order of the columns."""
         values = list(sample.host)
-        for found, count, width in (
+        for readings, count, width in (
             (sample.rooms, self.rooms, len(DiskSpace._fields)),
             (sample.ranks, self.ranks, len(Rank._fields)),
             (sample.accelerators, self.accelerators, len(Accelerator._fields)),
         ):
-            for one in found[:count]:
-                values += one
-            values += [NAN] * (width * (count - len(found)))
+            for reading in readings[:count]:
+                values += reading
+            values += [NAN] * (width * (count - len(readings)))
         return values

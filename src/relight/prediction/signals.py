@@ -1,7 +1,9 @@
-"""From rows to signals: the same few numbers for every node, whatever it has. Shares, rates, and ratios to what is usual for this job.
+"""Computes signals from recorded rows: the same few numbers for every node. Shares, rates, and ratios to the usual
+value of this job.
 
-*Usual* is the median over the last half hour, taken anew every five minutes: before the first five there is none. What is not known stays
-at what it was. The same code takes an hour at once and a second at a time, so that what was learned holds for what is seen.
+The *usual* value is the median over the last half hour, recomputed every five minutes; there is none before the first
+five minutes. An unknown value repeats the last known one. The same code processes an hour at once and a second at a
+time, so that training and prediction use equal signals.
 """
 
 from __future__ import annotations
@@ -17,9 +19,12 @@ SIGNALS: tuple[str, ...] = (
     "memory_free", "disk_free", "cpu", "load", "psi_memory", "psi_memory_full", "psi_io", "psi_io_full", "psi_cpu", "faults", "rss",
     "step", "straggle", "save", "temperature", "utilisation", "clock", "power", "ecc", "ecc_bad", "silent",
 )  # fmt: skip
-"""Of shares, 1 is all; of pressures, all the time. ``temperature`` is in hundreds of °C. ``step``, ``save``, ``clock``, ``power`` are
-logarithms of the ratio to the usual, ``straggle`` of the slowest rank's step to the middle one's, ``faults``, ``ecc``, ``ecc_bad`` of one
-more than there were in a second; ``silent`` is the share of accelerators that answered once and do not now."""
+"""A share of 1 means all, a pressure of 1 all the time.
+
+``temperature`` is in hundreds of °C. Logarithms: ``step``, ``save``, ``clock``, ``power`` of the ratio to the usual
+value; ``straggle`` of the slowest rank's step by the median one; ``faults``, ``ecc``, ``ecc_bad`` of 1 plus the number
+in a second. ``silent`` is the share of accelerators that answered before and do not answer now.
+"""
 WORDS: dict[str, str] = {
     "memory_free": "free memory", "disk_free": "free disk", "cpu": "processor use", "load": "load", "psi_memory": "waiting for memory",
     "psi_memory_full": "all waiting for memory", "psi_io": "waiting for disks", "psi_io_full": "all waiting for disks",
@@ -28,25 +33,25 @@ WORDS: dict[str, str] = {
     "clock": "accelerators' clock", "power": "power", "ecc": "corrected memory errors", "ecc_bad": "uncorrected memory errors",
     "silent": "accelerators that do not answer",
 }  # fmt: skip
-AT = {name: at for at, name in enumerate(SIGNALS)}
+AT = {name: index for index, name in enumerate(SIGNALS)}
 BLOCK = 300
 _USUAL_ROWS = 1800
 _RELATIVE = ("step", "save", "clock", "power")
 _BEGINS = 60
-"""How many known values it takes for a usual one."""
+"""Known values that are needed for a usual value."""
 
 
 class SignalHistory:
-    """Told rows of one run, oldest first, one a second."""
+    """Converts the rows of one run to signals, oldest first, one row a second."""
 
     def __init__(self, columns: Sequence[str]) -> None:
-        found = {name: at for at, name in enumerate(columns)}
-        self._one = {name: found.get(f"host.{name}", -1) for name in (
+        index_of = {name: index for index, name in enumerate(columns)}
+        self._one = {name: index_of.get(f"host.{name}", -1) for name in (
             "cpu", "load", "memory_available_bytes", "memory_size_bytes", "group_used_bytes", "group_limit_bytes", "psi_memory_some",
             "psi_memory_full", "psi_io_some", "psi_io_full", "psi_cpu_some", "major_faults",
         )}  # fmt: skip
         self._many = {
-            f"{word}.{field}": [at for name, at in found.items() if name.startswith(word) and name.endswith(f".{field}")]
+            f"{word}.{field}": [index for name, index in index_of.items() if name.startswith(word) and name.endswith(f".{field}")]
             for word, fields in (
                 ("room", ("free_bytes", "size_bytes")), ("rank", ("step_s", "save_s", "rss_bytes")),
                 ("accelerator", ("temperature_c", "utilisation", "clock_mhz", "power_w", "ecc_corrected", "ecc_uncorrected")),
@@ -61,7 +66,7 @@ class SignalHistory:
         self._usual = np.full(len(_RELATIVE), np.nan)
 
     def signals(self, rows: Array) -> Array:
-        """Their signals; not a number as long as one was never known."""
+        """Return the signals of these rows; NaN until a signal is known."""
         rows, parts = np.asarray(rows, np.float64), []
         while len(rows):
             room = BLOCK - self._count % BLOCK
@@ -87,20 +92,20 @@ class SignalHistory:
         return signals
 
     def _raw(self, rows: Array) -> Array:
-        """As they are by themselves: ratios to the usual are still seconds, megahertz, watts."""
-        one = {name: rows[:, at] if at >= 0 else np.full(len(rows), np.nan) for name, at in self._one.items()}
-        many = {name: rows[:, at] if at else np.full((len(rows), 1), np.nan) for name, at in self._many.items()}
+        """Return the signals before division by the usual values: seconds, megahertz, watts."""
+        host = {name: rows[:, index] if index >= 0 else np.full(len(rows), np.nan) for name, index in self._one.items()}
+        many = {name: rows[:, indexes] if indexes else np.full((len(rows), 1), np.nan) for name, indexes in self._many.items()}
         raw = np.full((len(rows), len(SIGNALS)), np.nan)
         with np.errstate(divide="ignore", invalid="ignore"):
-            of_group = 1 - one["group_used_bytes"] / one["group_limit_bytes"]
-            raw[:, 0] = np.fmin(one["memory_available_bytes"] / one["memory_size_bytes"], of_group)
+            of_group = 1 - host["group_used_bytes"] / host["group_limit_bytes"]
+            raw[:, 0] = np.fmin(host["memory_available_bytes"] / host["memory_size_bytes"], of_group)
             raw[:, 1] = np.fmin.reduce(many["room.free_bytes"] / many["room.size_bytes"], axis=1)
-            raw[:, 2], raw[:, 3] = one["cpu"], one["load"]
+            raw[:, 2], raw[:, 3] = host["cpu"], host["load"]
             waits = ("psi_memory_some", "psi_memory_full", "psi_io_some", "psi_io_full", "psi_cpu_some")
-            for at, name in enumerate(waits, AT["psi_memory"]):
-                raw[:, at] = one[name] / 100
-            raw[:, 9] = np.log1p(one["major_faults"])
-            raw[:, 10] = _mean(many["rank.rss_bytes"], total=True) / one["memory_size_bytes"]
+            for index, name in enumerate(waits, AT["psi_memory"]):
+                raw[:, index] = host[name] / 100
+            raw[:, 9] = np.log1p(host["major_faults"])
+            raw[:, 10] = _mean(many["rank.rss_bytes"], total=True) / host["memory_size_bytes"]
             steps = many["rank.step_s"]
             raw[:, 11] = _mean(steps)
             if steps.shape[1] > 1:
@@ -110,8 +115,8 @@ class SignalHistory:
             raw[:, 15] = _mean(many["accelerator.utilisation"])
             raw[:, 16] = np.fmin.reduce(many["accelerator.clock_mhz"], axis=1)
             raw[:, 17] = _mean(many["accelerator.power_w"])
-        for at, name in enumerate(("ecc_corrected", "ecc_uncorrected")):
-            raw[:, AT["ecc"] + at] = self._increments(at, _mean(many[f"accelerator.{name}"], total=True))
+        for index, name in enumerate(("ecc_corrected", "ecc_uncorrected")):
+            raw[:, AT["ecc"] + index] = self._increments(index, _mean(many[f"accelerator.{name}"], total=True))
         answers = np.isfinite(many["accelerator.temperature_c"]).sum(axis=1).astype(float)
         answered = np.maximum.accumulate(np.maximum(answers, self._answered))
         self._answered = float(answered[-1])
@@ -119,7 +124,10 @@ class SignalHistory:
         return raw
 
     def _increments(self, which: int, totals: Array) -> Array:
-        """How much a total grew in each second, as a logarithm; a total that fell was started anew."""
+        """Return log(1 + growth) of a total in each second.
+
+        A total that fell has restarted from 0, which counts as no growth.
+        """
         carried = _carried(totals[:, None], self._totals[which])[:, 0]
         grown = np.diff(carried, prepend=self._totals[which])
         self._totals[which] = carried[-1]
@@ -127,7 +135,7 @@ class SignalHistory:
 
 
 def _mean(values: Array, total: bool = False) -> Array:
-    """Of what is known in each row."""
+    """Return the mean (or total) of the known values of each row; NaN without one."""
     known = np.isfinite(values)
     count = known.sum(axis=1)
     sums = np.where(known, values, 0.0).sum(axis=1)
@@ -135,8 +143,8 @@ def _mean(values: Array, total: bool = False) -> Array:
 
 
 def _middle(values: Array) -> Array:
-    """The median of what is known in each row: ``nanmedian`` takes forty times as long for one row."""
-    ordered = np.sort(values, axis=1)  # what is not a number comes last
+    """Return the median of the known values of each row. ``nanmedian`` takes forty times as long for one row."""
+    ordered = np.sort(values, axis=1)  # NaN comes last
     count = np.isfinite(values).sum(axis=1)
     rows = np.arange(len(values))
     low, high = np.maximum(count - 1, 0) // 2, count // 2
@@ -144,7 +152,7 @@ def _middle(values: Array) -> Array:
 
 
 def _carried(values: Array, last: Array) -> Array:
-    """What is not known stays what it was."""
+    """Return the values with each unknown one replaced by the last known one."""
     if len(values) == 1:
         return np.where(np.isnan(values), last, values)
     values = np.concatenate([last[None], values])

@@ -1,10 +1,11 @@
-"""Made-up runs of a training node, with failures whose time and cause are known: what detectors are tried on, and learn from.
+"""Simulated runs of a training node, with failures of known time and cause: detectors are trained and evaluated on
+them.
 
-A run is one to four hours, a row a second. Everything in it also happens without a failure behind it: memory that fills with caches and
-levels off, neighbours who come and go, evaluations, compilations, checkpoints on the disk, hot afternoons, a few corrected errors, slow
-links that get well. **Most failures give no sign** (``SUDDEN``), as most causes of interruptions in published tables could not: software,
-hosts taken for maintenance, cables. No source says how many do; recall is therefore told by cause, too, so that a reader can weigh it
-otherwise.
+A run has one to four hours, a row a second. Every sign in it also occurs without a failure: memory that fills with
+caches and levels off, other jobs on the node, evaluations, compilations, checkpoints on the disk, hot hours, a few
+corrected errors, slow links that recover. **Most failures give no sign** (``SUDDEN``): most causes of interruptions in
+published tables could not give one (software, hosts taken for maintenance, cables). No source states how many do, so
+recall is also reported by cause, and a reader can weigh the causes differently.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ CAUSES: dict[str, tuple[str, float]] = {
     "leak": ("memory", 0.22), "disk": ("storage", 0.12), "heat": ("hardware", 0.14), "ecc": ("hardware", 0.24), "link": ("hang", 0.18),
     "store": ("storage", 0.10),
 }  # fmt: skip
-"""Of failures that give signs: which kind they are, and their share."""
+"""Causes of failures that give signs: the kind, and the share of these failures."""
 _SUDDEN_KINDS = ("hardware", "crash", "hang", "killed", "network")
 _GIB = float(1 << 30)
 
 
 def simulate(seed: int, number: int, failing: float = FAILING, sudden: float = SUDDEN) -> SampleTrace:
-    """Run ``number`` of the history ``seed``: the same each time."""
+    """Return run ``number`` of the history ``seed``. Deterministic."""
     return _SyntheticRun(np.random.default_rng((seed, number)), failing, sudden).trace(f"sim-{seed}-{number}")
 
 
 class _SyntheticRun:
-    """One, being made: arrays of a value a second."""
+    """A run while it is generated: arrays with one value for each second."""
 
     def __init__(self, rng: np.random.Generator, failing: float, sudden: float) -> None:
         self.rng, self.failing, self.sudden = rng, failing, sudden
@@ -65,77 +66,77 @@ class _SyntheticRun:
         self.slow_store = np.ones(n)
 
     def wander(self, scale: float, tau_s: float) -> Array:
-        """Noise that remembers for about ``tau_s``, of that standard deviation."""
+        """Return noise of standard deviation ``scale`` that is correlated over about ``tau_s`` seconds."""
         knots = int(self.n / tau_s) + 4
         smooth = np.interp(self.t / tau_s, np.arange(knots), self.rng.normal(0, scale, knots))
         return np.asarray(smooth + self.rng.normal(0, 0.3 * scale, self.n))
 
     def some(self, a_day: float) -> list[int]:
-        """Seconds at which something that happens so often does."""
+        """Return random seconds of an event that happens ``a_day`` times a day."""
         return sorted(self.rng.integers(300, self.n, self.rng.poisson(a_day * self.n / 86400)).tolist())
 
     def ramp(self, begin: float, length: float, power: float = 1.0) -> Array:
-        """0 before it, 1 behind it."""
+        """Return a ramp: 0 before ``begin``, 1 after ``begin + length``."""
         return np.asarray(np.clip((self.t - begin) / length, 0, 1) ** power)
 
     def bump(self, begin: float, rise: float, stay: float, fall: float) -> Array:
-        """Up, some time there, and down again."""
+        """Return a curve that rises to 1, stays there, and falls to 0."""
         return self.ramp(begin, rise) - self.ramp(begin + rise + stay, fall)
 
     # -- what happens without a failure ------------------------------------------------------------------------------------------
 
     def everyday(self) -> None:
-        """All of it."""
+        """Add all events that happen without a failure."""
         rng = self.rng
         if rng.random() < 0.7:  # caches that grow and level off
             self.free -= rng.uniform(0.05, 0.8) * self.free[0] * (1 - np.exp(-self.t / rng.uniform(200, 3000)))
-        for at in self.some(12):  # neighbours
+        for second in self.some(12):  # other jobs on the node
             length, strength = rng.uniform(60, 1200), rng.uniform(0.2, 1)
-            there = self.bump(at, rng.uniform(5, 60), length, rng.uniform(5, 60))
-            self.cpu += 0.4 * strength * there
-            self.psi["cpu"] += 40 * strength * there
-            self.slow *= 1 + 0.5 * strength * there * rng.random()
+            active = self.bump(second, rng.uniform(5, 60), length, rng.uniform(5, 60))
+            self.cpu += 0.4 * strength * active
+            self.psi["cpu"] += 40 * strength * active
+            self.slow *= 1 + 0.5 * strength * active * rng.random()
             if rng.random() < 0.4:
-                self.psi["io"] += 50 * strength * there
-                self.full["io"] += 20 * strength * there
-        for at in self.some(4):  # memory that is taken, and given back
-            taken = rng.uniform(0.05, 0.7) * self.free[at]
-            self.free -= taken * self.bump(at, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
-        for at in self.some(3):  # data sets that are unpacked on the disk, and logs that are cleaned up
-            self.disk -= rng.uniform(0.02, 0.5) * self.disk[at] * self.ramp(at, rng.uniform(120, 1800))
-        for at in self.some(3):
-            self.disk += rng.uniform(0.05, 0.3) * self.ramp(at, rng.uniform(5, 60))
+                self.psi["io"] += 50 * strength * active
+                self.full["io"] += 20 * strength * active
+        for second in self.some(4):  # memory that is allocated and freed
+            taken = rng.uniform(0.05, 0.7) * self.free[second]
+            self.free -= taken * self.bump(second, rng.uniform(30, 1500), rng.uniform(60, 900), rng.uniform(1, 60))
+        for second in self.some(3):  # data sets that are unpacked on the disk, and logs that are cleaned up
+            self.disk -= rng.uniform(0.02, 0.5) * self.disk[second] * self.ramp(second, rng.uniform(120, 1800))
+        for second in self.some(3):
+            self.disk += rng.uniform(0.05, 0.3) * self.ramp(second, rng.uniform(5, 60))
         if rng.random() < 0.6:  # evaluations
             every, length = rng.uniform(600, 3600), rng.uniform(20, 240)
             inside = (self.t > every) & (self.t % every < length)
             self.training &= ~inside
             self.use = np.where(inside, self.use * rng.uniform(0.4, 0.9), self.use)
             self.free -= np.where(inside, rng.uniform(0, 0.05), 0)
-        for at in [0, *self.some(3)]:  # compilations
-            inside = (self.t >= at) & (self.t < at + rng.uniform(30, 400))
+        for second in [0, *self.some(3)]:  # compilations
+            inside = (self.t >= second) & (self.t < second + rng.uniform(30, 400))
             self.training &= ~inside
             self.use, self.cpu = np.where(inside, 0.05, self.use), self.cpu + np.where(inside, 0.3, 0)
-        for at in self.some(1.5):  # longer sequences, another mixture: steps take longer from here on
-            self.slow *= 1 + rng.uniform(-0.2, 0.5) * self.ramp(at, rng.uniform(1, 300))
-        for at in self.some(3):  # a hot hour; now and then the clock goes down for it, and comes back
-            hot = self.bump(at, rng.uniform(120, 1200), rng.uniform(60, 1800), rng.uniform(120, 900))
+        for second in self.some(1.5):  # longer sequences, another data mixture: the step time changes from here on
+            self.slow *= 1 + rng.uniform(-0.2, 0.5) * self.ramp(second, rng.uniform(1, 300))
+        for second in self.some(3):  # a hot hour; sometimes the clock is throttled and recovers
+            hot = self.bump(second, rng.uniform(120, 1200), rng.uniform(60, 1800), rng.uniform(120, 900))
             self.celsius += hot * rng.uniform(3, 18)
-        for at in self.some(1.5):  # errors that were corrected, and that was it
-            self.ecc = self.ecc + rng.poisson(rng.uniform(0.005, 0.3) * self.bump(at, 10, rng.uniform(5, 900), 10))
-        for at in self.some(4):  # a slow link or rank that gets well
-            self.lag(self.bump(at, rng.uniform(10, 600), rng.uniform(10, 900), rng.uniform(5, 200)) * rng.uniform(0.1, 1.2))
-        for at in self.some(3):  # a slow hour of the store
-            self.slow_store *= 1 + rng.uniform(0.3, 5) * self.bump(at, 60, rng.uniform(60, 2400), 60)
+        for second in self.some(1.5):  # corrected errors without a failure after them
+            self.ecc = self.ecc + rng.poisson(rng.uniform(0.005, 0.3) * self.bump(second, 10, rng.uniform(5, 900), 10))
+        for second in self.some(4):  # a slow link or rank that recovers
+            self.lag(self.bump(second, rng.uniform(10, 600), rng.uniform(10, 900), rng.uniform(5, 200)) * rng.uniform(0.1, 1.2))
+        for second in self.some(3):  # a slow hour of the store
+            self.slow_store *= 1 + rng.uniform(0.3, 5) * self.bump(second, 60, rng.uniform(60, 2400), 60)
         self.free, self.disk = np.clip(self.free, 0.04, 1), np.clip(self.disk, 0.03, 1)
 
     def throttle(self) -> None:
-        """From 84 °C on the clock goes down, and steps take longer."""
+        """Lower the clock from 84 °C on, which makes steps slower."""
         over = np.clip((self.celsius - 84) / 12, 0, 1)
         self.mhz *= 1 - 0.5 * over
         self.slow *= 1 + 0.8 * over
 
     def lag(self, much: Array) -> None:
-        """One rank, or its link, is slower by that."""
+        """Make one rank, or its link, slower by the factor ``1 + much``."""
         self.slow *= 1 + much
         self.straggle += much * self.rng.uniform(0, 0.5)
         self.use = self.use / (1 + 0.5 * much)
@@ -143,15 +144,15 @@ class _SyntheticRun:
     # -- failures ----------------------------------------------------------------------------------------------------------------
 
     def fail(self) -> None:
-        """The run ends in one."""
+        """End the run with a failure, and add its signs."""
         rng, end = self.rng, self.n - 1
         if rng.random() < self.sudden:
             self.happened = (Happened(end, str(rng.choice(_SUDDEN_KINDS)), "sudden"),)
             return
         causes = list(CAUSES)
-        cause = str(rng.choice(causes, p=[CAUSES[one][1] for one in causes]))
+        cause = str(rng.choice(causes, p=[CAUSES[name][1] for name in causes]))
         self.happened = (Happened(end, CAUSES[cause][0], cause),)
-        warning = float(np.exp(rng.uniform(np.log(60), np.log(min(7200, end - 600)))))  # of a minute to two hours
+        warning = float(np.exp(rng.uniform(np.log(60), np.log(min(7200, end - 600)))))  # a minute to two hours
         begin = end - warning
         if cause == "leak":
             grown = self.ramp(begin, warning, rng.uniform(0.8, 2.0))
@@ -178,24 +179,25 @@ class _SyntheticRun:
             self.slow_store *= 1 + rng.uniform(2, 20) * self.ramp(begin, warning)
             self.psi["io"] += 30 * self.ramp(begin, warning)
 
-    # -- and as it is recorded -----------------------------------------------------------------------------------------------------
+    # -- the recording
+    # -----------------------------------------------------------------------------------------------------------
 
     def saves(self) -> Array:
-        """How long the last one took; each takes room on the disk, and makes it again."""
-        rng, last, at = self.rng, np.full(self.n, np.nan), self.save_every
+        """Return the duration of the last save, by second. Each save uses disk space, and frees it afterwards."""
+        rng, last, time = self.rng, np.full(self.n, np.nan), self.save_every
         room = rng.uniform(0.001, 0.01)
-        while at < self.n:
-            begin = int(at)
+        while time < self.n:
+            begin = int(time)
             took = self.save_s * float(self.slow_store[begin]) * float(np.exp(rng.normal(0, 0.15)))
             self.disk[begin:] -= room
             self.disk[min(self.n - 1, begin + int(took) + 5) :] += room
             self.psi["io"][begin : begin + int(took)] += 15
             last[min(self.n - 1, begin + int(took)) :] = took
-            at += max(self.save_every, took)
+            time += max(self.save_every, took)
         return last
 
     def trace(self, name: str) -> SampleTrace:
-        """The whole of it."""
+        """Return the generated recording."""
         rng = self.rng
         self.everyday()
         if rng.random() < self.failing:
@@ -204,7 +206,7 @@ class _SyntheticRun:
         saved = self.saves()
         shape = SampleShape(1, self.ranks, self.ranks)
         values = np.full((self.n, len(shape.columns)), np.nan, np.float32)
-        place = {column: at for at, column in enumerate(shape.columns)}
+        place = {column: index for index, column in enumerate(shape.columns)}
 
         def put(whose: str, **columns: Array | float) -> None:
             for field, column in columns.items():
@@ -217,18 +219,18 @@ class _SyntheticRun:
         put("room0", free_bytes=np.clip(self.disk, 0, 1) * self.disk_size, size_bytes=self.disk_size)
         late, gauged = int(rng.integers(self.ranks)), rng.random() < 0.85
         total, total_bad = np.cumsum(self.ecc), np.cumsum(self.ecc_bad)
-        for one in range(self.ranks):
-            step = self.step_s * self.slow * (1 + 0.01 * rng.normal(size=self.n)) * (1 + (self.straggle if one == late else 0))
+        for rank in range(self.ranks):
+            step = self.step_s * self.slow * (1 + 0.01 * rng.normal(size=self.n)) * (1 + (self.straggle if rank == late else 0))
             step = np.where(self.training, step, np.nan)
-            put(f"rank{one}", step_s=step, save_s=saved, rss_bytes=self.rss * self.size / self.ranks)
+            put(f"rank{rank}", step_s=step, save_s=saved, rss_bytes=self.rss * self.size / self.ranks)
             if not gauged:
                 continue
-            mine = one == late  # the device that is the matter, if any is
+            mine = rank == late  # the device that fails, if one does
             put(
-                f"accelerator{one}", temperature_c=self.celsius if mine else 0.97 * self.celsius, utilisation=self.use,
+                f"accelerator{rank}", temperature_c=self.celsius if mine else 0.97 * self.celsius, utilisation=self.use,
                 clock_mhz=self.mhz if mine else self.mhz[0], power_w=120 + 500 * self.use * self.mhz / self.mhz[0], memory_bytes=64 * _GIB,
                 ecc_corrected=total * mine, ecc_uncorrected=total_bad * mine,
             )  # fmt: skip
         return SampleTrace(
-            shape.columns, self.t + 1.0, values, tuple(one._replace(at=one.at + 1.0) for one in self.happened), {"name": name}
+            shape.columns, self.t + 1.0, values, tuple(failure._replace(at=failure.at + 1.0) for failure in self.happened), {"name": name}
         )

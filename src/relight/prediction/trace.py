@@ -1,4 +1,4 @@
-"""What was seen of a node over hours: a ring that is written to each second, and the file that it becomes."""
+"""Recording of a node's samples over hours: a ring buffer that is written each second, and the file that it becomes."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Happened(NamedTuple):
 
     at: float
     kind: str
-    """As ``relight incidents`` has it: ``memory``, ``storage``, ``hardware``, ``hang``…"""
+    """Kind as in ``relight incidents``: ``memory``, ``storage``, ``hardware``, ``hang``…"""
     cause: str = ""
-    """What led to it, where that is known: the simulator knows."""
+    """What led to it, if known: only the simulator knows it."""
 
 
 @dataclass(frozen=True)
@@ -41,40 +41,42 @@ class SampleTrace:
     values: np.ndarray[Any, Any]
     happened: tuple[Happened, ...] = ()
     told: dict[str, str] = field(default_factory=dict)
-    """What else is known of it, such as ``name`` and ``host``."""
+    """Metadata, such as ``name`` and ``host``."""
 
     def write(self, path: Path) -> None:
-        """Into a file, whole and durable, or not at all."""
-        told = {"columns": list(self.columns), "happened": [list(one) for one in self.happened], "told": self.told}
-        write_arrays(path, _MAGIC, told, {"at": self.at.astype("<f8"), "values": self.values.astype("<f4")})
+        """Write the recording to a file, atomically and durably."""
+        metadata = {"columns": list(self.columns), "happened": [list(failure) for failure in self.happened], "told": self.told}
+        write_arrays(path, _MAGIC, metadata, {"at": self.at.astype("<f8"), "values": self.values.astype("<f4")})
 
 
 def read_trace(path: Path) -> SampleTrace:
-    """``CorruptCheckpoint`` for what is no whole recording."""
-    told, arrays = read_arrays(path, _MAGIC, "recording")
+    """Read a recording. ``CorruptCheckpoint`` if the file is not an intact recording."""
+    metadata, arrays = read_arrays(path, _MAGIC, "recording")
     try:
-        columns = tuple(str(one) for one in told["columns"])
-        happened = tuple(Happened(float(at), str(kind), str(cause)) for at, kind, cause in told["happened"][:_INCIDENTS_MAX])
-        notes = {str(name): str(text) for name, text in told["told"].items()}
-        at, values = arrays["at"], arrays["values"]
+        columns = tuple(str(name) for name in metadata["columns"])
+        happened = tuple(Happened(float(time), str(kind), str(cause)) for time, kind, cause in metadata["happened"][:_INCIDENTS_MAX])
+        notes = {str(name): str(text) for name, text in metadata["told"].items()}
+        times, values = arrays["at"], arrays["values"]
     except (KeyError, TypeError, ValueError, AttributeError):
         raise CorruptCheckpoint("a recording without its columns", where=str(path)) from None
-    whole = at.ndim == 1 and values.shape == (len(at), len(columns)) and len(set(columns)) == len(columns)
-    if not whole or not np.isfinite(at).all() or (np.diff(at) <= 0).any() or not all(math.isfinite(one.at) for one in happened):
-        raise CorruptCheckpoint("a recording whose rows are not what its head says", where=str(path))
-    return SampleTrace(columns, at, values, happened, notes)
+    fits = times.ndim == 1 and values.shape == (len(times), len(columns)) and len(set(columns)) == len(columns)
+    ordered = fits and np.isfinite(times).all() and not (np.diff(times) <= 0).any()
+    if not ordered or not all(math.isfinite(failure.at) for failure in happened):
+        raise CorruptCheckpoint("a recording whose rows differ from its head", where=str(path))
+    return SampleTrace(columns, times, values, happened, notes)
 
 
 def traces_in(directory: Path) -> list[Path]:
-    """Recordings there, and below."""
+    """Return the recordings in a directory and below it."""
     return sorted(directory.rglob(f"*{ENDING}"))
 
 
 class SampleRecorder:
-    """The last hours, in bounded memory: four bytes a value, 9 MB for 6 hours of 8 ranks and 8 accelerators."""
+    """Recorder of the last hours, in bounded memory: four bytes a value, 9 MB for 6 hours of 8 ranks and 8
+    accelerators."""
 
     def __init__(self, shape: SampleShape, hours: float = HOURS) -> None:
-        """Memory is taken here, once."""
+        """Allocate all memory."""
         self.shape = shape
         self._columns = shape.columns
         self._rows = max(1, int(hours * 3600))
@@ -85,11 +87,14 @@ class SampleRecorder:
 
     @property
     def nbytes(self) -> int:
-        """Of memory."""
+        """Return the bytes of memory."""
         return self._at.nbytes + self._values.nbytes
 
     def add(self, sample: NodeSample) -> np.ndarray[Any, Any]:
-        """The sample's row, which stands until the ring comes round. One that is not later than the last takes its place."""
+        """Record a sample.
+
+        Return its row, valid until the ring overwrites it. A sample that is not later replaces the last one.
+        """
         if self._count and sample.at <= self._at[(self._count - 1) % self._rows]:
             self._count -= 1
             sample = sample._replace(at=float(self._at[self._count % self._rows]))
@@ -105,25 +110,28 @@ class SampleRecorder:
         self._count, self._happened = 0, []
 
     def note(self, happened: Happened) -> None:
-        """A failure, in time with the rows."""
+        """Record a failure. Its time is on the rows' clock."""
         self._happened = [*self._happened, happened][-_INCIDENTS_MAX:]
 
     def trace(self, **told: str) -> SampleTrace:
-        """What there is, oldest first; a copy."""
+        """Return a copy of the recording, oldest row first. ``told``: metadata."""
         rows = np.arange(max(0, self._count - self._rows), self._count) % self._rows
-        at = self._at[rows]
-        happened = tuple(one for one in self._happened if len(at) and at[0] <= one.at)
-        return SampleTrace(self._columns, at, self._values[rows], happened, told)
+        times = self._at[rows]
+        happened = tuple(failure for failure in self._happened if len(times) and times[0] <= failure.at)
+        return SampleTrace(self._columns, times, self._values[rows], happened, told)
 
 
 def name_of(at: float) -> str:
-    """What a recording of that time is called."""
+    """Return the file name of a recording of that time."""
     return f"{int(at):012d}{ENDING}"
 
 
 def keep_newest(directory: Path, count: int) -> None:
-    """Of recordings that are called by their time only so many stay there; others are none of ours to delete."""
+    """Delete the oldest recordings that are named by their time, beyond ``count``.
+
+    Files with other names are not Relight's: they stay.
+    """
     with suppress(OSError), OwnFiles(directory, rf"\d{{12}}{re.escape(ENDING)}") as files:
-        ours = sorted(one.name for one in files)
+        ours = sorted(file.name for file in files)
         for name in ours[: max(0, len(ours) - count)]:
             files.remove(name)

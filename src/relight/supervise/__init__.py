@@ -1,5 +1,7 @@
-"""Keeping a job alive: see what is wrong, decide what to do, do it, and write down what was done and why.
+"""Supervision of a job: detect a failure, classify it, decide what to do, do it, and record the decision with its
+reason.
 
-Always holds: what a failure means and what follows from it are pure functions of facts and a time; the sentence that says why reaches the
-terminal, the incident and the test unchanged. Only ``agent``, ``joining`` and ``launch`` may import torch.
+Always holds: classification and decision are pure functions of the evidence and a time. The sentence that gives the
+reason reaches the terminal, the incident and the test unchanged. Only the files that talk to torch's elastic agent and
+its rendezvous import torch.
 """

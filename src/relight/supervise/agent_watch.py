@@ -1,4 +1,7 @@
-"""Whether the process that writes a node's saves has stopped, judged by how long saves have taken before. Pure."""
+"""Detects that the process that writes a node's saves (the agent) has stopped, from how long earlier saves took.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,22 @@ from relight.supervise.limits import GIVE_UP, SLACK_S, STOPPED
 from relight.supervise.procfs import ProcessSample
 
 UNKNOWN_S = 60.0
-"""How long the first save may take; a first one that takes longer is doubted only if its writer is stopped."""
+"""Seconds after which the first save of a job is late. No earlier save gives a limit."""
 
 
 class Stuck(NamedTuple):
-    """A process that is to be ended, and why."""
+    """An agent that must be killed, and the reason."""
 
     pid: int
     why: str
 
 
 class AgentWatch:
-    """Told at each look what the ranks say. Stopped processes are called stuck at once when a save is late; others, which may only have a
-    slow disk, or wait for another node's part, if they neither moved a byte nor used the processor for ten times as long."""
+    """Watches the agents of one node. Call ``update`` at each poll, with the ranks' heartbeats.
+
+    If a save is late, a stopped agent is reported at once. Another agent may have a slow disk, or may wait for another
+    node's part. It is reported if it moved no byte and used no CPU time for ten times the limit.
+    """
 
     def __init__(self) -> None:
         self._took: deque[float] = deque(maxlen=32)
@@ -31,7 +37,7 @@ class AgentWatch:
         self._still: tuple[int, float, ProcessSample] | None = None
 
     def update(self, now: float, beats: Iterable[Heartbeat], look: Callable[[int], ProcessSample]) -> Stuck | None:
-        """``look`` is asked only when a save is late."""
+        """Return the agent that is stuck, or None. ``look`` samples a process; it is called only if a save is late."""
         late: tuple[float, int] | None = None
         limit = self.limit_s
         for beat in beats:
@@ -44,20 +50,20 @@ class AgentWatch:
             self._still = None
             return None
         waited, pid = late
-        seen = look(pid)
-        if not seen.state or seen.state in ("Z", "X"):
-            return None  # gone: who waits for it knows
-        say = f"a save takes {waited:.1f} s, and {limit:.1f} s are usual at most"
-        if seen.state in STOPPED:
-            return Stuck(pid, f"{say}: the process that writes it, {pid}, is stopped")
+        sample = look(pid)
+        if not sample.state or sample.state in ("Z", "X"):
+            return None  # it has ended: the ranks that wait for it notice that themselves
+        late_text = f"a save has taken {waited:.1f} s, more than {limit:.1f} s"
+        if sample.state in STOPPED:
+            return Stuck(pid, f"{late_text}: the agent that writes it, process {pid}, is stopped")
         before = self._still[2] if self._still is not None and self._still[0] == pid else None
-        if before is None or (before.cpu_s, before.moved_bytes) != (seen.cpu_s, seen.moved_bytes) or seen.state == "D":
-            self._still = pid, now, seen
+        if before is None or (before.cpu_s, before.moved_bytes) != (sample.cpu_s, sample.moved_bytes) or sample.state == "D":
+            self._still = pid, now, sample
         elif self._still is not None and now - self._still[1] > GIVE_UP * limit:
-            return Stuck(pid, f"{say}: the process that writes it, {pid}, has done nothing for {now - self._still[1]:.0f} s")
+            return Stuck(pid, f"{late_text}: the agent that writes it, process {pid}, has been idle for {now - self._still[1]:.0f} s")
         return None
 
     @property
     def limit_s(self) -> float:
-        """After so long a save is late."""
+        """Return the seconds after which a save is late."""
         return LATE_AFTER * max(self._took) + SLACK_S if self._took else UNKNOWN_S

@@ -1,4 +1,7 @@
-"""What happened, from what is there: clues, each for a kind of failure, with a weight; the heaviest is believed, all are kept. Pure."""
+"""Classifies a failure from its evidence.
+
+Each clue names a kind of failure and a weight; the heaviest clue decides, all are kept. Pure.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from relight.heartbeat.heartbeat_page import NOT_YET
 from relight.supervise.facts import Clue, Failure, FailureEvidence, Worker
 
 _WORDS: tuple[tuple[str, str, int], ...] = (
-    # what it says, what that is, how sure. The first that fits counts: the narrower stand first.
+    # pattern of a message, kind, weight. The first pattern that matches decides, so narrower patterns stand first.
     (r"relight\.errors\.Fenced|\bFenced: ", "fenced", 95),
     (r"\bLeaseHeld: .*still trains this run", "fenced", 93),  # a restart would only try again
     (r"relight\.errors\.(ConfigError|IncompatibleState)|\b(ConfigError|IncompatibleState): ", "user", 90),
@@ -54,7 +57,7 @@ _BY_ERRNO: dict[int, tuple[str, int]] = {
          errno.ENETDOWN), ("network", 40),
     ),
 }  # fmt: skip
-"""Kinds by the number of an error, which is the same in every language of the message."""
+"""Kind and weight by errno, which is the same in every language of the message."""
 _PATTERNS = tuple((re.compile(pattern), kind, weight) for pattern, kind, weight in _WORDS)
 _SIGNALS = {
     signal.SIGSEGV: ("crash", 50), signal.SIGABRT: ("crash", 45), signal.SIGILL: ("crash", 60), signal.SIGFPE: ("crash", 60),
@@ -63,28 +66,28 @@ _SIGNALS = {
 }  # fmt: skip
 _KERNEL = (
     (re.compile(r"Out of memory|oom-kill|Memory cgroup out of memory"), "memory", 80),
-    (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # what a program does wrong on a device that is well
+    (re.compile(r"NVRM: Xid \([^)]*\): (13|31|43|45)\b"), "crash", 45),  # errors of the program, on a healthy device
     (re.compile(r"NVRM: Xid|uncorrectable|Machine check|MCE|EDAC .*UE|PCIe Bus Error|fallen off the bus"), "hardware", 85),
     (re.compile(r"I/O error|EXT4-fs error|XFS .*(shutdown|corruption)|nfs: server .* not responding"), "storage", 70),
     (re.compile(r"Link is Down|NIC Link|mlx5.*(error|fatal)"), "network", 65),
 )
 _FOLLOWS = 5
-"""What is said by ranks that ended behind another weighs no more: they only noticed."""
+"""Largest weight of a clue from a rank that ended after another one: it may only have noticed the first failure."""
 _ASIDE = re.compile(r"\s*frame #\d+: |(\[rank\d+\]:)?\[?W\d{4} \d\d:")
-"""Lines that say nothing of an end: where a library stood when it warned, and its warnings."""
+"""Lines that do not explain an end: a library's warnings, and their stack frames."""
 _ONSET = re.compile(r"\[onset (\d{1,18})\]")
 _ODD = re.compile(r"\bReplicasDiffer: \S+ on rank (\d{1,9}) is not what it is on ")
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?|'[^']{40,}'")
 
 
 def classify(facts: FailureEvidence) -> Failure:
-    """The failure that fits best. Always gives one."""
+    """Return the failure that fits the evidence best; of kind ``unknown`` if there is no clue."""
     clues = sorted(_clues(facts), key=lambda clue: -clue.weight)
-    best = clues[0] if clues else Clue("unknown", 0, "nothing tells what happened")
+    best = clues[0] if clues else Clue("unknown", 0, "no evidence shows what happened")
     source = next((worker for worker in facts.workers if worker.rank == best.rank), None)
     beats = [worker.beat for worker in facts.workers if worker.beat is not None]
-    said = (source.error or _last_words(source.tail)) if source is not None else ""
-    onset = _ONSET.search(said) if best.kind == "numerical" else None
+    message = (source.error or _last_words(source.tail)) if source is not None else ""
+    onset = _ONSET.search(message) if best.kind == "numerical" else None
     return Failure(
         onset=int(onset[1]) if onset else None,
         kind=best.kind,
@@ -92,7 +95,7 @@ def classify(facts: FailureEvidence) -> Failure:
         rank=best.rank if best.rank is not None else _first(facts),
         step=max(-1, min((max(beat.step, beat.restored) for beat in beats), default=-1)),  # what was restored has been ended
         steps=min((beat.steps for beat in beats), default=0),
-        words=alike(said if _spoken(said) else best.what),
+        words=alike(message if _spoken(message) else best.what),
         clues=tuple(clues),
         restored=max((beat.restored for beat in beats), default=NOT_YET),
         durable=max((beat.durable for beat in beats), default=-1),
@@ -101,17 +104,18 @@ def classify(facts: FailureEvidence) -> Failure:
 
 
 def is_a_loss(words: str) -> bool:
-    """Whether a rank only says that it has lost another."""
+    """Return whether a rank's message reports only that it lost another rank."""
     return (_spoken(words) or ("", 0))[0] == "network"
 
 
 def kernel_kind(line: str) -> str | None:
-    """The kind of failure that a line of the kernel's log speaks of; None if it speaks of none."""
+    """Return the kind of failure that a line of the kernel's log reports; None if it reports none."""
     return next((kind for pattern, kind, _ in _KERNEL if pattern.search(line)), None)
 
 
 def alike(words: str) -> str:
-    """Words without what differs between two failures of one kind."""
+    """Return a message without numbers, addresses and long quotes, so that two failures with one cause compare
+    equal."""
     return _NUMBERS.sub("#", " ".join(words.split()))[:300]
 
 
@@ -123,7 +127,7 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
     if facts.hung:
         yield Clue("hang", 70, facts.hung)
     if facts.oom_kills:
-        yield Clue("memory", 90, f"the kernel killed {facts.oom_kills} of its processes for want of memory", _killed(facts))
+        yield Clue("memory", 90, f"the kernel killed {facts.oom_kills} of its processes for lack of memory", _killed(facts))
     for line in facts.kernel:
         for pattern, kind, weight in _KERNEL:
             if pattern.search(line):
@@ -137,25 +141,26 @@ def _clues(facts: FailureEvidence) -> Iterator[Clue]:
 
 
 def _of(worker: Worker) -> Iterator[Clue]:
-    said = worker.error or _last_words(worker.tail)
+    message = worker.error or _last_words(worker.tail)
     if worker.exit is not None and worker.exit < 0 and not worker.stopped:
         kind, weight = _SIGNALS.get(signal.Signals(-worker.exit), ("crash", 40)) if _is_signal(-worker.exit) else ("crash", 40)
         yield Clue(kind, weight, f"rank {worker.rank} was ended by {_name(-worker.exit)}", worker.rank)
     if worker.exit or worker.error:
-        found = _spoken(said) if said else None
-        if found is not None:
-            kind, weight = found
+        match = _spoken(message) if message else None
+        if match is not None:
+            kind, weight = match
             if kind == "user" and worker.beat is not None and worker.beat.steps:
-                weight -= 15  # it has worked for some steps: not every such error would repeat
-            odd = _ODD.search(said)  # who says that another computes wrongly is not the one that does
-            yield Clue(kind, weight, f"rank {worker.rank}: {' '.join(said.split())[:300]}", worker.rank if odd is None else int(odd[1]))
+                weight -= 15  # it ran for some steps: not every such error would repeat
+            # the message names the rank that computed wrongly: another one than the rank that reports it
+            odd = _ODD.search(message)
+            yield Clue(kind, weight, f"rank {worker.rank}: {' '.join(message.split())[:300]}", worker.rank if odd is None else int(odd[1]))
         elif worker.exit is not None and worker.exit > 0:
             kind, weight = ("user", 40) if worker.exit == 2 else ("unknown", 10)
             yield Clue(kind, weight, f"rank {worker.rank} ended with exit code {worker.exit}", worker.rank)
 
 
 def _weighed(clue: Clue, worker: Worker, first: int | None) -> Clue:
-    """Who came later may only have noticed: unless it says what no loss of another explains."""
+    """Limit the weight of a clue from a rank that ended later, unless the loss of another rank cannot explain it."""
     if clue.rank == first or first is None:
         return clue._replace(weight=min(100, clue.weight + 5))
     return clue._replace(weight=min(clue.weight, _FOLLOWS)) if clue.kind in ("network", "unknown", "user", "crash") else clue
@@ -163,25 +168,26 @@ def _weighed(clue: Clue, worker: Worker, first: int | None) -> Clue:
 
 def _spoken(text: str) -> tuple[str, int] | None:
     by_words = next(((kind, weight) for pattern, kind, weight in _PATTERNS if pattern.search(text)), None)
-    numbers = [int(next(filter(None, found.groups()), "0")) for found in _ERRNO.finditer(text)]
-    by_number = next((_BY_ERRNO[one] for one in reversed(numbers) if one in _BY_ERRNO), None)
+    numbers = [int(next(filter(None, match.groups()), "0")) for match in _ERRNO.finditer(text)]
+    by_number = next((_BY_ERRNO[number] for number in reversed(numbers) if number in _BY_ERRNO), None)
     if by_words is None or by_number is None:
         return by_words or by_number
     return by_number if by_words[0] == "user" or by_number[1] > by_words[1] else by_words
 
 
 def _last_words(tail: tuple[str, ...]) -> str:
-    """The last line that an exception or a library ended with; without one, the last line."""
+    """Return the last line that a known pattern matches; if none does, the last line."""
     lines = [line.rstrip() for line in tail if line.strip() and not _ASIDE.match(line)]
     spoken = [line for line in lines if _spoken(line)]
     return (spoken or lines or [""])[-1]
 
 
 def _first(facts: FailureEvidence) -> int | None:
-    """Who ended first, of its own accord or by a signal that the supervisor did not send; or was about to, having said why."""
+    """Return the rank that failed first: it ended by itself, or by a signal of another process, or had recorded its
+    exception."""
     gone = [worker for worker in facts.workers if worker.error or (worker.exit not in (None, 0) and not worker.stopped)]
-    # a rank that lost the connection to another has not failed first, whenever its end was noticed
-    causes = [one for one in gone if not is_a_loss(one.error or _last_words(one.tail))] or gone
+    # a rank that lost the connection to another rank has not failed first, even if its end was noticed first
+    causes = [worker for worker in gone if not is_a_loss(worker.error or _last_words(worker.tail))] or gone
     return min(causes, key=lambda worker: worker.died_at or math.inf).rank if causes else None
 
 
@@ -190,7 +196,7 @@ def _killed(facts: FailureEvidence) -> int | None:
 
 
 def _is_signal(number: int) -> bool:
-    return number in {one.value for one in signal.Signals}
+    return number in {signum.value for signum in signal.Signals}
 
 
 def _name(number: int) -> str:

@@ -12,7 +12,7 @@ from relight.policy.rollback_env import BEFORE, CUT, SKIP, SPLIT, once_back
 from relight.supervise.facts import Decision, Failure
 
 _WAITS = ("storage", "network", "hardware")
-"""What may be over by itself, later."""
+"""Kinds of failure that may disappear by themselves: these are retried though they repeat."""
 SPLIT_MAX = 16
 DAY_S = 86400.0
 ACTIONS = ("resume", "roll back", "smaller batch", "exclude_node", "end", "stop")
@@ -24,23 +24,24 @@ class SuperviseRules:
     """``[supervise]`` of relight.toml. Times in seconds."""
 
     failures: int = 10
-    """How many in a row without a step of progress between them."""
+    """Failures in a row, without a step of progress between them, that are allowed."""
     same: int = 3
-    """How many that are alike, at the same step."""
+    """The job stops at this many failures with the same cause at the same step."""
     backoff_s: float = 1.0
     backoff_max_s: float = 60.0
     roll_backs: int = 3
-    """How often it goes back to before one onset."""
+    """Rollbacks to before one onset that are allowed."""
     node_failures: int = 3
-    """After so many failures of its hardware within a day a machine leaves the job."""
+    """Hardware failures within a day after which a machine leaves the job."""
     skip: int = 1
-    """How many steps' samples are skipped behind a roll-back: twice as many at each further one."""
+    """Steps whose samples are skipped after a rollback. Doubled at each further rollback."""
     lr_cut: float = 1.0
-    """By what learning rates are multiplied at each roll-back; 1: they stay."""
+    """Factor for the learning rates at each rollback; 1: unchanged."""
     split: bool = False
-    """Whether micro-batches may be made smaller: the script must ask ``ckpt.micro_batch_split``."""
+    """Whether micro-batches may be made smaller: the script must read ``ckpt.micro_batch_split``."""
     spikes: float = 10.0
-    """How many standard deviations above the usual a loss has to be, several times in a row, to count as one that jumped; 0: none does."""
+    """Standard deviations above its usual value from which a loss, several times in a row, counts as a spike; 0:
+    never."""
 
     def __post_init__(self) -> None:
         for name in ("failures", "same", "roll_backs", "node_failures", "skip"):
@@ -59,7 +60,7 @@ class SuperviseRules:
 
 
 class Past(NamedTuple):
-    """A failure that came before, and what was done."""
+    """An earlier failure, and the decision about it."""
 
     failure: Failure
     decision: Decision
@@ -67,7 +68,10 @@ class Past(NamedTuple):
 
 
 def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now: float) -> Decision:
-    """What to do. ``history``: of this job, oldest first. Same facts, same decision."""
+    """Return what to do about a failure.
+
+    ``history``: this job's earlier failures, oldest first. The same facts give the same decision.
+    """
     if failure.kind == "fenced":
         return Decision("stop", FENCED)
     if failure.kind == "preemption" and failure.departure is not None:
@@ -77,16 +81,16 @@ def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now
             return Decision("resume", f"{failure.why}: {nodes}", 0.0, _kept(failure, history))
         return Decision("end", f"{failure.why}: too few nodes are left, {left} of at least {least}")
     if failure.kind == "preemption":
-        return Decision("end", f"{failure.why}: whoever wants the machine back starts the job again")
+        return Decision("end", f"{failure.why}: the job ends; its scheduler starts it again")
     stuck, alike = _without_progress(failure, history), _alike(failure, history)
     if failure.kind == "numerical":
         return _roll_back(failure, history, rules)
     if failure.kind == "hardware" and failure.here:
-        broken = 1 + sum(one.failure.kind == "hardware" and one.failure.here and now - one.at < DAY_S for one in history)
+        broken = 1 + sum(past.failure.kind == "hardware" and past.failure.here and now - past.at < DAY_S for past in history)
         if broken >= rules.node_failures:
             return Decision("exclude_node", f"{failure.why}: the {_nth(broken)} time within a day that this machine's hardware fails")
     if failure.kind == "user":
-        if not failure.steps and not any(one.failure.steps for one in history):
+        if not failure.steps and not any(past.failure.steps for past in history):
             return Decision("stop", f"{failure.why}: it would only repeat")
         if alike:
             return Decision("stop", f"{failure.why}: the same as last time, at step {failure.step}")
@@ -97,21 +101,24 @@ def decide(failure: Failure, history: Sequence[Past], rules: SuperviseRules, now
     if alike + 1 >= rules.same and failure.kind not in _WAITS:
         return Decision("stop", f"{failure.why}: {alike + 1} times at step {failure.step}")
     if stuck + 1 > rules.failures:
-        return Decision("stop", f"{failure.why}: {stuck + 1} failures without progress, of which {rules.failures} are allowed")
+        return Decision("stop", f"{failure.why}: {stuck + 1} failures without progress, {rules.failures} are allowed")
     delay = min(rules.backoff_max_s, rules.backoff_s * 2.0 ** (stuck - 1)) if stuck else 0.0
-    say = failure.why + (f"; failure {stuck + 1} without progress" if stuck else "")
-    return Decision("resume", say, delay, _kept(failure, history))
+    reason = failure.why + (f"; failure {stuck + 1} without progress" if stuck else "")
+    return Decision("resume", reason, delay, _kept(failure, history))
 
 
 def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules) -> Decision:
-    """Back to before what went wrong, and past the samples of the steps behind which it did."""
+    """Return to before the onset of the failure, and skip the samples of the steps from the onset on."""
     onset = failure.onset if failure.onset is not None else failure.step + 1
-    same = [one for one in history if one.decision.action == "roll back" and _onset(one.failure) <= onset <= _onset(one.failure) + _WINDOW]
+    same = [
+        past for past in history if past.decision.action == "roll back" and _onset(past.failure) <= onset <= _onset(past.failure) + _WINDOW
+    ]
     if len(same) >= rules.roll_backs:
         return Decision("stop", f"{failure.why}: went back {len(same)} times to before step {_onset(same[0].failure)}, and it came again")
     count = rules.skip * 2 ** len(same)
     first, last = onset, onset + count - 1
-    before = min(onset, max(failure.restored, 0)) if same else onset  # what was restored the last time did not help
+    # the checkpoint restored last time did not help: go further back
+    before = min(onset, max(failure.restored, 0)) if same else onset
     settings = {**_kept(failure, history), BEFORE: str(before), SKIP: f"{first}-{last}"}
     if rules.lr_cut < 1:
         settings[CUT] = f"{rules.lr_cut:g}"
@@ -120,15 +127,20 @@ def _roll_back(failure: Failure, history: Sequence[Past], rules: SuperviseRules)
 
 
 def agreed(told: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """What the ranks of all nodes are told, of what each node's supervisor would tell its own: one saw what the others only suffered. To go
-    back as far as any says, past the samples and with the rates that one names; and the smallest micro-batches."""
-    back = min((one for one in told if BEFORE in one), key=lambda one: int(one[BEFORE]), default={})
-    split = max((one for one in told if SPLIT in one), key=lambda one: int(one[SPLIT]), default={})
-    return {name: one[name] for one, names in ((back, (BEFORE, SKIP, CUT)), (split, (SPLIT,))) for name in names if name in one}
+    """Return one set of settings for the ranks of all nodes, from the settings that each node's supervisor chose.
+
+    Only one node may have seen the cause. The rollback that goes back furthest counts, with its skipped samples and
+    learning rates; and the smallest micro-batches.
+    """
+    back = min((settings for settings in told if BEFORE in settings), key=lambda settings: int(settings[BEFORE]), default={})
+    split = max((settings for settings in told if SPLIT in settings), key=lambda settings: int(settings[SPLIT]), default={})
+    return {
+        name: settings[name] for settings, names in ((back, (BEFORE, SKIP, CUT)), (split, (SPLIT,))) for name in names if name in settings
+    }
 
 
 _WINDOW = 100
-"""Steps behind an onset in which another is taken to be the same."""
+"""Steps after an onset within which another onset counts as the same one."""
 
 
 def _nth(number: int) -> str:
@@ -147,26 +159,27 @@ def _smaller(failure: Failure, history: Sequence[Past]) -> Decision:
 
 
 def _without_progress(failure: Failure, history: Sequence[Past]) -> int:
-    """How many failures there were since a step was ended that none had reached before."""
+    """Return the number of failures since a new furthest step was completed."""
     count, reached = 0, failure.step
-    for one in reversed(history):
-        if one.failure.step < reached:
+    for past in reversed(history):
+        if past.failure.step < reached:
             break
         count += 1
     return count
 
 
 def _alike(failure: Failure, history: Sequence[Past]) -> int:
-    """How many of the last failures were the same, at the same step."""
+    """Return how many of the last failures had the same cause at the same step."""
     count = 0
-    for one in reversed(history):
-        if (one.failure.kind, one.failure.step, one.failure.words) != (failure.kind, failure.step, failure.words):
+    for past in reversed(history):
+        if (past.failure.kind, past.failure.step, past.failure.words) != (failure.kind, failure.step, failure.words):
             break
         count += 1
     return count
 
 
 def _kept(failure: Failure, history: Sequence[Past]) -> dict[str, str]:
-    """What a life was told is told to the next: batches stay small; to go back, until one has."""
-    told = dict(history[-1].decision.settings) if history else {}
-    return told if failure.restored == NOT_YET else once_back(told)
+    """Return the settings that the next incarnation keeps: small micro-batches, and a rollback until an incarnation has
+    done it."""
+    settings = dict(history[-1].decision.settings) if history else {}
+    return settings if failure.restored == NOT_YET else once_back(settings)

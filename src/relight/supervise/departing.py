@@ -1,4 +1,5 @@
-"""A node that is asked to go while other nodes can continue: it announces that in the rendezvous, saves with them, and leaves."""
+"""A node that is asked to leave while other nodes can continue: it announces its departure in the rendezvous, saves
+with them, leaves."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ _WORDS_MAX = 300
 
 
 class Departing:
-    """The part of one node. ``least``: how many nodes the job needs."""
+    """Departures as one node sees them. ``least``: how many nodes the job needs."""
 
     def __init__(self, least: int) -> None:
         self._least = least
@@ -32,7 +33,11 @@ class Departing:
         self._asked_at: float | None = None
 
     def announce(self, store: Any, rank: int, nodes: int, why: str) -> None:
-        """Let the other nodes know, before a rank is signalled, that this node goes: their ranks end with its ranks. Once for each life."""
+        """Announce to the other nodes that this node leaves, before a rank is signalled: their ranks end with its
+        ranks.
+
+        Done once for each incarnation.
+        """
         if nodes < 2 or store is None or store is self._announced:
             return
         self._announced = store
@@ -40,9 +45,12 @@ class Departing:
         _within(_ANSWER_S, lambda: store.set(f"{_KEY}/{rank}", why[:_WORDS_MAX]))
 
     def others_continue(self) -> bool:
-        """Return whether enough nodes are left without those that have announced that they go. False if the store does not answer."""
-        found = self.others(self._announced, self._nodes)
-        return found is not None and found.left >= self._least
+        """Return whether enough nodes are left without those that have announced their departure.
+
+        False if the store does not answer.
+        """
+        departure = self.others(self._announced, self._nodes)
+        return departure is not None and departure.left >= self._least
 
     @property
     def since_s(self) -> float:
@@ -50,19 +58,19 @@ class Departing:
         return 0.0 if self._asked_at is None else time.monotonic() - self._asked_at
 
     def others(self, store: Any, nodes: int) -> Departure | None:
-        """Return which nodes were asked to go in the life that is over; None if no node was."""
+        """Return which nodes were asked to leave in the incarnation that has ended; None if no node was."""
         if nodes < 2 or store is None:
             return None
-        found: list[str] = []
-        _within(_ANSWER_S, lambda: found.extend(_leaving(store, nodes)))
-        return Departure(", ".join(found), nodes - len(found), self._least) if found else None
+        leaving: list[str] = []
+        _within(_ANSWER_S, lambda: leaving.extend(_leaving(store, nodes)))
+        return Departure(", ".join(leaving), nodes - len(leaving), self._least) if leaving else None
 
 
 def leave(handler: RendezvousHandler, endpoint: str, others_continue: bool, grace_s: float) -> None:
-    """Take this node out of a dynamic rendezvous, so that the others need not wait until it counts as dead.
+    """Remove this node from a dynamic rendezvous, so that the others need not wait until it counts as dead.
 
-    If this machine serves the rendezvous, wait until the others have met again, for ``grace_s`` at most: the rendezvous ends with this
-    process. Other handlers have no such state.
+    If this machine serves the rendezvous, wait until the others have met again, for ``grace_s`` at most: the rendezvous
+    ends with this process. Other handlers have no such state.
     """
     executor, holder = getattr(handler, "_op_executor", None), getattr(handler, "_state_holder", None)
     stop = getattr(handler, "_stop_heartbeats", None)
@@ -89,7 +97,10 @@ def _leaving(store: Any, nodes: int) -> list[str]:
 
 
 def _within(seconds: float, act: Callable[[], object]) -> None:
-    """Call ``act`` in a thread, and wait for it so long at most. An error is as no answer: the node ends all the same."""
+    """Call ``act`` in a thread, and wait for it at most ``seconds``.
+
+    An error counts as no answer: the node ends all the same.
+    """
 
     def run() -> None:
         with contextlib.suppress(Exception):

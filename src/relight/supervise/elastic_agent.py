@@ -1,4 +1,5 @@
-"""torchrun's own agent, asked where it would only count restarts: what has happened, and what is to be done about it."""
+"""torchrun's elastic agent, with Relight's supervisor in place of its restart counter: the supervisor classifies
+failures and decides."""
 
 from __future__ import annotations
 
@@ -34,18 +35,23 @@ from relight.supervise.spare import Spares
 from relight.supervise.supervisor import Supervisor
 
 SETTLE_S = 1.0
-"""Ranks that lose another have so long to notice and end by themselves; then they are ended. Nothing of theirs is lost by that: what is
-sealed is another process's to finish."""
+"""Seconds that ranks which lost another rank have to notice that and end by themselves; then they are killed.
+
+No save is lost by that: another process, the agent, finishes sealed snapshots.
+"""
 SHUTDOWN_S = 30
-"""torchrun's own: how long ranks that are well have to end, when others come or go."""
+"""torchrun's own default: seconds that healthy ranks have to end when nodes join or leave."""
 _TAIL_BYTES = 16 << 10
 _TOLD, _MEETING = "relight/told", "relight/meeting"
 GOES_ON = ("resume", "roll back", "smaller batch")
 
 
 class SupervisedAgent(LocalElasticAgent):
-    """``supervisor`` is asked at each look, and at each failure. ``grace_s``: how long ranks have to end when the job is asked to; 0: as
-    long as in other cases, ``shutdown_timeout``."""
+    """torchrun's agent of one node. It calls ``supervisor`` at each poll and at each failure.
+
+    ``grace_s``: seconds that ranks have to end when the job is asked to end; 0: ``shutdown_timeout``, as in other
+    cases.
+    """
 
     def __init__(
         self, *, supervisor: Supervisor, spares: Spares, joining: Joining, departing: Departing, grace_s: float,
@@ -60,11 +66,11 @@ class SupervisedAgent(LocalElasticAgent):
         self._decision: Decision | None = None
         self._told: dict[str, str] = {}
         self._meeting = ""
-        """What all nodes call this life, if there are several."""
+        """Name that all nodes give this incarnation; empty for one node."""
         self._lives = 0
-        self._remaining_restarts = 1  # whether there is another is not for a counter to say
+        self._remaining_restarts = 1  # the supervisor decides about a restart, not a counter
 
-    # -- a life ----------------------------------------------------------------------------------------------------------------
+    # -- an incarnation
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         while True:
@@ -77,27 +83,30 @@ class SupervisedAgent(LocalElasticAgent):
                 return self._joining.joined()
 
     def _agree(self, worker_group: WorkerGroup) -> None:
-        """Each node has seen its own ranks' end, and decided by it; all ranks of the next life are told the same."""
+        """Agree with the other nodes on the settings of the next incarnation.
+
+        Each node decided by the end of its own ranks only.
+        """
         self._meeting = ""
         count, store = worker_group.group_world_size or 1, worker_group.store
-        told = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
+        settings = dict(self._supervisor.decision.settings) if self._supervisor.decision is not None else {}
         if count > 1 and store is not None:
-            store.set(f"{_TOLD}/{worker_group.group_rank}", json.dumps(told))
+            store.set(f"{_TOLD}/{worker_group.group_rank}", json.dumps(settings))
             if worker_group.group_rank == 0:
                 store.set(_MEETING, secrets.token_hex(8))
-            told = agreed([json.loads(store.get(f"{_TOLD}/{rank}")) for rank in range(count)])
+            settings = agreed([json.loads(store.get(f"{_TOLD}/{rank}")) for rank in range(count)])
             self._meeting = store.get(_MEETING).decode()
-        self._told = told
+        self._told = settings
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        told = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._told, self._meeting)
+        environments = self._supervisor.begin([worker.global_rank for worker in worker_group.workers], self._told, self._meeting)
         start: Any = vars(local_elastic_agent)["start_processes"]
         torchruns: Any = vars(multiprocessing_api)["_terminate_process_handler"]
 
         def with_settings(**arguments: Any) -> Any:
             for worker in worker_group.workers:
-                life = {"TORCHELASTIC_RESTART_COUNT": str(self._lives)}
-                arguments["envs"][worker.local_rank].update({**told[worker.global_rank], **life})
+                restarts = {"TORCHELASTIC_RESTART_COUNT": str(self._lives)}
+                arguments["envs"][worker.local_rank].update({**environments[worker.global_rank], **restarts})
             return start(**arguments)
 
         with (
@@ -112,36 +121,38 @@ class SupervisedAgent(LocalElasticAgent):
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         context = self._pcontext
-        goes_on: Callable[[WorkerGroup], RunResult] = super()._monitor_workers
+        torch_monitor: Callable[[WorkerGroup], RunResult] = super()._monitor_workers
         if not isinstance(context, SubprocessContext):
-            return goes_on(worker_group)
-        gone = _exits(context)  # looked at once: torchrun's own look would end the others in its own way
-        if any(gone.values()):  # not None, and not 0
+            return torch_monitor(worker_group)
+        codes = _exits(context)  # read once, and here: torchrun's own poll would kill the other ranks at once
+        if any(codes.values()):  # not None, and not 0
             return self._fail(worker_group, context, "")
-        if all(code == 0 for code in gone.values()):
-            return goes_on(worker_group)
+        if all(code == 0 for code in codes.values()):
+            return torch_monitor(worker_group)
         self._end_if_announced()
         hung = self._supervisor.poll()
         if self._supervisor.steps:
-            self._spares.fill(self._supervisor.ahead_bytes)  # not earlier: they would import while the job does
+            # not earlier: spares would compete with the job's own imports
+            self._spares.fill(self._supervisor.ahead_bytes)
         if hung:
             return self._fail(worker_group, context, hung)
         return RunResult(state=WorkerState.HEALTHY)
 
     def _fail(self, worker_group: WorkerGroup, context: SubprocessContext, hung: str) -> RunResult:
-        """Let who lost another end by itself, take stock, end the rest, decide."""
+        """Let ranks that lost another rank end by themselves, collect the evidence, kill the remaining ranks,
+        decide."""
         noticed = time.monotonic()
         self._supervisor.is_lost()
         by_local = {worker.local_rank: worker for worker in worker_group.workers}
         died = {rank: noticed for rank, code in _exits(context).items() if code is not None}
         states: dict[int, str] = {}
         causes = [rank for rank, worker in by_local.items() if hung and worker.global_rank in self._supervisor.hung]
-        _end(context, causes, states)  # they alone: the others lose them, as if they had died
+        _end(context, causes, states)  # only these: the others lose them, as if they had died by themselves
         since = time.monotonic()
         while alive := [rank for rank, code in _exits(context).items() if code is None and rank not in causes]:
-            heirs_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
+            handover_s = self._supervisor.handing_over_s({by_local[rank].global_rank for rank in alive})
             known = hung or _is_told(context)
-            if time.monotonic() > since + max(heirs_s, 0.0 if known else SETTLE_S):
+            if time.monotonic() > since + max(handover_s, 0.0 if known else SETTLE_S):
                 break
             time.sleep(0.01)
             for rank, code in _exits(context).items():
@@ -170,7 +181,11 @@ class SupervisedAgent(LocalElasticAgent):
         return RunResult(state=WorkerState.FAILED, failures=failures)
 
     def _end_if_announced(self) -> None:
-        """As if whoever takes the machine had sent the signal; or once more, if what it interrupted took it for an error of its own."""
+        """Send this process SIGTERM if the end of the job was announced.
+
+        Sent again at each poll, because the code that a first signal interrupted may have handled it as an error of its
+        own.
+        """
         if self._supervisor.announced:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -188,7 +203,7 @@ class SupervisedAgent(LocalElasticAgent):
 
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         decided, self._decision = self._decision, None
-        if decided is None:  # others come or go: these are well, and may save
+        if decided is None:  # nodes join or leave: these ranks are healthy, and may save
             self._supervisor.end_for_membership_change()
             self._shutdown(signal.SIGTERM, self._others_s)
         else:
@@ -201,19 +216,22 @@ class SupervisedAgent(LocalElasticAgent):
         super()._shutdown(death_sig, timeout)
 
     def _get_fq_hostname(self) -> str:
-        return socket.gethostname()  # not what a name server thinks of it, which may take seconds
+        return socket.gethostname()  # not a name server's answer, which may take seconds
 
 
 def _on_signal(supervisor: Supervisor, torchruns: Callable[[int, Any], None], number: int, frame: Any) -> None:
-    """The job is to end. torchrun's raises an exception wherever the main thread is: in the midst of asking a store, that may be taken for
-    an error of the store's, and the job would go on. So it is written down first, and looked at again."""
-    if not supervisor.announced:  # else it is our own
+    """Record that the job must end, then call torchrun's handler.
+
+    torchrun's handler raises an exception wherever the main thread is. During a request to a store, the exception may
+    be handled as an error of the store, and the job would continue. The recorded signal is checked again at each poll.
+    """
+    if not supervisor.announced:  # else this process has sent the signal itself
         supervisor.heard = f"{signal.Signals(number).name} came"
     torchruns(number, frame)
 
 
 class _WorkerHandler(SubprocessHandler):
-    """torchrun's, with a process that was waiting if there is one."""
+    """torchrun's handler of one worker process. It uses a spare, if one is ready, instead of starting a process."""
 
     def __init__(self, spares: Spares, *args: Any, **kwargs: Any) -> None:
         self._spares = spares
@@ -224,7 +242,8 @@ class _WorkerHandler(SubprocessHandler):
 
 
 def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -> None:
-    """At once, with what they started; in ``states`` what they were at."""
+    """Kill these ranks and their child processes with SIGKILL. Record each rank's process state before that in
+    ``states``."""
     for rank in ranks:
         handler = context.subprocess_handlers[rank]
         states[rank] = sample_process(handler.proc.pid).state
@@ -236,8 +255,11 @@ def _end(context: SubprocessContext, ranks: list[int], states: dict[int, str]) -
 
 
 def failure_of(local_rank: int, pid: int, code: int, path: str) -> ProcessFailure:
-    """As torchrun tells of it. It reads what the rank wrote of its error, and raises if that is not whole, as when the rank was ended while
-    it wrote."""
+    """Return torchrun's description of a failed rank.
+
+    It reads the rank's error file, and raises if the file is incomplete, for example if the rank was killed while it
+    wrote the file; then return a description without the file.
+    """
     if _error(path):
         with contextlib.suppress(Exception):
             return ProcessFailure(local_rank, pid, code, path)
@@ -245,11 +267,11 @@ def failure_of(local_rank: int, pid: int, code: int, path: str) -> ProcessFailur
 
 
 def _is_told(context: SubprocessContext) -> bool:
-    """Whether it is clear who failed: others that lost it need not be waited for."""
+    """Return whether it is known which rank failed. If so, the ranks that lost it need not end by themselves first."""
     for rank, code in _exits(context).items():
         if code is not None and code < 0:
             return True
-        if (said := _error(context.error_files[rank])) and not is_a_loss(said):
+        if (message := _error(context.error_files[rank])) and not is_a_loss(message):
             return True
     return False
 
@@ -259,7 +281,7 @@ def _exits(context: SubprocessContext) -> dict[int, int | None]:
 
 
 def _error(path: str) -> str:
-    """What an exception said, as the worker wrote it down."""
+    """Return the message of the exception that a worker recorded; empty if there is none."""
     try:
         message = json.loads(Path(path).read_text(encoding="utf-8"))["message"]
         return str(message["message"] if isinstance(message, dict) else message)
@@ -268,7 +290,7 @@ def _error(path: str) -> str:
 
 
 def _tail(path: str) -> tuple[str, ...]:
-    """The last lines that it wrote to its errors' stream, if that is a file."""
+    """Return the last lines that a worker wrote to stderr, if stderr is a file."""
     try:
         with open(path, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,4 +1,4 @@
-"""What is known of a job when something is wrong with it, and what that is taken to be. Values only."""
+"""Evidence of a failure, the failure that it is classified as, and the decision about it. Values only."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ KINDS: dict[str, str] = {
     "network": "ranks lost each other, and none is known to have failed first",
     "storage": "a file system or object store refused, or was full",
     "data": "a sample or a loader's process",
-    "numerical": "a value that is none, or a loss that jumped",
+    "numerical": "a NaN or infinite value, or a loss spike",
     "preemption": "the machine is wanted back",
-    "hang": "no rank moved any more",
+    "hang": "no rank makes progress",
     "crash": "native code ended a process",
-    "killed": "somebody killed a process, and nothing says who",
+    "killed": "a process was killed, and the sender of the signal is unknown",
     "fenced": "another attempt of this run has taken over",
-    "unknown": "nothing tells",
+    "unknown": "no evidence shows the cause",
 }
 
 
 class Clue(NamedTuple):
-    """One thing that speaks for a kind of failure."""
+    """One piece of evidence for a kind of failure."""
 
     kind: str
     weight: int
-    """From 0 to 100: how sure it is by itself."""
+    """From 0 to 100: how certain it is on its own."""
     what: str
     rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Worker:
-    """One rank at the end of a life of the job. Times of the monotonic clock."""
+    """One rank at the end of an incarnation of the job. Times of the monotonic clock."""
 
     rank: int
     exit: int | None = None
-    """Its exit code, negative for a signal; None: it was still there."""
+    """Its exit code, negative for a signal; None: it was still running."""
     died_at: float = 0.0
     error: str = ""
-    """The exception that it wrote down, type and words; empty if there was none."""
+    """The exception that it recorded, type and message; empty if there was none."""
     tail: tuple[str, ...] = ()
     """The last lines it printed."""
     beat: Heartbeat | None = None
     state: str = ""
-    """What the kernel says of it: ``R``, ``S``, ``D``, ``T``, ``Z``."""
+    """The kernel's state of the process: ``R``, ``S``, ``D``, ``T``, ``Z``."""
     stacks: str = ""
     stopped: bool = False
-    """Ended by the supervisor."""
+    """Whether the supervisor ended it."""
 
 
 class Departure(NamedTuple):
-    """Other nodes that were asked to go, and with which this node's ranks have ended."""
+    """Other nodes that were asked to leave, so that this node's ranks ended with theirs."""
 
     nodes: str
-    """Each node's name, and what asked it to go."""
+    """Each node's name, and what asked it to leave."""
     left: int
     """How many nodes are left."""
     least: int
@@ -69,57 +69,57 @@ class Departure(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FailureEvidence:
-    """A life of a job that is over, or must be."""
+    """Evidence about an incarnation of a job that has ended, or must end."""
 
     workers: tuple[Worker, ...]
     hung: str = ""
-    """Why it is taken to hang; empty if it is not."""
+    """Why it counts as hung; empty if it does not."""
     asked_to_end: str = ""
     """What has asked the supervisor to end the job, in words: a signal, a notice; empty if nothing has."""
     oom_kills: int = 0
-    """How many processes the kernel killed for want of memory, of this job's."""
+    """How many processes of this job the kernel killed for lack of memory."""
     kernel: tuple[str, ...] = ()
     """Lines of the kernel's log."""
     full: tuple[str, ...] = ()
-    """File systems without room."""
+    """File systems without free space."""
     departure: Departure | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What is taken to have happened."""
+    """A classified failure."""
 
     kind: str
     why: str
     """The strongest clue, in words."""
     rank: int | None
-    """Who is taken to have failed first."""
+    """The rank that probably failed first."""
     step: int
-    """The last step that all ranks had ended; −1: none."""
+    """The last step that all ranks had completed; −1: none."""
     steps: int
-    """How many steps were ended in this life."""
+    """How many steps were completed in this incarnation."""
     words: str
-    """What was said, without numbers and addresses: equal for two failures that are alike."""
+    """The message without numbers and addresses: equal for two failures with the same cause."""
     clues: tuple[Clue, ...] = ()
     onset: int | None = None
     """The first step that was wrong, if that is known to be before the last."""
     restored: int = -2
-    """The step that this life had begun from; −1: from none; −2: it had not asked yet."""
+    """The step that this incarnation restored; −1: none; −2: it had not called restore yet."""
     durable: int = -1
     """The newest step that is stored."""
     here: bool = True
-    """Whether it is a rank of this machine that failed first; True if nobody knows."""
+    """Whether a rank of this machine failed first; True if that is unknown."""
     departure: Departure | None = None
-    """Set if the life ended because other nodes were asked to go."""
+    """Set if the incarnation ended because other nodes were asked to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What is done about it."""
+    """What is done about a failure."""
 
     action: str
-    """``resume``, ``roll back``, ``smaller batch``, ``leave``, ``end``, ``stop``."""
+    """One of ``decide.ACTIONS``."""
     reason: str
     delay_s: float = 0.0
     settings: Mapping[str, str] = field(default_factory=dict)
-    """Environment of the next life."""
+    """Environment variables of the next incarnation's ranks."""

@@ -1,4 +1,5 @@
-"""Whether a run has passed to somebody else's ranks: by its log, where who takes charge writes a FENCE."""
+"""Checks in a run's log whether another job's ranks have taken the run over: rank 0 of each attempt writes a FENCE
+record."""
 
 from __future__ import annotations
 
@@ -14,22 +15,24 @@ PATIENCE_S = 1.0
 
 
 def superseded(view: LogView, own: Collection[str]) -> bool:
-    """Whether one of ``own`` (``HOST:PID``) was in charge, and another than these has taken charge behind it."""
+    """Return whether one of ``own`` (``HOST:PID``) wrote a FENCE, and a process that is not in ``own`` wrote the last
+    FENCE after it."""
     fences = [record.writer.rpartition(":")[0] for record in view.records if isinstance(record.body, FenceBody)]
-    return bool(fences) and fences[-1] not in own and any(one in own for one in fences)
+    return bool(fences) and fences[-1] not in own and any(writer in own for writer in fences)
 
 
 def taken_over(store: ByteStore, run: str, own: Collection[str], patience_s: float = PATIENCE_S) -> bool:
-    """The same of a run's log, if that can be read within ``patience_s``: a restart does not wait for a slow store."""
-    found: list[bool] = []
+    """Read a run's log and return ``superseded``; False if it cannot be read within ``patience_s``: a restart does not
+    wait for a store."""
+    results: list[bool] = []
 
-    def look() -> None:
+    def read_log() -> None:
         try:
-            found.append(superseded(Log(store, run).read(), own))
+            results.append(superseded(Log(store, run).read(), own))
         except (RelightError, OSError):
             return
 
-    thread = threading.Thread(target=look, name="relight-in-charge", daemon=True)
+    thread = threading.Thread(target=read_log, name="relight-in-charge", daemon=True)
     thread.start()
     thread.join(patience_s)
-    return found == [True]
+    return results == [True]

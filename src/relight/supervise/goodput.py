@@ -1,7 +1,7 @@
-"""Where a job's time went, by cause. Pure: what is seen and when in, seconds out.
+"""Accounts for a job's time, by cause. Pure: observations and times in, seconds out.
 
-Time counts as training only for steps that nobody had done before. What a failure costs, from its onset until there is a step that had not
-been reached before it, is that failure's: stuck, down, starting, restoring, and steps done again.
+Time counts as training only for steps that were done for the first time. The time from a failure's onset until a step
+beyond the furthest one is charged to that failure: stuck, down, starting, restoring, and steps done again.
 """
 
 from __future__ import annotations
@@ -16,53 +16,57 @@ from relight.log.identity import seconds_since_epoch
 
 TRAINING, AGAIN = "training", "again"
 FIRST = ""
-"""In place of a failure's kind: what there was without one."""
+"""Stands in place of a failure's kind for time that no failure caused."""
 
 
 class Account(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Of one job. Seconds; ``lost`` by kind of failure, and of that by what was done meanwhile."""
+    """Account of one job, in seconds. ``lost`` is by kind of failure, then by phase."""
 
     job: str
     began: str
     seconds: float
     spent: dict[str, float]
-    """Without failures: ``training``, ``starting``, ``restoring``, ``saving``, and phases that the script names."""
+    """Time that no failure caused: ``training``, ``starting``, ``restoring``, ``saving``, and phases that the script
+    names."""
     lost: dict[str, dict[str, float]]
     failures: dict[str, int]
     steps: int
-    """Ended for the first time."""
+    """Steps completed for the first time."""
     again: int
-    """Ended once more."""
+    """Steps completed again."""
 
     @property
     def goodput(self) -> float:
-        """The share of the time in which steps were done that nobody had done before."""
+        """Return the share of the time in which steps were done for the first time."""
         return self.spent.get(TRAINING, 0.0) / self.seconds if self.seconds else 0.0
 
     def rows(self) -> list[tuple[str, str, float]]:
-        """Cause, part, seconds: the largest first, training before all."""
+        """Return (kind of failure, phase, seconds) for each phase with time: training first, then the largest first."""
         spent = [("", part, seconds) for part, seconds in self.spent.items()]
         lost = [(kind, part, seconds) for kind, parts in self.lost.items() for part, seconds in parts.items()]
         return sorted((row for row in spent + lost if row[2] > 0), key=lambda row: (row[1] != TRAINING or bool(row[0]), -row[2]))
 
 
 class Goodput:
-    """Kept by looking, some times a second."""
+    """The account of a running job. Call ``update`` at each poll, some times a second."""
 
     def __init__(self, now: float) -> None:
         self._began = self._last = now
         self._spent: dict[tuple[int, str], float] = defaultdict(float)
         self._causes = [FIRST]
-        """Of each life's end the kind, by its number; before them what is nobody's fault."""
+        """The kind that ended each incarnation, by its number; at index 0 ``FIRST``."""
         self._cause = 0
         self.reached = -1
-        """The furthest step that all ranks have ended, in any life."""
+        """The furthest step that all ranks have completed, in any incarnation."""
         self._ended = self._steps = self._again = 0
         self._behind = 0.0
-        """How much of the time in training was spent behind the last step's end."""
+        """Seconds of training since the last completed step."""
 
     def update(self, now: float, phase: str, step: int = -1, ended: int = 0) -> None:
-        """The job was in ``phase`` since the last look; all ranks have ended ``step``, and so many steps in this life."""
+        """Charge the time since the last poll to ``phase``.
+
+        All ranks have completed ``step``, and ``ended`` steps in this incarnation.
+        """
         spent, self._last = max(0.0, now - self._last), now
         new = max(0, ended - self._ended)
         if new:
@@ -77,8 +81,11 @@ class Goodput:
         self._ended = max(ended, self._ended)
 
     def failed(self, now: float, kind: str = FIRST) -> int:
-        """The life is over. What was begun behind the last step's end is lost. ``kind``: ``FIRST`` if it was ended as others come or go. A
-        number, for ``told``."""
+        """End the incarnation. The training since the last completed step is lost. Return the end's number, for
+        ``set_kind``.
+
+        ``kind``: ``FIRST`` if the incarnation ended because nodes join or leave.
+        """
         part = AGAIN if self._cause else TRAINING
         self._spent[self._cause, part] -= self._behind
         self._causes.append(kind)
@@ -88,28 +95,31 @@ class Goodput:
         return self._cause
 
     def set_kind(self, number: int, kind: str) -> None:
-        """What ended that life was ``kind``: somebody else knows it."""
+        """Set the kind of failure that ended the incarnation of that number. Another node knew it."""
         self._causes[number] = kind
 
     def account(self, job: str, began: str) -> Account:
-        """As it is now."""
-        found: dict[str, dict[str, float]] = {FIRST: {}}
+        """Return the account up to the last ``update``."""
+        by_kind: dict[str, dict[str, float]] = {FIRST: {}}
         for (number, part), seconds in self._spent.items():
-            into = found.setdefault(self._causes[number], {})
+            into = by_kind.setdefault(self._causes[number], {})
             into[part] = into.get(part, 0.0) + seconds
-        told = {kind: {part: round(max(0.0, seconds), 3) for part, seconds in parts.items()} for kind, parts in found.items()}
+        lost = {kind: {part: round(max(0.0, seconds), 3) for part, seconds in parts.items()} for kind, parts in by_kind.items()}
         failures = dict(Counter(kind for kind in self._causes if kind != FIRST))
-        return Account(job, began, round(self._last - self._began, 3), told.pop(FIRST), told, failures, self._steps, self._again)
+        return Account(job, began, round(self._last - self._began, 3), lost.pop(FIRST), lost, failures, self._steps, self._again)
 
 
 def once_each(accounts: Sequence[Account]) -> list[Account]:
-    """Without those that other supervisors of the same job have kept, one a node: of what ran at the same time, who saw most steps end."""
-    found: list[int] = []
-    spans = [_span(one) for one in accounts]
-    for at in sorted(range(len(accounts)), key=lambda at: (-accounts[at].steps, -accounts[at].seconds)):
-        if not any(_are_one(spans[at], spans[other]) for other in found):
-            found.append(at)
-    return [accounts[at] for at in sorted(found)]
+    """Return one account for each job.
+
+    Each node's supervisor writes one: of accounts of the same time, keep the one with most steps.
+    """
+    kept: list[int] = []
+    spans = [_span(account) for account in accounts]
+    for index in sorted(range(len(accounts)), key=lambda index: (-accounts[index].steps, -accounts[index].seconds)):
+        if not any(_are_one(spans[index], spans[earlier]) for earlier in kept):
+            kept.append(index)
+    return [accounts[index] for index in sorted(kept)]
 
 
 def _span(one: Account) -> tuple[float, float] | None:
@@ -118,7 +128,7 @@ def _span(one: Account) -> tuple[float, float] | None:
 
 
 def _are_one(one: tuple[float, float] | None, other: tuple[float, float] | None) -> bool:
-    """Whether half of the shorter, or more, lies within the longer: a run has one job at a time."""
+    """Return whether more than half of the shorter span is within the longer one: a run has one job at a time."""
     if one is None or other is None:
         return False
     shorter = min(one[1] - one[0], other[1] - other[0])
@@ -126,19 +136,19 @@ def _are_one(one: tuple[float, float] | None, other: tuple[float, float] | None)
 
 
 def merged(accounts: list[Account]) -> Account:
-    """Of several jobs of one run, one behind the other. There is at least one."""
+    """Return the sum of the accounts of a run's jobs, in their order in time. At least one."""
     spent: dict[str, float] = defaultdict(float)
     lost: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     failures: dict[str, int] = defaultdict(int)
-    for one in accounts:
-        _add(spent, one.spent)
-        _add(failures, one.failures)
-        for kind, parts in one.lost.items():
+    for account in accounts:
+        _add(spent, account.spent)
+        _add(failures, account.failures)
+        for kind, parts in account.lost.items():
             _add(lost[kind], parts)
     return Account(
-        accounts[-1].job, accounts[0].began, sum(one.seconds for one in accounts), dict(spent),
-        {kind: dict(parts) for kind, parts in lost.items()}, dict(failures), sum(one.steps for one in accounts),
-        sum(one.again for one in accounts),
+        accounts[-1].job, accounts[0].began, sum(account.seconds for account in accounts), dict(spent),
+        {kind: dict(parts) for kind, parts in lost.items()}, dict(failures), sum(account.steps for account in accounts),
+        sum(account.again for account in accounts),
     )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
-"""What happened to a job and what was done about it, written down: with the run if it can be, in a directory if not.
+"""Records of a job's failures and of the decisions about them: stored with the run if possible, in a local directory if
+not.
 
-Two files for each: one when it is decided what to do, one when training goes on. Nothing depends on them.
+Two files for each incident: one when the decision is made, one when training continues. No checkpoint depends on them.
 """
 
 from __future__ import annotations
@@ -32,26 +33,26 @@ _LOST = "network"
 
 
 class RecoveryRecord(msgspec.Struct, frozen=True, omit_defaults=True):
-    """How it went on."""
+    """How the job continued after an incident."""
 
     id: str
     restored: int
     """The step that was restored; −1: none."""
     steps_lost: int
     seconds: dict[str, float]
-    """Of each part of the way back: ``noticed``, ``decided``, ``waited``, processes ``started``, the script ``began`` to restore,
-    ``restored``, ``stepped``; and ``all``, from the failure to the first step."""
+    """Seconds of each stage of the recovery: ``noticed``, ``decided``, ``waited``, processes ``started``, the script
+    ``began`` to restore, ``restored``, ``stepped``; and ``all``, from the failure to the first step."""
 
 
 class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One."""
+    """The record of one failure and of the decision about it."""
 
     id: str
     at: str
     host: str
     job: str
     life: int
-    """Which life of the job it ended, from 1."""
+    """Number of the incarnation that it ended, from 1."""
     kind: str
     why: str
     rank: int | None
@@ -67,32 +68,34 @@ class Incident(msgspec.Struct, frozen=True, omit_defaults=True):
     stacks: dict[str, str] = {}
     after: RecoveryRecord | None = None
     group: str = ""
-    """Where its nodes meet: the same for all supervisors of one job, and another if it is started a second time elsewhere."""
+    """Address and id of the rendezvous: the same for all supervisors of one job, different if the job is started again
+    elsewhere."""
     meeting: str = ""
-    """Of the life that it ended, the same on all nodes, whose clocks may differ. Empty: there is one node, or they did not agree on any."""
+    """Name of the incarnation, the same on all nodes. (Their clocks may differ.) Empty for one node, or if the nodes
+    agreed on none."""
 
     @property
     def time_s(self) -> float:
-        """When it was written down, in seconds since 1970; 0 if its id does not say it."""
+        """Return when it was written, in seconds since 1970; 0 if its id does not contain a time."""
         head = self.id.partition("-")[0]
         return int(head) / 1000 if head.isascii() and head.isdigit() and len(head) < 16 else 0.0
 
     def past(self, here: str) -> tuple[Failure, Decision]:
-        """What a decision goes by, on the machine of that name."""
+        """Return the failure and the decision, as later decisions on the machine named ``here`` use them."""
         ended = [worker.get("steps", 0) for worker in self.workers]
         restored = max((worker.get("restored", -2) for worker in self.workers), default=-2)
         failure = Failure(
             self.kind, self.why, self.rank, self.step, min(ended, default=0), self.words, restored=restored, durable=self.durable,
             here=self.host == here and self.rank in (None, *(worker.get("rank") for worker in self.workers)),
         )  # fmt: skip
-        told = sane(self.settings)
-        return failure, Decision(self.action, self.reason, self.delay_s, told if self.after is None else once_back(told))
+        settings = sane(self.settings)
+        return failure, Decision(self.action, self.reason, self.delay_s, settings if self.after is None else once_back(settings))
 
 
 def incident_of(
     facts: FailureEvidence, failure: Failure, decision: Decision, *, job: str, host: str, life: int, group: str = "", meeting: str = ""
 ) -> Incident:
-    """What is to be written down."""
+    """Return the record of a failure and of the decision about it."""
     return Incident(
         id=f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}",
         at=now_text(), host=host, job=job, life=life, kind=failure.kind, why=failure.why, rank=failure.rank, step=failure.step,
@@ -109,13 +112,13 @@ def _clue(clue: Clue) -> dict[str, Any]:
 
 def _worker(worker: Worker) -> dict[str, Any]:
     beat = worker.beat
-    said = {} if beat is None else {
+    published = {} if beat is None else {
         "phase": beat.phase, "step": beat.step, "steps": beat.steps, "loss": beat.loss if beat.loss == beat.loss else None,
         "sealed": beat.sealed, "durable": beat.durable, "restored": beat.restored,
     }  # fmt: skip
     return {
         "rank": worker.rank, "exit": worker.exit, "stopped": worker.stopped, "state": worker.state, "error": worker.error[:2000],
-        "tail": list(worker.tail[-_TAIL:]), **said,
+        "tail": list(worker.tail[-_TAIL:]), **published,
     }  # fmt: skip
 
 
@@ -128,40 +131,43 @@ class IncidentLog:
         self._run = ""
         self._number = f"{int(time.time() * 1000):013d}-{secrets.token_hex(3)}"
         self._accounts, self._kept = 0, ""
-        """Of accounts, how many there were, and the name of the one that is in the store."""
+        """How many accounts were written, and the name of the one that is in the store."""
         self._left: list[str] = []
-        """What was written to the directory, and belongs into the store."""
+        """Names of files in the directory that must still be copied to the store."""
         self._carrying = threading.Lock()
 
     def at(self, store: ByteStore, run: str) -> None:
-        """Where the run is. What was written elsewhere before is brought there."""
+        """Set the run's store. Copy to it what was written to the directory before."""
         self._store, self._run = store, run
         self._carry()
 
     @property
     def where(self) -> str:
-        """For people."""
+        """Return where incidents are written, as text for the user."""
         return f"{self._store.url.rstrip('/')}/{self._run}" if self._store is not None else str(self._directory)
 
     def since(self, time_s: float) -> list[Incident] | None:
-        """What was written down since then (seconds since 1970), of all machines if the run's store is known; oldest first. None if it does
-        not answer."""
+        """Return the incidents since then (seconds since 1970), oldest first; those of all machines if the run's store
+        is known.
+
+        Return None if the store does not answer.
+        """
         with contextlib.suppress(RelightError, OSError):
             if self._store is not None:
                 return read_incidents(self._store, self._run, time_s)
-            return [one for one in incidents_in(self._directory) if one.time_s >= time_s]
+            return [incident for incident in incidents_in(self._directory) if incident.time_s >= time_s]
         return None
 
     def taken_over(self, own: Collection[str]) -> bool:
-        """Whether somebody else has taken charge of the run since one of ``own`` did."""
+        """Return whether another job has fenced the run since one of ``own`` (``HOST:PID``) did."""
         return bool(own) and self._store is not None and taken_over(self._store, self._run, own)
 
     def write(self, one: Incident | RecoveryRecord) -> None:
-        """Whatever is in the way: a job goes on without its diary."""
+        """Write a record. Errors of the store and of the directory are ignored: a job continues without its records."""
         self._put(f"{one.id}.json" if isinstance(one, Incident) else f"{one.id}.after.json", one)
 
     def keep(self, account: Account) -> None:
-        """The job's account as it is now, in place of the one before."""
+        """Write the job's account, and delete the one before."""
         self._accounts += 1
         name, before = self._account(self._accounts), self._kept
         if self._put(name, account):
@@ -176,7 +182,7 @@ class IncidentLog:
         return f"{self._number}.{count:06d}{ACCOUNT}"
 
     def _put(self, name: str, one: msgspec.Struct) -> bool:
-        """Whether it is in the store."""
+        """Write a file to the store, or to the directory. Return whether it is in the store."""
         data = msgspec.json.format(msgspec.json.encode(one), indent=1)
         if self._store is not None:
             with contextlib.suppress(RelightError):
@@ -186,26 +192,33 @@ class IncidentLog:
         with contextlib.suppress(OSError):
             self._directory.mkdir(parents=True, exist_ok=True)
             (self._directory / name).write_bytes(data)
-            if not name.endswith(ACCOUNT):  # which the next one replaces
+            if not name.endswith(ACCOUNT):  # the next account replaces it
                 self._left.append(name)
         return False
 
     def _carry(self) -> None:
-        """Bring to the store what could not be written there; what still cannot stays where it is. Not if another thread does so."""
+        """Copy to the store the files that could not be written there before. Files that still cannot be written stay
+        in the directory.
+
+        Return at once if another thread does this.
+        """
         if not self._carrying.acquire(blocking=False):
             return
-        with contextlib.ExitStack() as held:
-            held.callback(self._carrying.release)
-            held.enter_context(contextlib.suppress(RelightError, OSError))
+        with contextlib.ExitStack() as cleanup:
+            cleanup.callback(self._carrying.release)
+            cleanup.enter_context(contextlib.suppress(RelightError, OSError))
             while self._left and self._store is not None:
-                there = self._directory / self._left[0]
-                self._store.put_once(f"{self._run}/{DIRECTORY}/{self._left[0]}", there.read_bytes())
-                there.unlink()
+                path = self._directory / self._left[0]
+                self._store.put_once(f"{self._run}/{DIRECTORY}/{self._left[0]}", path.read_bytes())
+                path.unlink()
                 self._left.pop(0)
 
 
 def read_incidents(store: ByteStore, run: str, since_s: float = 0.0) -> list[Incident]:
-    """A run's, oldest first; what cannot be read is left out, what was written before ``since_s`` (seconds since 1970) is not read."""
+    """Return a run's incidents since ``since_s`` (seconds since 1970), oldest first, without unreadable ones.
+
+    Older ones are not read.
+    """
     least = f"{max(0, int(since_s * 1000)):013d}"
     entries = store.list(f"{run}/{DIRECTORY}")
     names = sorted(entry.name for entry in entries if not entry.is_dir and entry.name.endswith(".json") and entry.name >= least)
@@ -226,39 +239,48 @@ def recent_incidents(store: ByteStore, run: str, since_s: float, at_most: int) -
 
 
 def once_each(incidents: list[Incident]) -> list[Incident]:
-    """Of what several machines wrote down of one and the same failure only what the first did."""
+    """Return one machine's incidents of each failure: those of the machine that comes first.
+
+    Each node of a job records the failure.
+    """
     first: dict[tuple[str, ...], str] = {}
-    return [one for one in incidents if first.setdefault(_failure_of(one), one.host) == one.host]
+    return [incident for incident in incidents if first.setdefault(_failure_of(incident), incident.host) == incident.host]
 
 
 def _failure_of(one: Incident) -> tuple[str, ...]:
-    """What is the same of all that was written down of one failure. A machine that came later has counted fewer lives."""
+    """Return a key that is equal in all incidents of one failure.
+
+    A machine that joined later has counted fewer incarnations.
+    """
     if one.meeting:
         return one.job, one.meeting
     return (one.job, str(one.life), str(one.step)) if one.group else (one.id,)  # one node: no other machine saw this failure
 
 
 def is_told(kind: str) -> bool:
-    """Whether whoever called a life's end so knows more than that another was lost."""
+    """Return whether a kind names a cause; a node that only lost another node's ranks records ``network``."""
     return kind != _LOST
 
 
 def cause_of(incidents: Sequence[Incident]) -> str:
-    """The kind of what several machines wrote down of one life's end, oldest first; at least one. Who only lost another knows no more."""
-    return next((one.kind for one in incidents if one.kind != _LOST), incidents[0].kind)
+    """Return the kind of failure from several machines' incidents of one incarnation, oldest first; at least one.
+
+    A node that only lost another node's ranks does not know the cause.
+    """
+    return next((incident.kind for incident in incidents if incident.kind != _LOST), incidents[0].kind)
 
 
 def read_accounts(store: ByteStore, run: str) -> list[Account]:
-    """Where the time of a run's jobs went, one for each, oldest first; what cannot be read is left out."""
-    found = []
+    """Return the accounts of a run's jobs, one for each job, oldest first, without unreadable ones."""
+    accounts = []
     for name in newest_accounts(entry.name for entry in store.list(f"{run}/{DIRECTORY}")).values():
         with contextlib.suppress(RelightError, msgspec.MsgspecError):
-            found.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX), Account))
-    return once_each_job(found)
+            accounts.append(from_json_bytes(store.get(f"{run}/{DIRECTORY}/{name}", FILE_BYTES_MAX), Account))
+    return once_each_job(accounts)
 
 
 def incidents_in(directory: Path) -> list[Incident]:
-    """Those that were written into a directory."""
+    """Return the incidents in a directory, oldest first."""
     names = sorted(path.name for path in directory.glob("*.json")) if directory.is_dir() else []
     return list(_joined(names, lambda name: (directory / name).read_bytes()))
 
@@ -268,9 +290,9 @@ def _joined(names: list[str], read: Any) -> Iterator[Incident]:
         if name.endswith((".after.json", ACCOUNT)):
             continue
         with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
-            found = from_json_bytes(read(name), Incident)
+            incident = from_json_bytes(read(name), Incident)
             after = name.removesuffix(".json") + ".after.json"
             if after in names:
                 with contextlib.suppress(RelightError, OSError, msgspec.MsgspecError):
-                    found = msgspec.structs.replace(found, after=from_json_bytes(read(after), RecoveryRecord))
-            yield found
+                    incident = msgspec.structs.replace(incident, after=from_json_bytes(read(after), RecoveryRecord))
+            yield incident

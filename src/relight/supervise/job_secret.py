@@ -1,4 +1,4 @@
-"""The secret that the nodes of one job share, and the seal that it puts on what they exchange."""
+"""The secret that the nodes of one job share, and the seal (a MAC) that it puts on the values that they exchange."""
 
 from __future__ import annotations
 
@@ -59,8 +59,8 @@ def job_secret(nodes: int, environment: MutableMapping[str, str] = os.environ) -
     kind, _, rest = spec.partition(":")
     if kind not in _KINDS or not rest:
         raise ConfigError("a job's secret is file:PATH, env:NAME, keyring:SERVICE/USER or none", where=VARIABLE, hint=_HINT)
-    found = resolve(spec).resolved()
+    secret = resolve(spec).resolved()
     if kind == "env":
         environment.pop(rest, None)
-    assert found is not None  # of these kinds every key is held here
-    return found
+    assert secret is not None  # of these kinds every key is held here
+    return secret

@@ -1,4 +1,4 @@
-"""``relight run``: torchrun's flags, its rendezvous and its agent, with a supervisor that is asked."""
+"""``relight run``: torchrun's flags, rendezvous and agent, with Relight's supervisor deciding about failures."""
 
 from __future__ import annotations
 
@@ -37,24 +37,28 @@ from relight.supervise.spare import USUAL, WORKER, Spares
 from relight.supervise.supervisor import Supervisor
 
 SAVED, UNSAVED = 75, 76
-"""Exit codes of a job that was asked to end: what it did last is stored; or is not, and the checkpoint before it stands."""
+"""Exit codes of a job that was asked to end: the last step is stored; it is not stored, and the checkpoint before it
+remains."""
 LEFT = 77
-"""Exit code of a machine that is not to be used again: others go on without it."""
+"""Exit code of a machine that must not be used again: the other nodes continue without it."""
 JOIN_S = 600
-"""torchrun's own ``join_timeout``: how long is waited for enough nodes, and for a rendezvous that was there."""
+"""torchrun's own ``join_timeout``: seconds to wait for enough nodes, and for a rendezvous whose connection was lost."""
 
 
 class JobEnd(NamedTuple):
-    """How a job ended: an exit code, and a sentence."""
+    """How a job ended: the exit code, and a sentence for the user."""
 
     code: int
     say: str
     where: str = ""
-    """Where incidents are."""
+    """Where the incidents are stored."""
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
-    """torchrun's own options of a command line. ``ConfigError`` for a flag that torchrun does not have, or without a script."""
+    """Return torchrun's options from a command line.
+
+    ``ConfigError`` for a flag that torchrun does not have, or without a script.
+    """
     parser = _parser()
     end = _script_at(parser, arguments) + 1
     options = parser.parse_args(arguments[:end])
@@ -63,7 +67,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 
 
 class _Parser(argparse.ArgumentParser):
-    """torchrun's parser with errors of one line, in place of its usage of sixty."""
+    """torchrun's parser, with errors of one line instead of sixty lines of usage."""
 
     def error(self, message: str) -> NoReturn:
         """Raise ``ConfigError``."""
@@ -83,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def flag_length(arguments: list[str]) -> int:
-    """How many of ``arguments`` a flag of torchrun at their front takes, itself included."""
+    """Return how many of ``arguments`` the first one, a flag of torchrun, takes: 1, or 2 with its value."""
     return _length(_known(_parser()), arguments)
 
 
@@ -98,31 +102,34 @@ def _length(known: dict[str, argparse.Action], arguments: list[str]) -> int:
 
 
 def _script_at(parser: argparse.ArgumentParser, arguments: list[str]) -> int:
-    """Where the script stands. What is behind it is the script's alone: argparse takes a ``--log`` there for short for ``--log-dir``."""
-    known, at = _known(parser), 0
-    while at < len(arguments):
-        name = arguments[at].partition("=")[0]
+    """Return the index of the script.
+
+    Only the arguments before it are parsed: argparse would read a script's ``--log`` as ``--log-dir``.
+    """
+    known, index = _known(parser), 0
+    while index < len(arguments):
+        name = arguments[index].partition("=")[0]
         if name == "--":
-            return at + 1
+            return index + 1
         if not name.startswith("-") or name == "-":
             break
-        at += _length(known, arguments[at:])
-    return at
+        index += _length(known, arguments[index:])
+    return index
 
 
 def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) -> JobEnd:
-    """Run the job to its end. Takes over the signals that torchrun takes over; from the main thread."""
+    """Run the job to its end. Installs the signal handlers that torchrun installs, so call it from the main thread."""
     _usual_rendezvous(options)
     if not options.no_python and not options.run_path and options.redirects == options.tee == "0":
-        options.tee = "2"  # what is printed last is evidence
+        options.tee = "2"  # the last lines of stderr are evidence of a failure
     os.environ.setdefault("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[${rank}] ")
     os.environ.setdefault(OWN_STORE, "1")
     if options.nproc_per_node != "1":
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # which torchrun sets, too, with six lines of warning
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # torchrun would set it as well, with six lines of warning
     config, command, arguments = torchrun.config_from_args(options)
     secret = job_secret(config.max_nodes)
     if not isinstance(command, str):
-        raise ConfigError("--run-path starts no processes of its own, so there is nothing to watch over", hint="leave it out")
+        raise ConfigError("--run-path starts no processes, so there is nothing to supervise", hint="leave --run-path out")
     if not options.no_python:
         arguments = [*child_command(WORKER, unbuffered=True)[1:], *arguments[1:]]  # in place of -u, before [-m] script
     name = " ".join([options.training_script, *mask_arguments(options.training_script_args)])[:200]
@@ -141,7 +148,7 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
     grace_s = grace_of(os.environ.get(GRACE, "")) or settings.start.grace_s
     if grace_s:
         grace_s -= kept_back(grace_s)
-        os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # what the ranks have
+        os.environ[GRACE] = f"{max(grace_s, 0.001):g}"  # the ranks' part of the grace period
     script = script_directory(options.training_script, as_module=options.module)
     spares = Spares(config.nproc_per_node if settings.start.spares else 0, (*USUAL, *settings.start.preload), script)
     try:
@@ -156,7 +163,7 @@ def launch(options: argparse.Namespace, settings: RunSettings, incidents: Path) 
 
 
 def _usual_rendezvous(options: argparse.Namespace) -> None:
-    """What torchrun does with ``--standalone``, and with one node and nothing said."""
+    """Set the rendezvous as torchrun does for ``--standalone``, and for one node without an endpoint."""
     alone = options.rdzv_backend == "static" and not options.rdzv_endpoint and options.master_port is None
     if options.standalone or (alone and torchrun.parse_min_max_nnodes(options.nnodes)[1] == 1):
         options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id = "c10d", "localhost:0", str(uuid.uuid4())
@@ -182,8 +189,8 @@ def _run(
     except Forged as error:
         return JobEnd(1, f"stopped: {error}", supervisor.where)
     except LOST:
-        closes = False  # when it can be reached again the others are there, and wait
-        return JobEnd(1, f"stopped: nobody answers at {config.rdzv_endpoint}, where the nodes are to meet", supervisor.where)
+        closes = False  # the other nodes may still be waiting in it
+        return JobEnd(1, f"stopped: the rendezvous at {config.rdzv_endpoint} does not answer", supervisor.where)
     spec = WorkerSpec(
         role=config.role, local_world_size=config.nproc_per_node, entrypoint=command, args=tuple(arguments),
         rdzv_handler=joining, max_restarts=config.max_restarts,
@@ -210,27 +217,27 @@ def _run(
         if decision is not None and decision.action == "end":
             return _run_requested(supervisor, decision.reason)
         if decision is not None and decision.action == "exclude_node":
-            closes = False  # others may go on, and another machine may come in this one's place
+            closes = False  # the other nodes may continue, and another machine may replace this one
             return JobEnd(LEFT, f"this machine has left the job: {decision.reason}", supervisor.where)
         return JobEnd(1, f"stopped: {decision.reason}" if decision is not None else "stopped", supervisor.where)
     except RendezvousClosedError:
-        return JobEnd(1, "stopped: another node has ended the job; its own relight run says why", supervisor.where)
+        return JobEnd(1, "stopped: another node has ended the job; the output of its relight run has the reason", supervisor.where)
     except EndedElsewhere as error:
-        closes = False  # it is gone
+        closes = False  # the rendezvous has ended
         return JobEnd(1, f"stopped: another node has ended the job: {error}", supervisor.where)
     except RendezvousTimeoutError:
         supervisor.gave_up("stop", why := f"fewer than {config.min_nodes} nodes came in time")
         return JobEnd(1, f"stopped: {why}", supervisor.where)
     except Forged as error:
-        closes = False  # the nodes of the job may be there, and wait
+        closes = False  # the job's real nodes may be waiting in it
         supervisor.gave_up("exclude_node", str(error))
         return JobEnd(1, f"stopped: {error}", supervisor.where)
     except LOST:
-        closes = False  # when it can be reached again the others are there, and wait
-        supervisor.gave_up("exclude_node", f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
-        return JobEnd(1, f"stopped: whoever holds the rendezvous at {config.rdzv_endpoint} could not be reached any more", supervisor.where)
+        closes = False  # the other nodes may still be waiting in it
+        supervisor.gave_up("exclude_node", why := f"the rendezvous at {config.rdzv_endpoint} could not be reached any more")
+        return JobEnd(1, f"stopped: {why}", supervisor.where)
     except SignalException as signalled:
-        closes = False  # or nobody could join this rendezvous again
+        closes = False  # a closed rendezvous could not be joined again
         supervisor.ended(signalled.sigval.name)
         left_s = max(0.0, grace_s - departing.since_s) if grace_s else SERVE_S
         joining.leave(config.rdzv_endpoint, continues := departing.others_continue(), left_s)
@@ -259,5 +266,5 @@ def _static(parameters: RendezvousParameters) -> tuple[str | None, int | None]:
         return None, None
     host, _, port = parameters.endpoint.strip().rpartition(":")
     if not host or not port.isdigit():
-        raise ConfigError("a static rendezvous needs to know where rank 0 is", hint="--master-addr HOST --master-port PORT")
+        raise ConfigError("a static rendezvous needs the address of node 0", hint="add --master-addr HOST --master-port PORT")
     return host, int(port)

@@ -1,4 +1,7 @@
-"""When a rank is late, learned from the run itself; and when being late is hanging. Pure: sights and times in, verdicts out."""
+"""Hang detection: learns from the run when a rank is late, and decides when a late rank hangs.
+
+Pure: observations in, verdicts out.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +15,28 @@ from relight.errors import ConfigError
 from relight.heartbeat import LATE_AFTER, Heartbeat
 
 LOOK_S = 2.0
-"""Between the two looks that tell slow from stuck."""
+"""Seconds between the two observations that distinguish a slow rank from a stuck one."""
 SILENT_LOOK_S = 60.0
-"""The same, of a rank that has never said anything: it may not know of Relight, and only whoever stands for so long is called hung."""
+"""Seconds between them for a rank that never wrote a heartbeat.
+
+Its script may not use Relight, so it must be idle for this long.
+"""
 SLACK_S = 5.0
 GIVE_UP = 10.0
-"""After so many limits a rank that moves and gets nowhere is called hung all the same."""
+"""Multiple of the limit after which a rank counts as hung although its process is active."""
 _IDLE = 0.05
-"""A process that used less than this share of the time between two looks did nothing."""
+"""A process that used a smaller share of CPU time between two observations counts as idle."""
 STOPPED = ("T", "t", "Z", "X")
 
 
 @dataclass(frozen=True, slots=True)
 class HangTimeouts:
-    """``[supervise]`` of relight.toml: how long is waited for what nothing is known of yet, in seconds."""
+    """``[supervise]`` of relight.toml: limits, in seconds, for steps and phases whose duration is not known yet."""
 
     start_s: float = 900.0
-    """Until the first step of the job has ended."""
+    """Limit until the first step of the job has ended."""
     phase_s: float = 900.0
-    """For a phase that was never seen, and says nothing of how long it takes."""
+    """Limit for a phase that was never observed, and that states no expected duration."""
 
     def __post_init__(self) -> None:
         for name in ("start_s", "phase_s"):
@@ -40,7 +46,7 @@ class HangTimeouts:
 
 
 class LearnedDurations:
-    """What this job's steps and phases have taken; kept from one life to the next."""
+    """Durations of this job's steps and phases; kept from one incarnation to the next."""
 
     def __init__(self, patience: HangTimeouts) -> None:
         self._patience = patience
@@ -51,11 +57,11 @@ class LearnedDurations:
 
     @property
     def step_s(self) -> float | None:
-        """The usual step; None as long as there were not three."""
+        """Return the median duration of a step; None before three steps were measured."""
         return median(self._steps) if len(self._steps) >= 3 else None
 
     def learn(self, before: Heartbeat | None, beat: Heartbeat) -> None:
-        """From two sights of one rank."""
+        """Learn from two heartbeats of one rank."""
         if before is None or before.pid != beat.pid:
             return
         ended = beat.steps - before.steps
@@ -73,41 +79,47 @@ class LearnedDurations:
             self._phases.setdefault(before.phase, deque(maxlen=8)).append(beat.since - before.since)
 
     def late_after(self, beat: Heartbeat) -> float:
-        """So many seconds after ``beat.since`` it is late; the second look comes ``LOOK_S`` later."""
+        """Return how many seconds after ``beat.since`` the rank is late.
+
+        The second observation comes ``LOOK_S`` later.
+        """
         if beat.phase == "training":
             usual = self.step_s if beat.steps else None
             if usual is None:
                 usual = max(self._firsts, default=None)
             if usual is None:
                 return self._patience.start_s
-            longest = max(self._gaps, default=0.0)  # a gap that came before and was none: an evaluation, say
+            longest = max(self._gaps, default=0.0)  # an earlier gap that was no hang: an evaluation, for example
             return max(LATE_AFTER * usual, 1.5 * longest) + SLACK_S - LOOK_S
         expected = max([beat.expected_s, *self._phases.get(beat.phase, ())])
         return LATE_AFTER * expected + SLACK_S - LOOK_S if expected else self._patience.phase_s
 
 
 class RankObservation(NamedTuple):
-    """One rank, as it was seen at a moment."""
+    """One rank at one time: its heartbeat and its process."""
 
     beat: Heartbeat | None
     state: str = ""
     cpu_s: float = 0.0
-    """Of all its threads, since it began."""
+    """CPU time of all its threads, since it began."""
     moved_bytes: int = 0
-    """Read and written, since it began."""
+    """Bytes read and written, since it began."""
 
 
 class HangVerdict(NamedTuple):
-    """What is to be done now, and why: ``""`` nothing, ``"look"`` take all ranks' stacks, ``"hang"`` end it."""
+    """What to do now, and why: ``""`` nothing, ``"look"`` take all ranks' stacks, ``"hang"`` end the incarnation."""
 
     what: str = ""
     why: str = ""
     ranks: tuple[int, ...] = ()
-    """Who is taken to be the cause."""
+    """The ranks that probably cause it."""
 
 
 class JobWatch:
-    """One life of a job. Told what is seen at each look; asks for stacks, and says when it hangs."""
+    """Watches one incarnation of a job.
+
+    Call ``update`` at each poll; it asks for stacks, and ``looked`` returns whether the job hangs.
+    """
 
     def __init__(self, usual: LearnedDurations, began: float) -> None:
         self._usual, self._began = usual, began
@@ -117,7 +129,7 @@ class JobWatch:
         self._factor: dict[int, float] = {}
 
     def update(self, now: float, sights: Mapping[int, RankObservation]) -> HangVerdict:
-        """Every rank. Cheap: to be called some times a second."""
+        """Check every rank. Cheap: call it some times a second."""
         for rank, sight in sights.items():
             self._learn(rank, sight)
         late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
@@ -133,8 +145,12 @@ class JobWatch:
     def looked(
         self, now: float, sights: Mapping[int, RankObservation], stacks: Mapping[int, str], behind: Mapping[int, RankObservation]
     ) -> HangVerdict:
-        """The stacks that were asked for, a text a rank; empty of those that gave none. ``sights`` are of before they were written down, as
-        that takes a process time and writes bytes, ``behind`` of after it."""
+        """Take the stacks that ``update`` asked for, one text for each rank; empty for a rank that wrote none. Return
+        the verdict.
+
+        ``sights`` were taken before the stacks, ``behind`` after them, because writing stacks costs a process CPU time
+        and bytes.
+        """
         self._asked = False
         late = {rank for rank, sight in sights.items() if self._is_late(rank, sight, now)}
         if not late:
@@ -152,7 +168,7 @@ class JobWatch:
         if len(stuck) == len(late) or overdue:
             causes = _causes(stuck if len(stuck) == len(late) else overdue, sights, stacks)
             return HangVerdict("hang", self._reason(set(causes), sights, now), tuple(causes))
-        for rank in late:  # it moves: slow, not stuck
+        for rank in late:  # its process is active: slow, not stuck
             self._factor[rank] = 2 * self._factor.get(rank, 1.0)
         return HangVerdict()
 
@@ -166,13 +182,13 @@ class JobWatch:
         self._seen[rank] = sight.beat
 
     def _limit(self, rank: int, sight: RankObservation) -> tuple[float, float]:
-        """Since when, and how long."""
+        """Return since when the rank is in its phase, and the limit in seconds."""
         beat = sight.beat or Heartbeat(phase="starting", since=self._began)
         return beat.since, self._usual.late_after(beat)
 
     def _is_late(self, rank: int, sight: RankObservation, now: float) -> bool:
         since, limit = self._limit(rank, sight)
-        if sight.state in STOPPED:  # whatever it was at, it gets nowhere
+        if sight.state in STOPPED:  # no progress is possible, whatever its phase
             limit = min(limit, LATE_AFTER * (self._usual.step_s or 0.0) + SLACK_S - LOOK_S)
         return now - since > limit * self._factor.get(rank, 1.0)
 
@@ -186,9 +202,9 @@ class JobWatch:
             sight = sights[rank]
             since, _ = self._limit(rank, sight)
             beat = sight.beat
-            at = "before it said anything" if beat is None else f"{beat.phase}, behind step {beat.step}" if beat.step >= 0 else beat.phase
+            phase = "no heartbeat yet" if beat is None else f"{beat.phase}, after step {beat.step}" if beat.step >= 0 else beat.phase
             stopped = ", stopped by a signal" if sight.state in ("T", "t") else ", in the kernel" if sight.state == "D" else ""
-            words.append(f"rank {rank} for {now - since:.1f} s ({at}{stopped})")
+            words.append(f"rank {rank} for {now - since:.1f} s ({phase}{stopped})")
         usual = self._usual.step_s
         more = f" and {len(ranks) - 4} more" if len(ranks) > 4 else ""
         return "no progress: " + ", ".join(words) + more + (f"; a step usually takes {usual:.3g} s" if usual is not None else "")
@@ -199,12 +215,13 @@ def _others(sights: Mapping[int, RankObservation], late: set[int]) -> list[RankO
 
 
 def _may_wait_for(late: RankObservation, other: RankObservation) -> bool:
-    """Whether a rank that is late may only be waiting for one that is not: that one is not a step ahead."""
+    """Return whether a late rank may only be waiting for ``other``, which is not late: ``other`` is not a step
+    ahead."""
     return (other.beat.step if other.beat is not None else -1) <= (late.beat.step if late.beat is not None else -1)
 
 
 def _stands(sight: RankObservation, before: RankObservation | None, seconds: float, stacks: str | None, earlier: str | None) -> bool:
-    """Whether a rank did nothing between two looks."""
+    """Return whether a rank was idle between two observations."""
     if sight.state in STOPPED:
         return True
     if before is None:
@@ -214,7 +231,8 @@ def _stands(sight: RankObservation, before: RankObservation | None, seconds: flo
 
 
 def _causes(ranks: list[int], sights: Mapping[int, RankObservation], stacks: Mapping[int, str]) -> list[int]:
-    """Those that hold the others up: stopped ones, or those that are furthest behind, and of these the ones that wait for no other rank."""
+    """Return the ranks that hold the others up: stopped ones; else those with the fewest steps, of these the ones in no
+    collective."""
     stopped = [rank for rank in ranks if sights[rank].state in STOPPED]
     if stopped:
         return stopped
@@ -224,6 +242,6 @@ def _causes(ranks: list[int], sights: Mapping[int, RankObservation], stacks: Map
 
 
 def _in_exchange(stack: str) -> bool:
-    """Whether a main thread's stack, innermost first, is one of who waits for other ranks."""
+    """Return whether a main thread's stack, innermost first, shows that it waits for other ranks."""
     frames = [line for line in stack.splitlines() if line.lstrip().startswith("File ")]
     return any("torch/distributed/" in line for line in frames[:3])

@@ -1,4 +1,7 @@
-"""Reduces this node's load while it is too hot or under pressure: measured, and undone when the reading falls, or when it does not help."""
+"""Reduces this node's load while it is too hot or under pressure.
+
+Restores the load when the reading falls, or if that did not help.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,12 @@ KINDS = (HEAT, PRESSURE)
 TRY_S = 600.0
 """Seconds after which load is restored though the reading did not fall: less load does not help then."""
 QUIET_S = 3600.0
-"""Seconds for which it is not tried again."""
+"""Seconds without another try after load reduction did not help."""
 HOLDS_S = 60.0
 """Seconds that the reading must be low before the load is restored."""
 RENEW_S = 30.0
-"""Ranks stop pausing so many seconds after the supervisor was last there to ask for it."""
+"""Seconds after the supervisor's last request at which ranks stop pausing: a dead supervisor must not slow them for
+ever."""
 _COOLER_C = 5.0
 _LESS = 0.5
 _POWER = 0.8
@@ -47,10 +51,10 @@ class _Reduced(NamedTuple):
 
 
 class Load:
-    """Of one node. Used from one thread.
+    """The load of one node. Used from one thread.
 
-    ``pause``: share of the time that ranks pause; ``ease`` writes it for them until a time, or takes it back with 0. ``power``: None if
-    limits are not to be changed.
+    ``pause``: share of the time that ranks pause. ``ease`` publishes that share to the ranks until a time, or withdraws
+    it with 0. ``power``: None if power limits must stay unchanged.
     """
 
     def __init__(
@@ -60,7 +64,7 @@ class Load:
         self._now: _Reduced | None = None
         self._low_since: float | None = None
         self._useless: dict[str, float] = {}
-        """By kind, when load was last reduced in vain."""
+        """By kind, when a load reduction last did not help."""
 
     def reduce(self, alarm: Alarm, sample: NodeSample) -> bool:
         """Reduce the load. Return whether anything was done: only then may the alarm count as acted on."""
@@ -83,7 +87,7 @@ class Load:
         return True
 
     def update(self, sample: NodeSample) -> None:
-        """Take each second's reading. Restore the load once it has stayed low, or has not fallen in time."""
+        """Take each second's reading. Restore the load once the reading has stayed low, or has not fallen in time."""
         if self._now is None:
             return
         now, value = self._clock(), reading_of(self._now.kind, sample)
@@ -117,7 +121,7 @@ class Load:
 def reading_of(kind: str, sample: NodeSample) -> float:
     """Return what load can lower: the hottest accelerator's temperature in °C, or the share of time in per cent that processes waited."""
     host = sample.host
-    values = [one.temperature_c for one in sample.accelerators] if kind == HEAT else [host.psi_cpu_some, host.psi_io_full]
+    values = [accelerator.temperature_c for accelerator in sample.accelerators] if kind == HEAT else [host.psi_cpu_some, host.psi_io_full]
     return max((value for value in values if not math.isnan(value)), default=math.nan)
 
 

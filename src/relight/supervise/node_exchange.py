@@ -1,4 +1,5 @@
-"""Some processes on some machines tell each other a few bytes, once, within a time: through torch.distributed's ``TCPStore``."""
+"""Exchange of short messages between one process on each node, within a time limit, through torch.distributed's
+``TCPStore``."""
 
 from __future__ import annotations
 
@@ -16,7 +17,10 @@ _AGENT = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 class NodeAddress(NamedTuple):
-    """Who one is, of how many, and where they meet. ``holds``: whether this one is the server there."""
+    """A node's number, the number of nodes, and the address of the server.
+
+    ``holds``: whether this node is the server.
+    """
 
     host: str
     port: int
@@ -26,18 +30,22 @@ class NodeAddress(NamedTuple):
 
 
 def seat_of(meet: str, node: str) -> NodeAddress:
-    """As given: ``HOST:PORT`` and ``I/N``; else as torchrun and ``relight run`` have set it. ``ConfigError`` if neither says."""
-    given = os.environ
+    """Return this node's address from ``HOST:PORT`` and ``I/N``; if both are empty, from the variables of torchrun and
+    ``relight run``.
+
+    ``ConfigError`` if neither is given.
+    """
+    variables = os.environ
     if not meet and not node:
         try:
-            rank, count, port = int(given["RANK"]), int(given["WORLD_SIZE"]), int(given["MASTER_PORT"])
-            return _checked(NodeAddress(given["MASTER_ADDR"], port, rank, count, rank == 0 and given.get(_AGENT) != "True"))
+            rank, count, port = int(variables["RANK"]), int(variables["WORLD_SIZE"]), int(variables["MASTER_PORT"])
+            return _checked(NodeAddress(variables["MASTER_ADDR"], port, rank, count, rank == 0 and variables.get(_AGENT) != "True"))
         except (KeyError, ValueError):
-            hint = "on each node: --meet FIRST-NODE:29400 --node I/N, I from 0 on; or under torchrun or relight run"
-            raise ConfigError("nothing says where the nodes meet", where="--nodes", hint=hint) from None
+            hint = "run it on each node with --meet FIRST-NODE:29400 --node I/N (I from 0), or under torchrun or relight run"
+            raise ConfigError("the address where the nodes meet is unknown", where="--nodes", hint=hint) from None
     host, _, port_text = meet.rpartition(":")
     rank_text, _, count_text = node.partition("/")
-    if not host or not all(one.isdecimal() and len(one) < 7 for one in (port_text, rank_text, count_text)):
+    if not host or not all(number.isdecimal() and len(number) < 7 for number in (port_text, rank_text, count_text)):
         what = f"--meet is HOST:PORT and --node is I/N, not {meet[:80]!r} and {node[:80]!r}"
         raise ConfigError(what, hint="--meet node-0:29400 --node 0/2")
     return _checked(NodeAddress(host.strip("[]"), int(port_text), int(rank_text), int(count_text), int(rank_text) == 0))
@@ -45,15 +53,18 @@ def seat_of(meet: str, node: str) -> NodeAddress:
 
 def _checked(seat: NodeAddress) -> NodeAddress:
     if not (0 <= seat.rank < seat.nodes <= 1 << 16 and 0 < seat.port < 1 << 16):
-        raise ConfigError(f"node {seat.rank} of {seat.nodes} at port {seat.port} cannot be", hint="nodes are counted from 0 on: --node 0/2")
+        raise ConfigError(f"node {seat.rank} of {seat.nodes} at port {seat.port} is impossible", hint="count nodes from 0: --node 0/2")
     return seat
 
 
 class Meeting:
-    """One of them. No call takes much longer than ``within_s``."""
+    """The exchange as one node sees it. No call takes much longer than ``within_s``."""
 
     def __init__(self, seat: NodeAddress, within_s: float) -> None:
-        """``StoreUnavailable`` if the first one is not there within that time, or its port is taken."""
+        """Connect.
+
+        ``StoreUnavailable`` if the first node does not answer within ``within_s``, or if its port is taken.
+        """
         from torch.distributed import DistError, PrefixStore, TCPStore  # type: ignore[attr-defined]
 
         self.seat = seat
@@ -62,30 +73,31 @@ class Meeting:
         try:
             store = TCPStore(seat.host, seat.port, None, seat.holds, timeout=timedelta(seconds=within_s), wait_for_workers=False)
         except self._lost as error:
-            what = "the port cannot be held" if seat.holds else f"the first node does not answer within {within_s:g} s"
+            what = "the port cannot be bound" if seat.holds else f"the first node does not answer within {within_s:g} s"
             why = (str(error).splitlines() or [""])[0][:200]
             raise StoreUnavailable(f"{what}: {why}", where=where, hint="start it on all nodes at once") from None
         self._store = PrefixStore("relight-meeting", store)
 
     def send(self, what: str, data: bytes) -> None:
-        """Have the others hear it."""
+        """Send ``data`` to the other nodes under the name ``what``."""
         assert len(data) <= MESSAGE_BYTES_MAX
         try:
-            self._store.set(f"{what}/{self.seat.rank}", data)  # type: ignore[arg-type] # it takes bytes, whatever its stub says
+            self._store.set(f"{what}/{self.seat.rank}", data)  # type: ignore[arg-type] # it takes bytes; its stub is wrong
         except self._lost as error:
             raise StoreUnavailable("the first node is gone", where=f"{self.seat.host}:{self.seat.port}") from error
 
     def receive(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
-        """What those have told who came in time, by rank."""
-        ends, found = time.monotonic() + within_s, dict[int, bytes]()
+        """Return the data that the ranks in ``of`` sent under the name ``what``, by rank, without ranks that sent none
+        in time."""
+        ends, messages = time.monotonic() + within_s, dict[int, bytes]()
         try:
             while True:
                 for rank in of:
-                    if rank not in found and self._store.check([f"{what}/{rank}"]):
+                    if rank not in messages and self._store.check([f"{what}/{rank}"]):
                         data = self._store.get(f"{what}/{rank}")
-                        found[rank] = data if len(data) <= MESSAGE_BYTES_MAX else b""
-                if len(found) == len(of) or time.monotonic() >= ends:
-                    return found
+                        messages[rank] = data if len(data) <= MESSAGE_BYTES_MAX else b""
+                if len(messages) == len(of) or time.monotonic() >= ends:
+                    return messages
                 time.sleep(_POLL_S)
         except self._lost:
-            return found  # who held it is gone
+            return messages  # the first node, which serves the store, is gone

@@ -1,7 +1,8 @@
-"""Notices that a machine will be taken away: addresses of the machine's own cloud, polled every few seconds.
+"""Preemption notices: addresses of the machine's cloud that announce that the machine will be taken away, polled every
+few seconds.
 
-Always holds: a source that cannot be heard is reported once, with the reason, and once more when it answers again. What is not a notice
-(an error, a redirect, a page for people) never ends a job.
+Always holds: a source that does not answer properly is reported once, with the reason, and once more when it answers
+again. An answer that is not a notice (an error, a redirect, a page for people) never ends a job.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _ABSENT = (404, 410)
 
 
 class NoticeEndpoint(NamedTuple):
-    """An address, and what it takes to ask there. ``token_url``: where a 401 is answered by a session token (IMDSv2)."""
+    """An address to poll, and its headers.
+
+    ``token_url``: address of a session token, requested after a status 401 (IMDSv2).
+    """
 
     url: str
     headers: Mapping[str, str]
@@ -46,30 +50,32 @@ CLOUDS = {
 _QUIET = ("", "none", "false", "no", "0", "null", "{}", "[]")
 _TAKEN = ("preempt", "terminate")
 _HINTS = {
-    401: "it wants a token or a login",
+    401: "it requires a token or a login",
     403: "it refuses this client; the metadata service may be disabled, or its hop limit too small for a container",
-    407: "a proxy wants a login",
+    407: "a proxy requires a login",
 }
 
 
 class NoNotice(ValueError):
-    """An answer that is neither a notice nor the absence of one."""
+    """An answer that is neither a notice nor the absence of a notice."""
 
 
 def sources_of(told: Sequence[str]) -> list[NoticeEndpoint]:
-    """Names of clouds, or addresses. ``ConfigError`` for anything else."""
-    found = []
-    for one in told:
-        if one not in CLOUDS and not one.startswith(("http://", "https://")):
-            raise ConfigError(f"[supervise] notices has {one!r}", hint=f"an address (http://…), or one of {', '.join(CLOUDS)}")
-        found.append(CLOUDS.get(one) or NoticeEndpoint(one, {}))
-    return found
+    """Return the endpoints for names of clouds and for addresses. ``ConfigError`` for anything else."""
+    endpoints = []
+    for name in told:
+        if name not in CLOUDS and not name.startswith(("http://", "https://")):
+            raise ConfigError(f"[supervise] notices has {name!r}", hint=f"an address (http://…), or one of {', '.join(CLOUDS)}")
+        endpoints.append(CLOUDS.get(name) or NoticeEndpoint(name, {}))
+    return endpoints
 
 
 def says(body: str) -> str:
-    """What an answer announces; empty if nothing. Azure lists events, of which only some take the machine; elsewhere anything is one.
+    """Return what an answer announces; empty for no notice.
 
-    ``NoNotice`` for a page of HTML and for an error in JSON: a proxy or a login answers in place of the source.
+    Azure lists events, and only some kinds of them take the machine. For other sources any text is a notice.
+    ``NoNotice`` for a page of HTML and for an error in JSON: a proxy or a login page has answered in place of the
+    source.
     """
     text = body.strip()
     if text.lower() in _QUIET:
@@ -77,26 +83,26 @@ def says(body: str) -> str:
     if text.startswith("<"):
         raise NoNotice("it answers with a page of HTML or XML, not with a notice")
     with contextlib.suppress(json.JSONDecodeError):
-        told = json.loads(text)
-        if isinstance(told, dict) and "error" in {key.lower() for key in told}:
+        answer = json.loads(text)
+        if isinstance(answer, dict) and "error" in {key.lower() for key in answer}:
             raise NoNotice(f"it answers with an error: {' '.join(text.split())[:120]}")
-        if isinstance(told, dict) and isinstance(told.get("Events"), list):
-            kinds = [str(one.get("EventType", "")) for one in told["Events"] if isinstance(one, dict)]
+        if isinstance(answer, dict) and isinstance(answer.get("Events"), list):
+            kinds = [str(event.get("EventType", "")) for event in answer["Events"] if isinstance(event, dict)]
             return next((kind for kind in kinds if kind.lower() in _TAKEN), "")
-    if "\ufffd" in text or not all(one.isprintable() or one.isspace() for one in text):
+    if "\ufffd" in text or not all(letter.isprintable() or letter.isspace() for letter in text):
         raise NoNotice("it answers with binary data, not with a notice")
     return " ".join(text.split())[:200]
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A redirect is an error: what it leads to is not the source."""
+    """Raises an error for a redirect: its target is not the source."""
 
     def redirect_request(self, *args: Any, **more: Any) -> None:
         """Refuse."""
 
 
 class Notices:
-    """Polls in a thread of its own. ``heard`` is what was announced, empty until then."""
+    """Polls the sources in a thread of its own. ``heard`` is the announcement, empty until there is one."""
 
     def __init__(self, told: Sequence[str], every_s: float = EVERY_S) -> None:
         self.heard = ""
@@ -104,14 +110,14 @@ class Notices:
         self._over = threading.Event()
         self._tokens: dict[str, str] = {}
         self._failed: dict[str, tuple[int, str]] = {}
-        """Of each address that does not answer properly: polls in a row, and the reason that was reported."""
-        # an address of the machine's own is not a proxy's to answer
+        """For each address that does not answer properly: failed polls in a row, and the reason that was reported."""
+        # no proxy: the sources are addresses of this machine's own network
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
         if self._sources:
             threading.Thread(target=self._ask, name="relight-notices", daemon=True).start()
 
     def close(self) -> None:
-        """Ask no more."""
+        """Stop polling."""
         self._over.set()
 
     def _ask(self) -> None:
@@ -157,8 +163,8 @@ class Notices:
     def _unheard(self, source: NoticeEndpoint, why: str) -> None:
         count, reported = self._failed.get(source.url, (0, ""))
         if count + 1 >= _TRIES and why != reported:
-            say = f"notices cannot be received from {source.url}: {why}; if the machine is taken away, this job is not warned by it"
-            emit("run.notices", say, url=source.url, why=why)
+            text = f"notices cannot be received from {source.url}: {why}; if the machine is taken away, this source does not warn the job"
+            emit("run.notices", text, url=source.url, why=why)
             reported = why
         self._failed[source.url] = count + 1, reported
 
@@ -169,10 +175,11 @@ class Notices:
 
 
 def why_unheard(error: Exception) -> str:
-    """The reason in words. Numbers that differ from poll to poll are left out, so that one reason is reported once."""
+    """Return the reason in words, without numbers that differ from poll to poll, so that one reason is reported
+    once."""
     if isinstance(error, urllib.error.HTTPError):
-        to = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
-        more = f"a redirect to {to[:100]}, which is not followed" if to else _HINTS.get(error.code, error.reason)
+        target = error.headers.get("Location", "") if 300 <= error.code < 400 else ""
+        more = f"a redirect to {target[:100]}, which is not followed" if target else _HINTS.get(error.code, error.reason)
         return f"HTTP status {error.code}: {more}"
     if isinstance(error, urllib.error.URLError):
         error = error.reason if isinstance(error.reason, Exception) else error

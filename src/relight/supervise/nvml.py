@@ -1,6 +1,7 @@
-"""NVIDIA's accelerators, as NVML tells of them, where its library (nvidia-ml-py) and a driver are; elsewhere there are none.
+"""Readings of NVIDIA accelerators through NVML, where its library (nvidia-ml-py) and a driver are installed.
 
-Nothing of it is asked in the thread that watches over ranks: a driver whose device has died may take seconds to answer, or not answer.
+Nothing here is called in the thread that watches the ranks: the driver of a dead device may take seconds to answer, or
+never answer.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _WAIT_MS = 1000
 
 
 class Nvml:
-    """All of a node's. ``read`` in one thread; ``xids`` and ``close`` in any."""
+    """All accelerators of a node. Call ``read`` in one thread; ``xids`` and ``close`` in any."""
 
     def __init__(self, library: Any) -> None:
-        """``library``: nvidia-ml-py's module, ready to be asked."""
+        """``library``: nvidia-ml-py's module, initialised."""
         self._nvml = library
-        self._handles = [library.nvmlDeviceGetHandleByIndex(at) for at in range(library.nvmlDeviceGetCount())]
+        self._handles = [library.nvmlDeviceGetHandleByIndex(index) for index in range(library.nvmlDeviceGetCount())]
         self._xids: deque[tuple[int, int]] = deque(maxlen=XIDS_KEPT)
         self._limits: list[tuple[Any, int]] = []
         """Devices whose power limit was lowered, and the limit before in milliwatts."""
@@ -33,18 +34,18 @@ class Nvml:
             threading.Thread(target=self._listen, name="relight-nvml", daemon=True).start()
 
     def read(self) -> list[Accelerator]:
-        """One that does not answer any more stays in its place, without numbers. Milliseconds for each."""
+        """Return a reading of each accelerator; NaN for those that do not answer. Cost: milliseconds for each."""
         return [self._read_accelerator(handle) for handle in self._handles]
 
     def xids(self) -> list[str]:
-        """Errors that the driver has told of since it was last asked, in the words of the kernel's log."""
-        found = []
+        """Return the errors that the driver has reported since the last call, in the format of the kernel's log."""
+        lines = []
         while self._xids:
-            found.append("NVRM: Xid (GPU {}): {}".format(*self._xids.popleft()))
-        return found
+            lines.append("NVRM: Xid (GPU {}): {}".format(*self._xids.popleft()))
+        return lines
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop the thread that receives the driver's errors."""
         self._over.set()
 
     def lower_power(self, share: float) -> list[tuple[float, float]]:
@@ -84,8 +85,8 @@ class Nvml:
         )
 
     def _ecc(self, handle: Any, kind: int) -> int:
-        found: int = self._nvml.nvmlDeviceGetTotalEccErrors(handle, kind, self._nvml.NVML_VOLATILE_ECC)
-        return found
+        errors: int = self._nvml.nvmlDeviceGetTotalEccErrors(handle, kind, self._nvml.NVML_VOLATILE_ECC)
+        return errors
 
     def _number(self, ask: Callable[[], Any]) -> float:
         try:
@@ -100,14 +101,14 @@ class Nvml:
             events = nvml.nvmlEventSetCreate()
         except nvml.NVMLError:
             return
-        for at, handle in enumerate(self._handles):
+        for index, handle in enumerate(self._handles):
             with contextlib.suppress(nvml.NVMLError):
                 nvml.nvmlDeviceRegisterEvents(handle, nvml.nvmlEventTypeXidCriticalError, events)
-                numbers[nvml.nvmlDeviceGetPciInfo(handle).busId] = at
+                numbers[nvml.nvmlDeviceGetPciInfo(handle).busId] = index
         while not self._over.is_set():
             try:
-                told = nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
-                self._xids.append((numbers.get(nvml.nvmlDeviceGetPciInfo(told.device).busId, -1), int(told.eventData)))
+                event = nvml.nvmlEventSetWait_v2(events, _WAIT_MS)
+                self._xids.append((numbers.get(nvml.nvmlDeviceGetPciInfo(event.device).busId, -1), int(event.eventData)))
             except nvml.NVMLError as error:
                 if getattr(error, "value", None) != nvml.NVML_ERROR_TIMEOUT:
                     return
@@ -116,7 +117,7 @@ class Nvml:
 
 
 def find_nvml() -> Nvml | None:
-    """This node's; None where there is no library, no driver or no device."""
+    """Return this node's accelerators; None without a library, a driver or a device."""
     try:
         library = import_module("pynvml")
     except ImportError:

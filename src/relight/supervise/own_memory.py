@@ -1,7 +1,7 @@
-"""Supervisors' private directories in memory: made, found, and removed when their supervisor was killed.
+"""Supervisors' private directories in memory (tmpfs): make, find, and remove them after their supervisor was killed.
 
-A directory is a supervisor's only if its name has the exact form, it belongs to this user alone, and it has the marker that supervisors
-write. Everything is checked on a descriptor of the directory, which no link leads to.
+A directory is a supervisor's only if its name has the exact form, it belongs to this user alone, and it has the marker
+that supervisors write. Everything is checked on a descriptor that was opened without following links.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 from relight.observe.own_files import check_unexchangeable
 from relight.supervise.procfs import sample_process
 
-MEMORY = "/dev/shm"  # noqa: S108 - a directory of one's own is made there
+MEMORY = "/dev/shm"  # noqa: S108 - each supervisor makes a private directory there
 PREFIX = "relight-run-"
 MARKER = ".relight-supervisor"
 _FORM = re.compile(r"relight-run-([0-9]{1,9})-[a-z0-9_]{8}", re.ASCII)
@@ -43,36 +43,36 @@ def make_directory(top: Path) -> tuple[Path, int]:
 def sweep_memory(top: Path) -> list[Path]:
     """Remove what killed supervisors of this user left in ``top``. Return what was removed."""
     removed = []
-    for one in _dead_in(top):
-        with contextlib.suppress(OSError), _held(one):
-            shutil.rmtree(one, ignore_errors=True)
-        if not os.path.lexists(one):
-            removed.append(one)
+    for directory in _dead_in(top):
+        with contextlib.suppress(OSError), _held(directory):
+            shutil.rmtree(directory, ignore_errors=True)
+        if not os.path.lexists(directory):
+            removed.append(directory)
     return removed
 
 
 def left_in(top: Path) -> list[Path]:
     """Return what ``sweep_memory`` would remove there."""
-    found = []
-    for one in _dead_in(top):
-        with contextlib.suppress(OSError), _held(one):
-            found.append(one)
-    return found
+    removable = []
+    for directory in _dead_in(top):
+        with contextlib.suppress(OSError), _held(directory):
+            removable.append(directory)
+    return removable
 
 
 def directories() -> dict[int, Path]:
-    """Return the directory of each supervisor of this user that runs on this machine, by its process."""
-    found: dict[int, Path] = {}
+    """Return the directory of each supervisor of this user that runs on this machine, by its process id."""
+    by_pid: dict[int, Path] = {}
     for top in {MEMORY, tempfile.gettempdir()}:
-        found |= {pid: one for pid, one in _own_in(Path(top)) if sample_process(pid).state}
-    return found
+        by_pid |= {pid: directory for pid, directory in _own_in(Path(top)) if sample_process(pid).state}
+    return by_pid
 
 
 def _dead_in(top: Path) -> Iterator[Path]:
-    """Directories of supervisors whose process does not exist, as far as this container sees."""
-    for pid, one in _own_in(top):
+    """Yield the directories of supervisors without a process, as far as this container sees processes."""
+    for pid, directory in _own_in(top):
         if not sample_process(pid).state:
-            yield one
+            yield directory
 
 
 def _own_in(top: Path) -> Iterator[tuple[int, Path]]:
@@ -104,9 +104,9 @@ def _opened(directory: Path) -> int:
     check_unexchangeable(directory)
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        found = os.fstat(descriptor)
+        status = os.fstat(descriptor)
         marker = os.stat(MARKER, dir_fd=descriptor, follow_symlinks=False)
-        if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077 or not stat.S_ISREG(marker.st_mode):
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 or not stat.S_ISREG(marker.st_mode):
             raise PermissionError(f"{directory} is not a supervisor's of this user")
     except BaseException:
         os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The picture of ``relight goodput``: a bar for each job, what its time was spent on."""
+"""The chart of ``relight goodput``: one bar for each job, divided by what its time was spent on."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ LOST = ("#b5482f", "#d98e5f", "#e9c46a", "#8c5e58", "#c9ada7", "#7d4f50", "#a464
 
 
 def draw(accounts: list[Account], path: Path) -> None:
-    """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    """Write the chart to ``path``, in the format of its ending (``.png``, ``.svg``, ``.pdf``)."""
     drawing = Drawing(figsize=(10, 1.8 + 0.6 * len(accounts)), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)
     axes = drawing.subplots()
     axes.set_facecolor(PAPER)
-    kinds = sorted({kind for one in accounts for kind in one.lost})
-    parts = sorted({part for one in accounts for part in one.spent if part != TRAINING})
-    colours = {TRAINING: GOOD} | {part: WORK[at % len(WORK)] for at, part in enumerate(parts)}
-    colours |= {f"lost to: {kind}": LOST[at % len(LOST)] for at, kind in enumerate(kinds)}
+    kinds = sorted({kind for account in accounts for kind in account.lost})
+    parts = sorted({part for account in accounts for part in account.spent if part != TRAINING})
+    colours = {TRAINING: GOOD} | {part: WORK[index % len(WORK)] for index, part in enumerate(parts)}
+    colours |= {f"lost to: {kind}": LOST[index % len(LOST)] for index, kind in enumerate(kinds)}
     drawn: set[str] = set()
-    for at, one in enumerate(accounts):
+    for row, account in enumerate(accounts):
         left = 0.0
-        spent = {**one.spent, **{f"lost to: {kind}": sum(parts.values()) for kind, parts in one.lost.items()}}
+        spent = {**account.spent, **{f"lost to: {kind}": sum(parts.values()) for kind, parts in account.lost.items()}}
         for name, colour in colours.items():
-            share = 100 * spent.get(name, 0.0) / (one.seconds or 1.0)
-            axes.barh(at, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            share = 100 * spent.get(name, 0.0) / (account.seconds or 1.0)
+            axes.barh(row, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
             left += share
             drawn |= {name} if share else set()
-        axes.text(100.5, at, f"{100 * one.goodput:.1f} %", va="center", color=INK, fontsize=9)
-    axes.set_yticks(range(len(accounts)), [one.began.replace("T", " ")[:16] for one in accounts], fontsize=8.5, color=INK)
+        axes.text(100.5, row, f"{100 * account.goodput:.1f} %", va="center", color=INK, fontsize=9)
+    axes.set_yticks(range(len(accounts)), [account.began.replace("T", " ")[:16] for account in accounts], fontsize=8.5, color=INK)
     axes.invert_yaxis()
     axes.set_xlim(0, 108)
     axes.set_xlabel("share of each job's time, %; on the right its goodput", color=INK, fontsize=9)

@@ -1,6 +1,6 @@
-"""A thread that looks at the node each second, has what is seen recorded and judged, and hands on what is foreseen.
+"""A thread that samples the node each second, records and judges the samples, and passes alarms on.
 
-A thread of its own, as a file system or a driver that is asked may not answer: the ranks are watched over all the same.
+It is a separate thread because a file system or a driver may not answer: the supervisor watches the ranks all the same.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from relight.supervise.load import Load
 
 EVERY_S = 1.0
 OFTEN_S = 60.0
-"""Between two saves while they are to be made more often."""
+"""Seconds between two saves while saves are made more often."""
 OFTEN_FOR_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """``[supervise]`` of relight.toml: what is done about failures that are seen coming."""
+    """``[supervise]`` of relight.toml: what is done about predicted failures."""
 
     predict: bool = True
-    """Whether anything is: the node is looked at each second."""
+    """Whether failures are predicted: the node is sampled each second."""
     model: str = ""
-    """A file of ``relight predict train``; without one the rules alone count."""
+    """A file of ``relight predict train``; without one only the rules count."""
     recordings: str = ""
-    """A directory in which what was seen is kept, the newest fifty jobs of it, for ``relight predict train``."""
+    """A directory for the recorded samples of the newest fifty jobs, for ``relight predict train``."""
     drain: bool = False
-    """Whether a machine whose device is about to fail leaves the job, having saved."""
+    """Whether a machine with a device that is about to fail leaves the job, after a save."""
 
     pause: float = 0.2
     """Share of the time that ranks pause between steps while this node is too hot or under pressure; 0: they do not."""
@@ -56,17 +56,17 @@ class Foreseen:
 
 
 Seen = Mapping[int, tuple[int, Heartbeat]]
-"""Of each rank its process, and what it said last."""
+"""By rank, the process id and the last heartbeat."""
 
 
 class PredictionThread:
-    """Begins with the first step that ends: what a job's start looks like foretells nothing."""
+    """The thread. It begins with the first completed step: samples of a job's start predict nothing."""
 
     def __init__(
         self, settings: Foreseen, seen: Callable[[], Seen], act: Callable[[Alarm], bool], gauges: Gauges | None, host: str,
         load: Load,
     ) -> None:  # fmt: skip
-        """``seen`` and ``act`` are called in this thread. ``act`` returns whether it keeps the failure away."""
+        """``seen`` and ``act`` are called in this thread. ``act`` returns whether its action averts the failure."""
         self._load = load
         self._settings, self._seen, self._act, self._gauges, self._host = settings, seen, act, gauges, host
         self._failures: queue.SimpleQueue[tuple[str, float, str]] = queue.SimpleQueue()
@@ -78,11 +78,11 @@ class PredictionThread:
             self._thread.start()
 
     def failed(self, kind: str, cause: str) -> None:
-        """A life is over: what was foretold of it has come true, or was not seen."""
+        """Record that an incarnation failed, so that alarms before it count as correct."""
         self._failures.put((kind, time.time(), cause))
 
     def close(self) -> None:
-        """End, having written down what was recorded."""
+        """End the thread. The recorded samples are written first."""
         self._over.set()
         if self._settings.predict:
             self._thread.join(2 * EVERY_S)
@@ -108,9 +108,7 @@ class PredictionThread:
             try:
                 foresight.write(Path(self._settings.recordings), host=self._host)
             except (OSError, RelightError) as error:
-                emit(
-                    "prediction.detector_disabled", f"what was seen could not be written down: {error}", detector="recorder", why=str(error)
-                )
+                emit("prediction.detector_disabled", f"recorded samples could not be written: {error}", detector="recorder", why=str(error))
 
     def _watch(self, foresight: FailurePredictor, host: HostGauges) -> None:
         while not self._over.wait(EVERY_S):
@@ -130,7 +128,7 @@ class PredictionThread:
         return seen if seen and all(beat.steps for _, beat in seen.values()) else {}
 
     def _ranks(self) -> list[Rank]:
-        found = []
+        ranks = []
         for rank, (pid, beat) in sorted(self._seen().items()):
             before = self._steps.get(rank)
             if before is not None and before.pid == beat.pid and beat.steps > before.steps and before.steps:
@@ -139,11 +137,11 @@ class PredictionThread:
                 self._step_s.pop(rank, None)
             self._steps[rank] = beat
             step_s = self._step_s.get(rank, float("nan")) if beat.phase == "training" else float("nan")
-            found.append(Rank(step_s, beat.loss, beat.saves_s or float("nan"), rss_bytes(pid)))
-        return found
+            ranks.append(Rank(step_s, beat.loss, beat.saves_s or float("nan"), rss_bytes(pid)))
+        return ranks
 
 
 def _place(url: str) -> str:
-    """Whose file system is looked at: the store's, if it is one."""
+    """Return the path whose file system is sampled: the store's, if it is a directory; else the working directory."""
     path = url.removeprefix("file://")
     return path if path.startswith("/") else "."

@@ -1,4 +1,4 @@
-"""Processes as the kernel sees them."""
+"""Reads process states, CPU times and the kernel's messages from /proc and /dev/kmsg."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class ProcessSample(NamedTuple):
-    """One, at a moment."""
+    """One process at one time."""
 
     state: str = ""
-    """``R``, ``S``, ``D``, ``T``, ``Z``…; empty: it is not there."""
+    """``R``, ``S``, ``D``, ``T``, ``Z``…; empty: the process does not exist."""
     cpu_s: float = 0.0
     moved_bytes: int = 0
-    """Read and written by calls, since it began."""
+    """Bytes read and written by system calls, since it began."""
 
 
 def sample_process(pid: int) -> ProcessSample:
-    """Costs two small reads."""
+    """Return a process's state, CPU time and I/O; an empty sample if it does not exist. Cost: two small reads."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -36,7 +36,7 @@ def sample_process(pid: int) -> ProcessSample:
 
 
 def began_at(pid: int) -> float | None:
-    """Return when a process was started, on the clock of ``time.monotonic()``; None if it is not there."""
+    """Return when a process was started, on the clock of ``time.monotonic()``; None if it does not exist."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
         return int(fields[19]) / _TICKS
@@ -44,14 +44,14 @@ def began_at(pid: int) -> float | None:
 
 
 def command_of(pid: int) -> str:
-    """What it was started with; empty if it is not there."""
+    """Return a process's command line; empty if it does not exist."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
     return ""
 
 
 def busy_s(pid: int) -> float:
-    """Seconds in which its threads ran, or waited for a processor. A small read for each thread."""
+    """Return the seconds in which a process's threads ran, or waited for a CPU. Cost: a small read for each thread."""
     total = 0
     with contextlib.suppress(OSError):
         for task in os.listdir(f"/proc/{pid}/task"):
@@ -62,7 +62,7 @@ def busy_s(pid: int) -> float:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether a handler for that signal is installed there: without one it might end the process."""
+    """Return whether a process has a handler for a signal. Without a handler the signal might end it."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("SigCgt:"):
@@ -71,48 +71,49 @@ def catches(pid: int, signum: int) -> bool:
 
 
 def where_in_kernel(pid: int) -> str:
-    """What its main thread waits for, where that may be read."""
+    """Return the kernel function that a process's main thread waits in; empty if that may not be read."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/wchan").read_text(encoding="ascii", errors="replace").strip("\0 \n0")
     return ""
 
 
 def oom_kills() -> int:
-    """How many processes of this one's control group the kernel has killed for want of memory."""
+    """Return how many processes of this process's control group the kernel has killed for lack of memory."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0":
-                found = _count(Path(f"/sys/fs/cgroup{path}/memory.events"), "oom_kill")
+                kills = _count(Path(f"/sys/fs/cgroup{path}/memory.events"), "oom_kill")
             elif "memory" in controllers.split(","):
-                found = _count(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"), "oom_kill")
+                kills = _count(Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control"), "oom_kill")
             else:
                 continue
-            if found is not None:
-                return found
+            if kills is not None:
+                return kills
     return 0
 
 
 def kernel_lines(since: float) -> list[str]:
-    """What the kernel has said since then, on its monotonic clock, where that may be read."""
-    found: list[str] = []
+    """Return the kernel's messages since a time of its monotonic clock; empty if they may not be read."""
+    lines: list[str] = []
     with contextlib.suppress(OSError):
         descriptor = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
-            while len(found) < 10_000:
+            while len(lines) < 10_000:
                 try:
                     line = os.read(descriptor, 8192).decode(errors="replace")
-                except BrokenPipeError:  # what was there was overwritten meanwhile: it goes on with what is
+                # the message was overwritten meanwhile: the next read returns the oldest one that exists
+                except BrokenPipeError:
                     continue
                 head, _, text = line.partition(";")
                 fields = head.split(",")
                 if len(fields) > 2 and fields[2].isdecimal() and int(fields[2]) / 1e6 >= since:
-                    found.append(text.splitlines()[0])
+                    lines.append(text.splitlines()[0])
         except BlockingIOError:
             pass
         finally:
             os.close(descriptor)
-    return found
+    return lines
 
 
 def _count(path: Path, name: str) -> int | None:

@@ -36,7 +36,7 @@ from relight.supervise.static_nodes import LOOPBACK, StaticNodes, served_store
 
 _DYNAMIC = ("c10d", "etcd-v2")
 _REPLACED = (*_DYNAMIC, "etcd", "static")
-"""torch's own back ends: one node needs none of them."""
+"""torch's own back ends. A job of one node uses ``OneNode`` instead."""
 _STATE_BYTES_MAX = 8 << 20
 _PATCHING = threading.Lock()
 _STATE = "state"
@@ -72,8 +72,8 @@ class Meetings:
             return self._static
         made: list[StateHolder] = []
 
-        def holder(*told: Any, **named: Any) -> StateHolder:
-            made.append(StateHolder(self._seal, *told, **named))
+        def holder(*arguments: Any, **named: Any) -> StateHolder:
+            made.append(StateHolder(self._seal, *arguments, **named))
             return made[-1]
 
         with _PATCHING, mock.patch.object(dynamic_rendezvous, "_BackendRendezvousStateHolder", holder):
@@ -89,13 +89,13 @@ class Meetings:
         """Return ``info`` with a store of sealed values, and with the address of rank 0's node as that node itself states it."""
         if self._parameters.max_nodes == 1 and self._parameters.backend in _REPLACED:
             return info
-        told = info.bootstrap_store_info
-        assert told is not None
+        address = info.bootstrap_store_info
+        assert address is not None
         if self._static is not None:
             sealed: Any = SealedStore(info.store, self._seal, f"life {self._static.life}")
-            return RendezvousInfo(sealed, info.rank, info.world_size, told)
+            return RendezvousInfo(sealed, info.rank, info.world_size, address)
         store: Any = SealedStore(info.store, self._seal, f"round {self._state.round}" if self._state is not None else "")
-        return with_own_port(RendezvousInfo(store, info.rank, info.world_size, told), self._parameters.local_addr or socket.getfqdn())
+        return with_own_port(RendezvousInfo(store, info.rank, info.world_size, address), self._parameters.local_addr or socket.getfqdn())
 
 
 def _static_nodes(parameters: RendezvousParameters) -> StaticNodes:
@@ -118,8 +118,8 @@ def _port_in(parameters: RendezvousParameters) -> int:
 class OneNode(RendezvousHandler):
     """The rendezvous of a job with one node: in this process's memory. No other process takes part in it.
 
-    The store in which the ranks of a life meet is held here as well, in a new one for each life, and listens at 127.0.0.1 only. torch's
-    store of rank 0 would listen at every address of the machine.
+    This process also serves the store of the ranks, a new one for each incarnation. It listens at 127.0.0.1 only.
+    torch's store of rank 0 would listen at every address of the machine.
     """
 
     def __init__(self, run_id: str, port: int = 0) -> None:
@@ -193,7 +193,10 @@ class _State(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class StateHolder(_BackendRendezvousStateHolder):
-    """torch's, whose state is JSON with a seal and a version. A state that is older than one seen before was put back: ``Forged``."""
+    """torch's state holder, with the state as JSON with a seal and a version.
+
+    ``Forged`` if a state is older than one read before.
+    """
 
     def __init__(self, seal: Seal, *told: Any, **named: Any) -> None:
         super().__init__(*told, **named)
@@ -201,13 +204,13 @@ class StateHolder(_BackendRendezvousStateHolder):
 
     @property
     def round(self) -> int:
-        """The round that was seen last."""
+        """Return the round that was read last."""
         return self._state.round
 
     def sync(self) -> bool | None:
         """Write the state if it has changed, else read it. Return whether a change was written; None if there was none.
 
-        As torch's, but for how bytes become a state.
+        As torch's method, except for the encoding of the state.
         """
         seen = self._version
         written: bool | None = None
@@ -231,24 +234,24 @@ class StateHolder(_BackendRendezvousStateHolder):
         fields = _State(
             version, state.round, state.complete, state.deadline, state.closed,
             [(_of(node), rank) for node, rank in state.participants.items()], sorted(map(_of, state.wait_list)),
-            sorted(map(_of, state.redundancy_list)), [(_of(node), at) for node, at in state.last_heartbeats.items()],
+            sorted(map(_of, state.redundancy_list)), [(_of(node), last) for node, last in state.last_heartbeats.items()],
         )  # fmt: skip
         return self._seal.close(_STATE, msgspec.json.encode(fields))
 
     def _decoded(self, data: bytes, seen: int) -> _RendezvousState:
         try:
-            found = from_json_bytes(self._seal.open(_STATE, data[:_STATE_BYTES_MAX]), _State)
+            fields = from_json_bytes(self._seal.open(_STATE, data[:_STATE_BYTES_MAX]), _State)
         except (ValueError, msgspec.MsgspecError) as error:
             raise Forged("the state") from error
-        if found.version < seen:
+        if fields.version < seen:
             raise Forged("an earlier state")
-        self._version = max(self._version, found.version)
+        self._version = max(self._version, fields.version)
         state = _RendezvousState()
-        state.round, state.complete, state.deadline, state.closed = found.round, found.complete, found.deadline, found.closed
-        state.participants = {_NodeDesc(*node): rank for node, rank in found.participants}
-        state.wait_list = {_NodeDesc(*node) for node in found.wait_list}
-        state.redundancy_list = {_NodeDesc(*node) for node in found.redundancy_list}
-        state.last_heartbeats = {_NodeDesc(*node): at for node, at in found.last_heartbeats}
+        state.round, state.complete, state.deadline, state.closed = fields.round, fields.complete, fields.deadline, fields.closed
+        state.participants = {_NodeDesc(*node): rank for node, rank in fields.participants}
+        state.wait_list = {_NodeDesc(*node) for node in fields.wait_list}
+        state.redundancy_list = {_NodeDesc(*node) for node in fields.redundancy_list}
+        state.last_heartbeats = {_NodeDesc(*node): last for node, last in fields.last_heartbeats}
         return state
 
 
@@ -257,7 +260,9 @@ def _of(node: _NodeDesc) -> tuple[str, int, int]:
 
 
 class SealedStore:
-    """What torch's agent and Relight's use of a store: each value with a seal for its key. Counters have none: they can only delay.
+    """The operations of a store that torch's agent and Relight use. Each value has a seal for its key.
+
+    Counters have no seal: a wrong counter can only delay a job.
 
     ``Forged`` if a value has another seal, or none.
     """
@@ -300,8 +305,8 @@ class SealedStore:
     @property
     def timeout(self) -> timedelta:
         """See torch's."""
-        found: timedelta = self._store.timeout
-        return found
+        timeout: timedelta = self._store.timeout
+        return timeout
 
     def set_timeout(self, timeout: timedelta) -> None:
         """See torch's."""

@@ -1,4 +1,5 @@
-"""The rendezvous as an agent uses it: asked without waiting for it, and joined anew by whoever was cut off from it."""
+"""The rendezvous as torch's agent uses it: requests run in a thread with a time limit, and a node whose connection was
+lost rejoins."""
 
 from __future__ import annotations
 
@@ -19,23 +20,29 @@ from relight.observe import emit
 from relight.supervise.departing import leave
 
 LOST = (RendezvousConnectionError, RendezvousStateError, DistError)
-"""What says that whoever holds the rendezvous cannot be reached. A connection lost once stays lost: torch's store makes no other."""
+"""Errors that mean that the rendezvous cannot be reached.
+
+A lost connection stays lost: torch's store opens no second one.
+"""
 
 
 class EndedElsewhere(Exception):
-    """Whoever holds the rendezvous is gone, as the job is over: another node has stopped it, and written down why."""
+    """The rendezvous has ended with the job: another node has stopped the job, and recorded why."""
 
 
 T = TypeVar("T")
 _ASK_S = 0.25
 _ANSWER_S = 2.0
 _AGAIN_S = 1.0
-_NOBODY = "nobody can be met until it is there again"
+_NOBODY = "this node waits until the rendezvous can be reached again"
 
 
 class Joining(RendezvousHandler):
-    """torchrun's own handler, made anew by ``make`` where that helps. ``patience_s``: for how long it is tried; ``seen``: makes of what was
-    agreed on what the ranks are told."""
+    """torchrun's rendezvous handler, with reconnection.
+
+    ``make`` returns a handler with a new connection. ``patience_s``: seconds to try for. ``seen`` converts the result
+    of the rendezvous to what the ranks get.
+    """
 
     def __init__(
         self, make: Callable[[], RendezvousHandler], patience_s: float, seen: Callable[[RendezvousInfo], RendezvousInfo] = lambda info: info
@@ -44,14 +51,15 @@ class Joining(RendezvousHandler):
         self._inner = make()
         self._asked: _Ask[int] | None = None
         self.over: Callable[[], str] = str
-        """Why the job is over for all, as somebody else has written down; empty if it is not."""
+        """Returns why another node has ended the job for all nodes; empty if none has."""
         self._lost_at: float | None = None
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """With a new connection, if the one there was is lost, or does not answer: it may be minutes until one that was cut does again.
+        """Join, with a new connection if the old one is lost or does not answer: a cut connection may take minutes to
+        answer again.
 
-        ``EndedElsewhere`` if the job is over: the others will not come. One that is on the machine where they meet holds the rendezvous
-        itself once whoever held it is gone, and would wait for them there.
+        ``EndedElsewhere`` if the job is over: the other nodes will not come. A node on the rendezvous' own machine
+        would otherwise serve a new rendezvous after the old one has ended, and wait there.
         """
         asked, self._asked = self._asked, None
         if asked is not None:
@@ -70,13 +78,16 @@ class Joining(RendezvousHandler):
         return meets.found
 
     def joined(self) -> None:
-        """It is held by somebody."""
+        """Record that the rendezvous was reached."""
         if self._lost_at is not None:
-            emit("rendezvous.restored", f"the rendezvous is there again, after {time.monotonic() - self._lost_at:.1f} s")
+            emit("rendezvous.restored", f"the rendezvous can be reached again, after {time.monotonic() - self._lost_at:.1f} s")
         self._lost_at = None
 
     def lost(self, error: Exception) -> None:
-        """It could not be reached: wait a little, or raise ``error`` if that has lasted too long; ``EndedElsewhere`` if the job is over."""
+        """Record that the rendezvous could not be reached, and wait a second.
+
+        Raise ``error`` if that has lasted longer than ``patience_s``; ``EndedElsewhere`` if the job is over.
+        """
         self._is_lost(_NOBODY, error)
         assert self._lost_at is not None
         if time.monotonic() - self._lost_at > self._patience_s:
@@ -86,8 +97,11 @@ class Joining(RendezvousHandler):
             raise EndedElsewhere(why) from error
 
     def num_nodes_waiting(self) -> int:
-        """How many want to join, as far as is known. Ranks that train do not need the rendezvous, and are not to be ended, nor left without
-        somebody who looks at them, because it cannot be reached."""
+        """Return how many nodes wait to join; 0 if the rendezvous cannot be reached.
+
+        Ranks that train do not need the rendezvous. Its loss must not end them, and must not block the supervisor that
+        watches them.
+        """
         if self._lost_at is not None:
             return 0
         self._asked = self._asked or _Ask(self._inner.num_nodes_waiting)
@@ -96,7 +110,7 @@ class Joining(RendezvousHandler):
             return 0
         asked, self._asked = self._asked, None
         if isinstance(asked.error, LOST):
-            self._is_lost("training goes on, but nobody can join it", asked.error)
+            self._is_lost("training continues, but no node can join it", asked.error)
             return 0
         if asked.error is not None:
             raise asked.error
@@ -109,11 +123,14 @@ class Joining(RendezvousHandler):
             emit("rendezvous.lost", f"{what}: {so}")
 
     def leave(self, endpoint: str, others_continue: bool, grace_s: float) -> None:
-        """Take this node out of the rendezvous, if it can be reached. ``grace_s``: how long that may take at most."""
+        """Remove this node from the rendezvous, if it can be reached.
+
+        ``grace_s``: seconds that this may take at most.
+        """
         if self._lost_at is None:
             leave(self._inner, endpoint, others_continue, grace_s)
 
-    # -- as it is
+    # -- passed on unchanged
 
     def get_backend(self) -> str:
         """See torch's."""
@@ -137,12 +154,18 @@ class Joining(RendezvousHandler):
         return self._inner.get_run_id()
 
     def shutdown(self) -> bool:
-        """See torch's; not what was lost, where nobody would hear of it, or others only now."""
+        """See torch's.
+
+        Does nothing if the connection is lost: no other node would receive it, or only a later rendezvous would.
+        """
         return self._lost_at is None and self._inner.shutdown()
 
 
 class _Ask(threading.Thread, Generic[T]):
-    """A question that may take as long as a connection takes to be given up; who asked need not wait for it, nor the process at its end."""
+    """A request in a thread of its own, because it may block until its connection times out.
+
+    The process can end without it.
+    """
 
     found: T
 
@@ -153,8 +176,8 @@ class _Ask(threading.Thread, Generic[T]):
         self.start()
 
     def run(self) -> None:
-        """Ask it."""
+        """Run the request."""
         try:
             self.found = self._question()
-        except Exception as error:  # noqa: BLE001 whatever it is, who asked is told
+        except Exception as error:  # noqa: BLE001 the caller raises it
             self.error = error

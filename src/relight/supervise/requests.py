@@ -1,4 +1,4 @@
-"""What the run's log asks of a job: a thread that looks whether somebody wants a save. A store that is away is no failure."""
+"""Save requests in the run's log: a thread that polls for them. An unavailable store is not a failure of the job."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ NEW_MAX = 1024
 
 
 class Requests:
-    """Looks every few seconds: a listing, and what is new in it. What was there before it looked first is not obeyed.
+    """Polls the log every few seconds: one listing, and a read for each new record. Requests from before the first poll
+    are ignored.
 
-    ``mine`` says whether this is the one of the job's supervisors that is to look; ``cannot``, why the job cannot be asked now, or
-    nothing; ``obey`` has it asked. All of them are called by the thread that looks.
+    ``mine`` returns whether this supervisor is the job's one that polls. ``cannot`` returns why the job cannot save
+    now; empty if it can. ``obey`` requests the save. All of them are called by the polling thread.
     """
 
     def __init__(
@@ -34,17 +35,17 @@ class Requests:
         self._store, self._run, self._mine, self._cannot, self._obey = store, run, mine, cannot, obey
         self._look_s, self._clock, self._now = look_s, clock, now
         self._head = -1
-        """The highest number that was looked at; −1: it has not looked yet."""
+        """The highest record number that was read; −1 before the first poll."""
         self._looked_at = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="relight-requests", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the polling thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more; a store that hangs is left to itself."""
+        """Stop polling. Waits at most a second for a store that does not answer."""
         self._over.set()
         if self._thread.is_alive():
             self._thread.join(1.0)
@@ -57,35 +58,39 @@ class Requests:
             self._over.wait(self._look_s)
 
     def poll(self) -> None:
-        """Once. What raises is looked at again."""
+        """Poll once. If an error is raised, the next poll reads the same records again."""
         began = self._clock()
         records, head = self._new()
         young = [asked for record in records if (asked := request_of(record)) is not None and self._is_young(asked, began)]
         if young:
             refused = self._cannot()
-            heard = acknowledge(self._store, self._run, young[-1], socket.gethostname(), refused)  # one save is for all of them
-            if heard and not refused:
-                self._obey(", ".join(dict.fromkeys(one.words for one in young)))
+            # one save answers all requests
+            acknowledged = acknowledge(self._store, self._run, young[-1], socket.gethostname(), refused)
+            if acknowledged and not refused:
+                self._obey(", ".join(dict.fromkeys(request.words for request in young)))
         self._head, self._looked_at = head, began
 
     def _is_young(self, asked: SaveAsked, began: float) -> bool:
-        """It has come since the last look, which tells without any clock of another machine; if that is long ago, clocks must do."""
+        """Return whether a request is recent: it came since the last poll.
+
+        If that poll is long ago, compare the machines' clocks.
+        """
         if began - self._looked_at <= OLD_S:
             return True
-        at = seconds_since_epoch(asked.time)
-        return at is not None and 0 <= self._now() - at <= OLD_S
+        asked_s = seconds_since_epoch(asked.time)
+        return asked_s is not None and 0 <= self._now() - asked_s <= OLD_S
 
     def _new(self) -> tuple[list[Record], int]:
-        """Records that came since the last look, none at the first; and the highest number there."""
+        """Return the records since the last poll, none at the first poll, and the highest record number."""
         listed = newest_records(self._store, self._run, NEW_MAX)[::-1]
-        found = []
+        records = []
         for seq, key in listed if self._head >= 0 else ():
             if seq <= self._head:
                 continue
             try:
-                found.append(decode_record(self._store.get(key, SEALED_BYTES_MAX), seq, key))
+                records.append(decode_record(self._store.get(key, SEALED_BYTES_MAX), seq, key))
             except StoreUnavailable:
                 raise
-            except RelightError:  # damaged, or gone: the log's readers say so
+            except RelightError:  # damaged or deleted: the log's readers report it
                 continue
-        return found, max([self._head, *(seq for seq, _ in listed[-1:])])
+        return records, max([self._head, *(seq for seq, _ in listed[-1:])])

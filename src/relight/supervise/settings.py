@@ -16,14 +16,20 @@ from relight.supervise.prediction_thread import Foreseen
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a life begins."""
+    """How an incarnation starts and ends."""
 
     spares: bool = True
-    """Whether processes wait, with their imports done, to take the place of the ranks: a process and its memory for each rank."""
+    """Whether spares wait, with their imports done, to replace the ranks.
+
+    Cost: a process and its memory for each rank.
+    """
     preload: tuple[str, ...] = ()
-    """What they import besides torch and Relight."""
+    """Modules that spares import in addition to torch and Relight."""
     grace_s: float = 0.0
-    """How long there is between SIGTERM and SIGKILL when the machine is wanted back; 0: nobody knows. ``RELIGHT_GRACE_S`` beats it."""
+    """Seconds between SIGTERM and SIGKILL when the machine is wanted back; 0: unknown.
+
+    ``RELIGHT_GRACE_S`` overrides it.
+    """
 
     def __post_init__(self) -> None:
         if not isinstance(self.spares, bool):
@@ -32,28 +38,30 @@ class Start:
         if isinstance(grace_s, bool) or not isinstance(grace_s, (int, float)) or not 0 <= grace_s <= 86400:
             raise ConfigError(f"[supervise] grace_s is a number of seconds, at most a day, not {grace_s!r}")
         names = self.preload
-        if not isinstance(names, (list, tuple)) or not all(isinstance(one, str) and one.replace(".", "_").isidentifier() for one in names):
+        if not isinstance(names, (list, tuple)) or not all(
+            isinstance(name, str) and name.replace(".", "_").isidentifier() for name in names
+        ):
             raise ConfigError(f"[supervise] preload is a list of modules' names, not {names!r}")
         object.__setattr__(self, "preload", tuple(names))
 
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What is heard of that comes from outside."""
+    """Announcements from outside the job."""
 
     notices: tuple[str, ...] = ()
-    """Where it is announced that the machine will be taken: ``aws``, ``gcp``, ``azure``, or addresses."""
+    """Sources of preemption notices: ``aws``, ``gcp``, ``azure``, or addresses."""
 
     def __post_init__(self) -> None:
-        told = self.notices
-        if not isinstance(told, (list, tuple)) or not all(isinstance(one, str) for one in told):
-            raise ConfigError(f"[supervise] notices is a list of addresses, not {told!r}")
-        sources_of(told)
-        object.__setattr__(self, "notices", tuple(told))
+        names = self.notices
+        if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+            raise ConfigError(f"[supervise] notices is a list of addresses, not {names!r}")
+        sources_of(names)
+        object.__setattr__(self, "notices", tuple(names))
 
 
 class RunSettings(NamedTuple):
-    """All of it."""
+    """All settings of the table."""
 
     rules: SuperviseRules = SuperviseRules()
     patience: HangTimeouts = HangTimeouts()
@@ -63,13 +71,16 @@ class RunSettings(NamedTuple):
 
 
 def read_settings(path: Path | None) -> RunSettings:
-    """As variables and the file say; as usual, if neither does. ``ConfigError`` for what is no setting, with its line or variable."""
+    """Return the settings from environment variables and the file, else the defaults.
+
+    ``ConfigError`` for an invalid or unknown setting, with its line or variable.
+    """
     return checked("supervise", settings_of, path)[0]
 
 
 def settings_of(table: dict[str, Any], where: str) -> RunSettings:
-    """The table ``[supervise]`` as settings."""
-    known = {one.name for kind in (SuperviseRules, HangTimeouts, Start, Announced, Foreseen) for one in fields(kind)}
+    """Return the table ``[supervise]`` as settings."""
+    known = {field.name for kind in (SuperviseRules, HangTimeouts, Start, Announced, Foreseen) for field in fields(kind)}
     unknown = sorted(set(table) - known)
     if unknown:
         raise ConfigError(f"[supervise] has no {unknown[0]!r}", where=where, hint=f"it has {', '.join(sorted(known))}")
@@ -77,4 +88,4 @@ def settings_of(table: dict[str, Any], where: str) -> RunSettings:
 
 
 def _of(kind: type[Any], table: dict[str, Any]) -> Any:
-    return kind(**{one.name: table[one.name] for one in fields(kind) if one.name in table})
+    return kind(**{field.name: table[field.name] for field in fields(kind) if field.name in table})

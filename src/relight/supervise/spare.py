@@ -1,9 +1,9 @@
-"""Processes that have done ahead what takes long, and wait to become a rank.
+"""Spares: processes that have already done the slow part of a rank's start, and wait to become a rank (warm standby).
 
-``relight.supervise.spare DESCRIPTOR MODULES DIRECTORY [ARGS…]``: MODULES are imported, those that are not torch's or Relight's with the
-script's DIRECTORY on the path. With ARGS, those of ``relight.supervise.worker``, the script is run too, until it comes to
-``relight.standby()``. One is told, once, by a socket: arguments, environment, where its output goes. From then on it is as if it had been
-started so. If nobody is left who could tell it, it ends.
+``relight.supervise.spare DESCRIPTOR MODULES DIRECTORY [ARGS…]`` imports MODULES, those outside torch and Relight with
+the script's DIRECTORY on the path. With ARGS, those of ``relight.supervise.worker``, it also runs the script up to
+``relight.standby()``. Then it waits for one message on the socket DESCRIPTOR: arguments, environment, and descriptors
+for its output. With these it continues as the rank. If the supervisor is gone, it ends.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class _Spare(NamedTuple):
     process: subprocess.Popen[bytes]
     channel: socket.socket
     said: int
-    """What it has written while it runs the script ahead: a descriptor; −1: it does not."""
+    """Descriptor of the output that it writes while it runs the script ahead; −1: it does not run the script."""
 
 
 class Spares:
-    """Those of one node."""
+    """The spares of one node."""
 
     def __init__(self, count: int, modules: Sequence[str], directory: str = "") -> None:
-        """``directory``: the one that Python puts first on the script's path; modules that the settings name may be in it."""
+        """``directory``: the first one on the script's ``sys.path``; modules that the settings name may be in it."""
         self._count, self._modules, self._directory = count, tuple(modules), directory
         self._worker = child_command(WORKER, unbuffered=True)
         self._waiting: list[_Spare] = []
@@ -53,17 +53,18 @@ class Spares:
         self._goes_ahead = True
 
     def fill(self, ahead_bytes: int = 0) -> None:
-        """Start one that is missing, if any is: to be called again for the next, so that they do not all work at once.
+        """Start one spare if one is missing. Call it again for the next one, so that spares do not all import at once.
 
-        ``ahead_bytes``: what a process needs that runs the script to where it may wait; 0: it has no such place.
+        ``ahead_bytes``: memory that a process needs to run the script up to ``relight.standby()``; 0: the script does
+        not call it.
         """
-        for one in [one for one in self._waiting if one.process.poll() is not None]:
-            self._waiting.remove(one)
-            self._lost(one)
-        for one in [one for one in self._told if one.process.poll() is not None]:
-            self._told.remove(one)
-            one.channel.close()
-        if len(self._waiting) >= self._count or any(not _is_ready(one.channel) for one in self._waiting):
+        for spare in [spare for spare in self._waiting if spare.process.poll() is not None]:
+            self._waiting.remove(spare)
+            self._lost(spare)
+        for spare in [spare for spare in self._told if spare.process.poll() is not None]:
+            self._told.remove(spare)
+            spare.channel.close()
+        if len(self._waiting) >= self._count or any(not _is_ready(spare.channel) for spare in self._waiting):
             return
         needed = 2 * ahead_bytes * (self._count - len(self._waiting))
         ahead = self._goes_ahead and 0 < needed <= (available_bytes() or 0)
@@ -72,62 +73,73 @@ class Spares:
     def take(
         self, arguments: Sequence[str], environment: Mapping[str, str], out: IO[Any] | None, errors: IO[Any] | None
     ) -> subprocess.Popen[bytes] | None:
-        """One of them as a process with these; None if there is none, or they are not for a spare."""
+        """Turn a spare into a rank with this command line, environment and output. Return its process.
+
+        Return None if no spare is ready, or if the command line is not that of a worker.
+        """
         count = len(self._worker)
         if list(arguments[:count]) != self._worker:
             return None
         self._arguments = tuple(arguments[count:])
         message = json.dumps({"arguments": list(arguments[count:]), "environment": dict(environment), "directory": os.getcwd()}).encode()
         while self._waiting and len(message) <= _MESSAGE_MAX:
-            one = self._waiting.pop(0)
+            spare = self._waiting.pop(0)
             with contextlib.suppress(OSError):
                 streams = [(out or sys.stdout).fileno(), (errors or sys.stderr).fileno()]
-                one.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(message))
-                socket.send_fds(one.channel, [message], streams)
-                _close(one.said)
-                self._told.append(one._replace(said=-1))  # closed before all was read, it would take the message with it
-                return one.process
-            self._lost(one)
+                spare.channel.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * len(message))
+                socket.send_fds(spare.channel, [message], streams)
+                _close(spare.said)
+                # keep the channel open: closing it before the spare reads loses the message
+                self._told.append(spare._replace(said=-1))
+                return spare.process
+            self._lost(spare)
         return None
 
     def close(self) -> None:
-        """None is left."""
-        for one in self._told:
-            one.channel.close()
-        for one in self._waiting:
-            one.channel.close()
-            _close(one.said)
-            _end(one.process)
+        """Kill all spares that wait."""
+        for spare in self._told:
+            spare.channel.close()
+        for spare in self._waiting:
+            spare.channel.close()
+            _close(spare.said)
+            _end(spare.process)
         self._waiting = []
 
     def _start(self, arguments: tuple[str, ...]) -> _Spare:
-        """One that runs the script ahead writes to memory: what it says there belongs to the rank that it may become."""
+        """Start a spare.
+
+        If it runs the script ahead, its output goes to memory: it belongs to the rank that the spare may become.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        said = os.memfd_create("relight-spare") if arguments else -1
-        told = (str(theirs.fileno()), ",".join(self._modules), self._directory, *arguments)
-        command = child_command("relight.supervise.spare", *told, unbuffered=True)
-        out = said if arguments else None
+        output = os.memfd_create("relight-spare") if arguments else -1
+        own_arguments = (str(theirs.fileno()), ",".join(self._modules), self._directory, *arguments)
+        command = child_command("relight.supervise.spare", *own_arguments, unbuffered=True)
+        out = output if arguments else None
         with theirs:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, pass_fds=[theirs.fileno()], start_new_session=True
             )
-        return _Spare(process, ours, said)
+        return _Spare(process, ours, output)
 
     def _lost(self, one: _Spare) -> None:
-        """If it was the script that ended it, no other is let try: ranks that need not wait start as they always did."""
+        """Report a spare that ended.
+
+        If the script ended it, later spares only import: ranks then start without running ahead.
+        """
         one.channel.close()
         _end(one.process)
         if one.said >= 0:
             words = os.pread(one.said, _SAID_MAX, max(0, os.fstat(one.said).st_size - 2000)).decode(errors="replace").strip()
             _close(one.said)
-            if one.process.returncode != -signal.SIGKILL:  # that is the kernel, for want of memory, or whoever else
+            # SIGKILL comes from the kernel for lack of memory, or from another process
+            if one.process.returncode != -signal.SIGKILL:
                 self._goes_ahead = False
             last = words.splitlines()[-1] if words else f"exit code {one.process.returncode}"
-            emit("spare.failed", f"a spare did not come as far as relight.standby(): {last}", said=words, code=one.process.returncode)
+            emit("spare.failed", f"a spare ended before relight.standby(): {last}", said=words, code=one.process.returncode)
 
 
 def _is_ready(channel: socket.socket) -> bool:
-    """Whether it has said that it has done all that it can."""
+    """Return whether a spare has reported that it has done all that it can do ahead."""
     try:
         return bool(channel.recv(16, socket.MSG_DONTWAIT | socket.MSG_PEEK))
     except OSError:
@@ -146,12 +158,12 @@ def _close(descriptor: int) -> None:
 
 
 def main() -> None:
-    """Import, run ahead if there is what to run, wait, become."""
+    """Import the modules, run the script ahead if there is one, wait for the message, and become the rank."""
     channel, modules, directory, arguments = socket.socket(fileno=int(sys.argv[1])), sys.argv[2].split(","), sys.argv[3], sys.argv[4:]
     for name in filter(None, modules):
         try:
             _preload(name, directory)
-        except Exception as error:  # noqa: BLE001 (the script says so better, if it needs it)
+        except Exception as error:  # noqa: BLE001 (if the script needs the module, its own error is more precise)
             print(f"relight: a spare could not import {name}: {error}", file=sys.stderr)
     from relight.supervise import worker
 
@@ -177,13 +189,13 @@ def _preload(name: str, directory: str) -> None:
 
 
 def _go_on(channel: socket.socket, expendable: str) -> None:
-    """In ``relight.standby()``: what was said ahead goes where the rank's output goes."""
+    """Become the rank, within ``relight.standby()``. Copy the output that was written ahead to the rank's output."""
     from relight.supervise import stacks
 
-    said = os.dup(1)
+    output = os.dup(1)
     _become(channel)
-    text = os.pread(said, _SAID_MAX, 0)
-    os.close(said)
+    text = os.pread(output, _SAID_MAX, 0)
+    os.close(output)
     while text:
         text = text[os.write(1, text) :]
     stacks.offer()
@@ -193,7 +205,10 @@ def _go_on(channel: socket.socket, expendable: str) -> None:
 
 
 def _be_expendable() -> str:
-    """For as long as it is no rank yet: rather it than those who train. What it was before."""
+    """Raise this process's OOM score until it is a rank, so that the kernel kills it before the trainers.
+
+    Return the score before.
+    """
     path = Path("/proc/self/oom_score_adj")
     try:
         before = path.read_text()
@@ -204,21 +219,22 @@ def _be_expendable() -> str:
 
 
 def _become(channel: socket.socket) -> list[str]:
-    """Wait; then with environment, directory and output as told. The arguments of the worker."""
+    """Wait for the message, then set environment, directory and output from it. Return the arguments of the worker."""
     with channel:
-        with contextlib.suppress(OSError):  # told already: what was said can be read all the same
+        # the supervisor has sent the message and closed its end: the message can still be read
+        with contextlib.suppress(OSError):
             channel.send(b"ready")
         data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE_MAX + 1, 2)
     if not data or len(descriptors) != 2:
-        os._exit(0)  # not the script's to clean up behind: it is nobody's rank
-    told = json.loads(data)
+        os._exit(0)  # it became no rank, so the script's exit handlers must not run
+    message = json.loads(data)
     for target, descriptor in zip((1, 2), descriptors, strict=True):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    os.chdir(told["directory"])
+    os.chdir(message["directory"])
     os.environ.clear()
-    os.environ.update(told["environment"])
-    return list(told["arguments"])
+    os.environ.update(message["environment"])
+    return list(message["arguments"])
 
 
 if __name__ == "__main__":

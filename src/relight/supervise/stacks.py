@@ -1,6 +1,8 @@
-"""Python stacks of processes that may be stuck: each wrote down, when it began, where to, and on which signal.
+"""Python stacks of processes that may be stuck. Each rank registers a signal and a file at its start; on the signal it
+writes its stacks.
 
-``faulthandler`` does it: in the signal's handler, without the GIL, all threads. A process without such a handler is sent nothing.
+``faulthandler`` writes the stacks of all threads in the signal's handler, without the GIL. A process without that
+handler gets no signal.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _MAX_BYTES = 256 << 10
 
 
 def offer() -> None:
-    """Have this process write its stacks down when it is asked to, if somebody wants them."""
+    """Register the signal on which this process writes its stacks, if its supervisor has named a file for them."""
     path = os.environ.pop(SETTING, "")
     if path:
         with contextlib.suppress(OSError, ValueError):
@@ -32,7 +34,10 @@ def offer() -> None:
 
 
 def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
-    """The stacks of all ranks now, by rank. At most a second; of one that does not answer, what the kernel says."""
+    """Return the present stacks of all ranks, by rank.
+
+    Takes at most a second. For a rank that does not answer: the kernel's state of it.
+    """
     begins = {rank: _size(path) for rank, path in files.items()}
     asked = []
     for rank, pid in pids.items():
@@ -56,13 +61,14 @@ def take(pids: Mapping[int, int], files: Mapping[int, Path]) -> dict[int, str]:
 
 
 def of_main_thread(text: str) -> str:
-    """Of all threads' stacks the one of the thread that the script began in: others may poll, and stand elsewhere each time."""
+    """Return the stack of the script's main thread from the stacks of all threads: other threads may poll, so their
+    stacks differ."""
     blocks = [block for block in text.split("\n\n") if "in _run_module_as_main" in block]
     return blocks[-1].replace("Current thread", "Thread").strip() if blocks else text
 
 
 def _is_whole(path: Path, size: int) -> bool:
-    """Nothing came behind it for a moment."""
+    """Return whether a file stays at that size for 20 ms."""
     time.sleep(0.02)
     return _size(path) == size
 

@@ -1,7 +1,8 @@
-"""The rendezvous of several nodes at a fixed address, ``--master-addr`` and ``--master-port``: a new store there for each life.
+"""The rendezvous of several nodes at a fixed address, ``--master-addr`` and ``--master-port``: a new store for each
+incarnation.
 
-torch's own handler keeps one store for all lives, and ranks read it without a prefix. Ranks of a new life then find the addresses of dead
-ranks, try to connect to them, and fail.
+torch's own handler keeps one store for all incarnations, and ranks read it without a prefix. Ranks of a new incarnation
+then find the addresses of dead ranks, try to connect to them, and fail.
 """
 
 from __future__ import annotations
@@ -35,21 +36,22 @@ _CONNECT_S = 2.0
 
 
 class StaticNodes(RendezvousHandler):
-    """The handler of one node. Node 0 serves the store; all nodes begin a life together.
+    """The handler of one node. Node 0 serves the store; all nodes begin an incarnation together.
 
-    A life's end closes its store, so no process of that life can read or write the next one's. A node whose ranks ended first asks node 0
-    for a new life; node 0 then ends its own ranks, as a dynamic rendezvous does when a node waits.
+    The end of an incarnation closes its store, so none of its processes can read or write the next store. The node
+    where ranks ended first requests a new incarnation from node 0. Node 0 then ends its own ranks, as a dynamic
+    rendezvous does when a node waits.
     """
 
     def __init__(self, host: str, port: int, rank: int, nodes: int, run_id: str, timeout_s: float) -> None:
-        """``timeout_s``: how long all nodes have to arrive."""
+        """``timeout_s``: seconds that all nodes have to arrive."""
         self._host, self._port, self._rank, self._nodes = host, port, rank, nodes
         self._run_id, self._timeout_s = run_id, timeout_s
         self._server: TCPStore | None = None
         self._store: Store | None = None
         self._asked_at = 0.0
         self.life = ""
-        """Random name of the life that was joined last, the same on all nodes."""
+        """Random name of the incarnation that was joined last, the same on all nodes."""
 
     def get_backend(self) -> str:
         """See torch's."""
@@ -68,7 +70,7 @@ class StaticNodes(RendezvousHandler):
         return RendezvousInfo(store, self._rank, self._nodes, RendezvousStoreInfo(self._host, self._port))
 
     def num_nodes_waiting(self) -> int:
-        """Return 1 if another node waits for a new life, else 0. Asks once a second."""
+        """Return 1 if another node waits for a new incarnation, else 0. Reads the store once a second."""
         now = time.monotonic()
         if now - self._asked_at < _ASK_EVERY_S:
             return 0
@@ -79,10 +81,10 @@ class StaticNodes(RendezvousHandler):
             if self._store is not None and self._store.check([_BEGUN]):
                 return 0
         except DistError:
-            self._store = None  # node 0 has closed this life's store
+            self._store = None  # node 0 has closed this incarnation's store
         with contextlib.suppress(OSError, DistError):
-            _, found = self._connect(1.0)
-            return int(found.check([_LIFE]) and found.get(_LIFE).decode() != self.life)
+            _, store = self._connect(1.0)
+            return int(store.check([_LIFE]) and store.get(_LIFE).decode() != self.life)
         return 0
 
     def is_closed(self) -> bool:
@@ -110,10 +112,10 @@ class StaticNodes(RendezvousHandler):
     # -- inside
 
     def _serve(self, until: float) -> TCPStore:
-        """Close the last life's store, open the next one's, and wait for the other nodes."""
+        """Close the last incarnation's store, open the next one's, and wait for the other nodes."""
         if self.is_closed():
             raise RendezvousClosedError
-        self._store = self._server = None  # frees the port, and cuts off what is left of the life before
+        self._store = self._server = None  # frees the port, and disconnects remaining processes of the last incarnation
         self._server = self._listen()
         client, self._store = self._connect(self._timeout_s)
         self.life = secrets.token_hex(8)
@@ -125,9 +127,12 @@ class StaticNodes(RendezvousHandler):
         return client
 
     def _join(self, until: float) -> TCPStore:
-        """Arrive at a store whose life has not begun yet. Ask for one if the store is that of a life which has."""
+        """Arrive at the store of an incarnation that has not begun.
+
+        If the store's incarnation has begun, request a new one.
+        """
         while True:
-            with contextlib.suppress(OSError, DistError):  # node 0 is not there yet, or has just closed that store
+            with contextlib.suppress(OSError, DistError):  # node 0 does not serve a store yet, or has just closed it
                 client, self._store = self._connect(self._timeout_s)
                 if self._store.check([_BEGUN]):
                     self._store.set(_WANTED, "1")
@@ -150,7 +155,7 @@ class StaticNodes(RendezvousHandler):
         time.sleep(_POLL_S)
 
     def _connect(self, timeout_s: float) -> tuple[TCPStore, Store]:
-        """Return a new client, and its part for this file's own keys. ``timeout_s`` is for what is read there."""
+        """Return a new client of the store, and a view of it for this module's own keys. ``timeout_s`` is for reads."""
         host = LOOPBACK if self._rank == 0 else self._host
         socket.create_connection((host, self._port), _CONNECT_S).close()  # torch would log each refusal, and try for minutes
         client = TCPStore(host, self._port, None, False, timeout=timedelta(seconds=timeout_s), wait_for_workers=False)
@@ -175,16 +180,16 @@ def _arrived(rank: int) -> str:
 def served_store(address: str, port: int) -> TCPStore:
     """Return a store that this process serves at that address; empty: at all of the machine's. ``OSError`` if the port is taken."""
     both = not address and socket.has_dualstack_ipv6()
-    with socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM) as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with socket.socket(socket.AF_INET6 if both else socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if both:
-            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        one.bind((address, port))
-        one.listen(1024)
-        found = one.getsockname()[1]
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        listener.bind((address, port))
+        listener.listen(1024)
+        bound_port = listener.getsockname()[1]
         try:
-            store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=one.fileno())
+            store = TCPStore(LOOPBACK, bound_port, None, True, wait_for_workers=False, master_listen_fd=listener.fileno())
         except NotImplementedError:  # older torch: its default server takes no socket
-            store = TCPStore(LOOPBACK, found, None, True, wait_for_workers=False, master_listen_fd=one.fileno(), use_libuv=False)
-        one.detach()  # the store's server closes it
+            store = TCPStore(LOOPBACK, bound_port, None, True, wait_for_workers=False, master_listen_fd=listener.fileno(), use_libuv=False)
+        listener.detach()  # the store's server closes it
     return store

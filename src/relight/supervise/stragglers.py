@@ -1,7 +1,8 @@
-"""Which rank holds the others up, told by who works while they wait. Pure.
+"""Straggler detection: finds the rank that works while the others wait for it. Pure.
 
-Ranks that train together end their steps together, so their steps' times tell nothing. What a rank does between two exchanges does: it
-computes, or waits for a processor; in an exchange it sleeps until the last one comes. The one that never sleeps is the last one.
+Ranks that train together end their steps together, so step times do not show a straggler. CPU time does. Between two
+collectives a rank computes, or waits for a CPU; in a collective it sleeps until the last rank arrives. The straggler is
+the rank that never sleeps.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import NamedTuple
 
 WINDOW_S = 10.0
 IN_A_ROW = 3
-"""Windows in which it is the same rank."""
+"""Windows in a row in which the same rank must be the slowest."""
 TIMES = 1.5
-"""How much more than the median of the others it has to work."""
+"""Multiple of the other ranks' median share that a straggler must reach."""
 LEAST = 0.3
-"""And for at least this share of the time."""
+"""Least share of the time for which a straggler works."""
 
 
 class Straggler(NamedTuple):
@@ -25,22 +26,25 @@ class Straggler(NamedTuple):
 
     rank: int
     share: float
-    """Of the time in which it worked, or waited for a processor."""
+    """Share of the time in which it worked, or waited for a CPU."""
     others: float
-    """The same, of the others' median."""
+    """Median of that share over the other ranks."""
 
 
 class Stragglers:
-    """Told now and then how long each rank has worked since it began."""
+    """Detector of one node's straggler. Call ``update`` regularly with the busy time of each rank."""
 
     def __init__(self) -> None:
         self._since: tuple[float, dict[int, float]] | None = None
         self._found: deque[int | None] = deque(maxlen=IN_A_ROW)
         self.now: Straggler | None = None
-        """Who it is, as long as it is."""
+        """The present straggler, or None."""
 
     def update(self, now: float, busy_s: Mapping[int, float]) -> Straggler | None:
-        """One that was found just now; None if nobody was, or it is known already."""
+        """Return a straggler that was just detected; None if there is none, or if it was returned before.
+
+        ``busy_s``: by rank, seconds of work since its process began.
+        """
         if self._since is None or set(self._since[1]) != set(busy_s) or any(busy_s[rank] < then for rank, then in self._since[1].items()):
             self._since = (now, dict(busy_s))
             return None
@@ -49,8 +53,8 @@ class Stragglers:
             return None
         self._since = (now, dict(busy_s))
         shares = {rank: (busy_s[rank] - before[rank]) / (now - began) for rank in busy_s}
-        rank = max(shares, key=lambda one: shares[one])
-        others = median(share for one, share in shares.items() if one != rank)
+        rank = max(shares, key=lambda other: shares[other])
+        others = median(share for other, share in shares.items() if other != rank)
         holds_up = shares[rank] >= max(LEAST, TIMES * others)
         self._found.append(rank if holds_up else None)
         if len(self._found) < IN_A_ROW or set(self._found) != {rank}:

@@ -1,4 +1,7 @@
-"""One job under watch, life after life: what is seen, what is decided, what is written down. Knows processes by their numbers only."""
+"""Supervises one job across its incarnations: observes the ranks, decides about failures, records both.
+
+Knows only process ids.
+"""
 
 from __future__ import annotations
 
@@ -58,40 +61,41 @@ from relight.supervise.requests import Requests
 from relight.supervise.stragglers import Stragglers
 
 _AGENT = "relight.agent.server"
-"""How the process that writes saves is started."""
+"""Module of the agent, the process that writes saves, in its command line."""
 STRAGGLERS_EVERY_S = 1.0
 ELSEWHERE_EVERY_S = 5.0
-"""How often a node that cannot meet the others looks whether one of them has stopped the job."""
+"""Seconds between two checks whether another node has stopped the job, on a node that cannot reach the rendezvous."""
 ACCOUNT_S = 60.0
-"""So often it is written down where the time went."""
+"""Seconds between two writes of the job's account."""
 CLOSING_S = 20.0
-"""The last one may take so long: whoever wants the machine back does not wait for a store."""
+"""Seconds that writing the last account may take: a machine that is wanted back must not wait for a store."""
 HEIR_S = 3.0
-"""A rank that can save what all held has so long to begin with it, or to say that it will not, once another's failure is known."""
+"""Seconds after a rank's failure is known in which another rank must begin the handover or decline it."""
 MIDST_S = 20.0
-"""At most so much longer, if it is in the midst of its update: usually, twice a step."""
+"""Largest addition to ``HEIR_S`` while such a rank is in its optimizer update. Usually twice a step's time is added."""
 _REASON_MAX = 200
-"""Letters of an alarm that a checkpoint's reason has."""
+"""Characters of an alarm that a checkpoint's reason keeps."""
 REMEMBERED_S = 86400.0
-"""Incidents of a run that are older than that say nothing about this job."""
+"""Seconds after which an earlier incident of a run no longer counts for this job."""
 
 
 class Supervisor:
-    """Of the ranks of one node. Used from one thread."""
+    """Supervises the ranks of one node. Used from one thread."""
 
     def __init__(
         self, rules: SuperviseRules, patience: HangTimeouts, job: str, fallback: Path, clock: Callable[[], float] = time.monotonic,
         notices: Notices | None = None, group: str = "",
     ) -> None:  # fmt: skip
-        """``fallback``: where incidents are written while the run's store is not known. ``group``: where the job's nodes meet."""
+        """``fallback``: directory of incidents while the run's store is not known. ``group``: the rendezvous' address
+        and id."""
         self._group, self._looked_elsewhere = group, -math.inf
         self._charges: set[str] = set()
-        """The processes here that were rank 0, as a log names who writes it: only that takes charge of a run."""
+        """Processes here that were rank 0, as ``HOST:PID`` like a log's writers. Only rank 0 writes a FENCE."""
         self._notices = notices or Notices(())
         self._wanted, self._reason, self._drains = "", "", ""
         self._requests: Requests | None = None
         self._often = (-math.inf, -math.inf)
-        """When saves that are made more often began last, and until when they are."""
+        """While saves are made more often: when the last interval began, and until when they are."""
         self._rules, self._usual, self._job, self._clock = rules, LearnedDurations(patience), job, clock
         sweep_memory(top := own_memory.memory())
         self._directory, self._held = make_directory(top)
@@ -106,28 +110,28 @@ class Supervisor:
         self._oom = oom_kills()
         self._began = clock()
         self._open: tuple[Incident, dict[str, float]] | None = None
-        """The incident that is not over until a step has ended."""
+        """The incident that is open until a step has been completed after it, and its times."""
         self._goodput, self._at, self._kept = Goodput(clock()), now_text(), clock()
         self._endings = Endings(group)
         self._agents, self._stragglers, self._measured = AgentWatch(), Stragglers(), clock()
         self.hung: tuple[int, ...] = ()
-        """Ranks that are taken to hold the others up, of this life."""
+        """Ranks of this incarnation that hold the others up."""
         self.devices: Callable[[], Sequence[str]] = tuple
-        """What accelerators' drivers have said since it was last asked."""
+        """Returns the lines that accelerators' drivers have logged since the last call."""
         self.tells: Callable[[str, str], None] = lambda kind, why: None
-        """Told of each failure: its kind, and why."""
+        """Called for each failure with its kind and its reason."""
         self.decision: Decision | None = None
-        """What was decided last; of what it tells the next life, what none has done yet."""
+        """The last decision. Its settings are those that no incarnation has applied yet."""
         self.heard = ""
-        """Which signal said that the job is to end."""
+        """The signal that asked the job to end; empty if none has."""
         self._over, self._meeting = True, ""
-        """Whether the life that was last is accounted for, and what all nodes call it."""
+        """Whether the last incarnation is accounted for, and the name that all nodes give it."""
         self._stopped_before: set[str] = set()
         """Incidents that stopped an earlier job."""
         self._keeping: threading.Thread | None = None
 
     def close(self) -> None:
-        """Nothing of it is left here."""
+        """Write the last account, stop the threads, and remove the directory in memory."""
         if self._known:
             last = threading.Thread(target=self._keep_account, args=(self._keeping,), name="relight-account", daemon=True)
             last.start()
@@ -140,21 +144,22 @@ class Supervisor:
             os.close(self._held)
             self._held = -1
 
-    # -- a life ----------------------------------------------------------------------------------------------------------------
+    # -- an incarnation
 
     def begin(self, ranks: list[int], settings: Mapping[str, str], meeting: str = "") -> dict[int, dict[str, str]]:
-        """A life of the job begins, with these ranks here: what each one's environment is to have. ``settings``: what all are told;
-        ``meeting``: what all nodes call this life, if they do."""
+        """Begin an incarnation of the job with these ranks on this node. Return the environment variables of each rank.
+        ``settings``: variables for all ranks. ``meeting``: the name that all nodes give this incarnation, or empty."""
         self._life += 1
         self._over, self._meeting = False, meeting
         self._endings.begun(meeting)
         self._pids, self._sights, self._stacks, self.hung = {}, {}, {}, ()
         self._began = self._clock()
-        told: dict[int, dict[str, str]] = {}
+        environments: dict[int, dict[str, str]] = {}
         for claim in self._directory.glob("heir-*"):
             claim.unlink(missing_ok=True)
         lost_of(self._page(0)).unlink(missing_ok=True)
-        risk_path(self._page(0)).unlink(missing_ok=True)  # what was foreseen has come, or was of another life
+        # the predicted failure has come, or was of the last incarnation
+        risk_path(self._page(0)).unlink(missing_ok=True)
         for rank in ranks:
             make_page(self._page(rank))
             write_request(self._page(rank), "")
@@ -162,23 +167,24 @@ class Supervisor:
                 make_rank_state(rank_state_path(self._page(rank), rank, ahead))
             self._stack_file(rank).unlink(missing_ok=True)
             pages = {PULSE: str(self._page(rank)), stacks.SETTING: str(self._stack_file(rank))}
-            told[rank] = {**pages, SPIKES: f"{self._rules.spikes:g}", **settings}
+            environments[rank] = {**pages, SPIKES: f"{self._rules.spikes:g}", **settings}
         self._watch = JobWatch(self._usual, self._began)
-        return told
+        return environments
 
     def started(self, pids: Mapping[int, int]) -> None:
-        """Their processes, by rank."""
+        """Record the process ids of the ranks that were started, by rank."""
         self._pids = dict(pids)
         if 0 in pids:
             self._charges.add(f"{socket.gethostname()[:64]}:{pids[0]}")
         self._goodput.update(self._clock(), "down" if self._past else "starting")
         processes = "1 process" if len(pids) == 1 else f"{len(pids)} processes"
-        emit("run.started", f"life {self._life}: {processes} started", life=self._life, ranks=len(pids))
+        emit("run.started", f"incarnation {self._life}: {processes} started", life=self._life, ranks=len(pids))
         if self._open is not None:
             self._open[1]["started"] = self._clock()
 
     def poll(self) -> str:
-        """At all of them. Why the job hangs, or nothing. Some times a second; a second more if somebody is late."""
+        """Check all ranks. Return why the job hangs; empty if it does not. Call it some times a second. Takes up to a
+        second longer if a rank is late, because stacks are taken."""
         if self._watch is None or not self._pids:
             return ""
         sights = self._observe_ranks()
@@ -201,7 +207,8 @@ class Supervisor:
         self, workers: list[Worker], *, hung: str = "", asked_to_end: str = "", noticed: float | None = None,
         departure: Departure | None = None,
     ) -> Decision:  # fmt: skip
-        """The life is over, and not as it should be. What is to be done. ``workers``: exits and errors; the rest is filled in here."""
+        """Record that the incarnation has failed. Return what to do. ``workers``: exits and errors; heartbeats are
+        added here."""
         now = self._clock()
         beats = self.beats()
         seen = tuple(
@@ -221,9 +228,9 @@ class Supervisor:
         failure = classify(facts)
         failure = replace(failure, here=failure.rank is None or failure.rank in self._pids)
         self._learn_place()
-        if not self._over:  # else it is asked to end between two lives
+        if not self._over:  # else the job was asked to end between two incarnations
             self._reckon(self._observe_ranks())
-            self._follow_up()  # the life may have gone on and ended between two looks
+            self._follow_up()  # the incarnation may have completed a step and failed between two polls
             self._is_over(failure.kind, now)
         self.tells(failure.kind, failure.why)
         self.decision = decide(failure, self._past, self._rules, now)
@@ -250,9 +257,10 @@ class Supervisor:
         return self.decision
 
     def gave_up(self, action: str, why: str) -> None:
-        """Write down that this node ends without a failure of its ranks: ``stop`` if the job ends, ``leave`` if others may continue.
+        """Record that this node ends without a failure of its ranks: ``stop`` if the job ends, ``exclude_node`` if
+        others may continue.
 
-        Without it an operator sees a decision to resume as the last one. Nothing is written before the first life.
+        Without this record the last decision would be one to resume. Nothing is written before the first incarnation.
         """
         if not self._life:
             return
@@ -266,12 +274,13 @@ class Supervisor:
         emit("run.decision", f"→ {action}: {why}", action=action)
 
     def end_for_membership_change(self) -> None:
-        """The life is over as others come or go: if one of them failed, its own node writes that down."""
+        """End the incarnation because nodes join or leave. If a node failed, that node records it."""
         self._reckon(self._observe_ranks())
         self._is_over(FIRST, self._clock())
 
     def _is_over(self, kind: str, now: float) -> None:
-        if any(beat.restored != NOT_YET for beat in self.beats().values()):  # it has gone back, if it was told to
+        # a rollback that was decided has been applied
+        if any(beat.restored != NOT_YET for beat in self.beats().values()):
             if self.decision is not None:
                 self.decision = replace(self.decision, settings=once_back(self.decision.settings))
             for last in self._past[-1:]:
@@ -280,38 +289,42 @@ class Supervisor:
         self._over = True
 
     def ended(self, signal_name: str) -> Decision:
-        """The job was asked to end, and has."""
+        """Record that the job was asked to end, and has ended."""
         return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=self.announced or f"{signal_name} came")
 
     def save_now(self, why: str, *, named: bool = False) -> None:
-        """Have the ranks save at the end of their step, and go on. Any thread, and a signal's handler: it is done at the next look.
+        """Have the ranks save at the end of their step, and continue. Done at the next poll. Call from any thread or a
+        signal handler.
 
-        ``named``: the checkpoint's reason is ``why``, else the name of the signal. A person's request goes before an alarm.
+        ``named``: the checkpoint's reason is ``why``, else the name of the signal. A person's request has precedence
+        over an alarm.
         """
         if named and (why.startswith(ASKED_FOR) or not self._reason.startswith(ASKED_FOR)):
             self._reason = why
         self._wanted = why
 
     def request_save(self, who: str) -> None:
-        """The same, for somebody whom the save is to name. Any thread."""
+        """Have the ranks save, with ``who`` asked for it in the checkpoint's reason. Any thread."""
         self.save_now(f"{ASKED_FOR}{who}", named=True)
 
     def why_unreachable(self) -> str:
-        """Why no rank here can be asked to save now; empty if one can. Any thread."""
+        """Return why no rank here can be asked to save now; empty if one can. Any thread."""
         pids = self._pids
         if any(catches(pid, signal.SIGUSR1) for pid in list(pids.values())):
             return ""
-        return "no rank takes SIGUSR1: its Checkpointer is not there yet, or has signals=False" if pids else "the job is not running now"
+        return "no rank handles SIGUSR1: no Checkpointer was created yet, or it has signals=False" if pids else "the job is not running now"
 
     def backoff_over(self) -> None:
-        """The delay is over; the next life begins."""
+        """Record that the delay is over; the next incarnation begins."""
         if self._open is not None:
             self._open[1]["waited"] = self._clock()
 
-    # -- what there is ---------------------------------------------------------------------------------------------------------
+    # -- state and
+    # requests------------------------------------------------------------------------------------------------------
 
     def ease(self, share: float, until: float) -> bool:
-        """Have this node's ranks pause for a share of the time; 0: no more. Return whether they could be asked. Any thread."""
+        """Have this node's ranks pause for a share of the time; 0: stop that. Return whether it could be published. Any
+        thread."""
         try:
             write_ease(self._page(0), Eased(share, until) if share else None)
         except OSError:
@@ -319,9 +332,10 @@ class Supervisor:
         return True
 
     def foreseen(self, alarm: Alarm, drain: bool) -> bool:
-        """Act on a warning that something is about to go wrong. Any thread. ``drain``: whether the machine may be left for that.
+        """Act on the prediction of a failure. Any thread. ``drain``: whether this machine may leave the job because of
+        it.
 
-        Return whether it is: what else is done here does not keep the failure away.
+        Return whether the machine leaves the job: no other action here averts the failure.
         """
         self.save_now(f"{FORESEEN}{alarm.why}"[:_REASON_MAX], named=True)
         with contextlib.suppress(OSError):
@@ -334,62 +348,68 @@ class Supervisor:
         return False
 
     def seen(self) -> dict[int, tuple[int, Heartbeat]]:
-        """Of each rank its process, and what it said last. Any thread."""
+        """Return the process id and the last heartbeat of each rank. Any thread."""
         pids = self._pids
         return {rank: (pids[rank], beat) for rank, beat in self.beats().items() if rank in pids}
 
     @property
     def drains(self) -> str:
-        """Why this machine is left, though it works; empty if it is not."""
+        """Return why this machine leaves the job though it works; empty if it does not leave."""
         return self._drains
 
     @property
     def announced(self) -> str:
-        """What says that the job is to end here, a signal or something else; empty if nothing does."""
+        """Return what has asked this node's part of the job to end (a signal, a notice, an alarm); empty if nothing
+        has."""
         return self.heard or self._notices.heard or self._drains
 
     @property
     def where(self) -> str:
-        """Where incidents are written."""
+        """Return where incidents are written."""
         return self._book.where
 
     def beats(self) -> dict[int, Heartbeat]:
-        """What each rank said last."""
-        found = {rank: read_beat(self._page(rank)) for rank in self._pids}
-        return {rank: beat for rank, beat in found.items() if beat is not None}
+        """Return the last heartbeat of each rank."""
+        beats = {rank: read_beat(self._page(rank)) for rank in self._pids}
+        return {rank: beat for rank, beat in beats.items() if beat is not None}
 
     @property
     def steps(self) -> int:
-        """How many steps all ranks of this life have ended."""
+        """Return how many steps all ranks of this incarnation have completed."""
         return min((sight.beat.steps if sight.beat is not None else 0 for sight in self._sights.values()), default=0)
 
     @property
     def ahead_bytes(self) -> int:
-        """What each rank held at the place where its script may be left waiting; 0: not all have such a place."""
-        held = [sight.beat.ahead if sight.beat is not None else 0 for sight in self._sights.values()]
-        return max(held) if held and all(held) else 0
+        """Return the most memory, in bytes, that a rank used at its ``relight.standby()``; 0 if not all ranks have
+        called it."""
+        sizes = [sight.beat.ahead if sight.beat is not None else 0 for sight in self._sights.values()]
+        return max(sizes) if sizes and all(sizes) else 0
 
     def is_lost(self) -> None:
-        """A rank has failed: the others hear of it at the end of their step, if no exchange tells them before."""
-        self._reckon(self._observe_ranks())  # what comes now is no training
+        """Publish that a rank has failed. The other ranks read it at the end of their step, unless a collective fails
+        before."""
+        self._reckon(self._observe_ranks())  # the time from now on does not count as training
         with contextlib.suppress(OSError):
             lost_of(self._page(0)).touch()
 
     def ended_elsewhere(self) -> str:
-        """Why another node has stopped this job since its last life began here; empty if none has, or as long as it is not asked again.
+        """Return why another node has stopped this job since the last incarnation began here; empty if none has.
 
-        What a node that cannot meet the others any more goes by: whoever held the rendezvous may be gone as the job is over."""
+        For a node that cannot reach the rendezvous, which may have ended with the job. Reads the incidents every
+        ``ELSEWHERE_EVERY_S``; calls in between return an empty string.
+        """
         now = self._clock()
         if now - self._looked_elsewhere < ELSEWHERE_EVERY_S or not self._group:
             return ""
         self._looked_elsewhere = now
         since = time.time() - (now - self._began) - (CLOCKS_S if self._known else 0.0)
-        found = [one for one in self._book.since(since) or () if (one.group, one.action) == (self._group, "stop")]
-        stops = [one for one in found if one.id not in self._stopped_before]
+        incidents = self._book.since(since) or ()
+        stops = [one for one in incidents if (one.group, one.action) == (self._group, "stop") and one.id not in self._stopped_before]
         return stops[-1].reason if stops else ""
 
     def handing_over_s(self, alive: Collection[int]) -> float:
-        """How long one of these ranks has to begin to save what all held: for ever if one does, not at all if none can."""
+        """Return the seconds that these ranks have to begin a handover; infinite while a rank does one, 0 if no rank
+        can."""
         beats = self.beats()
         known = [beats[rank] for rank in alive if rank in beats]
         if any(beat.phase == HANDING_OVER and self._clock() - beat.since < LATE_AFTER * beat.expected_s for beat in known):
@@ -399,16 +419,20 @@ class Supervisor:
         return HEIR_S + min(MIDST_S, 2 * max(steps_s, default=0.0)) if any(beat.heir for beat in known) else 0.0
 
     def saved(self) -> bool:
-        """Whether what the ranks did last is stored. One that was ended while it waited for that may not have heard of it."""
+        """Return whether the last completed step is stored.
+
+        A rank that was ended while it waited for its save may not know of the commit, so the run's log is read in that
+        case.
+        """
         beats = self.beats().values()
         if self._goodput.reached > max((max(beat.step, beat.restored) for beat in beats), default=-1):
-            return False  # what an earlier life did was not done again yet
+            return False  # this incarnation has not reached the furthest step of an earlier one yet
         if not beats or all(beat.durable >= beat.step for beat in beats):
             return bool(beats)
         last = max(beat.step for beat in beats)
         url, run = next((beat.url, beat.run) for beat in beats)
         with contextlib.suppress(RelightError):
-            return bool(url) and any(one.step >= last for one in fold(Log(open_bytes(url), run).read()).live)
+            return bool(url) and any(checkpoint.step >= last for checkpoint in fold(Log(open_bytes(url), run).read()).live)
         return False
 
     # -- inside ----------------------------------------------------------------------------------------------------------------
@@ -418,40 +442,41 @@ class Supervisor:
         if now - self._measured < STRAGGLERS_EVERY_S or any(sight.beat is None or not sight.beat.steps for sight in sights.values()):
             return
         self._measured = now
-        found = self._stragglers.update(now, {rank: busy_s(pid) for rank, pid in self._pids.items()})
-        if found is not None:
-            say = f"the others wait for rank {found.rank}: it works {100 * found.share:.0f} % of the time, they {100 * found.others:.0f} %"
-            emit("run.straggler", say, rank=found.rank, share=round(found.share, 3), others=round(found.others, 3))
+        slow = self._stragglers.update(now, {rank: busy_s(pid) for rank, pid in self._pids.items()})
+        if slow is not None:
+            text = f"the others wait for rank {slow.rank}: it works {100 * slow.share:.0f} % of the time, they {100 * slow.others:.0f} %"
+            emit("run.straggler", text, rank=slow.rank, share=round(slow.share, 3), others=round(slow.others, 3))
 
     def _ask_for_save(self) -> None:
-        """One rank is asked, and has the others save with it."""
+        """Send SIGUSR1 to one rank, which has the other ranks save with it."""
         now, (began, until) = self._clock(), self._often
         if OFTEN_S <= now - began < until - began:
             self._often = (now, until)
             if not self._wanted:
-                self.save_now(f"{FORESEEN}saving more often, as something is not as it was", named=True)
+                self.save_now(f"{FORESEEN}saving more often because of an earlier warning", named=True)
         if not self._wanted:
             return
         for rank, pid in sorted(self._pids.items()):
             if catches(pid, signal.SIGUSR1):
                 why, self._wanted = self._wanted, ""
                 reason, self._reason = self._reason, ""
-                write_request(self._page(min(self._pids)), reason)  # before the signal: the save looks there
+                write_request(self._page(min(self._pids)), reason)  # before the signal: the save reads it there
                 emit("run.save", f"saving now: {why}", why=why, rank=rank)
                 with contextlib.suppress(OSError):
                     os.kill(pid, signal.SIGUSR1)
                 return
 
     def _poll_agent(self, sights: Mapping[int, RankObservation]) -> None:
-        """One that has stopped is ended: ranks that wait for it then write their saves themselves, and the next save has a new one."""
+        """Kill an agent that is stuck. Ranks that wait for it then write their saves themselves, and the next save
+        starts a new agent."""
         stuck = self._agents.update(self._clock(), [sight.beat for sight in sights.values() if sight.beat is not None], _agent_at)
         if stuck is not None:
-            emit("agent.hung", f"{stuck.why}; it is ended, and the next save has another", pid=stuck.pid)
+            emit("agent.hung", f"{stuck.why}; it is killed, and the next save starts another agent", pid=stuck.pid)
             with contextlib.suppress(OSError):
                 os.kill(stuck.pid, signal.SIGKILL)
 
     def _reckon(self, sights: Mapping[int, RankObservation]) -> None:
-        """Where the time since the last look went."""
+        """Charge the time since the last poll in the account, and write the account every ``ACCOUNT_S``."""
         beats = [sight.beat or Heartbeat(phase="starting") for sight in sights.values()]
         if not beats:
             return
@@ -464,14 +489,14 @@ class Supervisor:
             self._keeping.start()
 
     def _keep_account(self, before: threading.Thread | None = None) -> None:
-        """The last one, behind the one ``before``."""
+        """Write the last account, after the thread ``before`` has written its own."""
         if before is not None:
             before.join()
         self._endings.learn(self._goodput, self._book)
         self._book.keep(self._goodput.account(self._job, self._at))
 
     def _keep(self, account: Account) -> None:
-        """Ranks are looked after meanwhile, however long the store takes."""
+        """Write an account, in a thread: the supervisor watches the ranks meanwhile, however long the store takes."""
         self._book.keep(account)
         self._endings.learn(self._goodput, self._book)
 
@@ -482,13 +507,13 @@ class Supervisor:
         return self._directory / f"stacks-{rank}"
 
     def _observe_ranks(self) -> dict[int, RankObservation]:
-        found = {}
+        sights = {}
         for rank, pid in self._pids.items():
             process = sample_process(pid)
             beat = read_beat(self._page(rank)) or self._sights.get(rank, RankObservation(None)).beat
-            found[rank] = RankObservation(beat, process.state, process.cpu_s, process.moved_bytes)
-        self._sights = found
-        return found
+            sights[rank] = RankObservation(beat, process.state, process.cpu_s, process.moved_bytes)
+        self._sights = sights
+        return sights
 
     def _take_stacks(self) -> HangVerdict:
         assert self._watch is not None
@@ -498,10 +523,11 @@ class Supervisor:
         return self._watch.looked(now, before, texts, self._observe_ranks())
 
     def _learn_place(self) -> None:
-        """As soon as a rank says where the run is: what came before this job, and where to write."""
+        """Read the run's earlier incidents, and write further ones there, as soon as a rank has published the run's
+        store."""
         if self._known:
             return
-        beat = next((one for one in self.beats().values() if one.url), None)
+        beat = next((beat for beat in self.beats().values() if beat.url), None)
         if beat is None:
             return
         self._known = True
@@ -511,16 +537,18 @@ class Supervisor:
             self._book.at(store, beat.run)
             self._requests = Requests(store, beat.run, mine=lambda: 0 in self._pids, cannot=self.why_unreachable, obey=self.request_save)
             self._requests.start()
-            recent = [one for one in read_incidents(store, beat.run, time.time() - REMEMBERED_S) if re.match(r"\d{13}-", one.id)]
-            self._stopped_before = {one.id for one in recent if one.action == "stop"}
+            written = read_incidents(store, beat.run, time.time() - REMEMBERED_S)
+            recent = [incident for incident in written if re.match(r"\d{13}-", incident.id)]
+            self._stopped_before = {incident.id for incident in recent if incident.action == "stop"}
             earlier = once_each(recent)
-            last = max((at for at, one in enumerate(earlier) if one.action == "stop"), default=-1)
+            last = max((index for index, incident in enumerate(earlier) if incident.action == "stop"), default=-1)
             epoch = self._clock() - time.time()
-            here = socket.gethostname()  # somebody has started it again behind a stop: what was before that is not held against it
-            self._past[:0] = [Past(*one.past(here=here), epoch + one.time_s) for one in earlier[last + 1 :][-50:]]
+            here = socket.gethostname()
+            # only incidents after the last stop count: a person has started the job again since
+            self._past[:0] = [Past(*incident.past(here=here), epoch + incident.time_s) for incident in earlier[last + 1 :][-50:]]
 
     def _follow_up(self) -> None:
-        """An incident is over when all ranks have ended a step."""
+        """Close the open incident once all ranks have completed a step."""
         if self._open is None:
             return
         known = list(self.beats().values())
@@ -547,25 +575,25 @@ class Supervisor:
         self._book.write(after)
         emit(
             "run.recovered",
-            f"training again {after.seconds['all']:.2f} s behind the failure, from step {max(restored, -1) + 1}: {lost} steps to do again",
+            f"training again {after.seconds['all']:.2f} s after the failure, from step {max(restored, -1) + 1}: {lost} steps to repeat",
             incident=incident.id, steps_lost=lost, seconds=after.seconds["all"],
         )  # fmt: skip
 
     def _kernel(self) -> tuple[str, ...]:
-        """What the kernel has said in this life; of processes that it killed, only of this job's."""
+        """Return the kernel's messages during this incarnation, without those about killed processes of other jobs."""
         pids = {f"process {pid} " for pid in self._pids.values()}
         lines = kernel_lines(self._began)
         return tuple(line for line in lines if "Killed process" not in line or any(pid in line for pid in pids))
 
     def _full(self) -> tuple[str, ...]:
         full = []
-        for place in (tempfile.gettempdir(), own_memory.MEMORY, os.getcwd()):
+        for directory in (tempfile.gettempdir(), own_memory.MEMORY, os.getcwd()):
             with contextlib.suppress(OSError):
-                if shutil.disk_usage(place).free < 1 << 20:
-                    full.append(place)
+                if shutil.disk_usage(directory).free < 1 << 20:
+                    full.append(directory)
         return tuple(full)
 
 
 def _agent_at(pid: int) -> ProcessSample:
-    """The agent with that number; as if nobody were there if another process has it by now."""
+    """Sample the agent with that process id; return an empty sample if another process has the id by now."""
     return sample_process(pid) if _AGENT in command_of(pid) else ProcessSample()

@@ -1,6 +1,7 @@
-"""What ``relight run`` starts in place of the script: ``relight.supervise.worker [-m] SCRIPT [ARGS…]``.
+"""The process that ``relight run`` starts in place of the script: ``relight.supervise.worker [-m] SCRIPT [ARGS…]``.
 
-Writes stacks down when it is asked to, and what an exception said; apart from that the script runs as if it had been started by itself.
+It writes its stacks on a signal, and records an exception's message. Apart from that the script runs as if it had been
+started directly.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 
 
 def main() -> None:
-    """Run it. What it raises is written down, printed, and ends the process as it would have."""
+    """Run the script. An exception is recorded and printed, and ends the process with exit code 1."""
     stacks.offer()
     _end_with(os.getppid())
     arguments = sys.argv[1:]
@@ -40,10 +41,10 @@ def main() -> None:
             runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
         else:
             runpy.run_path(arguments[0], run_name="__main__")
-    except Exception as error:  # noqa: BLE001 (it is told, in full)
+    except Exception as error:  # noqa: BLE001 (it is recorded and printed in full)
         if os.getpid() == trainer:  # a forked child's error is not the rank's
-            for tell in last_words:
-                tell(error)
+            for report in last_words:
+                report(error)
             _write_down(error)
         error.__traceback__ = _from_the_script_on(error)
         sys.excepthook(type(error), error, error.__traceback__)
@@ -51,30 +52,31 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Be asked to end if the supervisor is gone: a job that nobody watches over, and that another may start again, is not to go on."""
+    """Have the kernel send SIGTERM if the supervisor ends: an unsupervised job must not continue, as it may be started
+    again elsewhere."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _write_down(error: BaseException) -> None:
-    """As torch's launcher expects it, unless the script has done so itself."""
+    """Write the exception to the error file that torch's launcher reads, unless the script has done so itself."""
     path = os.environ.get(_ERROR_FILE, "")
     if not path or Path(path).exists():
         return
     kind = type(error)
     name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-    said = f"{name}: {error}" if str(error) else f"{name}: "
+    message = f"{name}: {error}" if str(error) else f"{name}: "
     extra = {"py_callstack": "".join(traceback.format_exception(error)), "timestamp": str(int(time.time()))}
     try:
         with open(path, "x", encoding="utf-8") as file:
-            json.dump({"message": {"message": said[:10_000], "extraInfo": extra}}, file)
+            json.dump({"message": {"message": message[:10_000], "extraInfo": extra}}, file)
     except OSError as unwritten:
-        print(f"relight: the error could not be written down: {unwritten}", file=sys.stderr)
+        print(f"relight: the error could not be recorded: {unwritten}", file=sys.stderr)
 
 
 def _from_the_script_on(error: BaseException) -> TracebackType | None:
-    """Where a traceback begins, if the script is all that there is."""
+    """Return the traceback from the script's first frame on."""
     trace = error.__traceback__
     while trace is not None and (trace.tb_frame.f_code.co_filename == __file__ or "runpy" in trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
