@@ -73,6 +73,8 @@ class Seen:
     unanswered: list[str] = field(default_factory=list)
     token_answers: Counter[int] = field(default_factory=Counter)
     status: Counter[str] = field(default_factory=Counter)
+    rounds: Counter[str] = field(default_factory=Counter)
+    """Connections or requests that clients of each kind began: how often the server let them begin again."""
     largest: tuple[int, str] = (0, "")
     descriptors: int = 0
 
@@ -91,7 +93,7 @@ class Storm:
             "idle": self._idle, "headers": self._headers, "bodies": self._bodies, "deaf": self._deaf, "guesses": self._guess,
             "pages": self._page, "diffs": self._diff, "streams": self._stream,
         }  # fmt: skip
-        tasks = [asyncio.create_task(self._again(clients[kind])) for kind, count in self.kinds.items() for _ in range(count)]
+        tasks = [asyncio.create_task(self._again(kind, clients[kind])) for kind, count in self.kinds.items() for _ in range(count)]
         tasks += [asyncio.create_task(self._verify()), asyncio.create_task(self._client())]
         await asyncio.sleep(seconds)
         for one in tasks:
@@ -100,8 +102,9 @@ class Storm:
             if isinstance(ended, Exception):
                 raise ended
 
-    async def _again(self, client: Callable[[], Awaitable[None]]) -> None:
+    async def _again(self, kind: str, client: Callable[[], Awaitable[None]]) -> None:
         while time.monotonic() < self.ends:
+            self.seen.rounds[kind] += 1
             with contextlib.suppress(OSError, asyncio.IncompleteReadError, TimeoutError):
                 await client()
             await asyncio.sleep(0.05 + self.rng.random() / 4)
@@ -259,6 +262,7 @@ def _rage(server: subprocess.Popen[bytes], port: int, token: str, seed: int, sec
     )
     print(f"with a token: {dict(seen.token_answers)}; descriptors {before} before, {seen.descriptors} at most, {after} after")
     print(f"largest answer: {seen.largest[0]} bytes, {seen.largest[1]}")
+    print("begun: " + ", ".join(f"{kind} {count}" for kind, count in seen.rounds.items()))
     print("answers: " + ", ".join(f"{name} {count}" for name, count in sorted(seen.status.items())))
     bad = [
         *(["/healthz was not answered"] if seen.unanswered else []),

@@ -19,6 +19,7 @@ from tests.serve.made_server import FREE, Server, serving
 from tests.serve.made_stores import make_store
 
 from relight.errors import StoreUnavailable
+from relight.serve import gate as serve_gate
 from relight.serve import jobs as serve_jobs
 from relight.serve.app import ServerSettings, create_app
 from relight.serve.gate import ConnectionLimits, Gate, Listening, bounds_of
@@ -55,7 +56,7 @@ class Running:
 
     def connect(self, data: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
         """A connection from an address of our own, which has sent this."""
-        one = socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(host, 0))
+        one = socket.create_connection(("127.0.0.1", self.port), timeout=60, source_address=(host, 0))
         with contextlib.suppress(OSError):
             one.sendall(data)
         return one
@@ -97,10 +98,42 @@ def test_idle_connections_keep_no_client_out(running: Running) -> None:
         one.close()
 
 
+@pytest.mark.skipif(not hasattr(socket, "TCP_DEFER_ACCEPT"), reason="only Linux defers silent connections")
+def test_silent_connections_are_not_accepted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that send nothing cost the loop no callback and close no other connection; a late request is answered."""
+    monkeypatch.setattr(serve_gate, "SILENT_S", 600)  # however slow this machine is
+    running = Running(tmp_path)
+    try:
+        silent = [running.connect(host=f"127.0.0.{2 + number % 7}") for number in range(4 * BOUNDS.connections)]
+        for _ in range(5):
+            assert running.health() == b"HTTP/1.1 200 OK"
+        assert (running.gate.accepted, running.gate.evicted) == (5, 0)
+        silent[0].sendall(b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n\r\n")
+        assert silent[0].recv(100).startswith(b"HTTP/1.1 200 OK")
+        assert running.gate.accepted == 6
+        for client in silent:
+            client.close()
+    finally:
+        running.close()
+
+
+def test_a_silent_connection_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel hands over a connection that stays silent, and the gate ends it."""
+    monkeypatch.setattr(serve_gate, "SILENT_S", 1)
+    running = Running(tmp_path, idle_s=0.3)
+    try:
+        with running.connect() as client:
+            client.settimeout(30)
+            assert client.recv(1) == b""
+    finally:
+        running.close()
+
+
 def test_one_address_cannot_have_all_connections(running: Running) -> None:
     """Of one client no more are open than its share."""
-    held = [running.connect(host="127.0.0.5") for _ in range(60)]
+    held = [running.connect(b"G", host="127.0.0.5") for _ in range(60)]
     assert running.health("127.0.0.6") == b"HTTP/1.1 200 OK"
+    assert running.gate.accepted > BOUNDS.of_one
     assert sum(one.asker == "127.0.0.5" for one in running.gate._open.values()) <= BOUNDS.of_one  # noqa: SLF001
     for one in held:
         one.close()
@@ -128,6 +161,8 @@ def test_a_slow_sender_is_ended(tmp_path: Path) -> None:
 
 def test_without_descriptors_connections_are_refused_not_left_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """At EMFILE the spare descriptor accepts and closes, and an idle connection makes room; the server never goes silent."""
+
+    monkeypatch.setattr(serve_gate, "SILENT_S", 0)  # silent clients are accepted at once
 
     async def play() -> None:
         gate = Gate(BOUNDS)

@@ -3,6 +3,9 @@
 The listening socket accepts for asyncio, which itself knows no bound. When the gate is full, the connection that has been idle for longest
 is closed to admit a new one, so idle connections never keep clients out. Idle means that the server waits for the client: for a TLS
 handshake, for the rest of a request, for its next request, or for it to read an answer. Used by the event loop's thread only.
+
+A client that has sent nothing waits in the kernel (``TCP_DEFER_ACCEPT``) and costs the loop nothing. Otherwise a few
+hundred silent clients that reconnect when they are closed keep the loop accepting, and requests queue after them.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from relight.serve.proxies import asker_of
 
 IDLE_S = 10.0
 """Seconds that the server waits for a client: for a whole request, or for reading an answer."""
+SILENT_S = 10
+"""Seconds that the kernel keeps a silent connection, rounded up to its next SYN-ACK (15 s). Then it is accepted."""
 SWEEP_S = 1.0
 LOOKED_AT_MAX = 16
 """Idle connections that are looked at for one to close."""
@@ -117,6 +122,9 @@ class Gate:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if (defer := getattr(socket, "TCP_DEFER_ACCEPT", None)) is not None:  # Linux alone has it
+                with contextlib.suppress(OSError):
+                    one.setsockopt(socket.IPPROTO_TCP, defer, SILENT_S)
             made.append(one)
             try:
                 one.bind(place)

@@ -1,4 +1,4 @@
-"""How often somebody may ask: buckets that fill again, for a bounded number of askers."""
+"""Rate limits: one token bucket for each of a bounded number of askers."""
 
 from __future__ import annotations
 
@@ -10,14 +10,17 @@ ASKERS_MAX = 10_000
 
 
 class Limiter:
-    """``per_second`` in the long run, ``burst`` at once, for each asker. Those who were not seen for longest are forgotten first."""
+    """Allow each asker ``per_second`` requests on average and ``burst`` at once.
+
+    The least recently seen askers are forgotten first.
+    """
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._per_second, self._burst, self._clock = per_second, burst, clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, asker: str, cost: float = 1.0) -> float:
-        """0 if he may, and it is counted, ``cost`` times; else how long to wait. With no cost it is a look only."""
+        """Return 0 and count the request ``cost`` times, or return the seconds to wait. A cost of 0 only checks."""
         now = self._clock()
         left, at = self._buckets.pop(asker, (float(self._burst), now))
         left = min(float(self._burst), left + (now - at) * self._per_second)

@@ -1,4 +1,4 @@
-"""Pages that stay true: one event stream each, of "this has changed"; the page asks for the rest."""
+"""Event streams for open pages: each page has one, which reports changes. The page then loads again what it shows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from relight.serve.scope import ANONYMOUS, in_scope, reaches, scope_now
 STREAMS_MAX = 2000
 STREAMS_OF_ONE_MAX = 1200
 STREAMS_OF_STRANGER_MAX = 32
-"""Of one address without credentials."""
+"""Streams of one address without credentials."""
 TOGETHER_S = 0.25
-"""What changes within so long is one event."""
+"""Seconds within which changes become one event."""
 LOOK_S = 0.5
-"""How often a stream asks whether it may still be there: a token that is revoked ends it within a second."""
+"""Seconds between checks of a stream's token: revoking the token ends the stream within a second."""
 PING_S = 15.0
 _NO_STORE = "\0"
 """A store's name that no store has: only streams that listen to all stores are woken."""
@@ -25,7 +25,7 @@ _NO_STORE = "\0"
 
 @dataclass(eq=False)
 class Stream:
-    """One listener. ``store`` and ``run``: what it wants to hear of; empty for all."""
+    """One open event stream. ``store`` and ``run`` select the changes that it reports; empty for all."""
 
     store: str
     run: str
@@ -35,7 +35,7 @@ class Stream:
 
 
 class Hub:
-    """All streams. ``changed`` may be called from any thread; the rest belongs to the server's loop."""
+    """All open event streams. Any thread may call ``changed``; the rest belongs to the server's event loop."""
 
     def __init__(self) -> None:
         self._streams: set[Stream] = set()
@@ -46,26 +46,26 @@ class Hub:
         self.most = STREAMS_MAX
         """Streams that may be open; fewer where the process may open few files."""
         self.of_one = self.most
-        """The same, of one asker."""
+        """Streams that one asker may have open."""
 
     @property
     def count(self) -> int:
-        """How many listen."""
+        """Number of open streams."""
         return len(self._streams)
 
     def changed(self, store: str = "", runs: set[str] | None = None) -> None:
-        """Something is new: in these runs of a store, or, without a store, anywhere."""
+        """Report a change in these runs of a store, or, without a store, anywhere."""
         with self._lock:
             loop = self._loop
             if loop is None or loop.is_closed():
-                return  # nobody has ever listened
+                return  # no stream was ever opened
             self._news.append((store, runs or set()))
             first = len(self._news) == 1
         if first:
             loop.call_soon_threadsafe(lambda: loop.call_later(TOGETHER_S, self._publish))
 
     def progressed(self) -> None:
-        """A job advances: pages that show all stores ask again. From any thread."""
+        """Report that a job advances: pages that show all stores load again. Any thread may call it."""
         self.changed(_NO_STORE)
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Hub:
                 one.woken.set()
 
     def full(self, asker: str) -> bool:
-        """Whether there is no room for another stream, of all or of this asker's. Clients without credentials have half at most."""
+        """Return whether the asker may open no further stream. Clients without credentials have at most half."""
         mine = sum(one.asker == asker for one in self._streams)
         if asker.startswith(ANONYMOUS):
             strangers = sum(one.asker.startswith(ANONYMOUS) for one in self._streams)
@@ -95,7 +95,10 @@ class Hub:
         return len(self._streams) >= self.most or mine >= min(STREAMS_OF_ONE_MAX, self.of_one)
 
     async def listen(self, store: str, run: str, asker: str, may_stay: Callable[[], bool]) -> AsyncIterator[dict[str, str]]:
-        """Events until the listener goes, the server ends, or he may not listen any more. Only what he may know of is told."""
+        """Yield events until the client leaves, the server ends, or the client's token ends.
+
+        Changes outside the token's scope are left out.
+        """
         self._loop = asyncio.get_running_loop()
         stream, number = Stream(store, dir_of(run) if run else "", asker, scope_now()), 0
         self._streams.add(stream)

@@ -1,4 +1,7 @@
-"""Requests that are worked on at a time: of all askers, of one, of all without credentials. Others wait for their turn, or are refused."""
+"""Bounds on concurrent requests: of all askers, of one, and of all without credentials.
+
+Further requests wait for a slot, or are refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ WAITING_MAX, WAITING_OF_ONE_MAX, WAITING_OF_ANONYMOUS_MAX, WAIT_S = 32, 12, 16, 
 
 
 class StreamSlots:
-    """The slots; they belong to the server's loop."""
+    """Slots for requests. They belong to the server's event loop."""
 
     def __init__(self) -> None:
         self._taken: Counter[str] = Counter()
@@ -24,7 +27,7 @@ class StreamSlots:
 
     @property
     def taken(self) -> int:
-        """Requests that are worked on now."""
+        """Number of requests that hold a slot."""
         return self._taken.total()
 
     async def take(self, asker: str) -> bool:
@@ -59,7 +62,7 @@ class StreamSlots:
         return False
 
     def give(self, asker: str) -> None:
-        """Give the slot back: to the first that waits and may have it."""
+        """Return the slot, and give it to the first waiting request that is within its bounds."""
         self._taken[asker] -= 1
         if not self._taken[asker]:
             del self._taken[asker]
