@@ -160,7 +160,7 @@ class TorchCommunicator:
         self._calls += among_all
         if self._group is None:
             raise late([], doing, 0.0)
-        return _NamedLateRanks(self, doing, f"{self._calls}" if among_all else f"{self._calls}+")
+        return _NamedRankTimeout(self, doing, f"{self._calls}" if among_all else f"{self._calls}+")
 
     def leave(self) -> None:
         """Destroy the group on this rank: ranks that still wait in it then fail at once."""
@@ -186,7 +186,7 @@ class TorchCommunicator:
             time.sleep(0.05)
 
 
-class _NamedLateRanks(contextlib.AbstractContextManager[None]):
+class _NamedRankTimeout(contextlib.AbstractContextManager[None]):
     """Convert a broken collective's error into ``RankTimeout`` with the missing ranks."""
 
     def __init__(self, world: TorchCommunicator, doing: str, call: str) -> None:

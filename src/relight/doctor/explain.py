@@ -192,7 +192,7 @@ SYMPTOMS: tuple[Symptom, ...] = (
     ),
     _of(r"\bLeaseHeld\b", "lease", "somebody else holds what this needs alone", "wait, and do it again"),
     _of(
-        r"\bLateRanks\b|(was|were) not there when the others were ",
+        r"\bRankTimeout\b|(was|were) not there when the others were ",
         "late_ranks",
         "some ranks did not come to where the others waited; the error names them",
         "look at those ranks' logs; every rank must make the same calls of the Checkpointer, in the same order",

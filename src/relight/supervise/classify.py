@@ -38,7 +38,7 @@ _WORDS: tuple[tuple[str, str, int], ...] = (
     (r"UnidentifiedImageError|UnpicklingError|zipfile\.BadZipFile|corrupt(ed)? (sample|record|image|shard)", "data", 80),
     (r"Watchdog caught collective operation timeout|ncclSystemError|ncclRemoteError|NCCL (error|communicator was aborted)", "network", 60),
     (r"Connection (closed|reset) by peer|Connection refused|Broken pipe|Socket Timeout|Timed out waiting|No route to host", "network", 40),
-    (r"\bLateRanks: |DistNetworkError|DistStoreError|RendezvousTimeout", "network", 50),
+    (r"\bRankTimeout: |DistNetworkError|DistStoreError|RendezvousTimeout", "network", 50),
     (r"^\s*(\S+: line \d+:\s+)?\d*\s*Killed(\s|$)|exit ?code:? (-9|137)\b", "killed", 50),
     (r"^usage: |error: (unrecognized|the following) arguments", "user", 80),
     (r"\b(Syntax|Indentation|Import|ModuleNotFound|Name|Attribute|Type|NotImplemented)Error: ", "user", 75),

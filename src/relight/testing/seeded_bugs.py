@@ -100,7 +100,7 @@ PLANTED: dict[str, Bug] = {
     ),
     "a rank that waited too long does not call it off": Bug(
         Edit(f"{TOGETHER}:_await", "                if _void(place.store, prefix, error.what):\n", "                if True:\n"),
-        Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, LateRanks):\n            return\n" + _VOIDED),
+        Edit(f"{TOGETHER}:_give_up", _VOIDED, "        if isinstance(error, RankTimeout):\n            return\n" + _VOIDED),
     ),
     "a rank that may be ready takes its files back before it calls it off": Bug(
         Edit(f"{TOGETHER}:_give_up", "    if not said:\n", "    if True:\n")
