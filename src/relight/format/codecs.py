@@ -143,7 +143,7 @@ def decode(stored: memoryview, into: memoryview, base: memoryview | None = None,
     rooms = rooms or Rooms()
     width, floating, difference, planes = _planes(stored, len(into), rooms)
     if difference and (base is None or len(base) != len(into)):
-        raise _wrong("its base chunk is missing")
+        raise _wrong("the base chunk of its differences is missing")
     values = np.frombuffer(into, np.dtype(f"<u{width}"))
     join(planes, values, turned=floating, base=elements(base, width) if difference and base is not None else None, rooms=rooms)
 
