@@ -23,19 +23,19 @@ LOST_MAX_S = 4 * 3600.0
 COPIES, KEYS = "s3://BUCKET/runs", "/etc/relight"
 """Places that stand in a file until they are replaced by real ones."""
 PATIENCE = 3.0
-"""A limit is so many times what is expected."""
+"""Factor from an expected value to its limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class PresetScenario:
-    """What a preset is for, and what counts there."""
+    """The kind of machine that a preset is for, and its priorities."""
 
     said: str
     model: str
     gpus: int
     per_node: int = 8
     slack: float = 0.005
-    """So much more of the time may be lost than at the optimum: that is how long the longest interval is."""
+    """Share of time that may be lost beyond the optimum. It determines the longest interval."""
     overhead: float = 0.02
     kept: int = 3
     sparing: bool = False
@@ -43,7 +43,7 @@ class PresetScenario:
     cheap: bool = False
     """Storage and idle processes cost more than some lost time."""
     lasting: bool = False
-    """What was trained has to be found again after months."""
+    """Trained checkpoints must stay available for months."""
     peers: bool = True
     guarded: bool = False
     """Encrypted, signed, audited, with alerts and copies in another place."""
@@ -94,10 +94,10 @@ class Preset:
     plan: JobPlan
     lines: tuple[PresetLine, ...]
     first: tuple[str, ...] = ()
-    """What has to be done before the first start, a line each."""
+    """Actions before the first start, one line each."""
 
     def toml(self) -> str:
-        """The file."""
+        """Return the text of ``relight.toml``."""
         plan = self.plan
         layout, levels = plan.question.layout, "" if SCENARIOS[self.name].peers else " --levels memory,store"
         head = [
@@ -106,7 +106,7 @@ class Preset:
             f"# The numbers behind it: relight plan {self.model} --gpus {layout.gpus} --per-node {layout.per_node}{levels}",
         ]
         if self.first:
-            head += ["#", "# Before the first start:", *(f"# {one}" for one in self.first)]
+            head += ["#", "# Before the first start:", *(f"# {action}" for action in self.first)]
         table = ""
         for line in self.lines:
             if line.table != table:
@@ -117,7 +117,7 @@ class Preset:
 
     @property
     def memory_bytes(self) -> float:
-        """What snapshots take of a node's memory: the plan's number, or the limit that the file itself sets."""
+        """Return the bytes of a node's memory that snapshots take: the plan's number, or the limit in the file."""
         layout = self.plan.question.layout
         limit = next((line.value for line in self.lines if (line.table, line.key) == ("checkpoint.limits", "memory")), None)
         own = limit * min(layout.gpus, layout.per_node) if isinstance(limit, int) else None
@@ -127,7 +127,7 @@ class Preset:
 def preset(
     name: str, *, model: str | None = None, gpus: int | None = None, per_node: int | None = None, copies: str = "", keys: str = ""
 ) -> Preset:
-    """One of ``SCENARIOS``, or the same for another model or another number of GPUs.
+    """Return one of ``SCENARIOS``, or its variant for another model or another number of GPUs.
 
     ``copies`` and ``keys``: where a preset that guards what it stores keeps copies, the audit log and its keys.
     """
@@ -140,18 +140,18 @@ def preset(
         size=size_of(from_count(model)), layout=layout, belief=prior(gpus), rate_source=f"published rates of {gpus:,} GPUs",
         levels=("memory", "peers", "store") if scenario.peers else ("memory", "store"), kept=scenario.kept,
     )  # fmt: skip
-    found = plan(question)
-    said = (
+    planned = plan(question)
+    description = (
         scenario.said
         if (model, gpus) == (scenario.model, scenario.gpus)
         else f"{scenario.said.partition(':')[0]}; here {model} on {gpus:,} GPUs"
     )
     copies, keys = (copies or COPIES).rstrip("/"), (keys or KEYS).rstrip("/")
     lines = [
-        *_schedule(scenario, found), *_keeping(scenario, found), *_resources(scenario, found), *_copies(scenario, found, copies),
-        *_watching(scenario, found), *_guarding(scenario, copies, keys),
+        *_schedule(scenario, planned), *_keeping(scenario, planned), *_resources(scenario, planned), *_copies(scenario, planned, copies),
+        *_watching(scenario, planned), *_guarding(scenario, copies, keys),
     ]  # fmt: skip
-    return Preset(name, said, model, found, tuple(lines), _first(copies, keys) if scenario.guarded else ())
+    return Preset(name, description, model, planned, tuple(lines), _first(copies, keys) if scenario.guarded else ())
 
 
 def _schedule(scenario: PresetScenario, found: JobPlan) -> list[PresetLine]:
