@@ -1,7 +1,8 @@
-"""Everyone else's checkpoints: recognised by looking, read as data, brought in as Relight's own.
+"""Checkpoints of other frameworks: recognised by their content, read as data, imported into Relight's own format.
 
-Always holds: none of the frameworks is imported and nothing in a file is executed; what is absurd, cut or hostile is one of our errors,
-in time and memory bounded by what the file is; tensors are streamed. Torch-free. May import: ``commit``, ``catalog`` and what is below.
+Invariants: none of the frameworks is imported, and nothing in a file is executed. Malformed, truncated or hostile
+files raise one of Relight's errors, in time and memory limited by the file's size. Tensors are streamed. Torch-free.
+May import: ``commit``, ``catalog`` and the rooms below.
 """
 
 from relight.importers.detect import detect

@@ -1,4 +1,5 @@
-"""A folder that ``Accelerator.save_state`` wrote: models, optimizers, schedulers, samplers and generators, each in files by number."""
+"""Import a folder of ``Accelerator.save_state``: models, optimizers, schedulers, samplers and generators, in numbered
+files."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ _MODEL = re.compile(r"(?:model|pytorch_model)(?:_(\d+))?\.(?:safetensors|bin)(\.
 
 
 def detect_accelerate(files: Files) -> Content | None:
-    """What such a folder holds; None if it is none: it has the generators of its ranks."""
+    """Return the content of such a folder, which has the generators of its ranks; None for others."""
     states = sorted(name for name in files.names() if re.fullmatch(r"random_states_\d+\.pkl", name))
     if not states:
         return None
@@ -25,13 +26,13 @@ def detect_accelerate(files: Files) -> Content | None:
         _numbered(content, files, name, ending, kind)
     if files.has("scaler.pt"):
         content.components["scaler"] = ImportedComponent(SCALER, read_torch(files, "scaler.pt"))
-    told = {name: read_torch(files, name) for name in states}
-    first = told[states[0]]
+    generators = {name: read_torch(files, name) for name in states}
+    first = generators[states[0]]
     if isinstance(first, dict) and type(first.get("step")) is int:
         content.step = first["step"] if 0 <= first["step"] < 10**15 else None
-    if len(told) > 1 or not take_rng(content, first, ("random_state", "numpy_random_seed", "torch_manual_seed")):
-        content.kept["random_states"] = told
-        content.left_out.append(("rng", f"generators of {len(told)} ranks: kept as values, and not restored"))
+    if len(generators) > 1 or not take_rng(content, first, ("random_state", "numpy_random_seed", "torch_manual_seed")):
+        content.kept["random_states"] = generators
+        content.left_out.append(("rng", f"generators of {len(generators)} ranks: kept as values, and not restored"))
     for name in files.names():
         if re.fullmatch(r"(?:sampler|dl_state_dict)(?:_\d+)?\.bin|custom_checkpoint_\d+\.pkl", name):
             content.kept[name.rpartition(".")[0]] = read_torch(files, name)
@@ -58,9 +59,9 @@ def _numbered(content: Content, files: Files, name: str, ending: str, kind: str)
         match = re.fullmatch(rf"({name}(?:_\d+)?)\.{ending}", file)
         if match is None:
             continue
-        told: Any = read_torch(files, file)
-        if kind == OPTIMIZER and not is_optimizer(told):
-            content.kept[match[1]] = told
+        state: Any = read_torch(files, file)
+        if kind == OPTIMIZER and not is_optimizer(state):
+            content.kept[match[1]] = state
             content.left_out.append((match[1], "not as torch's are: kept as a value"))
         else:
-            content.components[match[1]] = ImportedComponent(kind, optimizer_of(told) if kind == OPTIMIZER else told)
+            content.components[match[1]] = ImportedComponent(kind, optimizer_of(state) if kind == OPTIMIZER else state)

@@ -1,6 +1,6 @@
-"""A file that ``torch.save`` made, or a part of a file: where its storages lie, and what tensors and values are said to be made of them.
+"""Read a file of ``torch.save``, or one inside another file: the places of its storages, and the tensors and values made of them.
 
-Without torch: a tensor comes out as a ``Spec``, a dtype, device or size as the format's ``Leaf``, an array as ``Made``.
+Without torch: a tensor comes out as a ``Spec``, a dtype, device or size as the format's ``Leaf``, an array as ``UnpickledObject``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _STORAGES = {
 
 
 class Storage(NamedTuple):
-    """Bytes that tensors lie in."""
+    """The bytes that tensors share."""
 
     dtype: str
     span: FileRange
@@ -38,13 +38,13 @@ class Storage(NamedTuple):
 
 
 class StorageKind(NamedTuple):
-    """A class of storages: the dtype of what is in them."""
+    """A class of storages, with the dtype of its elements."""
 
     dtype: str
 
 
 class TorchArchive:
-    """``span`` of the file ``handle``, which ``torch.save`` wrote. ``home`` is what its tensors say that they lie in."""
+    """Range ``span`` of the file ``handle``, which ``torch.save`` wrote. ``home``: the file that its tensors name."""
 
     def __init__(self, handle: Handle, span: FileRange, where: str, home: Home | None = None) -> None:
         self._handle, self._span, self._where, self._home = handle, span, where, home
@@ -56,18 +56,19 @@ class TorchArchive:
 
     @property
     def said(self) -> int:
-        """Bytes of the pickle in it."""
+        """Bytes of its pickle."""
         return self._entries[f"{self._top}/data.pkl"].length
 
     def words(self) -> bytes:
-        """Its pickle, and what the directory says of all that is in it: by which it is known again."""
+        """Return its pickle and directory, which identify the content."""
         span = self._entries[f"{self._top}/data.pkl"]
-        told = "".join(f"{name}\0{one.offset}\0{one.length}\0{one.crc}\n" for name, one in sorted(self._entries.items()))
+        listing = "".join(f"{name}\0{entry.offset}\0{entry.length}\0{entry.crc}\n" for name, entry in sorted(self._entries.items()))
         data = pread(self._handle, span.offset, min(span.length, PICKLE_BYTES_MAX), self._where)
-        return data + told.encode(errors="surrogatepass")
+        return data + listing.encode(errors="surrogatepass")
 
     def content(self, *, strangers: bool = False) -> Any:
-        """What was saved, unread: values, with a ``Spec`` for each tensor, and ``Made`` for arrays. ``strangers``: see ``read_pickle``."""
+        """Return the saved values, with a ``Spec`` for each tensor, and ``UnpickledObject`` for arrays. ``strangers``:
+        see ``read_pickle``."""
         span = self._entries[f"{self._top}/data.pkl"]
         if span.length > PICKLE_BYTES_MAX:
             raise UnsafeContent(f"a pickle of {span.length} bytes", where=self._where)
@@ -75,11 +76,11 @@ class TorchArchive:
         return read_pickle(data, TABLE, self._where, self._storage, strangers=strangers)
 
     def tensor(self) -> Spec:
-        """The one tensor that was saved."""
-        found = self.content()
-        if not isinstance(found, Spec):
+        """Return the only tensor in the file."""
+        value = self.content()
+        if not isinstance(value, Spec):
             raise UnsafeContent("something other than a tensor", where=self._where)
-        return found
+        return value
 
     def _storage(self, told: Any) -> Storage:
         if not (isinstance(told, tuple) and len(told) == 5 and told[0] == "storage" and isinstance(told[2], str)):
@@ -106,16 +107,16 @@ class TorchArchive:
             raise IncompatibleState("saved on a machine of another byte order", where=self._where)
 
     def _directory(self) -> dict[str, FileRange]:
-        """Entries by name, with the place of their bytes."""
+        """Return the zip entries by name, with the ranges of their bytes."""
         start, size = self._span.offset, self._span.length
         length = min(size, _END.size + 65535)
         tail = pread(self._handle, start + size - length, length, self._where)
-        at = tail.rfind(b"PK\5\6")
-        if at < 0:
+        position = tail.rfind(b"PK\5\6")
+        if position < 0:
             raise ValueError("no zip archive")
-        _, _, _, _, count, directory_size, directory, _ = _END.unpack_from(tail, at)
-        if at >= _LOCATOR.size and tail[at - _LOCATOR.size :][:4] == b"PK\6\7":
-            _, _, where, _ = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+        _, _, _, _, count, directory_size, directory, _ = _END.unpack_from(tail, position)
+        if position >= _LOCATOR.size and tail[position - _LOCATOR.size :][:4] == b"PK\6\7":
+            _, _, where, _ = _LOCATOR.unpack_from(tail, position - _LOCATOR.size)
             if where + _END64.size > size:
                 raise ValueError("a directory outside of it")
             record = _END64.unpack(pread(self._handle, start + where, _END64.size, self._where))
@@ -126,9 +127,9 @@ class TorchArchive:
             raise ValueError("a directory too large, or outside of it")
         data = pread(self._handle, start + directory, directory_size, self._where)
         entries: dict[str, FileRange] = {}
-        at = 0
+        position = 0
         for _ in range(count):
-            name, span, at = self._entry(data, at)
+            name, span, position = self._entry(data, position)
             if name in entries:
                 raise ValueError("a name twice")
             entries[name] = span
@@ -159,16 +160,16 @@ class TorchArchive:
 
 
 def _wide(extra: bytes, size: int, packed: int, local: int) -> tuple[int, int, int]:
-    """The three numbers as a 64-bit field has them, where they did not fit."""
-    at = 0
-    while at + 4 <= len(extra):
-        kind, length = struct.unpack_from("<2H", extra, at)
+    """Return the three numbers, taken from the 64-bit field if they did not fit."""
+    position = 0
+    while position + 4 <= len(extra):
+        kind, length = struct.unpack_from("<2H", extra, position)
         if kind == 1:
-            fields = iter(struct.unpack_from(f"<{length // 8}Q", extra, at + 4))
+            fields = iter(struct.unpack_from(f"<{length // 8}Q", extra, position + 4))
             size = next(fields, size) if size == 0xFFFFFFFF else size
             packed = next(fields, packed) if packed == 0xFFFFFFFF else packed
             local = next(fields, local) if local == 0xFFFFFFFF else local
-        at += 4 + length
+        position += 4 + length
     return size, packed, local
 
 
@@ -183,19 +184,23 @@ def _tensor_v3(storage: Any, offset: Any, shape: Any, stride: Any, grad: Any, ho
 
 
 def _spec(storage: Any, dtype: Any, offset: Any, shape: Any, stride: Any) -> Spec:
-    """Checked: all of its elements lie in the storage."""
-    shape, stride = (one.meta if isinstance(one, Leaf) and one.kind == "torch_size" else one for one in (shape, stride))
+    """Return a tensor, after checking that all of its elements are inside the storage."""
+    shape, stride = (value.meta if isinstance(value, Leaf) and value.kind == "torch_size" else value for value in (shape, stride))
     if not isinstance(storage, Storage) or dtype not in DTYPES:
         raise ValueError("a tensor of no storage")
     for numbers in (shape, stride):
-        if not isinstance(numbers, tuple) or len(numbers) > 64 or any(type(one) is not int or not 0 <= one < 2**63 for one in numbers):
+        if (
+            not isinstance(numbers, tuple)
+            or len(numbers) > 64
+            or any(type(number) is not int or not 0 <= number < 2**63 for number in numbers)
+        ):
             raise ValueError("shape or stride")
     if len(shape) != len(stride) or type(offset) is not int or not 0 <= offset < 2**63:
         raise ValueError("shape, stride or offset")
     if not math.prod(shape):
-        if math.prod(one for one in shape if one) >= 2**63:
+        if math.prod(extent for extent in shape if extent) >= 2**63:
             raise ValueError("a shape no tensor can have")
-        return Spec(dtype, shape, row_major(shape), 0, storage.span, storage.home)  # its strides and offset mean nothing
+        return Spec(dtype, shape, row_major(shape), 0, storage.span, storage.home)  # its strides and offset have no meaning
     spec = Spec(dtype, shape, stride, offset, storage.span, storage.home)
     if not spec.is_inside or spec.length > 64 * max(storage.span.length, 1 << 20):
         raise ValueError("a tensor beyond its storage")
@@ -211,7 +216,7 @@ def _sparse(layout: Any, told: Any) -> Compound:
         not isinstance(indices, Spec)
         or not isinstance(values, Spec)
         or not isinstance(shape, tuple)
-        or any(type(one) is not int for one in shape)
+        or any(type(extent) is not int for extent in shape)
     ):
         raise ValueError("a sparse tensor")
     return Compound("sparse_coo", (indices, values), (shape, bool(told[3]) if len(told) == 4 else False))
@@ -222,13 +227,13 @@ def _layout(name: Any) -> str:
 
 
 def _sized(numbers: Any = ()) -> Leaf:
-    if not isinstance(numbers, (list, tuple)) or len(numbers) > 64 or any(type(one) is not int for one in numbers):
+    if not isinstance(numbers, (list, tuple)) or len(numbers) > 64 or any(type(number) is not int for number in numbers):
         raise ValueError("a size")
     return Leaf("torch_size", (), tuple(numbers))
 
 
 def _typed(function: Any, kind: Any, args: Any, state: Any) -> Any:
-    """A tensor or parameter with attributes, which are left out."""
+    """Return a tensor or parameter without its attributes."""
     if (
         function not in _REBUILDERS
         or not isinstance(kind, AllowedClass)
@@ -257,7 +262,7 @@ def _latin(text: Any, encoding: Any) -> bytes:
 
 def _group(kind: Callable[[Any], Any]) -> AllowedCall:
     def make(items: Any = ()) -> Any:
-        if not isinstance(items, (list, tuple)) or (len(items) > EQUAL_MAX and any(type(one) is not str for one in items)):
+        if not isinstance(items, (list, tuple)) or (len(items) > EQUAL_MAX and any(type(item) is not str for item in items)):
             raise ValueError("many members")
         return kind(items)
 
@@ -310,8 +315,8 @@ TABLE: dict[str, Any] = {
     **{f"torch.{name}": StorageKind(kind) for name, kind in _STORAGES.items()},
     **DTYPE_LEAVES,
 }
-"""What a file of ``torch.save`` may ask for, and what that is here."""
-for _home in ("builtins", "__builtin__"):  # protocol 2 says the latter
+"""Names that a file of ``torch.save`` may request, and what they become here."""
+for _home in ("builtins", "__builtin__"):  # protocol 2 uses the latter
     TABLE |= {f"{_home}.complex": AllowedCall(_complex), f"{_home}.set": _group(set), f"{_home}.frozenset": _group(frozenset)}
     TABLE |= {f"{_home}.{name}": AllowedClass(name) for name in ("dict", "list", "int", "float", "str", "bool", "tuple")}
 for _home in ("numpy.core.multiarray", "numpy._core.multiarray"):

@@ -1,4 +1,4 @@
-"""Somebody else's checkpoints in a bucket: listed once, read in place by ranges, each object in the version that was listed."""
+"""Foreign checkpoints in a bucket: listed once, read in place by ranges, each object in the version that was listed."""
 
 from __future__ import annotations
 
@@ -17,47 +17,48 @@ from relight.store import ObjectStore, Reader, Version
 
 SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "azure")
 LISTED_MAX = 1_000_000
-"""Objects below one place."""
+"""Objects below one URL, at most."""
 BLOCK_BYTES = 64 << 10
-"""What a short read brings along: what says how a file is to be read lies in many places near each other."""
+"""Bytes that a short read fetches: metadata is often in many places close to each other."""
 _BLOCKS_HELD = 64
 _PIECE_BYTES = 16 << 20
 
 
 def is_bucket(path: str) -> bool:
-    """Whether it is the URL of an object store that can be listed."""
-    scheme, there, _ = path.partition("://")
-    return bool(there) and scheme.lower() in SCHEMES
+    """Return whether the path is the URL of an object store that can be listed."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme.lower() in SCHEMES
 
 
 class Listing:
-    """Objects below ``url``, by their names from there on: listed once. Those with names that no path can have are as if not there."""
+    """The objects below ``url``, by relative names: listed once. Objects whose names are not valid paths are ignored."""
 
     def __init__(self, url: str, versions: Mapping[str, Version] | None = None) -> None:
         self.url = url.rstrip("/")
         self.store = ObjectStore(self.url)
-        told = self.store.versions("", LISTED_MAX) if versions is None else versions
-        self.versions = {name: one for name, one in told.items() if all(part not in ("", ".", "..") for part in name.split("/"))}
+        listed = self.store.versions("", LISTED_MAX) if versions is None else versions
+        self.versions = {name: version for name, version in listed.items() if all(part not in ("", ".", "..") for part in name.split("/"))}
         self._names = sorted(self.versions)
 
     def below(self, folder: str) -> list[str]:
-        """The names of all objects below ``folder``, as they are here."""
-        first, behind = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")  # "0" is what comes behind "/"
-        return self._names[bisect_left(self._names, first) : bisect_left(self._names, behind)]
+        """Return the names of all objects below ``folder``."""
+        first, end = (f"{folder}/", f"{folder}0") if folder else ("", "\U0010ffff")  # "0" is the character after "/"
+        return self._names[bisect_left(self._names, first) : bisect_left(self._names, end)]
 
     def is_file(self, name: str) -> bool:
-        """Whether there is such an object. One of no bytes with others below its name is what consoles make of a folder."""
+        """Return whether there is such an object. An empty object with others below its name is a console's folder
+        marker."""
         return name in self.versions and not (self.versions[name].size == 0 and self.below(name))
 
     def inside(self, folder: str) -> list[tuple[str, bool]]:
-        """Names directly in ``folder``, in order, and whether each is a folder. One may be both."""
+        """Return the names directly in ``folder``, sorted, and whether each is a folder. A name may be both."""
         start = len(folder) + 1 if folder else 0
-        found = {(name[start:].partition("/")[0], "/" in name[start:]) for name in self.below(folder)}
-        return sorted((one, is_folder) for one, is_folder in found if is_folder or self.is_file(f"{folder}/{one}".lstrip("/")))
+        entries = {(name[start:].partition("/")[0], "/" in name[start:]) for name in self.below(folder)}
+        return sorted((entry, is_folder) for entry, is_folder in entries if is_folder or self.is_file(f"{folder}/{entry}".lstrip("/")))
 
 
 class BucketFiles(Files):
-    """One object of a listing, or all below one folder of it, as ``Files`` has those of a file system."""
+    """One object of a listing, or all objects below a folder of it, with the interface of ``Files``."""
 
     def __init__(self, listing: Listing, name: str, *, is_folder: bool) -> None:
         self._set_up(f"{listing.url}/{name}" if name else listing.url)
@@ -69,17 +70,17 @@ class BucketFiles(Files):
             self.stamps[""] = _stamp(listing.versions[name])
             return
         start = len(name) + 1 if name else 0
-        for number, one in enumerate(listing.below(name)):
+        for number, key in enumerate(listing.below(name)):
             if number >= ENTRIES_MAX:
                 raise UnsafeContent(f"more than {ENTRIES_MAX} objects", where=self.path)
-            parts = one[start:].split("/")
+            parts = key[start:].split("/")
             self.folders.update("/".join(parts[:count]) for count in range(1, len(parts)))
-            if listing.is_file(one):
-                self.stamps[one[start:]] = _stamp(listing.versions[one])
+            if listing.is_file(key):
+                self.stamps[key[start:]] = _stamp(listing.versions[key])
 
     @classmethod
     def from_url(cls, url: str) -> BucketFiles:
-        """What ``url`` names: an object, or what lies below it. ``CheckpointNotFound`` if that is nothing."""
+        """Return the object at ``url``, or the objects below it. Raise ``CheckpointNotFound`` if there are none."""
         url = url.rstrip("/")
         home, _, name = url.rpartition("/")
         if not home.endswith("/"):  # not a bucket's own name
@@ -93,7 +94,7 @@ class BucketFiles(Files):
 
     @property
     def in_bucket(self) -> bool:
-        """There is no path by which another library could open it."""
+        """True: other libraries cannot open the files by path."""
         return True
 
     def below(self, folder: str) -> Files:
@@ -107,31 +108,31 @@ class BucketFiles(Files):
 
     @contextmanager
     def open(self, name: str) -> Iterator[Handle]:
-        """See ``Files``. Nothing is asked for: what is read will be, in the version that was listed."""
+        """See ``Files``. Sends no request: later reads do, for the version that was listed."""
         self._stamp(name)
         key = self._key(name)
         yield _Far(self.listing.store.at(key, self.listing.versions[key]), lambda number, make: self._block(key, number, make))
 
     @contextmanager
     def mapped(self, name: str, offset: int, length: int) -> Iterator[mmap.mmap]:
-        """See ``Files``. The bytes are brought to a file without a name where temporary files lie: one such stretch at a time is kept."""
+        """See ``Files``. The bytes are copied to an unlinked temporary file; one such range at a time is kept."""
         with self._lock:
             if self._staged is None or self._staged[0] != (name, offset, length):
                 self._staged = None
                 self._staged = (name, offset, length), self._stage(name, offset, length)
-            found = self._staged[1]
-        yield found
+            mapping = self._staged[1]
+        yield mapping
 
     def check_unchanged(self) -> None:
-        """See ``Files``: all is listed again."""
+        """See ``Files``: the objects are listed again."""
         self.sums.check(self.path)
         if self.is_folder:
             now: Mapping[str, Version | None] = self.listing.store.versions(self.at, LISTED_MAX)
         else:
             now = {"": self.listing.store.version(self.at)}
         for name in self.read:
-            there = now.get(name)
-            if there is None or _stamp(there) != self.stamps[name]:
+            version = now.get(name)
+            if version is None or _stamp(version) != self.stamps[name]:
                 raise CorruptCheckpoint(
                     "it has changed while it was read", where=self.where(name), hint="import it when nobody writes to it any more"
                 )
@@ -143,13 +144,13 @@ class BucketFiles(Files):
 
     def _block(self, key: str, number: int, make: Callable[[], bytes]) -> bytes:
         with self._lock:
-            found = self._blocks.get((key, number))
-            if found is None:
-                found = self._blocks[key, number] = make()
+            block = self._blocks.get((key, number))
+            if block is None:
+                block = self._blocks[key, number] = make()
                 while len(self._blocks) > _BLOCKS_HELD:
                     self._blocks.popitem(last=False)
             self._blocks.move_to_end((key, number))
-            return found
+            return block
 
     def _stage(self, name: str, offset: int, length: int) -> mmap.mmap:
         room = memoryview(bytearray(min(length, _PIECE_BYTES)))
@@ -170,32 +171,32 @@ class BucketFiles(Files):
 
 
 class _Far:
-    """An object that is read by ranges: short ones out of blocks that are kept a while."""
+    """An object that is read by ranges: short ones from cached blocks."""
 
     def __init__(self, reader: Reader, block: Callable[[int, Callable[[], bytes]], bytes]) -> None:
         self._reader, self._block, self.size = reader, block, reader.size
 
     def read_into(self, offset: int, into: memoryview) -> None:
-        """Fill ``into``, which lies within the object."""
+        """Fill ``into`` from ``offset``; the range is inside the object."""
         into = into.cast("B")
         if len(into) >= BLOCK_BYTES:
             self._reader.read_into(offset, into)
             return
-        at = 0
-        while at < len(into):
-            number, skip = divmod(offset + at, BLOCK_BYTES)
-            data = memoryview(self._block(number, lambda number=number: self._fetch(number)))[skip : skip + len(into) - at]  # type: ignore[misc]
-            into[at : at + len(data)] = data
-            at += len(data)
+        position = 0
+        while position < len(into):
+            number, skip = divmod(offset + position, BLOCK_BYTES)
+            data = memoryview(self._block(number, lambda number=number: self._fetch(number)))[skip : skip + len(into) - position]  # type: ignore[misc]
+            into[position : position + len(data)] = data
+            position += len(data)
 
     def _fetch(self, number: int) -> bytes:
         start = number * BLOCK_BYTES
-        found = bytearray(min(BLOCK_BYTES, self.size - start))
-        self._reader.read_into(start, memoryview(found))
-        return bytes(found)
+        data = bytearray(min(BLOCK_BYTES, self.size - start))
+        self._reader.read_into(start, memoryview(data))
+        return bytes(data)
 
 
 def _stamp(version: Version) -> Stamp:
-    """Its tag stands for the time of its last change."""
+    """Return an object's stamp; its tag replaces the time of its last change."""
     tag = int.from_bytes(Digest((version.tag or "").encode()).digest()[:7], "little")
     return Stamp(version.size, tag, 0)

@@ -1,4 +1,4 @@
-"""Arrays that are cut into chunks of one shape, each coded by itself: what zarr 2 and 3 have in common."""
+"""Arrays that are cut into chunks of one shape, each encoded separately: the common part of zarr 2 and 3."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from relight.layout import Box
 CHUNK_BYTES_MAX = 1 << 30
 CHUNKS_MAX = 1_000_000
 CODED_MORE = 1 << 16
-"""By how much coding may make a chunk longer."""
+"""Bytes by which an encoded chunk may exceed its decoded length."""
 WINDOW_LOG_MAX = 25
-"""Of a zstd frame: 32 MiB. Only levels 21 and 22 ask for more."""
+"""Largest window of a zstd frame, as a power of two: 32 MiB. Only levels 21 and 22 use more."""
 if TYPE_CHECKING:
     import numpy as np
 
@@ -35,7 +35,8 @@ Reader = Callable[[Box], "Elements"]
 def chunked_array(
     dtype: str, shape: tuple[int, ...], chunks: tuple[int, ...], read: Reader, where: str, held: ValueCache
 ) -> AssembledTensor:
-    """An array of such chunks. ``read`` gives the elements of one, which at the array's edges are those that are in it."""
+    """Return an array of such chunks. ``read`` returns the elements of one; at the array's edges only those inside the
+    array."""
     size = DTYPES[dtype].itemsize
     boxes = boxes_of(shape, chunks, dtype, where)
     reads = _Chunks(read, held, where)
@@ -45,59 +46,61 @@ def chunked_array(
 
 
 def boxes_of(shape: tuple[int, ...], chunks: tuple[int, ...], dtype: str, where: str) -> list[Box]:
-    """The chunks' places, those at the edges cut. ``UnsafeContent`` for absurdly many, or large ones."""
-    if any(one < 1 for one in chunks) or math.prod(chunks) * DTYPES[dtype].itemsize > CHUNK_BYTES_MAX:
+    """Return the chunks' boxes, clipped at the edges. Raise ``UnsafeContent`` for too many, or too large ones."""
+    if any(extent < 1 for extent in chunks) or math.prod(chunks) * DTYPES[dtype].itemsize > CHUNK_BYTES_MAX:
         raise UnsafeContent("chunks of no, or of more than a gigabyte", where=where)
     counts = [-(-extent // step) for extent, step in zip(shape, chunks, strict=True)]
     if math.prod(counts) > CHUNKS_MAX:
         raise UnsafeContent(f"{math.prod(counts)} chunks", where=where)
-    found = []
+    boxes = []
     for numbers in product(*map(range, counts)):
         start = tuple(number * step for number, step in zip(numbers, chunks, strict=True))
-        found.append(Box(start, tuple(min(step, extent - at) for step, extent, at in zip(chunks, shape, start, strict=True))))
-    return found
+        boxes.append(Box(start, tuple(min(step, extent - begin) for step, extent, begin in zip(chunks, shape, start, strict=True))))
+    return boxes
 
 
 def numbers_of(value: Any, where: str) -> tuple[int, ...]:
-    """A shape, checked."""
-    if not isinstance(value, list) or len(value) > 64 or any(type(one) is not int or not 0 <= one < 2**62 for one in value):
+    """Return a shape, checked."""
+    if not isinstance(value, list) or len(value) > 64 or any(type(extent) is not int or not 0 <= extent < 2**62 for extent in value):
         raise UnsafeContent("an impossible shape", where=where)
     return tuple(value)
 
 
 def elements_of(pieces: Iterator[bytes], zstd: bool, chunks: tuple[int, ...], box: Box, dtype: str, where: str) -> Elements:
-    """A chunk's elements that are in the array, of shape ``box.size``. ``pieces``: its bytes in the file, in order.
+    """Return a chunk's elements that are inside the array, of shape ``box.size``. ``pieces``: its bytes in the file,
+    in order.
 
-    ``CorruptCheckpoint`` if they are not as many as belong there. A chunk larger than a slab is decoded into an unlinked temporary file
-    and mapped: memory stays within a piece and zstd's window of at most ``2**WINDOW_LOG_MAX`` bytes. ``NoSpace`` without room for that.
+    Raise ``CorruptCheckpoint`` if their number is wrong. A chunk larger than a slab is decoded into an unlinked
+    temporary file and mapped: memory stays within a piece and zstd's window of at most ``2**WINDOW_LOG_MAX`` bytes.
+    Raise ``NoSpace`` if there is no space for the file.
     """
     import numpy as np
 
-    size, at = math.prod(chunks) * DTYPES[dtype].itemsize, 0
+    size, written = math.prod(chunks) * DTYPES[dtype].itemsize, 0
     decoded = _decoded(pieces, where) if zstd else pieces
     try:
         with tempfile.TemporaryFile(prefix="relight-") if size > SLAB_BYTES else io.BytesIO() as room:
             for piece in decoded:
-                at += len(piece)
-                if at > size:
+                written += len(piece)
+                if written > size:
                     break
                 room.write(piece)
-            if at != size:
-                found = f"more than {size}" if at > size else f"{at}"
-                raise CorruptCheckpoint(f"a chunk of {found} bytes, where {size} belong", where=where)
+            if written != size:
+                length = f"more than {size}" if written > size else f"{written}"
+                raise CorruptCheckpoint(f"a chunk of {length} bytes, where {size} belong", where=where)
             room.flush()
             data = room.getvalue() if isinstance(room, io.BytesIO) else mmap.mmap(room.fileno(), size, prot=mmap.PROT_READ)
     except OSError as error:
         hint = f"make room in {tempfile.gettempdir()}, or name another directory: TMPDIR"
         raise NoSpace(f"a chunk of {size:,} bytes cannot be decoded here: {error.strerror}", where=where, hint=hint) from error
-    held = np.frombuffer(data, f"V{DTYPES[dtype].itemsize}").reshape(chunks)
+    whole_chunk = np.frombuffer(data, f"V{DTYPES[dtype].itemsize}").reshape(chunks)
     inside: tuple[Any, ...] = (..., *(slice(extent) for extent in box.size))
-    clipped: Elements = held[inside]
+    clipped: Elements = whole_chunk[inside]
     return clipped
 
 
 def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
-    """One zstd frame's content, piece by piece."""
+    """Yield one zstd frame's content, piece by piece."""
     if sys.version_info >= (3, 14):
         from compression import zstd
     else:
@@ -108,9 +111,9 @@ def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
         for piece in pieces:
             given = piece
             while not decompressor.eof:
-                found = decompressor.decompress(given, max_length=PIECE_BYTES)
-                if found:
-                    yield found
+                content = decompressor.decompress(given, max_length=PIECE_BYTES)
+                if content:
+                    yield content
                 given = b""
                 if decompressor.needs_input:
                     break
@@ -119,43 +122,43 @@ def _decoded(pieces: Iterator[bytes], where: str) -> Iterator[bytes]:
 
 
 class _Chunks:
-    """The chunks of one array. None is decoded for each slab that it is in, nor by two threads at once."""
+    """The chunks of one array. A chunk is decoded once for consecutive slabs, and never by two threads at once."""
 
     def __init__(self, read: Reader, held: ValueCache, where: str) -> None:
         self._read, self._held, self._where = read, held, where
         self._lock = threading.Lock()
 
     def get(self, box: Box) -> Elements:
-        """A chunk's elements."""
+        """Return a chunk's elements."""
         with self._lock:
-            found: Elements = self._held.get((self._where, box), lambda: self._read(box), lambda one: int(_owner(one).nbytes))
-            return found
+            elements: Elements = self._held.get((self._where, box), lambda: self._read(box), lambda chunk: int(_owner(chunk).nbytes))
+            return elements
 
 
 def _owner(elements: Elements) -> Elements:
-    """Return the array that has the memory of a view: a whole chunk, where the view lacks what is beyond the array's edge."""
+    """Return the array that owns a view's memory: the whole chunk, if the view lacks the part beyond the array's edge."""
     while isinstance(elements.base, type(elements)):
         elements = elements.base
     return elements
 
 
 class _ArrayChunkSource:
-    """One chunk's part of the array."""
+    """The part of the array in one chunk."""
 
     def __init__(self, chunks: _Chunks, box: Box, itemsize: int) -> None:
         self._chunks, self._box, self.length = chunks, box, box.elements * itemsize
 
     def view(self) -> memoryview | None:
-        """None: it is read when it is wanted."""
+        """Return None: the chunk is read on demand."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Read and unpack it."""
+        """Read and decode the chunk."""
         import numpy as np
 
-        held = self._chunks.get(self._box)
-        if held.nbytes != self.length:
+        elements = self._chunks.get(self._box)
+        if elements.nbytes != self.length:
             raise CorruptCheckpoint("a chunk of another length than it should be")
-        first, count = start // held.itemsize, len(into) // held.itemsize
-        flat = held.reshape(-1) if held.flags.c_contiguous else held.flat
-        np.frombuffer(into, held.dtype)[:] = flat[first : first + count]
+        first, count = start // elements.itemsize, len(into) // elements.itemsize
+        flat = elements.reshape(-1) if elements.flags.c_contiguous else elements.flat
+        np.frombuffer(into, elements.dtype)[:] = flat[first : first + count]

@@ -1,4 +1,4 @@
-"""What a checkpoint of another framework holds, in Relight's terms: components by the names that scripts give them, the rest as values."""
+"""The content of a foreign checkpoint in Relight's terms: components under usual names, everything else as values."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from relight.layout import Bytes
 
 MODULE, OPTIMIZER, SCHEDULER, SCALER, RNG, VALUE = "module", "optimizer", "scheduler", "scaler", "rng", "value"
 KEPT = "imported"
-"""The component of the tree that holds what belongs to none of a script's own."""
+"""The component that holds the values which belong to no other component."""
 _STEPS = ("global_step", "global_steps", "step", "iteration", "iter", "steps")
 _METRICS = ("loss", "train_loss", "eval_loss", "val_loss", "best_metric")
 MODULES_MAX = 200_000
 _WRAPPERS = ("_orig_mod.", "module.")
-"""What ``torch.compile`` and ``DistributedDataParallel`` put before each name of what they hold."""
+"""Prefixes that ``torch.compile`` and ``DistributedDataParallel`` add to all names."""
 
 
 class ImportedComponent(NamedTuple):
-    """One component: what it is, its state, and of a module the names that its optimizer trains."""
+    """One component: its kind, its state, and for a module the names that its optimizer trains."""
 
     kind: str
     node: Any
@@ -32,7 +32,8 @@ class ImportedComponent(NamedTuple):
 
 @dataclass
 class Content:
-    """All of a checkpoint. ``kept``: values that no component takes. ``notes``: why a resume from it is not exact."""
+    """The content of a checkpoint. ``kept``: values that belong to no component. ``notes``: why a resume from it is
+    not exact."""
 
     kind: str
     format: str
@@ -44,11 +45,12 @@ class Content:
     notes: list[str] = field(default_factory=list)
 
     def take(self, told: Mapping[Any, Any]) -> None:
-        """Take what a script's own dict holds: what is a module's state, an optimizer's, a scheduler's … by looking at it."""
+        """Take the entries of a script's own dict: modules, optimizers, schedulers and so on are recognised by their
+        content."""
         objects = {key: pickled_module(value) for key, value in told.items()}
         told = {key: value if objects[key] is None else objects[key] for key, value in told.items()}
         self.notes += [
-            f"{key}: saved as an object; its state is taken, its class is not" for key, one in objects.items() if one is not None
+            f"{key}: saved as an object; its state is taken, its class is not" for key, state in objects.items() if state is not None
         ]
         told = self._generators(told)
         kinds = {key: kind_of(value) for key, value in told.items()}
@@ -67,47 +69,47 @@ class Content:
                 self.components[name] = ImportedComponent(kind, value)
         if not modules and not any(kind == OPTIMIZER for kind in kinds.values()) and len(told) == 1:
             (inner,) = told.values()
-            if isinstance(inner, dict) and any(kind_of(one) in (MODULE, OPTIMIZER) for one in inner.values()):
+            if isinstance(inner, dict) and any(kind_of(value) in (MODULE, OPTIMIZER) for value in inner.values()):
                 self.components = {name: part for name, part in self.components.items() if part.kind == RNG}
                 self.kept.clear()
                 self.take(inner)
 
     def _generators(self, told: Mapping[Any, Any]) -> Mapping[Any, Any]:
         """Take the process's generators as the component ``rng``; return the other entries."""
-        from relight.importers.loose_rng import loose_rng  # it needs this file's functions
+        from relight.importers.loose_rng import loose_rng  # imported here, as it imports this module
 
-        found = loose_rng(told) if "rng" not in self.components else None
-        if found is None or not (found.node or found.left_out):
+        generators = loose_rng(told) if "rng" not in self.components else None
+        if generators is None or not (generators.node or generators.left_out):
             return told
-        if found.node:
-            self.components["rng"] = ImportedComponent(RNG, found.node)
-        self.notes += found.notes
-        self.left_out += found.left_out
-        return {key: value for key, value in told.items() if key not in found.used}
+        if generators.node:
+            self.components["rng"] = ImportedComponent(RNG, generators.node)
+        self.notes += generators.notes
+        self.left_out += generators.left_out
+        return {key: value for key, value in told.items() if key not in generators.used}
 
     def module(self, name: str, state: Mapping[str, Any]) -> None:
-        """A module's state, under the names that it has without wrappers."""
+        """Add a module's state, under its names without wrappers."""
         plain, wrapper = unwrapped(state)
         if wrapper:
             self.notes.append(f"{name}: its names are without the {wrapper!r} that a wrapper had put before all of them")
         self.components[name] = ImportedComponent(MODULE, plain)
 
     def name_trained(self) -> None:
-        """Say which of a module's tensors are trained, where an optimizer has names that are all the module's."""
-        held: set[str] = set()
+        """Record which of a module's tensors are trained, if an optimizer's names belong to the module."""
+        trained: set[str] = set()
         for part in self.components.values():
             if part.kind == OPTIMIZER and isinstance(part.node, dict):
-                held |= {one for group in part.node["groups"] for one in group["params"] if type(one) is str}
+                trained |= {name for group in part.node["groups"] for name in group["params"] if type(name) is str}
         for name, part in self.components.items():
-            if part.kind == MODULE and held and held & part.node.keys():
-                self.components[name] = part._replace(trained=frozenset(held & part.node.keys()))
+            if part.kind == MODULE and trained and trained & part.node.keys():
+                self.components[name] = part._replace(trained=frozenset(trained & part.node.keys()))
 
     def indexed(self) -> list[str]:
-        """Optimizers whose state is by number."""
+        """Return the optimizers whose state is by number."""
         return [
             name
             for name, part in self.components.items()
-            if part.kind == OPTIMIZER and any(type(one) is int for group in part.node["groups"] for one in group["params"])
+            if part.kind == OPTIMIZER and any(type(key) is int for group in part.node["groups"] for key in group["params"])
         ]
 
     def _facts(self, key: Any, value: Any) -> None:
@@ -117,18 +119,18 @@ class Content:
             self.measured(key, value)
 
     def measured(self, name: str, value: Any) -> None:
-        """A figure of the training, if it is a number."""
+        """Record a metric of the training, if it is a number."""
         if type(value) is float or (type(value) is int and abs(value) < 2**53):
             self.metrics[name] = float(value)
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it is a tensor, in whatever form."""
+    """Return whether the value is a tensor, in any form."""
     return isinstance(value, (Spec, AssembledTensor))
 
 
 def kind_of(value: Any) -> str:
-    """What a part of a checkpoint is, by what is in it."""
+    """Return the kind of a part of a checkpoint, by its content."""
     if not isinstance(value, dict) or not value:
         return VALUE
     if is_optimizer(value):
@@ -141,16 +143,16 @@ def kind_of(value: Any) -> str:
 
 
 def is_module(value: Any) -> bool:
-    """Whether it is a module's state: names, each of a tensor, but for what modules say besides."""
+    """Return whether the value is a module's state: a tensor for each name, except for extra states."""
     if not isinstance(value, dict) or not all(type(key) is str for key in value):
         return False
-    tensors = sum(is_tensor(one) for one in value.values())
-    others = [key for key, one in value.items() if not is_tensor(one)]
+    tensors = sum(is_tensor(entry) for entry in value.values())
+    others = [key for key, entry in value.items() if not is_tensor(entry)]
     return tensors > 0 and all(key.endswith("_extra_state") for key in others)
 
 
 def check_walkable(value: Any, where: str) -> None:
-    """``UnsafeContent`` for dicts that are nested too deeply to be walked, or said again and again, so that it would take for ever."""
+    """Raise ``UnsafeContent`` for dicts that are nested too deeply, or repeated so often that a walk would not end."""
     left, count = [(value, 0)], 0
     while left:
         node, level = left.pop()
@@ -158,63 +160,63 @@ def check_walkable(value: Any, where: str) -> None:
         if level > LEVELS_MAX or count > VALUES_MAX:
             raise UnsafeContent("values nested too deeply, or too many", where=where)
         if isinstance(node, dict):
-            left += [(one, level + 1) for one in node.values() if isinstance(one, dict)]
+            left += [(entry, level + 1) for entry in node.values() if isinstance(entry, dict)]
 
 
 def pickled_module(value: Any) -> dict[str, Any] | None:
-    """The state of a module that was saved as an object, not by its ``state_dict()``: what its class is need not be known. Else None."""
+    """Return the state of a module that was pickled as an object, whatever its class; None for other values."""
     if not _is_pickled_module(value):
         return None
-    found: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     left, count = [("", value)], 0
     while left:
-        prefix, one = left.pop()
+        prefix, current = left.pop()
         count += 1
-        held = one.state
-        for key, tensor in (*held["_parameters"].items(), *held["_buffers"].items()):
-            if is_tensor(tensor) and key not in held.get("_non_persistent_buffers_set", ()):
-                found[f"{prefix}{key}"] = tensor
-        inner = [(f"{prefix}{key}.", child) for key, child in held["_modules"].items() if _is_pickled_module(child)]
-        if len(prefix) > 4096 or count > MODULES_MAX:  # one may be said to be within itself
+        attributes = current.state
+        for key, tensor in (*attributes["_parameters"].items(), *attributes["_buffers"].items()):
+            if is_tensor(tensor) and key not in attributes.get("_non_persistent_buffers_set", ()):
+                state[f"{prefix}{key}"] = tensor
+        inner = [(f"{prefix}{key}.", child) for key, child in attributes["_modules"].items() if _is_pickled_module(child)]
+        if len(prefix) > 4096 or count > MODULES_MAX:  # a module may contain itself
             raise UnsafeContent("modules nested without end")
         left += reversed(inner)
-    return found
+    return state
 
 
 def _is_pickled_module(value: Any) -> bool:
-    held = value.state if isinstance(value, UnpickledObject) else None
-    return isinstance(held, dict) and all(isinstance(held.get(name), dict) for name in ("_parameters", "_buffers", "_modules"))
+    attributes = value.state if isinstance(value, UnpickledObject) else None
+    return isinstance(attributes, dict) and all(isinstance(attributes.get(name), dict) for name in ("_parameters", "_buffers", "_modules"))
 
 
 def is_optimizer(value: Any) -> bool:
-    """Whether it is what an optimizer of torch says of itself."""
+    """Return whether the value has the form of torch's ``Optimizer.state_dict()``."""
     if not isinstance(value, dict) or not {"state", "param_groups"} <= value.keys():
         return False
     groups = value["param_groups"]
     return (
         isinstance(value["state"], dict)
         and isinstance(groups, list)
-        and all(isinstance(one, dict) and isinstance(one.get("params"), list) for one in groups)
+        and all(isinstance(group, dict) and isinstance(group.get("params"), list) for group in groups)
         and all(type(key) in (int, str) for group in groups for key in group["params"])
     )
 
 
 def optimizer_of(told: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state as Relight has it: by name where the groups say names, else by number."""
+    """Return an optimizer's state in Relight's form: by name if the groups have names, otherwise by number."""
     names: dict[Any, Any] = {}
     groups = []
     for group in told["param_groups"]:
         given = group.get("param_names")
-        if isinstance(given, list) and len(given) == len(group["params"]) and all(type(one) is str for one in given):
+        if isinstance(given, list) and len(given) == len(group["params"]) and all(type(name) is str for name in given):
             names.update(zip(group["params"], given, strict=True))
-    members = [one for group in told["param_groups"] for one in group["params"]]
+    members = [key for group in told["param_groups"] for key in group["params"]]
     if names.keys() != set(members) or len(set(names.values())) != len(names):
-        names = {}  # some have none: by number, all of them
+        names = {}  # some have no name: use numbers for all
     if len(set(members)) != len(members):
         raise IncompatibleState("an optimizer that has a parameter twice")
     for group in told["param_groups"]:
         settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-        groups.append({**settings, "params": [names.get(one, one) for one in group["params"]]})
+        groups.append({**settings, "params": [names.get(key, key) for key in group["params"]]})
     extra = {key: value for key, value in told.items() if key not in ("state", "param_groups")}
     known = set(members)
     foreign = {key: value for key, value in told["state"].items() if key not in known}
@@ -224,18 +226,18 @@ def optimizer_of(told: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unwrapped(state: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """A module's state without what wrappers put before every name, and that."""
-    found, taken = dict(state), ""
-    while found:
-        prefix = next((one for one in _WRAPPERS if all(key.startswith(one) for key in found)), None)
-        if prefix is None or any(len(key) == len(prefix) for key in found):
+    """Return a module's state without the prefixes of wrappers, and the removed prefixes."""
+    entries, taken = dict(state), ""
+    while entries:
+        prefix = next((candidate for candidate in _WRAPPERS if all(key.startswith(candidate) for key in entries)), None)
+        if prefix is None or any(len(key) == len(prefix) for key in entries):
             break
-        found, taken = {key[len(prefix) :]: value for key, value in found.items()}, taken + prefix
-    return found, taken
+        entries, taken = {key[len(prefix) :]: value for key, value in entries.items()}, taken + prefix
+    return entries, taken
 
 
 def usual_name(key: str, kind: str, *, alone: bool) -> str:
-    """What a script would call a component that a dict calls ``key``; ``alone``: there is no other of its kind."""
+    """Return the usual component name for a dict's ``key``. ``alone``: there is no other component of its kind."""
     bare = key
     for ending in ("_state_dict", "_state", "_states", "_dict"):
         bare = bare.removesuffix(ending)
@@ -251,7 +253,8 @@ def usual_name(key: str, kind: str, *, alone: bool) -> str:
 
 
 def host_rng(python: Any, numpy: Any, cpu: Any, devices: Mapping[str, list[Any]]) -> dict[str, Any] | None:
-    """A process's generators as Relight has them, from what torch, numpy and Python give; None if one is not as they give it."""
+    """Return a process's generators in Relight's form, from torch's, numpy's and Python's states; None if one has
+    another form."""
     words = python_words(python)
     if words is None or not is_tensor(cpu):
         return None
@@ -262,12 +265,12 @@ def host_rng(python: Any, numpy: Any, cpu: Any, devices: Mapping[str, list[Any]]
 
 
 def python_words(state: Any) -> dict[str, Any] | None:
-    """The state of Python's generator as a component has it; None if it is another value."""
+    """Return the state of Python's generator in a component's form; None for other values."""
     import struct
 
     if not isinstance(state, (tuple, list)) or len(state) != 3 or type(state[0]) is not int or not isinstance(state[1], (tuple, list)):
         return None
-    if len(state[1]) != 625 or any(type(one) is not int or not 0 <= one < 2**32 for one in state[1]):
+    if len(state[1]) != 625 or any(type(word) is not int or not 0 <= word < 2**32 for word in state[1]):
         return None
     data = struct.pack("<625q", *state[1])
     gauss = state[2] if type(state[2]) is float or state[2] is None else None
@@ -275,7 +278,7 @@ def python_words(state: Any) -> dict[str, Any] | None:
 
 
 def numpy_state(state: Any) -> dict[str, Any] | None:
-    """The state of numpy's legacy generator as a component has it; None if it is another value."""
+    """Return the state of numpy's legacy generator in a component's form; None for other values."""
     if isinstance(state, dict) and isinstance(state.get("state"), dict):  # get_state(legacy=False)
         inner = state["state"]
         state = (state.get("bit_generator"), inner.get("key"), inner.get("pos"), state.get("has_gauss"), state.get("gauss"))

@@ -1,4 +1,4 @@
-"""CRC-32 of stretches that are read in any order, by any thread: put together, and compared with what a file says of them."""
+"""CRC-32 of ranges that are read in any order, by any thread: combined, and compared with the checksums in the file."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POLYNOMIAL = 0xEDB88320
 
 
 class ChecksumRange(NamedTuple):
-    """Bytes of a file that have a checksum."""
+    """A range of a file that has a checksum."""
 
     name: str
     offset: int
@@ -21,36 +21,37 @@ class ChecksumRange(NamedTuple):
 
 
 class Sums:
-    """What has been read of each stretch, and the checksum of that."""
+    """The parts read of each range, with their checksums."""
 
     def __init__(self) -> None:
         self._seen: dict[ChecksumRange, dict[int, tuple[int, int]]] = {}
         self._lock = threading.Lock()
 
     def add(self, stretch: ChecksumRange, start: int, data: memoryview) -> None:
-        """``data`` is what was read of it from ``start`` on."""
+        """Record ``data``, which was read at ``start`` of the range."""
         crc = zlib.crc32(data)
         with self._lock:
             self._seen.setdefault(stretch, {})[start] = len(data), crc
 
     def check(self, where: str) -> None:
-        """``CorruptCheckpoint`` if a stretch of which all was read has another checksum. Those read in part are not judged."""
+        """Raise ``CorruptCheckpoint`` if a range that was read completely has a wrong checksum. Ranges read in part
+        are not checked."""
         for stretch, pieces in self._seen.items():
-            at, crc = 0, 0
-            for start, (length, one) in sorted(pieces.items()):
-                if start != at:
+            end, crc = 0, 0
+            for start, (length, piece_crc) in sorted(pieces.items()):
+                if start != end:
                     break
-                crc, at = combined(crc, one, length), at + length
-            if at == stretch.length and crc != stretch.crc:
+                crc, end = combined(crc, piece_crc, length), end + length
+            if end == stretch.length and crc != stretch.crc:
                 raise CorruptCheckpoint(
                     "bytes whose checksum is another than when they were saved", where=f"{where}/{stretch.name} at {stretch.offset}"
                 )
 
 
 def combined(first: int, second: int, length: int) -> int:
-    """The CRC-32 of two runs of bytes, one behind the other, from theirs and the second's length.
+    """Return the CRC-32 of two concatenated byte strings, from their checksums and the second's length.
 
-    The first is multiplied by x to the power of 8 × ``length`` modulo the polynomial, as zlib's ``crc32_combine`` does.
+    The first is multiplied by x to the power of 8 × ``length`` modulo the polynomial, like zlib's ``crc32_combine``.
     """
     power, square = 1 << 31, 1 << 23  # x^0 and x^8, the lowest power in the highest bit
     while length:

@@ -1,4 +1,4 @@
-"""What ``torch.distributed.checkpoint`` says of a directory in its ``.metadata``, which is a pickle, read as data."""
+"""Read the ``.metadata`` of a ``torch.distributed.checkpoint`` directory: a pickle, read as data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Opener = Callable[[str], AbstractContextManager[Handle]]
 
 
 class Chunk(NamedTuple):
-    """A box of a tensor, and the bytes of a file that hold it."""
+    """A box of a tensor, and the range of a file with its bytes."""
 
     file: str
     span: FileRange
@@ -32,14 +32,14 @@ class Chunk(NamedTuple):
 
 
 class Value(NamedTuple):
-    """Something that is no tensor, and the bytes of a file that hold it."""
+    """A value other than a tensor, and the range of a file with its bytes."""
 
     file: str
     span: FileRange
 
 
 class Metadata:
-    """What ``.metadata`` says. ``tensors`` are numbered; ``found`` gives for each flat name its path, and what is there.
+    """The content of ``.metadata``. ``tensors`` are numbered; ``found`` maps each flat name to its path and content.
 
     ``open_file`` opens a file of the directory by name. ``strangers``: see ``read_pickle``.
     """
@@ -61,14 +61,14 @@ class Metadata:
                 size = size_of(handle)
                 if size > METADATA_BYTES_MAX:
                     raise UnsafeContent(f"metadata of {size} bytes", where=where)
-                found = read_pickle(pread(handle, 0, size, where), _TABLE, where, strangers=self._strangers)
+                metadata = read_pickle(pread(handle, 0, size, where), _TABLE, where, strangers=self._strangers)
         except CorruptCheckpoint:
             if os.path.exists(f"{self.path}/__0.metadata"):
                 raise IncompatibleState("each rank saved for itself (use_collectives=False)", where=self.path) from None
             raise CheckpointNotFound("no .metadata here: no checkpoint of DCP, or an unfinished one", where=self.path) from None
-        if not isinstance(found, UnpickledObject) or found.name != "Metadata":
+        if not isinstance(metadata, UnpickledObject) or metadata.name != "Metadata":
             raise UnsafeContent("something other than DCP's metadata", where=where)
-        return found
+        return metadata
 
     def _take(self, told: UnpickledObject) -> None:
         places: dict[tuple[str, tuple[int, ...] | None], Value] = {}
@@ -94,8 +94,8 @@ class Metadata:
         if kind not in DTYPES:
             raise IncompatibleState(f"dtype {kind}, which Relight has no name for", where=name[:80])
         chunks = []
-        for one in entry["chunks"]:
-            box = Box(_numbers(one["offsets"]), _numbers(one["sizes"]))
+        for chunk_entry in entry["chunks"]:
+            box = Box(_numbers(chunk_entry["offsets"]), _numbers(chunk_entry["sizes"]))
             place = places.get((name, box.start)) or places.get((name, None))
             if box.elements:
                 if place is None:
@@ -120,7 +120,8 @@ class Metadata:
         return Value(file, FileRange(offset, length))
 
     def _check_spans(self, places: Any) -> None:
-        """All lie in files that are there, and none on another: what is made of them is no larger than they are."""
+        """Check that all ranges are inside existing files and do not overlap, so that values are no larger than the
+        files."""
         for file, spans in grouped((place.file, place.span) for place in places):
             with self._open(file) as handle:
                 size = size_of(handle)
@@ -134,7 +135,7 @@ class Metadata:
 
 
 def grouped(pairs: Any) -> list[tuple[str, list[Any]]]:
-    """Values by key, in the keys' order."""
+    """Return values by key, sorted by key."""
     groups: dict[str, list[Any]] = {}
     for key, value in pairs:
         groups.setdefault(key, []).append(value)
@@ -148,13 +149,18 @@ def _text(value: Any) -> str:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, tuple) or any(type(one) is not int or not 0 <= one < 2**63 for one in value):
+    if not isinstance(value, tuple) or any(type(number) is not int or not 0 <= number < 2**63 for number in value):
         raise ValueError("a shape")
     return tuple(value)
 
 
 def _path(value: Any, name: str) -> Path:
-    if isinstance(value, tuple) and 0 < len(value) <= DEPTH_MAX and type(value[0]) is str and all(type(one) in (str, int) for one in value):
+    if (
+        isinstance(value, tuple)
+        and 0 < len(value) <= DEPTH_MAX
+        and type(value[0]) is str
+        and all(type(element) in (str, int) for element in value)
+    ):
         return value
     return (name,)
 
@@ -164,7 +170,7 @@ def _size(numbers: Any = ()) -> tuple[int, ...]:
 
 
 def _nothing(*args: Any) -> None:
-    """What is not needed: layouts, memory formats, paths."""
+    """Replace values that are not needed: layouts, memory formats, paths."""
 
 
 _TABLE: dict[str, Any] = {
@@ -179,7 +185,7 @@ _TABLE: dict[str, Any] = {
     f"{_HOME}.filesystem._StorageInfo": AllowedClass("_StorageInfo"),
     "torch.serialization._get_layout": AllowedCall(_nothing),
     "torch.Size": AllowedCall(_size),
-    "builtins.getattr": AllowedCall(_nothing),  # of an enum's member, as Python up to 3.11.3 wrote them
+    "builtins.getattr": AllowedCall(_nothing),  # for enum members, as Python up to 3.11.3 pickled them
     "__builtin__.getattr": AllowedCall(_nothing),  # the same, in protocol 2
     "pathlib.PosixPath": AllowedCall(_nothing),
     "pathlib.WindowsPath": AllowedCall(_nothing),

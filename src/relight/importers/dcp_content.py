@@ -1,4 +1,5 @@
-"""A directory of ``torch.distributed.checkpoint``: its tensors put together from their chunks, its optimizer by the names that it says."""
+"""Import a ``torch.distributed.checkpoint`` directory: tensors are merged from their chunks, optimizers by parameter
+name."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from relight.layout import Source
 
 
 def detect_dcp(files: Files) -> Content | None:
-    """What a directory with DCP's ``.metadata`` holds; None if it has none."""
+    """Return the content of a directory with DCP's ``.metadata``; None for others."""
     if not files.has(".metadata") and ".metadata" not in files.others:
         return None
     content = Content("dcp", "DCP directory (torch.distributed.checkpoint)")
@@ -27,20 +28,20 @@ def detect_dcp(files: Files) -> Content | None:
 
 
 def read_tree(files: Files) -> dict[Any, Any]:
-    """The state dict as it was, with a ``Whole`` for each tensor; its other values are read."""
+    """Return the original state dict, with an ``AssembledTensor`` for each tensor; its other values are read."""
     files.bytes(".metadata", 512 << 20)
-    said = Metadata(files.path, files.open, strangers=True)
-    flat = crowded({name: path for name, (path, _) in said.found.items()})
+    metadata = Metadata(files.path, files.open, strangers=True)
+    flat = crowded({name: path for name, (path, _) in metadata.found.items()})
     nodes: list[tuple[Path, Any]] = []
-    for name, (path, what) in said.found.items():
-        at: Path = (name,) if name in flat else path
+    for name, (path, what) in metadata.found.items():
+        position: Path = (name,) if name in flat else path
         if isinstance(what, Value):
             where = f"{files.path}/{what.file}: {name[:80]}"
             with files.open(what.file) as handle:
                 value = TorchArchive(handle, what.span, where, Home(files, what.file)).content(strangers=True)
-            nodes.append((at, OpaqueNode(value)))
+            nodes.append((position, OpaqueNode(value)))
         else:
-            nodes.append((at, OpaqueNode(_tensor(files, said.tensors[what], said.chunks[what]))))
+            nodes.append((position, OpaqueNode(_tensor(files, metadata.tensors[what], metadata.chunks[what]))))
     return nested(nodes)
 
 
@@ -56,7 +57,7 @@ def _tensor(files: Files, tensor: Tensor, chunks: list[Chunk]) -> AssembledTenso
 
 
 class _DcpChunkSource:
-    """One chunk: a file of ``torch.save`` in the file, which is looked at when its first byte is wanted."""
+    """One chunk: a ``torch.save`` file inside a file, opened at the first read."""
 
     def __init__(self, files: Files, chunk: Chunk, tensor: Tensor) -> None:
         self._files, self._chunk, self._tensor = files, chunk, tensor
@@ -65,11 +66,11 @@ class _DcpChunkSource:
         self._lock = threading.Lock()
 
     def view(self) -> memoryview | None:
-        """None: it is read when it is wanted."""
+        """Return None: the chunk is read on demand."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Read it."""
+        """Read the chunk."""
         with self._lock:
             source = self._source = self._source or self._open_source()
         source.fill(start, into)
@@ -80,7 +81,7 @@ class _DcpChunkSource:
         with self._files.open(file) as handle:
             spec = TorchArchive(handle, FileRange(span.offset, span.length), where, Home(self._files, file)).tensor()
         if spec.dtype != self._tensor.dtype or spec.shape != box.size or spec.length != self.length:
-            raise CorruptCheckpoint("a chunk of another shape or dtype than the metadata says", where=where)
+            raise CorruptCheckpoint("a chunk of another shape or dtype than in the metadata", where=where)
         source = spec.source()
         assert isinstance(source, (FileSource, StridedSource))
         return source
@@ -94,12 +95,13 @@ def _elements(tensor: Tensor) -> int:
 
 
 def take_tree(content: Content, tree: Mapping[Any, Any], files: Files) -> None:
-    """Components of a state dict that DCP saved: modules by their tensors, optimizers in any of the forms that torch gives them."""
+    """Take the components of a state dict that DCP saved: modules by their tensors, optimizers in any of torch's
+    forms."""
     check_walkable(tree, files.path)
     if len(tree) == 1:
         (inner,) = tree.values()
-        if isinstance(inner, dict) and any(_is_optimizer(one) for one in inner.values()):
-            tree = inner  # one object of the script's own around all of it
+        if isinstance(inner, dict) and any(_is_optimizer(entry) for entry in inner.values()):
+            tree = inner  # the script wrapped everything in one object
     loose = {str(key): value for key, value in tree.items() if is_tensor(value)}
     rest: dict[Any, Any] = {}
     for key, value in tree.items():
@@ -128,7 +130,7 @@ def _name(key: Any, usual: str, tree: Mapping[Any, Any]) -> str:
 
 
 def _is_nested_module(node: Mapping[Any, Any]) -> bool:
-    """Whether it has tensors alone, whatever it is nested in."""
+    """Return whether the node has only tensors, at any depth."""
     return bool(node) and all(
         type(key) is str and (is_tensor(one) or key.endswith("_extra_state") or (isinstance(one, dict) and _is_nested_module(one)))
         for key, one in node.items()
@@ -161,17 +163,19 @@ def _is_optimizer(node: Any) -> bool:
 def _optimizer(node: Mapping[Any, Any], where: str) -> dict[str, Any]:
     if _is_flat(node):
         return _unflattened(node, where)
-    members = [one for group in node["param_groups"] for one in group["params"]]
+    members = [key for group in node["param_groups"] for key in group["params"]]
     state = node.get("state", {})
-    if all(type(one) is int for one in members):
+    if all(type(member) is int for member in members):
         state = {
-            int(key) if type(key) is str and key.isascii() and key.isdigit() and len(key) < 10 else key: one for key, one in state.items()
+            int(key) if type(key) is str and key.isascii() and key.isdigit() and len(key) < 10 else key: value
+            for key, value in state.items()
         }
     return optimizer_of({**node, "state": state})
 
 
 def _unflattened(node: Mapping[Any, Any], where: str) -> dict[str, Any]:
-    """Of ``flatten_optimizer_state_dict``: parameters with the same settings are a group, as it does not say which were."""
+    """Invert ``flatten_optimizer_state_dict``. It does not record groups, so parameters with equal settings form a
+    group."""
     state: dict[str, dict[str, Any]] = {}
     settings: dict[str, dict[str, Any]] = {}
     for key, value in node.items():

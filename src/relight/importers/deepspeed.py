@@ -1,4 +1,5 @@
-"""DeepSpeed's checkpoints: the flat partitions of ZeRO's stages put together to whole tensors by what the files say, and universal ones."""
+"""Import DeepSpeed's checkpoints: ZeRO's flat partitions, merged into whole tensors by the files' metadata, and
+universal checkpoints."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _SMALL_BYTES = 64
 
 
 class FlatRange(NamedTuple):
-    """Elements of a flat tensor that are some of a parameter's."""
+    """Elements of a flat tensor that belong to a parameter."""
 
     flat: Spec
     start: int
@@ -34,7 +35,7 @@ class FlatRange(NamedTuple):
 
 
 def detect_deepspeed(files: Files) -> Content | None:
-    """What such a folder holds; None if it is none. A folder above, with ``latest`` in it, is that of the newest."""
+    """Return the content of such a folder; None for others. A parent folder with ``latest`` leads to the newest one."""
     prefix = ""
     if files.has("latest") and any("/" in name and _MODEL.fullmatch(name.rpartition("/")[2]) for name in files.stamps):
         tag = files.text("latest")
@@ -52,31 +53,34 @@ def detect_deepspeed(files: Files) -> Content | None:
     if any(re.match(r"(?:layer_\d|expp_rank_|.*_expert_)", name) for name in names):
         raise IncompatibleState("pipeline layers or experts in files of their own, which are not understood", where=where)
     model_files = [name for _, name in sorted(((int(match[1] or 0), name) for match, name in models.items()))]
-    told = _dict(read_torch(files, f"{prefix}{model_files[0]}"), files.where(f"{prefix}{model_files[0]}"))
+    model_state = _dict(read_torch(files, f"{prefix}{model_files[0]}"), files.where(f"{prefix}{model_files[0]}"))
     if f"{prefix}zero" in files.folders:
-        return _universal(files, prefix, told)
+        return _universal(files, prefix, model_state)
     ranks = [name for _, name in sorted((int(match[1]), name) for match, name in optims.items())]
     if [int(_OPTIM.fullmatch(name)[1]) for name in ranks] != list(range(len(ranks))):  # type: ignore[index]
         raise CorruptCheckpoint("ranks are missing: there are " + ", ".join(ranks[:8]), where=where)
-    held = [_dict(_dict(read_torch(files, f"{prefix}{name}"), where).get("optimizer_state_dict"), where) for name in ranks]
-    if not held:
-        return _unpartitioned(files, told)
-    stage = _stage(held[0].get("zero_stage"), where)
-    _all_there(held, where)
-    content = Content("zero", f"DeepSpeed ZeRO stage {stage}, {_ranks(len(held))}{_version(told)}")
-    shapes = _shapes(told, where)
+    partitions = [_dict(_dict(read_torch(files, f"{prefix}{name}"), where).get("optimizer_state_dict"), where) for name in ranks]
+    if not partitions:
+        return _unpartitioned(files, model_state)
+    stage = _stage(partitions[0].get("zero_stage"), where)
+    _all_there(partitions, where)
+    content = Content("zero", f"DeepSpeed ZeRO stage {stage}, {_ranks(len(partitions))}{_version(model_state)}")
+    shapes = _shapes(model_state, where)
     if stage == 3:
         others = [_dict(read_torch(files, f"{prefix}{name}"), where) for name in model_files[1:]]
-        _stage3(content, told, others, held, shapes, where)
+        _stage3(content, model_state, others, partitions, shapes, where)
     else:
-        _stage12(content, told, held, shapes, where)
-    _rest(content, told)
+        _stage12(content, model_state, partitions, shapes, where)
+    _rest(content, model_state)
     return content
 
 
 def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], count: int) -> IncompatibleState:
-    """Why the pieces of several model-parallel ranks are not put together here: rules for that, where there are any, are patterns and
-    formulas of the training script's own, which its files would have this process carry out."""
+    """Return the error for several model-parallel ranks.
+
+    Their pieces are not merged here: rules for that, if there are any, are patterns and formulas of the training
+    script, which would have to be executed.
+    """
     told = read_torch(files, prefix + min(models.values()))
     rules = told.get("universal_checkpoint_info") if isinstance(told, dict) else None
     what = f"pieces of {count} model-parallel ranks"
@@ -100,7 +104,7 @@ def _several(files: Files, prefix: str, models: Mapping[re.Match[str], str], cou
 def _stage12(
     content: Content, told: Mapping[str, Any], held: list[dict[str, Any]], shapes: list[dict[str, tuple[int, ...]]], where: str
 ) -> None:
-    runs = _runs_by_mappings(held, where) if all("param_slice_mappings" in one for one in held) else None
+    runs = _runs_by_mappings(held, where) if all("param_slice_mappings" in partition for partition in held) else None
     if runs is None:
         raise IncompatibleState(
             "no param_slice_mappings: written by a DeepSpeed of before 0.8", where=where, hint="convert it with its own zero_to_fp32.py"
@@ -110,12 +114,14 @@ def _stage12(
         raise CorruptCheckpoint(f"partitions of {len(runs)} parameters, {len(known)} are told of", where=where)
     model = dict(_dict(told.get("module"), where))
     names_of = {name: index for index, group in enumerate(shapes) for name in group}
-    bases = [_base(one, where) for one in held]
+    bases = [_base(partition, where) for partition in held]
     state: dict[str, dict[str, Any]] = {}
     for name, shape in known.items():
         group = names_of[name]
-        flats = [_list(one.get("single_partition_of_fp32_groups"), where) for one in held]
-        model[name] = _whole([FlatRange(_flat(flats[rank], group, where), *at) for rank, at in runs[name]], shape, ("fp32", name), where)
+        flats = [_list(partition.get("single_partition_of_fp32_groups"), where) for partition in held]
+        model[name] = _whole(
+            [FlatRange(_flat(flats[rank], group, where), *bounds) for rank, bounds in runs[name]], shape, ("fp32", name), where
+        )
         state[name] = _moments(bases, group, dict(runs[name]), name, shape, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
@@ -123,55 +129,58 @@ def _stage12(
 
 
 def _runs_by_mappings(held: list[dict[str, Any]], where: str) -> dict[str, list[tuple[int, tuple[int, int]]]]:
-    """For each parameter, which elements of which rank's partition are its own, in order."""
-    found: dict[str, list[tuple[int, tuple[int, int]]]] = {}
-    for rank, one in enumerate(held):
-        for group in _list(one["param_slice_mappings"], where):
+    """Return, for each parameter, its elements in each rank's partition, in order."""
+    ranges: dict[str, list[tuple[int, tuple[int, int]]]] = {}
+    for rank, partition in enumerate(held):
+        for group in _list(partition["param_slice_mappings"], where):
             for name, address in _dict(group, where).items():
                 if not isinstance(address, UnpickledObject) or not isinstance(address.state, dict):
                     raise UnsafeContent("a partition that is not told of as DeepSpeed does", where=where)
                 start, count = address.state.get("start"), address.state.get("numel")
                 if type(start) is not int or type(count) is not int or min(start, count) < 0:
                     raise UnsafeContent(f"{str(name)[:80]!r} has an impossible place", where=where)
-                found.setdefault(str(name), []).append((rank, (start, count)))
-    return found
+                ranges.setdefault(str(name), []).append((rank, (start, count)))
+    return ranges
 
 
 def _moments(
     bases: list[dict[str, Any]], group: int, runs: Mapping[int, tuple[int, int]], name: str, shape: tuple[int, ...], where: str
 ) -> dict[str, Any]:
-    """What the optimizer has for one parameter: what is as large as a partition is put together, scalars are those of its first rank."""
-    found: dict[str, Any] = {}
+    """Return the optimizer state of one parameter: partitioned tensors are merged, scalars are taken from its first
+    rank."""
+    moments: dict[str, Any] = {}
     first = next(iter(runs))
     for key, value in _dict(_dict(bases[first]["state"], where).get(group, {}), where).items():
         if is_tensor(value) and len(value.shape) == 1:
             pieces = [
-                FlatRange(_flat(_dict(_dict(bases[rank]["state"], where).get(group), where), key, where), *at) for rank, at in runs.items()
+                FlatRange(_flat(_dict(_dict(bases[rank]["state"], where).get(group), where), key, where), *bounds)
+                for rank, bounds in runs.items()
             ]
-            found[key] = _whole(pieces, shape, (key, name), where)
+            moments[key] = _whole(pieces, shape, (key, name), where)
         else:
-            found[key] = _scalar(value, (key, name))
-    return found
+            moments[key] = _scalar(value, (key, name))
+    return moments
 
 
 def _stage3(
     content: Content, told: Mapping[str, Any], others: list[dict[str, Any]], held: list[dict[str, Any]],
     shapes: list[dict[str, tuple[int, ...]]], where: str,
 ) -> None:  # fmt: skip
-    """Each parameter is cut into as many equal pieces as there are ranks, the last padded; on a rank pieces lie one behind the other."""
+    """Merge stage 3: each parameter is cut into equal pieces, one for each rank, the last one padded; on a rank the
+    pieces are concatenated."""
     world = len(held)
     known = {name: shape for group in shapes for name, shape in group.items()}
     flats = [
-        [_flat(_list(one.get("fp32_flat_groups"), where), i, where) for i in range(len(_list(one["fp32_flat_groups"], where)))]
-        for one in held
+        [_flat(_list(partition.get("fp32_flat_groups"), where), i, where) for i in range(len(_list(partition["fp32_flat_groups"], where)))]
+        for partition in held
     ]
-    bases = [_dict(one.get("optimizer_state_dict"), where) for one in held]
+    bases = [_dict(partition.get("optimizer_state_dict"), where) for partition in held]
     model = {key: value for key, value in _dict(told.get("module"), where).items() if key in (told.get("buffer_names") or ())}
     state: dict[str, dict[str, Any]] = {}
-    at = 0
+    offset = 0
     for name, shape in known.items():
         piece = -(-math.prod(shape) // world)
-        runs = [_spread(flats[rank], at, piece, where) for rank in range(world)]
+        runs = [_spread(flats[rank], offset, piece, where) for rank in range(world)]
         model[name] = _cut(runs, lambda rank, index: flats[rank][index], shape, ("fp32", name), where)
         groups = sorted({index for index, _, _ in runs[0]})
         first = _dict(_dict(bases[0].get("state", {}), where).get(groups[0] if groups else 0, {}), where)
@@ -182,9 +191,11 @@ def _stage3(
             else:
                 mine[key] = _scalar(value, (key, name))
         state[name] = mine
-        at += piece
-    if any(at != sum(math.prod(one.shape) for one in mine) for mine in flats):
-        raise CorruptCheckpoint(f"partitions of {sum(math.prod(one.shape) for one in flats[0])} elements, where {at} belong", where=where)
+        offset += piece
+    if any(offset != sum(math.prod(flat.shape) for flat in mine) for mine in flats):
+        raise CorruptCheckpoint(
+            f"partitions of {sum(math.prod(flat.shape) for flat in flats[0])} elements, where {offset} belong", where=where
+        )
     _frozen(model, told, others, world, where)
     content.components["model"] = ImportedComponent(MODULE, model)
     _optimizer(content, bases[0].get("param_groups"), [list(group) for group in shapes], state, where)
@@ -196,21 +207,22 @@ def _keyed(bases: list[dict[str, Any]], key: str, where: str) -> Any:
 
 
 def _spread(flats: Sequence[Spec], at: int, count: int, where: str) -> list[tuple[int, int, int]]:
-    """Which elements of which of a rank's flat tensors are those from ``at`` on, if they lay behind each other."""
-    found, begin = [], 0
+    """Return which elements of which flat tensors are ``count`` elements from ``at`` on, if a rank's flat tensors were
+    concatenated."""
+    ranges, begin = [], 0
     for index, flat in enumerate(flats):
         length = math.prod(flat.shape)
         lo, hi = max(at, begin), min(at + count, begin + length)
         if lo < hi:
-            found.append((index, lo - begin, hi - lo))
+            ranges.append((index, lo - begin, hi - lo))
         begin += length
-    if sum(one[2] for one in found) != count:
+    if sum(element_range[2] for element_range in ranges) != count:
         raise CorruptCheckpoint("partitions that end before their parameters do", where=where)
-    return found
+    return ranges
 
 
 def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
-    """All ranks' pieces of one parameter, without what pads the last."""
+    """Return one parameter, merged from all ranks' pieces, without the padding of the last."""
     left = math.prod(shape)
     pieces: list[FlatRange] = []
     for rank, mine in enumerate(runs):
@@ -222,7 +234,7 @@ def _cut(runs: list[list[tuple[int, int, int]]], flat_of: Any, shape: tuple[int,
 
 
 def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[str, Any]], world: int, where: str) -> None:
-    """Parameters that are not trained: each rank has a piece of them in its model's file."""
+    """Add parameters that are not trained: each rank has a piece of them in its model's file."""
     shapes = told.get("frozen_param_shapes")
     if not shapes:
         return
@@ -231,8 +243,8 @@ def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[st
         raise CorruptCheckpoint(f"frozen parameters of {world} ranks, in the files of {len(files)}", where=where)
     for name, shape in _dict(shapes, where).items():
         pieces, left = [], math.prod(_shape(shape, where))
-        for one in files:
-            flat = _flat(_dict(one.get("frozen_param_fragments"), where), name, where)
+        for state in files:
+            flat = _flat(_dict(state.get("frozen_param_fragments"), where), name, where)
             take = min(left, math.prod(flat.shape))
             pieces.append(FlatRange(flat, 0, take))
             left -= take
@@ -243,22 +255,22 @@ def _frozen(model: dict[str, Any], told: Mapping[str, Any], others: list[dict[st
 
 
 def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
-    """``zero/<parameter>/{fp32,exp_avg,…}.pt``: whole tensors, each in a file."""
+    """Import ``zero/<parameter>/{fp32,exp_avg,…}.pt``: one file for each whole tensor."""
     content = Content("universal", f"DeepSpeed universal checkpoint{_version(told)}")
     where = files.where(f"{prefix}zero")
-    held: dict[str, dict[str, Any]] = {}
+    parameters: dict[str, dict[str, Any]] = {}
     for name in sorted(files.stamps):
         inner = name.removeprefix(f"{prefix}zero/")
         parameter, _, file = inner.rpartition("/")
         if inner == name or not parameter or "/" in parameter or not file.endswith(".pt"):
             continue
         value = read_torch(files, name)
-        held.setdefault(parameter, {})[file.removesuffix(".pt")] = value
+        parameters.setdefault(parameter, {})[file.removesuffix(".pt")] = value
     shapes = _shapes(told, where)
     known = {name: shape for group in shapes for name, shape in group.items()} | _frozen_shapes(told, where)
     model = {key: value for key, value in (told.get("module") or {}).items() if is_tensor(value)} if is_module(told.get("module")) else {}
     state: dict[str, dict[str, Any]] = {}
-    for name, parts in held.items():
+    for name, parts in parameters.items():
         shape = known.get(name)
         parts = {key: _shaped(_param(value), shape) for key, value in parts.items()}
         weight = parts.pop("fp32", None)
@@ -281,7 +293,7 @@ def _universal(files: Files, prefix: str, told: Mapping[str, Any]) -> Content:
 
 
 def _shaped(value: Any, shape: tuple[int, ...] | None) -> Any:
-    """A tensor in its parameter's shape: of stage 3 they are written flat."""
+    """Return a tensor in its parameter's shape: stage 3 writes them flat."""
     flat = isinstance(value, Spec) and value.in_order and len(value.shape) == 1
     if flat and shape is not None and value.shape != shape and math.prod(value.shape) == math.prod(shape):
         return value._replace(shape=shape, stride=row_major(shape))
@@ -289,12 +301,16 @@ def _shaped(value: Any, shape: tuple[int, ...] | None) -> Any:
 
 
 def _common_scalars(common: Any, members: list[list[str]], state: dict[str, dict[str, Any]]) -> None:
-    """What all of a group share and was not written for each parameter, as stage 3's count of steps is not."""
+    """Add scalars that a group shares and that were not written for each parameter, such as stage 3's step count."""
     for index, names in enumerate(members):
-        told = common.get(index) if isinstance(common, dict) else None
-        shared = {key: one for key, one in told.items() if is_tensor(one) and not one.shape} if isinstance(told, dict) else {}
+        group_state = common.get(index) if isinstance(common, dict) else None
+        shared = (
+            {key: value for key, value in group_state.items() if is_tensor(value) and not value.shape}
+            if isinstance(group_state, dict)
+            else {}
+        )
         for name in names:
-            state[name] = {**{key: _scalar(one, (key, name)) for key, one in shared.items()}, **state[name]}
+            state[name] = {**{key: _scalar(value, (key, name)) for key, value in shared.items()}, **state[name]}
 
 
 def _frozen_shapes(told: Mapping[str, Any], where: str) -> dict[str, tuple[int, ...]]:
@@ -302,12 +318,12 @@ def _frozen_shapes(told: Mapping[str, Any], where: str) -> dict[str, tuple[int, 
 
 
 def _param(value: Any) -> Any:
-    """A universal file's tensor: alone, or as ``param`` of a dict."""
+    """Return a universal file's tensor: the value itself, or its entry ``param``."""
     return value.get("param") if isinstance(value, dict) else value
 
 
 def _unpartitioned(files: Files, told: Mapping[str, Any]) -> Content:
-    """Without ZeRO: one file has the module and, if there is one, the optimizer as torch's says it."""
+    """Import a checkpoint without ZeRO: one file with the module and perhaps the optimizer in torch's form."""
     from relight.importers.content import is_optimizer, optimizer_of
 
     content = Content("deepspeed", f"DeepSpeed checkpoint without ZeRO{_version(told)}")
@@ -326,7 +342,7 @@ def _unpartitioned(files: Files, told: Mapping[str, Any]) -> Content:
 
 
 def _optimizer(content: Content, groups: Any, members: list[list[str]], state: dict[str, dict[str, Any]], where: str) -> None:
-    """The optimizer under its parameters' names, group by group."""
+    """Add the optimizer under its parameters' names, group by group."""
     if not isinstance(groups, list) or len(groups) != len(members):
         if len(members) == 1 or not isinstance(groups, list):
             content.left_out.append(("optimizer/groups", "settings of its groups are not told: only the state of its parameters is here"))
@@ -338,12 +354,12 @@ def _optimizer(content: Content, groups: Any, members: list[list[str]], state: d
         for g, m in zip(groups, members, strict=True)
     ]
     content.components["optimizer"] = ImportedComponent(
-        OPTIMIZER, {"state": {name: one for name, one in state.items() if one}, "groups": node, "extra": {}}
+        OPTIMIZER, {"state": {name: entries for name, entries in state.items() if entries}, "groups": node, "extra": {}}
     )
 
 
 def _rest(content: Content, told: Mapping[str, Any]) -> None:
-    """Steps, scheduler, what the client gave; the scaler is DeepSpeed's own object."""
+    """Take step, scheduler, and the client's state; the scaler is DeepSpeed's own object."""
     step = told.get("global_steps")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = told.get("lr_scheduler")
@@ -365,7 +381,7 @@ def _log_precision(content: Content, told: Mapping[str, Any], trained: set[str])
 
 def _all_there(held: list[dict[str, Any]], where: str) -> None:
     counts = held[0].get("partition_count")
-    wanted = max(counts, default=0) if isinstance(counts, list) and all(type(one) is int for one in counts) else counts
+    wanted = max(counts, default=0) if isinstance(counts, list) and all(type(count) is int for count in counts) else counts
     if wanted != len(held):
         raise CorruptCheckpoint(f"files of {_ranks(len(held))}, where {str(wanted)[:20]} wrote", where=where)
 
@@ -379,14 +395,15 @@ def _stage(value: Any, where: str) -> int:
 
 def _base(one: Mapping[str, Any], where: str) -> dict[str, Any]:
     base = one.get("base_optimizer_state")
-    if isinstance(base, list):  # of elastic checkpoints: one dict a group, without padding
+    if isinstance(base, list):  # elastic checkpoints have one dict for each group, without padding
         return {"state": dict(enumerate(base)), "param_groups": one.get("param_groups")}
-    found = _dict(base, where)
-    return {"state": {}, **found}
+    state_dict = _dict(base, where)
+    return {"state": {}, **state_dict}
 
 
 def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str) -> AssembledTensor:
-    """A parameter, of runs of flat tensors. ``CorruptCheckpoint`` if they are not as many elements as it has."""
+    """Return a parameter, merged from ranges of flat tensors. Raise ``CorruptCheckpoint`` if the number of elements is
+    wrong."""
     runs: list[tuple[Source, int, int]] = []
     dtype = pieces[0].flat.dtype if pieces else "float32"
     for flat, start, count in pieces:
@@ -401,7 +418,7 @@ def _whole(pieces: list[FlatRange], shape: tuple[int, ...], key: Any, where: str
 
 
 def _scalar(value: Any, key: Any) -> Any:
-    """A tensor that all of a group share, one for each of its parameters."""
+    """Return a copy of a scalar that a group shares, one for each of its parameters."""
     if isinstance(value, Spec) and value.home is not None and value.length <= _SMALL_BYTES and value.stride == row_major(value.shape):
         with value.home.files.open(value.home.name) as handle:
             where = value.home.files.where(value.home.name)
@@ -413,27 +430,31 @@ def _scalar(value: Any, key: Any) -> Any:
 def _shapes(told: Mapping[str, Any], where: str) -> list[dict[str, tuple[int, ...]]]:
     shapes = told.get("param_shapes")
     groups = shapes if isinstance(shapes, list) else [shapes]
-    found = [{str(name): _shape(shape, where) for name, shape in _dict(group, where).items()} for group in groups]
-    if len({name for group in found for name in group}) != sum(map(len, found)):
+    groups_of_shapes = [{str(name): _shape(shape, where) for name, shape in _dict(group, where).items()} for group in groups]
+    if len({name for group in groups_of_shapes for name in group}) != sum(map(len, groups_of_shapes)):
         raise UnsafeContent("a parameter twice", where=where)
-    return found
+    return groups_of_shapes
 
 
 def _shape(value: Any, where: str) -> tuple[int, ...]:
     shape = value.meta if isinstance(value, Leaf) and value.kind == "torch_size" else value
-    if not isinstance(shape, (tuple, list)) or len(shape) > 64 or any(type(one) is not int or not 0 <= one < 2**63 for one in shape):
+    if (
+        not isinstance(shape, (tuple, list))
+        or len(shape) > 64
+        or any(type(extent) is not int or not 0 <= extent < 2**63 for extent in shape)
+    ):
         raise UnsafeContent("an impossible shape", where=where)
     return tuple(shape)
 
 
 def _flat(held: Any, key: Any, where: str) -> Spec:
     try:
-        found = held[key]
+        partition = held[key]
     except (KeyError, IndexError, TypeError):
         raise CorruptCheckpoint(f"a partition is missing: {str(key)[:40]}", where=where) from None
-    if not isinstance(found, Spec) or not (len(found.shape) == 1 or found.in_order):
+    if not isinstance(partition, Spec) or not (len(partition.shape) == 1 or partition.in_order):
         raise UnsafeContent("a partition that is no flat tensor", where=where)
-    return found
+    return partition
 
 
 def _dict(value: Any, where: str) -> dict[Any, Any]:

@@ -1,4 +1,4 @@
-"""Recognising a checkpoint by what is there: no flags, no file name's ending, none of the frameworks."""
+"""Recognise a checkpoint by its content: without flags, file name endings, or the frameworks."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Looker = Callable[[Files], Content | None]
 FOLDERS: tuple[Looker, ...] = (
     detect_megatron, detect_dcp, detect_snapshot, _deepspeed, detect_trainer, detect_accelerate, detect_orbax, detect_model,
 )  # fmt: skip
-"""What looks at a folder, the more special first."""
+"""Detectors for folders, the most specific first."""
 KNOWN = (
     "torch.save and safetensors files, Hugging Face folders and Trainer checkpoints, Lightning .ckpt, DCP directories, Accelerate, "
     "DeepSpeed, Megatron, torchsnapshot and Orbax folders"
@@ -43,17 +43,19 @@ _PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x
 
 
 def detect(path: str | os.PathLike[str]) -> DetectedCheckpoint:
-    """What checkpoint is at ``path``, which may be the URL of an object store, by its metadata alone; nothing of it is executed.
+    """Return the checkpoint at ``path``, which may be the URL of an object store, from its metadata alone. Nothing in
+    it is executed.
 
-    ``IncompatibleState`` says what is there if it is of no known format; ``CorruptCheckpoint`` and ``UnsafeContent``, what is wrong with
-    one that is. Memory: what the metadata says, at most some hundred megabytes; no tensor is read.
+    Raise ``IncompatibleState``, with what is there, if the format is unknown; ``CorruptCheckpoint`` or
+    ``UnsafeContent`` if the checkpoint is invalid. Memory: the metadata's, at most some hundred megabytes; no tensor
+    is read.
     """
     text = os.fspath(path)
     return detect_files(BucketFiles.from_url(text) if is_bucket(text) else Files(text))
 
 
 def detect_files(files: Files) -> DetectedCheckpoint:
-    """The same, of files that are known."""
+    """Return the checkpoint in ``files``, like ``detect``."""
     try:
         return _looked(files)
     except RecursionError:
@@ -63,24 +65,24 @@ def detect_files(files: Files) -> DetectedCheckpoint:
 def _looked(files: Files) -> DetectedCheckpoint:
     content = None
     if files.is_folder:
-        for one in FOLDERS:
-            content = one(files)
+        for detector in FOLDERS:
+            content = detector(files)
             if content is not None:
                 break
     else:
         content = detect_file(files)
     if content is None:
         raise _nothing(files)
-    found = found_of(content, files)
-    if not found.tensors and not found.parts:
+    detected = found_of(content, files)
+    if not detected.tensors and not detected.parts:
         raise IncompatibleState(
-            "a checkpoint without anything that can be brought in", where=files.path, details=[f"{a}: {b}" for a, b in found.left_out]
+            "a checkpoint without anything that can be brought in", where=files.path, details=[f"{a}: {b}" for a, b in detected.left_out]
         )
-    return found
+    return detected
 
 
 def _no_format(files: Files) -> str:
-    """Why a file is of no known format, as far as its size and first bytes show."""
+    """Return why a file's format is unknown, from its size and first bytes."""
     size = files.size("")
     if not size:
         return "an empty file"
@@ -100,7 +102,7 @@ def _nothing(files: Files) -> IncompatibleState:
     if not files.is_folder:
         return IncompatibleState(_no_format(files), where=files.path, hint=f"known are {KNOWN}")
     shown = sorted({name.split("/")[0] for name in (*files.stamps, *files.folders, *files.others)})
-    below = [one for one in shown if re.search(r"\d", one) and one in files.folders]
+    below = [name for name in shown if re.search(r"\d", name) and name in files.folders]
     hint = f"is it one of those below: {', '.join(below[-4:])}?" if below else f"known are {KNOWN}"
     listed = ", ".join(shown[:8]) + (f" and {len(shown) - 8} more" if len(shown) > 8 else "")
     return IncompatibleState(f"a folder of no known format: {listed or 'it is empty'}", where=files.path, hint=hint)

@@ -1,4 +1,5 @@
-"""The files of somebody else's checkpoint: found without following links, read by offset, noticed if they change meanwhile."""
+"""The files of a foreign checkpoint: found without following links, read by offset, with a check that they do not
+change meanwhile."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ PIECE_BYTES = 1 << 20
 
 
 class Stamp(NamedTuple):
-    """By which a file is known to be the same as when it was first looked at."""
+    """Size, time and inode, by which a changed file is detected."""
 
     size: int
     modified_ns: int
@@ -32,34 +33,34 @@ class Stamp(NamedTuple):
 
 
 class Far(Protocol):
-    """A file that lies elsewhere, and is read by ranges."""
+    """A remote file, which is read by ranges."""
 
     size: int
 
     def read_into(self, offset: int, into: memoryview) -> None:
-        """Fill ``into``, which lies within the file."""
+        """Fill ``into`` from ``offset``; the range is inside the file."""
 
 
 Handle = int | Far
-"""A descriptor, or what stands for one: for ``pread``, ``read_into`` and ``size_of``."""
+"""A descriptor, or a remote file: for ``pread``, ``read_into`` and ``size_of``."""
 
 
 class Files:
-    """One file, or all files below one folder, by their names from there on with ``/``. Links below it are known, and never followed."""
+    """One file, or all files below one folder, by relative names with ``/``. Links are listed, and never followed."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._set_up(os.path.realpath(os.fspath(path)))
         try:
-            found = os.stat(self.path)
+            status = os.stat(self.path)
         except FileNotFoundError as error:
             raise CheckpointNotFound("there is nothing here", where=os.fspath(path)) from error
         except (OSError, ValueError) as error:
             raise StoreUnavailable(f"cannot be looked at: {error}", where=os.fspath(path)[:200]) from error
-        self.is_folder = stat.S_ISDIR(found.st_mode)
+        self.is_folder = stat.S_ISDIR(status.st_mode)
         if self.is_folder:
             self._scan("", 0)
-        elif stat.S_ISREG(found.st_mode):
-            self.stamps[""] = Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
+        elif stat.S_ISREG(status.st_mode):
+            self.stamps[""] = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
         else:
             raise IncompatibleState("neither a file nor a folder", where=os.fspath(path))
 
@@ -68,13 +69,13 @@ class Files:
         self.stamps: dict[str, Stamp] = {}
         self.folders: set[str] = set()
         self.others: dict[str, str] = {}
-        """What is neither file nor folder, and what it is."""
+        """Entries that are neither file nor folder, and their kind."""
         self.read: dict[str, bytes | None] = {}
-        """What has been looked at whole, with the hash of that; None for what is to be read in pieces."""
+        """Hashes of files that were read completely; None for files that are read in ranges."""
         self.within: list[tuple[str, Files]] = []
-        """Folders below that were looked at as checkpoints of their own."""
+        """Subfolders that were read as separate checkpoints."""
         self.sums = Sums()
-        """Of what was read that has checksums."""
+        """Checksums of the ranges that were read."""
         self.held = ValueCache()
 
     @property
@@ -84,11 +85,11 @@ class Files:
 
     @property
     def in_bucket(self) -> bool:
-        """Whether there is no path by which another library could open it."""
+        """Whether the files are in a bucket, so that other libraries cannot open them by path."""
         return False
 
     def below(self, folder: str) -> Files:
-        """A folder below, as if it had been named itself; what is read of it counts here too."""
+        """Return a subfolder as ``Files``; files read there count here, too."""
         if folder not in self.folders:
             raise CorruptCheckpoint("the folder is missing, or a link", where=self.where(folder))
         inner = Files(self.where(folder))
@@ -97,27 +98,27 @@ class Files:
         return inner
 
     def has(self, name: str) -> bool:
-        """Whether a file of that name is there."""
+        """Return whether there is a file of that name."""
         return name in self.stamps
 
     def names(self, folder: str = "") -> list[str]:
-        """Files directly in ``folder``, without it, sorted."""
+        """Return the names of the files directly in ``folder``, sorted."""
         prefix = f"{folder}/" if folder else ""
         return sorted(
             name[len(prefix) :] for name in self.stamps if name.startswith(prefix) and "/" not in name[len(prefix) :] and name != prefix
         )
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the file's size in bytes."""
         return self._stamp(name).size
 
     def where(self, name: str) -> str:
-        """A file's path, for people."""
+        """Return the file's path, for messages."""
         return f"{self.path}/{name}" if name else self.path
 
     @contextmanager
     def open(self, name: str) -> Iterator[Handle]:
-        """A descriptor of the file, which is closed behind it. ``CorruptCheckpoint`` if it is not there, or another than it was."""
+        """Open the file for a ``with`` block. Raise ``CorruptCheckpoint`` if it is missing, or has changed."""
         stamp, where = self._stamp(name), self.where(name)
         try:
             handle = os.open(where, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -135,13 +136,13 @@ class Files:
 
     @contextmanager
     def mapped(self, name: str, offset: int, length: int) -> Iterator[mmap.mmap]:
-        """Bytes of the file, mapped; ``offset`` is a multiple of a map's granularity."""
+        """Map a range of the file; ``offset`` is a multiple of the allocation granularity."""
         with self.open(name) as handle:
             assert isinstance(handle, int)
             yield mmap.mmap(handle, length, prot=mmap.PROT_READ, offset=offset)  # closed with the last array on it
 
     def bytes(self, name: str, limit: int) -> bytes:
-        """All of a file that may not be larger than ``limit``."""
+        """Return the whole file. Raise ``UnsafeContent`` if it is larger than ``limit``."""
         size, where = self.size(name), self.where(name)
         if size > limit:
             raise UnsafeContent(f"{size} bytes where at most {limit} are looked at", where=where)
@@ -151,7 +152,7 @@ class Files:
         return data
 
     def pieces(self, name: str, limit: int) -> Iterator[builtins.bytes]:
-        """All of a file that may not be larger than ``limit``, a megabyte at a time."""
+        """Yield the whole file, a megabyte at a time. Raise ``UnsafeContent`` if it is larger than ``limit``."""
         size, where = self.size(name), self.where(name)
         if size > limit:
             raise UnsafeContent(f"{size} bytes where at most {limit} are looked at", where=where)
@@ -163,18 +164,19 @@ class Files:
         self.read[name] = hasher.digest()
 
     def json(self, name: str) -> object:
-        """What a JSON file says. ``CorruptCheckpoint`` if it is none, ``UnsafeContent`` if it is absurd."""
+        """Return the content of a JSON file. Raise ``CorruptCheckpoint`` if it is invalid, ``UnsafeContent`` if it
+        exceeds a limit."""
         return from_json(_finite(self.bytes(name, JSON_BYTES_MAX)), self.where(name), JSON_BYTES_MAX)
 
     def text(self, name: str, limit: int = 4096) -> str:
-        """A small text file, without the white space around it."""
+        """Return the content of a small text file, without surrounding white space."""
         try:
             return self.bytes(name, limit).decode("utf-8").strip()
         except UnicodeDecodeError as error:
             raise CorruptCheckpoint("not text", where=self.where(name)) from error
 
     def digest(self) -> str:
-        """One hash of the files that were used: names, sizes, times, and the bytes of what says how to read them."""
+        """Return one hash of the files that were used: names, sizes, times, and the bytes of files with metadata."""
         hasher = Digest()
         for name in sorted(self.read):
             stamp = self.stamps[name]
@@ -190,7 +192,7 @@ class Files:
         return sum(self.stamps[name].size for name in self.read) + sum(inner.bytes_read for _, inner in self.within)
 
     def check_unchanged(self) -> None:
-        """``CorruptCheckpoint`` if a file that was used is not what it was, or has not the bytes that it says."""
+        """Raise ``CorruptCheckpoint`` if a file that was used has changed, or does not match its checksums."""
         self.sums.check(self.path)
         for name in self.read:
             with self.open(name):
@@ -199,7 +201,8 @@ class Files:
             inner.check_unchanged()
 
     def inside(self, name: object, where: str) -> str:
-        """A name that a file gives for another, checked: a plain one, without a way out, of a file that is there."""
+        """Return a file name that another file gives, after checking that it is inside the folder, and that the file
+        exists."""
         if (
             not isinstance(name, str)
             or name.startswith("/")
@@ -229,21 +232,21 @@ class Files:
                     name = f"{folder}/{entry.name}" if folder else entry.name
                     if len(self.stamps) + len(self.folders) + len(self.others) >= ENTRIES_MAX:
                         raise UnsafeContent(f"more than {ENTRIES_MAX} files", where=self.path)
-                    found = entry.stat(follow_symlinks=False)
-                    if stat.S_ISREG(found.st_mode):
-                        self.stamps[name] = Stamp(found.st_size, found.st_mtime_ns, found.st_ino)
-                    elif stat.S_ISDIR(found.st_mode):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        self.stamps[name] = Stamp(status.st_size, status.st_mtime_ns, status.st_ino)
+                    elif stat.S_ISDIR(status.st_mode):
                         self.folders.add(name)
                         if level < LEVELS_MAX:
                             self._scan(name, level + 1)
                     else:
-                        self.others[name] = "a link" if stat.S_ISLNK(found.st_mode) else "not a regular file"
+                        self.others[name] = "a link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         except OSError as error:
             raise StoreUnavailable(f"cannot be listed: {error.strerror}", where=self.where(folder)) from error
 
 
 def _finite(data: bytes) -> bytes:
-    """JSON in which some write NaN and infinities as bare words: those become the texts that Relight's format has for them."""
+    """Replace NaN and infinities, which some programs write as bare words, by the strings that Relight's format uses."""
     if not any(word in data for word in (b"NaN", b"Infinity")):
         return data
     import re
@@ -254,35 +257,35 @@ def _finite(data: bytes) -> bytes:
 
 
 def size_of(handle: Handle) -> int:
-    """Bytes of an open file."""
+    """Return the size of an open file in bytes."""
     return os.fstat(handle).st_size if isinstance(handle, int) else handle.size
 
 
 def pread(handle: Handle, offset: int, length: int, where: str) -> bytes:
-    """All of these bytes; ``CorruptCheckpoint`` if the file is shorter."""
-    if offset + length > size_of(handle):  # before memory is made for it
+    """Return exactly these bytes. Raise ``CorruptCheckpoint`` if the file is shorter."""
+    if offset + length > size_of(handle):  # before memory is allocated
         raise CorruptCheckpoint("the file ends too soon", where=where)
-    found = bytearray(length)
-    read_into(handle, offset, memoryview(found), where)
-    return bytes(found)
+    data = bytearray(length)
+    read_into(handle, offset, memoryview(data), where)
+    return bytes(data)
 
 
 def pieces_of(handle: Handle, offset: int, length: int, where: str) -> Iterator[bytes]:
-    """These bytes, a megabyte at a time; ``CorruptCheckpoint`` if the file is shorter."""
+    """Yield these bytes, a megabyte at a time. Raise ``CorruptCheckpoint`` if the file is shorter."""
     for start in range(offset, offset + length, PIECE_BYTES):
         yield pread(handle, start, min(PIECE_BYTES, offset + length - start), where)
 
 
 def read_into(handle: Handle, offset: int, into: memoryview, where: str) -> None:
-    """Fill ``into``; ``CorruptCheckpoint`` if the file is shorter."""
+    """Fill ``into``. Raise ``CorruptCheckpoint`` if the file is shorter."""
     if not isinstance(handle, int):
         if offset + len(into) > handle.size:
             raise CorruptCheckpoint("the file ends too soon", where=where)
         handle.read_into(offset, into)
         return
-    at = 0
-    while at < len(into):
-        count = os.preadv(handle, [into[at : at + (64 << 20)]], offset + at)
+    position = 0
+    while position < len(into):
+        count = os.preadv(handle, [into[position : position + (64 << 20)]], offset + position)
         if not count:
             raise CorruptCheckpoint("the file ends too soon", where=where)
-        at += count
+        position += count

@@ -1,4 +1,4 @@
-"""A foreign checkpoint as it was found: which format, what of it is imported, what is not and why."""
+"""A recognised foreign checkpoint: its format, what of it is imported, what is not and why."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from relight.layout import Item
 
 @dataclass
 class DetectedCheckpoint:
-    """A checkpoint of another framework. ``parts``: component → what it is; ``left_out``: ``(what, why)``; ``bytes``: of all tensors."""
+    """A checkpoint of another framework. ``parts``: component → summary; ``left_out``: ``(what, why)``; ``bytes``: of
+    all tensors."""
 
     format: str
     kind: str
@@ -28,14 +29,14 @@ class DetectedCheckpoint:
     left_out: list[tuple[str, str]]
     metrics: dict[str, float]
     notes: list[str] = field(default_factory=list)
-    """Why a resume from it is not exact, or what was done to names."""
+    """Why a resume from it is not exact, and changes of names."""
     files: Files = field(default=None, repr=False)  # type: ignore[assignment]
     content: Content = field(default=None, repr=False)  # type: ignore[assignment]
 
 
 @dataclass
 class Planted:
-    """A content as Relight will save it."""
+    """A content in the form in which Relight saves it."""
 
     tree: bytes
     items: list[Item]
@@ -45,12 +46,13 @@ class Planted:
 
 
 def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
-    """Lay it out as a ``Checkpointer`` would have; of it only what matches one of ``which``, if there are any."""
+    """Return the content as a ``Checkpointer`` would save it. ``which``: only what matches a pattern; empty for
+    everything."""
     planter = TreeBuilder(sum(stamp.size for stamp in files.stamps.values()), files.path, _wanted(which))
     tree: dict[str, object] = {}
     kinds: dict[str, str] = {}
     parts: dict[str, str] = {}
-    ordered = sorted(content.components.items(), key=lambda pair: pair[1].kind != MODULE)  # names of tensors that are shared are a module's
+    ordered = sorted(content.components.items(), key=lambda pair: pair[1].kind != MODULE)  # a shared tensor gets its name from a module
     for name, part in ordered:
         path = join_path("", name)
         if not _touches(which, path):
@@ -58,17 +60,17 @@ def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
             continue
         before = len(planter.items)
         if part.kind == MODULE:
-            there, node = True, planter.module(part.node, path, part.trained)
-            there = bool(node)
+            exists, node = True, planter.module(part.node, path, part.trained)
+            exists = bool(node)
         else:
-            there, node = planter.value(part.node, path, {OPTIMIZER: "optim", "rng": "rng"}.get(part.kind, "value"))
-        if there:
+            exists, node = planter.value(part.node, path, {OPTIMIZER: "optim", "rng": "rng"}.get(part.kind, "value"))
+        if exists:
             tree[name], kinds[name] = node, part.kind
             parts[name] = _summary(part.kind, planter.items[before:], content, name)
     if content.kept and _touches(which, KEPT):
         before = len(planter.items)
-        there, node = planter.value(content.kept, KEPT)
-        if there and node:
+        exists, node = planter.value(content.kept, KEPT)
+        if exists and node:
             tree[KEPT], kinds[KEPT] = node, "value"
             parts[KEPT] = f"{_listed(node)}: kept as values{_tensors(planter.items[before:])}"
     planter.finish()
@@ -76,11 +78,11 @@ def plant(content: Content, files: Files, which: Sequence[str] = ()) -> Planted:
 
 
 def found_of(content: Content, files: Files) -> DetectedCheckpoint:
-    """What there is to say of it."""
+    """Return the description of a content."""
     content.name_trained()
     planted = plant(content, files)
     by_number = content.indexed()
-    notes = [*content.notes, *(f"{one}: parameters by number, taken in the live optimizer's order" for one in by_number)]
+    notes = [*content.notes, *(f"{name}: parameters by number, taken in the live optimizer's order" for name in by_number)]
     return DetectedCheckpoint(
         content.format, content.kind, files.path, content.step, sum(item.source.length for item in planted.items), len(planted.items),
         planted.parts, planted.left_out, dict(content.metrics), notes, files, content,
@@ -88,17 +90,17 @@ def found_of(content: Content, files: Files) -> DetectedCheckpoint:
 
 
 def _summary(kind: str, items: Sequence[Item], content: Content, name: str) -> str:
-    told = f"{kind}{_tensors(items)}"
+    summary = f"{kind}{_tensors(items)}"
     if kind == OPTIMIZER:
-        told += ", parameters by number" if name in content.indexed() else ", parameters by name"
-    return told
+        summary += ", parameters by number" if name in content.indexed() else ", parameters by name"
+    return summary
 
 
 def _listed(names: Iterable[object]) -> str:
-    """The first names, as many as fit on a line."""
-    told = sorted(map(str, names))
-    shown = [name for index, name in enumerate(told) if len(", ".join(told[: index + 1])) <= 40] or [told[0][:40]]
-    return ", ".join(shown) + (f" and {len(told) - len(shown)} more" if len(told) > len(shown) else "")
+    """Return the first names, as many as fit on a line."""
+    ordered = sorted(map(str, names))
+    shown = [name for index, name in enumerate(ordered) if len(", ".join(ordered[: index + 1])) <= 40] or [ordered[0][:40]]
+    return ", ".join(shown) + (f" and {len(ordered) - len(shown)} more" if len(ordered) > len(shown) else "")
 
 
 def _tensors(items: Sequence[Item]) -> str:
@@ -108,9 +110,9 @@ def _tensors(items: Sequence[Item]) -> str:
 def _wanted(which: Sequence[str]) -> Callable[[str], bool] | None:
     if not which:
         return None
-    return lambda path: any(fnmatchcase(path, one) or fnmatchcase(path, f"{one.rstrip('/')}/*") for one in which)
+    return lambda path: any(fnmatchcase(path, pattern) or fnmatchcase(path, f"{pattern.rstrip('/')}/*") for pattern in which)
 
 
 def _touches(which: Sequence[str], path: str) -> bool:
-    """Whether something of a component may match."""
-    return not which or any(fnmatchcase(path, one.split("/")[0]) for one in which)
+    """Return whether part of a component may match."""
+    return not which or any(fnmatchcase(path, pattern.split("/")[0]) for pattern in which)

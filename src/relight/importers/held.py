@@ -1,4 +1,4 @@
-"""Decoded chunks and indexes that were read last, of all arrays of a checkpoint together."""
+"""A cache of decoded chunks and indexes, for all arrays of a checkpoint together."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ HELD_BYTES = 64 << 20
 
 
 class ValueCache:
-    """Values that were read last, ``HELD_BYTES`` in all: so memory does not grow with the number of arrays. Any thread.
+    """The last values that were read, ``HELD_BYTES`` in total, so that memory does not grow with the number of arrays.
+    Thread-safe.
 
-    The newest value stays, however large it is. ``nbytes`` of a chunk in a temporary file counts too: it takes room in the file system.
+    The newest value stays, whatever its size. A chunk in a temporary file counts too: it uses space in the file
+    system.
     """
 
     def __init__(self) -> None:
@@ -22,12 +24,12 @@ class ValueCache:
         self._lock = threading.Lock()
 
     def get(self, key: Hashable, read: Callable[[], Any], nbytes: Callable[[Any], int]) -> Any:
-        """Return the value of ``key``, read now if it is not held. Two threads may read the same one at once."""
+        """Return the value of ``key``; read it if it is not cached. Two threads may read the same value at once."""
         with self._lock:
-            found = self._values.get(key)
-            if found is not None:
+            entry = self._values.get(key)
+            if entry is not None:
                 self._values.move_to_end(key)
-                return found[0]
+                return entry[0]
         value = read()
         with self._lock:
             self._drop(key)

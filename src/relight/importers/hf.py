@@ -1,4 +1,5 @@
-"""Folders of Hugging Face: a model's, sharded or not, a ``Trainer``'s ``checkpoint-N``, and what ``accelerate`` saves."""
+"""Import folders of Hugging Face: models, sharded or not, a ``Trainer``'s ``checkpoint-N``, and folders of
+``accelerate``."""
 
 from __future__ import annotations
 
@@ -35,7 +36,7 @@ WEIGHTS = (
 
 
 def weights_in(files: Files) -> str:
-    """The file, or the index, by which a folder's weights are found; empty if there are none."""
+    """Return the file or index that has a folder's weights; empty if there is none."""
     for name in WEIGHTS:
         if files.has(f"{name}.index.json"):
             return f"{name}.index.json"
@@ -45,40 +46,40 @@ def weights_in(files: Files) -> str:
 
 
 def read_weights(files: Files, name: str, folder: str = "") -> dict[str, Any]:
-    """A model's tensors by name, from a file or from the shards that an index names."""
+    """Return a model's tensors by name, from a file or from the shards that an index names."""
     if not name.endswith(".index.json"):
         return _one(files, f"{folder}{name}")
-    where, told = files.where(f"{folder}{name}"), files.json(f"{folder}{name}")
-    places = told.get("weight_map") if isinstance(told, dict) else None
+    where, index = files.where(f"{folder}{name}"), files.json(f"{folder}{name}")
+    places = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(places, dict) or not places:
         raise UnsafeContent("an index without a weight_map", where=where)
-    held: dict[str, dict[str, Any]] = {}
-    for file in sorted({str(one) for one in places.values()}):
+    shards: dict[str, dict[str, Any]] = {}
+    for file in sorted({str(file_name) for file_name in places.values()}):
         if "/" in file:
             raise UnsafeContent(f"it names a file outside of the folder: {file[:80]!r}", where=where)
-        held[file] = _one(files, files.inside(f"{folder}{file}", where))
-    found: dict[str, Any] = {}
+        shards[file] = _one(files, files.inside(f"{folder}{file}", where))
+    tensors_by_name: dict[str, Any] = {}
     for key, file in places.items():
-        if not isinstance(file, str) or key not in held[file]:
+        if not isinstance(file, str) or key not in shards[file]:
             raise CorruptCheckpoint(f"{key[:80]!r} is not in {str(file)[:80]}, where the index has it", where=where)
-        found[key] = held[file][key]
-    more = [key for tensors in held.values() for key in tensors if key not in found]
+        tensors_by_name[key] = shards[file][key]
+    more = [key for tensors in shards.values() for key in tensors if key not in tensors_by_name]
     if more:
         raise CorruptCheckpoint(f"the shards hold {len(more)} tensors that the index does not know, such as {more[0][:80]!r}", where=where)
-    return found
+    return tensors_by_name
 
 
 def _one(files: Files, name: str) -> dict[str, Any]:
     if is_safetensors(files, name):
         return dict(read_safetensors(files, name)[0])
-    told = read_torch(files, name)
-    if not is_module(told):
+    content = read_torch(files, name)
+    if not is_module(content):
         raise UnsafeContent("something other than a model's tensors", where=files.where(name))
-    return dict(told)
+    return dict(content)
 
 
 def detect_model(files: Files) -> Content | None:
-    """A folder such as ``save_pretrained`` writes."""
+    """Return the content of a folder that ``save_pretrained`` wrote; None for others."""
     name = weights_in(files)
     if not name:
         return None
@@ -89,7 +90,8 @@ def detect_model(files: Files) -> Content | None:
 
 
 def detect_trainer(files: Files) -> Content | None:
-    """A ``checkpoint-N`` of ``transformers.Trainer``: weights, optimizer, scheduler, generators, what the trainer knows."""
+    """Return the content of a ``checkpoint-N`` of ``transformers.Trainer``: weights, optimizer, scheduler, generators,
+    state. None for others."""
     if not files.has("trainer_state.json"):
         return None
     name = weights_in(files)
@@ -111,7 +113,7 @@ def detect_trainer(files: Files) -> Content | None:
 
 
 def add_trainer(content: Content, files: Files) -> None:
-    """What a ``Trainer`` writes beside a checkpoint of DeepSpeed's."""
+    """Add the files that a ``Trainer`` writes next to a DeepSpeed checkpoint."""
     if files.has("trainer_state.json"):
         content.format += ", of a Hugging Face Trainer"
         content.notes = [note for note in content.notes if "random number" not in note]
@@ -122,7 +124,8 @@ def add_trainer(content: Content, files: Files) -> None:
 
 
 def add_fsdp(content: Content, files: Files) -> None:
-    """What FSDP writes below a Trainer's or Accelerate's folder: directories of DCP, one for the model and one for the optimizer."""
+    """Add FSDP's subfolders of a Trainer's or Accelerate's folder: DCP directories, one for the model and one for the
+    optimizer."""
     for folder in sorted(files.folders):
         if re.fullmatch(r"pytorch_model_fsdp_\d+|optimizer_\d+", folder) and files.has(f"{folder}/.metadata"):
             inner = files.below(folder)
@@ -145,33 +148,33 @@ def _trainer_state(content: Content, files: Files) -> None:
 
 
 def _optimizer(content: Content, files: Files, at: str, names: tuple[str, ...]) -> None:
-    name = next((one for one in names if files.has(one)), None)
+    name = next((candidate for candidate in names if files.has(candidate)), None)
     if name is None:
         return
-    told = read_torch(files, name)
-    if is_optimizer(told):
-        content.components[at] = ImportedComponent(OPTIMIZER, optimizer_of(told))
+    state = read_torch(files, name)
+    if is_optimizer(state):
+        content.components[at] = ImportedComponent(OPTIMIZER, optimizer_of(state))
     else:
-        content.kept[at] = told
+        content.kept[at] = state
         content.left_out.append((at, "not as torch's are: kept as a value"))
 
 
 def _scheduler(content: Content, files: Files, at: str, names: tuple[str, ...]) -> None:
-    name = next((one for one in names if files.has(one)), None)
+    name = next((candidate for candidate in names if files.has(candidate)), None)
     if name is not None:
         content.components[at] = ImportedComponent(SCHEDULER, read_torch(files, name))
 
 
 def _rng(content: Content, files: Files) -> None:
-    """One process's generators. Those of several are kept: which of them goes where is the new job's to say."""
-    found = sorted(name for name in files.names() if re.fullmatch(r"rng_state(?:_\d+)?\.pth", name))
-    if not found:
+    """Take one process's generators. Those of several are kept as values: the new job decides which rank gets which."""
+    names = sorted(name for name in files.names() if re.fullmatch(r"rng_state(?:_\d+)?\.pth", name))
+    if not names:
         content.notes.append("it has no random number generators")
         return
-    states = {name: read_torch(files, name) for name in found}
+    states = {name: read_torch(files, name) for name in names}
     if len(states) == 1:
-        (told,) = states.values()
-        if take_rng(content, told, ("python", "numpy", "cpu")):
+        (state,) = states.values()
+        if take_rng(content, state, ("python", "numpy", "cpu")):
             return
     content.kept["rng_states"] = states
     why = f"of {len(states)} ranks" if len(states) > 1 else "not as expected"
@@ -179,7 +182,7 @@ def _rng(content: Content, files: Files) -> None:
 
 
 def take_rng(content: Content, told: Any, keys: tuple[str, str, str]) -> bool:
-    """Take a process's generators as Relight's own; whether they are such."""
+    """Take a process's generators as Relight's own. Return False if they have another form."""
     if not isinstance(told, dict):
         return False
     devices = {kind: _states(told.get(kind)) for kind in ("cuda", "xpu")}
@@ -199,11 +202,11 @@ def _states(value: Any) -> list[Any]:
 
 
 def _history(content: Content, history: Any) -> None:
-    """The newest figures of the log."""
-    for one in history if isinstance(history, list) else ():
-        if isinstance(one, dict):
+    """Take the newest metrics of the log."""
+    for entry in history if isinstance(history, list) else ():
+        if isinstance(entry, dict):
             for key in ("loss", "eval_loss"):
-                content.measured(key, one.get(key))
+                content.measured(key, entry.get(key))
 
 
 def _keep_small(content: Content, files: Files) -> None:

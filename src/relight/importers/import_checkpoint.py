@@ -1,4 +1,5 @@
-"""From what was found to one committed checkpoint of Relight: streamed, hashed, checked not to have changed meanwhile."""
+"""Import a detected checkpoint as one committed checkpoint of Relight: streamed, hashed, with a check that the source
+did not change."""
 
 from __future__ import annotations
 
@@ -21,12 +22,12 @@ from relight.log import Log, fold
 from relight.store import ByteStore
 
 IMPORTED = "imported"
-"""Where a root's user metadata says of what it was made: ``format``, ``name``, ``digest`` and ``bytes``."""
+"""Key of a root's user metadata with the checkpoint's source: ``format``, ``name``, ``digest`` and ``bytes``."""
 
 
 @dataclass(frozen=True, slots=True)
 class ImportReport:
-    """The checkpoint that came of it. ``there``: an earlier import of the same had brought it already."""
+    """The imported checkpoint. ``there``: an earlier import of the same source had created it."""
 
     id: str
     step: int
@@ -50,13 +51,15 @@ def import_checkpoint(
     smaller: IncrementalState | None = None,
     force: bool = False,
 ) -> ImportReport:
-    """Make one checkpoint of ``run`` of it, which is committed when this returns. ``which``: only tensors and components that match.
+    """Import ``found`` as a checkpoint of ``run``; it is committed when this returns. ``which``: only tensors and
+    components that match.
 
-    ``step``: if the source does not say, or says another; else 0. The run is made if there is none; nobody is fenced. Memory: two slabs.
-    ``ConfigError`` if the run's newest checkpoint is at a later step, an import of another file at this one, or no import: the run would
-    resume from here. ``force``: import all the same. ``before_commit`` is called when all bytes are durable, and may wait; what it raises
-    calls the import off. ``user``: more that its root is to say. ``smaller``: how it is stored. In the audit log, if ``RELIGHT_AUDIT``
-    names one, before anything is written.
+    ``step``: if the source has none, or another one is wanted; otherwise 0. The run is created if it does not exist;
+    no attempt is fenced. Memory: two slabs. Raise ``ConfigError`` if the run's newest checkpoint has a later step, is
+    an import of another file at this step, or is not an import: the run would resume from here. ``force``: import all
+    the same. ``before_commit`` is called when all bytes are durable, and may wait; an error that it raises aborts the
+    import. ``user``: more user metadata for the root. ``smaller``: how it is stored. If ``RELIGHT_AUDIT`` names an
+    audit log, the import is recorded there before anything is written.
     """
     facts = ActionFacts(run, after=run, given={"source": found.path, "step": step, "which": which})
     with audit.recorded("import", f"{found.path} into {store.url}/{run}", facts):
@@ -121,27 +124,28 @@ def _bring_in(
 
 
 def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force: bool, named: bool) -> str | None:
-    """The checkpoint that an earlier import of the same made; ``ConfigError`` if the run's newest one does not lead to this one."""
+    """Return the id of an earlier import of the same source. Raise ``ConfigError`` if the run would resume from
+    another checkpoint."""
     target = Run(store, run)
     try:
         history = target.history()
     except CheckpointNotFound:
         return None
     other = ""
-    for one in history.live:
-        if one.step == step and one.body.reason == "import":
+    for checkpoint in history.live:
+        if checkpoint.step == step and checkpoint.body.reason == "import":
             try:
-                said = target.open(one).root.user.get(IMPORTED)
+                source = target.open(checkpoint).root.user.get(IMPORTED)
             except (CorruptCheckpoint, UnsafeContent):
                 continue
-            if isinstance(said, dict) and all(said.get(key) == value for key, value in told.items()):
-                return one.id
-            other = str(said.get("name")) if isinstance(said, dict) and said.get("name") != told["name"] and not named else other
+            if isinstance(source, dict) and all(source.get(key) == value for key, value in told.items()):
+                return checkpoint.id
+            other = str(source.get("name")) if isinstance(source, dict) and source.get("name") != told["name"] and not named else other
     newest = history.live[-1] if history.live else None
     if newest is not None and not force and (newest.step > step or newest.body.reason != "import" or other):
-        made = f"an import of {other[:80]!r}" if other else "an import" if newest.body.reason == "import" else "saved by training"
+        origin = f"an import of {other[:80]!r}" if other else "an import" if newest.body.reason == "import" else "saved by training"
         raise ConfigError(
-            f"run {run!r} is at step {newest.step} ({newest.id}), {made}: it would resume from the import of step {step} instead",
+            f"run {run!r} is at step {newest.step} ({newest.id}), {origin}: it would resume from the import of step {step} instead",
             where=store.url, hint="import to a run of its own, name a later step with --step, or pass --force",
         )  # fmt: skip
     return None

@@ -1,4 +1,4 @@
-"""Random number generators in a script's own dictionary, recognised by their values. A key decides only where values are alike."""
+"""Find random number generators in a script's own dictionary by their values. A key decides only if values look alike."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relight.importers.content import is_tensor, numpy_state, python_words
 
 _NAMED = re.compile(r"rng|random|seed", re.IGNORECASE)
 _OWN = re.compile(r"loader|sampler|generator|dropout|data|augment", re.IGNORECASE)
-"""Words of keys whose generator is not one of the process's own, so that it must not replace one."""
+"""Words in keys of generators that are not the process's own, so that they must not replace one."""
 _DEVICES = (("cuda", re.compile(r"cuda|gpu", re.IGNORECASE)), ("xpu", re.compile("xpu", re.IGNORECASE)))
 _CPU_BYTES = (5056, 5048)
 """Bytes of the state of torch's CPU generator, today and before torch 1.6."""
@@ -21,7 +21,7 @@ _NAMES = {"python": "Python's", "numpy": "numpy's", "torch": "torch's"}
 
 @dataclass
 class LooseRng:
-    """Generators that were found: the component's state, the keys that are used up, and what to report."""
+    """The generators found: the component's state, the keys taken, and what to report."""
 
     node: dict[str, Any] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
@@ -31,25 +31,25 @@ class LooseRng:
 
 def loose_rng(told: Mapping[Any, Any]) -> LooseRng:
     """Find the generators in a dictionary of ``torch.save``: ``rng_state``, ``cuda_rng_state``, nested dictionaries of them."""
-    found = LooseRng()
+    result = LooseRng()
     for key, value in told.items():
         if type(key) is not str or not _NAMED.search(key) or _OWN.search(key):
             continue
         parts = dict(_parts(key, value, 0))
         if not parts or None in parts:
             if _holds_state(value):
-                found.left_out.append((key, "not the state of one process's generators: kept as values, and not restored"))
+                result.left_out.append((key, "not the state of one process's generators: kept as values, and not restored"))
             continue
-        if parts.keys() & found.node.keys():
-            found.left_out.append((key, "a second state of the same generator: kept as values"))
+        if parts.keys() & result.node.keys():
+            result.left_out.append((key, "a second state of the same generator: kept as values"))
             continue
-        found.node |= {str(kind): state for kind, state in parts.items()}
-        found.used.add(key)
-    if found.node:
-        missing = [name for kind, name in _NAMES.items() if found.node.setdefault(kind, None) is None]
+        result.node |= {str(kind): state for kind, state in parts.items()}
+        result.used.add(key)
+    if result.node:
+        missing = [name for kind, name in _NAMES.items() if result.node.setdefault(kind, None) is None]
         if missing:
-            found.notes.append(f"rng: the file has no state of {', '.join(missing)} generator, which stays where the script left it")
-    return found
+            result.notes.append(f"rng: the file has no state of {', '.join(missing)} generator, which keeps its present state")
+    return result
 
 
 def _parts(key: str, value: Any, level: int) -> Iterator[tuple[str | None, Any]]:
@@ -66,7 +66,7 @@ def _parts(key: str, value: Any, level: int) -> Iterator[tuple[str | None, Any]]
         else:
             yield ("torch", value) if size in _CPU_BYTES else (None, None)
     elif isinstance(value, (list, tuple)) and value and all(map(is_tensor, value)):
-        sizes = {_state_bytes(one) for one in value}
+        sizes = {_state_bytes(state) for state in value}
         if device and 0 not in sizes:
             yield device, list(value)
         elif len(value) == 1 and sizes <= set(_CPU_BYTES):
@@ -78,16 +78,16 @@ def _parts(key: str, value: Any, level: int) -> Iterator[tuple[str | None, Any]]
     elif (legacy := numpy_state(value)) is not None:
         yield "numpy", legacy
     elif level and not isinstance(value, (list, tuple)):
-        return  # a number of a seed, a device's name
+        return  # a seed, or a device's name
     else:
         yield None, None
 
 
 def _state_bytes(value: Any) -> int:
-    """The bytes of a generator's state; 0 if the tensor cannot be one."""
+    """Return the bytes of a generator's state; 0 if the tensor cannot be one."""
     return int(value.shape[0]) if value.dtype == "uint8" and len(value.shape) == 1 and value.shape[0] else 0
 
 
 def _holds_state(value: Any) -> bool:
-    """Whether it is more than a seed or a name, so that leaving it out is worth a line."""
+    """Return whether the value is more than a seed or a name, so that its omission is reported."""
     return is_tensor(value) or (isinstance(value, (list, tuple, dict)) and len(value) > 0)

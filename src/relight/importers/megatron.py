@@ -1,4 +1,5 @@
-"""Megatron's checkpoints: ``torch_dist``, which is DCP with a few files more, and the files that each rank wrote of its own before that."""
+"""Import Megatron's checkpoints: ``torch_dist``, which is DCP with a few more files, and the older format with a file
+for each rank."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ _MASTER = "fp32_param"
 
 
 def detect_megatron(files: Files) -> Content | None:
-    """What such a folder holds; None if it is none. A folder above, with the newest iteration's number in it, is that one."""
+    """Return the content of such a folder; None for others. A parent folder with the newest iteration's number leads
+    to that iteration."""
     if files.has(LATEST):
         text = files.text(LATEST, 64)
         name = text if text == "release" else f"iter_{int(text):07d}" if re.fullmatch(r"[0-9]{1,15}", text) else ""
@@ -39,17 +41,18 @@ def detect_megatron(files: Files) -> Content | None:
 def _one(files: Files) -> Content | None:
     if files.has("metadata.json") and files.has("common.pt"):
         return _torch_dist(files)
-    ranks = {match: one for one in files.stamps if (match := _RANK.fullmatch(one)) is not None and match[1] is None}
+    ranks = {match: name for name in files.stamps if (match := _RANK.fullmatch(name)) is not None and match[1] is None}
     return detect_legacy(files, ranks) if ranks else None
 
 
 def _torch_dist(files: Files) -> Content:
-    told = files.json("metadata.json")
-    backend = told.get("sharded_backend") if isinstance(told, dict) else None
+    metadata = files.json("metadata.json")
+    backend = metadata.get("sharded_backend") if isinstance(metadata, dict) else None
     if backend != "torch_dist":
         raise IncompatibleState(f"a Megatron checkpoint of format {str(backend)[:30]!r}", where=files.path, hint="torch_dist is understood")
     content = Content(
-        "megatron", f"Megatron torch_dist, version {str(told.get('sharded_backend_version'))[:10]}" if isinstance(told, dict) else ""
+        "megatron",
+        f"Megatron torch_dist, version {str(metadata.get('sharded_backend_version'))[:10]}" if isinstance(metadata, dict) else "",
     )
     common = read_torch(files, "common.pt")
     if not isinstance(common, dict):
@@ -78,8 +81,8 @@ def _torch_dist(files: Files) -> Content:
 
 
 def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Flat names, as Megatron's keys are."""
-    found: dict[str, Any] = {}
+    """Return flat names, like Megatron's keys."""
+    entries: dict[str, Any] = {}
     for key, value in node.items():
         name = f"{prefix}{key}"
         if (
@@ -87,16 +90,17 @@ def _flat(node: Any, prefix: str = "") -> dict[str, Any]:
             and value
             and not is_tensor(value)
             and "_extra_state" not in name
-            and any(is_tensor(one) for one in value.values())
+            and any(is_tensor(child) for child in value.values())
         ):
-            found.update(_flat(value, f"{name}."))
+            entries.update(_flat(value, f"{name}."))
         else:
-            found[name] = value
-    return found
+            entries[name] = value
+    return entries
 
 
 def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) -> None:
-    """State under parameters' names; which of them are in which group nothing says but by ranks, so settings are kept as they are."""
+    """Take state under parameters' names. The files do not record which parameter is in which group, so settings are
+    kept as values."""
     groups = told.get("param_groups") if isinstance(told, dict) else None
     if groups is None and isinstance(told, dict) and isinstance(told.get("optimizer"), dict):
         groups = told["optimizer"].get("param_groups")
@@ -104,8 +108,8 @@ def _optimizer(content: Content, told: Any, state: dict[str, dict[str, Any]]) ->
         content.kept["optimizer_common"] = told
     if not state:
         return
-    masters = {name: one[_MASTER] for name, one in state.items() if _MASTER in one}
-    moments = {name: {key: value for key, value in one.items() if key != _MASTER} for name, one in state.items()}
+    masters = {name: entry[_MASTER] for name, entry in state.items() if _MASTER in entry}
+    moments = {name: {key: value for key, value in entry.items() if key != _MASTER} for name, entry in state.items()}
     single = groups[0] if isinstance(groups, list) and len(groups) == 1 and isinstance(groups[0], dict) else None
     if single is None:
         content.left_out.append(("optimizer/groups", "which parameter is in which group is not told: their settings are kept as values"))

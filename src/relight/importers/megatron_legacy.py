@@ -1,7 +1,9 @@
-"""Megatron's legacy checkpoints, a file a model-parallel rank: put together by what their arguments and their tensors' names say.
+"""Import Megatron's legacy checkpoints, with a file for each model-parallel rank: merged by their arguments and tensor
+names.
 
-How a tensor was cut is not in the files. Megatron's own layers are cut in one way each, so their names tell, and the arguments, which are
-in each file, say how large the whole has to be: both have to agree, and what has another name is refused.
+The files do not record how a tensor was cut. Megatron's own layers are each cut in one way, so their names determine
+it, and the arguments, which are in each file, determine the size of the whole. Both must agree; tensors with other
+names are refused.
 """
 
 from __future__ import annotations
@@ -45,45 +47,49 @@ _WAYS = (
     (re.compile(r"(?:.*[._])?(?:layer_?norm|norm)(?:[._][a-z_]+)?[._](?:weight|bias)"), ALIKE, ""),
     (re.compile(r"(?:.*\.)?position_embeddings\.weight"), ALIKE, ""),
 )
-"""Names of tensors of Megatron's GPT, of its core and of before it: how each is cut, and by which of the arguments' sizes."""
+"""Names of tensors of Megatron's GPT, of Megatron-Core and older: how each is cut, and the argument with its whole
+size."""
 _USUAL = {
     "expert_model_parallel_size": 1, "num_experts": 0, "pipeline_model_parallel_layout": 0, "pipeline_model_parallel_split_rank": 0,
     "encoder_pipeline_model_parallel_size": 0, "mtp_num_layers": 0,
 }  # fmt: skip
-"""Arguments that say of models put together in another way, and what they are otherwise."""
+"""Arguments of models that are merged in another way, and their usual values."""
 _TIED = re.compile(r"(?:.*\.)?output_layer\.weight|word_embeddings_for_head\.weight")
 _EMBEDDING = re.compile(r"(?:.*\.)?word_embeddings\.weight")
 
 
 def detect_legacy(files: Files, ranks: Mapping[re.Match[str], str]) -> Content:
-    """One rank's file is a whole model. Several are put together; ``IncompatibleState`` says what keeps them from that."""
+    """Return the content. One rank's file is a whole model; several are merged. ``IncompatibleState`` states why they
+    cannot be."""
     if len(ranks) == 1:
         return _one_rank(files, next(iter(ranks.values())))
     places = {(int(match[2]), int(match[3] or 0)): name for match, name in ranks.items()}
     shown = f"a legacy Megatron checkpoint of {len(ranks)} model-parallel ranks"
     if len(places) != len(ranks) or any(match[4] for match in ranks):
         raise _refusal(files, f"{shown}: experts in files of their own, which are not understood")
-    told = {place: _read(files, name) for place, name in places.items()}
-    first = told.get((0, 0))
+    states = {place: _read(files, name) for place, name in places.items()}
+    first = states.get((0, 0))
     if first is None:
         raise CorruptCheckpoint("the file of rank 0 is missing", where=files.path)
     sizes = _Sizes(files, first, shown)
-    missing = [(tp, pp) for tp in range(sizes.tensor) for pp in range(sizes.pipeline) if (tp, pp) not in told]
-    if missing or len(told) != sizes.tensor * sizes.pipeline:
-        said = f"{sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks by its arguments, {len(told)} files"
-        raise CorruptCheckpoint(f"{said}: {f'rank {missing[0]} is missing' if missing else 'too many'}", where=files.path)
-    stages = [_stage(files, told, place, sizes) for place in sizes.stages()]
+    missing = [(tp, pp) for tp in range(sizes.tensor) for pp in range(sizes.pipeline) if (tp, pp) not in states]
+    if missing or len(states) != sizes.tensor * sizes.pipeline:
+        counts = f"{sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks by its arguments, {len(states)} files"
+        raise CorruptCheckpoint(f"{counts}: {f'rank {missing[0]} is missing' if missing else 'too many'}", where=files.path)
+    stages = [_stage(files, states, place, sizes) for place in sizes.stages()]
     content = Content("megatron", f"Megatron legacy checkpoint, {sizes.tensor} tensor-parallel × {sizes.pipeline} pipeline ranks")
     content.components["model"] = ImportedComponent(MODULE, _numbered(files, stages, sizes, content))
-    if any("optimizer" in one for one in told.values()) or any(name.endswith("/distrib_optim.pt") for name in files.stamps):
-        content.left_out.append(("optimizer", f"each of {len(told)} ranks has it by number, and nothing says which parameter a number is"))
+    if any("optimizer" in state for state in states.values()) or any(name.endswith("/distrib_optim.pt") for name in files.stamps):
+        content.left_out.append(
+            ("optimizer", f"each of {len(states)} ranks has it by number, and nothing says which parameter a number is")
+        )
     content.notes.append("the vocabulary is padded, as Megatron pads it")
     take_rest(content, first)
     return content
 
 
 def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
-    """What is no tensor of the model or the optimizer: step, scheduler, generators, the rest as values."""
+    """Take what is no tensor of the model or the optimizer: step, scheduler, generators; everything else as values."""
     step = told.get("iteration")
     content.step = step if type(step) is int and 0 <= step < 10**15 else None
     scheduler = told.get("opt_param_scheduler")
@@ -99,24 +105,24 @@ def take_rest(content: Content, told: Mapping[Any, Any]) -> None:
 
 
 class _Sizes:
-    """What the arguments say of the model and of how it is spread."""
+    """The sizes of the model and of its parallel layout, from the arguments."""
 
     def __init__(self, files: Files, first: Mapping[Any, Any], shown: str) -> None:
-        told = _arguments(first.get("args"))
-        self._files, self._told, self._shown = files, told, shown
+        arguments = _arguments(first.get("args"))
+        self._files, self._told, self._shown = files, arguments, shown
         self.tensor, self.pipeline = self.number("tensor_model_parallel_size"), self.number("pipeline_model_parallel_size")
         self.layers, self.virtual = self.number("num_layers"), self.number("virtual_pipeline_model_parallel_size", 1)
         for name, usual in _USUAL.items():
-            if (told.get(name) or usual) != usual:
-                raise _refusal(files, f"{shown} with {name} {str(told[name])[:20]}, which is not understood")
-        self.tied = not told.get("untie_embeddings_and_output_weights")
+            if (arguments.get(name) or usual) != usual:
+                raise _refusal(files, f"{shown} with {name} {str(arguments[name])[:20]}, which is not understood")
+        self.tied = not arguments.get("untie_embeddings_and_output_weights")
         self.whole: dict[str, int] = {}
         self.gated = False
         if self.tensor > 1:
             self._of_tensors(first)
 
     def number(self, name: str, otherwise: int | None = None) -> int:
-        """One of them, above nothing; ``IncompatibleState`` if it is not there."""
+        """Return a positive argument. Raise ``IncompatibleState`` if it is missing."""
         value = self._told.get(name)
         value = otherwise if value is None else value
         if type(value) is not int or not 0 < value < 2**40:
@@ -124,7 +130,7 @@ class _Sizes:
         return value
 
     def stages(self) -> list[tuple[int, int]]:
-        """The model's stretches of layers, in order: ``(virtual stage, pipeline rank)``."""
+        """Return the model's ranges of layers, in order: ``(virtual stage, pipeline rank)``."""
         return [(virtual, rank) for virtual in range(self.virtual) for rank in range(self.pipeline)]
 
     def _of_tensors(self, first: Mapping[Any, Any]) -> None:
@@ -145,14 +151,14 @@ class _Sizes:
 
 
 def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], place: tuple[int, int], sizes: _Sizes) -> dict[str, Any]:
-    """One stretch of layers, whole: under its own numbers."""
+    """Return one range of layers, merged, under its own numbers."""
     virtual, pipeline = place
     key = f"model{virtual}" if sizes.virtual > 1 else "model"
     shares = []
     for tensor in range(sizes.tensor):
         share = told[tensor, pipeline].get(key)
         check_walkable(share, files.path)
-        shares.append({name: one for name, one in joined(share).items() if not name.endswith("_extra_state")})
+        shares.append({name: tensor_piece for name, tensor_piece in joined(share).items() if not name.endswith("_extra_state")})
     if not shares[0] or any(share.keys() != shares[0].keys() for share in shares):
         odd = sorted({name for share in shares for name in share if not all(name in other for other in shares)})
         why = f"{odd[0][:120]!r} is not on all tensor-parallel ranks" if odd else f"no tensors in {key!r}"
@@ -163,8 +169,8 @@ def _stage(files: Files, told: Mapping[tuple[int, int], Mapping[Any, Any]], plac
 
 
 def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int], sizes: _Sizes) -> AssembledTensor:
-    one, where = pieces[0], f"{files.path}: {name[:120]}"
-    if any((piece.dtype, piece.shape) != (one.dtype, one.shape) for piece in pieces):
+    first, where = pieces[0], f"{files.path}: {name[:120]}"
+    if any((piece.dtype, piece.shape) != (first.dtype, first.shape) for piece in pieces):
         raise CorruptCheckpoint("of another shape or dtype on another rank", where=where)
     way, of = next(((way, of) for pattern, way, of in _WAYS if pattern.fullmatch(name)), ("", ""))
     if not way:
@@ -172,26 +178,26 @@ def _whole(files: Files, name: str, pieces: Sequence[Any], place: tuple[int, int
     key = ("megatron", files.path, place, name)
     sources = [piece.source() for piece in pieces]
     if way == ALIKE:
-        return AssembledTensor(one.dtype, one.shape, _Alike(sources, where), key)
+        return AssembledTensor(first.dtype, first.shape, _Alike(sources, where), key)
     across = 0 if way == ROWS else 1
-    if len(one.shape) <= across or one.shape[across] * sizes.tensor != sizes.whole[of]:
-        mine, wanted = " × ".join(map(str, one.shape)), sizes.whole[of]
-        said = f"{mine} on each of {sizes.tensor} ranks, {way}, do not make the {wanted} of its arguments"
-        raise _refusal(files, f"{name[:120]!r}: {said}")
-    shape = tuple(extent * (sizes.tensor if number == across else 1) for number, extent in enumerate(one.shape))
+    if len(first.shape) <= across or first.shape[across] * sizes.tensor != sizes.whole[of]:
+        mine, wanted = " × ".join(map(str, first.shape)), sizes.whole[of]
+        sizes_text = f"{mine} on each of {sizes.tensor} ranks, {way}, do not make the {wanted} of its arguments"
+        raise _refusal(files, f"{name[:120]!r}: {sizes_text}")
+    shape = tuple(extent * (sizes.tensor if number == across else 1) for number, extent in enumerate(first.shape))
     if way == COLUMNS:
-        boxes = [(Box((0, rank * one.shape[1]), one.shape), source) for rank, source in enumerate(sources)]
-        return AssembledTensor(one.dtype, shape, Tiled(one.dtype, shape, boxes, where), key)
-    length = math.prod(one.shape) * DTYPES[one.dtype].itemsize
-    if of == "inner" and sizes.gated:  # each rank has a part of the gate, and behind it a part of what it opens for
+        boxes = [(Box((0, rank * first.shape[1]), first.shape), source) for rank, source in enumerate(sources)]
+        return AssembledTensor(first.dtype, shape, Tiled(first.dtype, shape, boxes, where), key)
+    length = math.prod(first.shape) * DTYPES[first.dtype].itemsize
+    if of == "inner" and sizes.gated:  # each rank has a part of the gate, followed by a part of the gated weights
         halves = [(source, start, length // 2) for start in (0, length // 2) for source in sources]
-        return AssembledTensor(one.dtype, shape, Joined(halves), key)
-    return AssembledTensor(one.dtype, shape, Joined([(source, 0, length) for source in sources]), key)
+        return AssembledTensor(first.dtype, shape, Joined(halves), key)
+    return AssembledTensor(first.dtype, shape, Joined([(source, 0, length) for source in sources]), key)
 
 
 def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, content: Content) -> dict[str, Any]:
-    """All stretches, their layers numbered on."""
-    found: dict[str, Any] = {}
+    """Return all ranges, with consecutive layer numbers."""
+    merged: dict[str, Any] = {}
     begin, homes = 0, set()
     for stage in stages:
         numbers = set()
@@ -201,22 +207,22 @@ def _numbered(files: Files, stages: Sequence[dict[str, Any]], sizes: _Sizes, con
                 numbers.add(int(match[2]))
                 homes.add(match[1] or "")
                 name = f"{match[1]}.layers.{begin + int(match[2])}.{match[3]}".lstrip(".")
-            elif name in found or (sizes.tied and found and _TIED.fullmatch(name)):
-                _drop_copy(files, name, tensor, found, sizes, content)
+            elif name in merged or (sizes.tied and merged and _TIED.fullmatch(name)):
+                _drop_copy(files, name, tensor, merged, sizes, content)
                 continue
-            found[name] = tensor
+            merged[name] = tensor
         if numbers != set(range(len(numbers))):
             raise CorruptCheckpoint(f"a stage with the layers {sorted(numbers)[:8]} …: some are missing", where=files.path)
         begin += len(numbers)
     if len(homes) != 1 or begin != sizes.layers:
-        said = f"{begin} layers in {len(stages)} stages below {len(homes)} names"
-        raise _refusal(files, f"{said}, where its arguments say {sizes.layers}: nothing says which is which")
-    return found
+        counts = f"{begin} layers in {len(stages)} stages below {len(homes)} names"
+        raise _refusal(files, f"{counts}, where its arguments say {sizes.layers}: nothing says which is which")
+    return merged
 
 
 def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], sizes: _Sizes, content: Content) -> None:
-    """The last stage's copy of the embedding, where both are one: the first stage's is taken, and has to be the same."""
-    first = next((one for one in found if _EMBEDDING.fullmatch(one)), None)
+    """Drop the last stage's copy of a tied embedding: the first stage's is taken, after a check that both are equal."""
+    first = next((candidate for candidate in found if _EMBEDDING.fullmatch(candidate)), None)
     if first is None or not sizes.tied or not (_TIED.fullmatch(name) or name == first):
         raise _refusal(files, f"{name[:120]!r} is in several stages, and nothing says which is which")
     mine = found[first]
@@ -229,17 +235,17 @@ def _drop_copy(files: Files, name: str, tensor: Any, found: dict[str, Any], size
 
 
 class _Alike:
-    """What is the same on several ranks: the first one's bytes, held against the others'."""
+    """A tensor that is equal on several ranks: the first one's bytes, compared with the others'."""
 
     def __init__(self, sources: Sequence[Source], where: str) -> None:
         self._sources, self._where, self.length = sources, where, sources[0].length
 
     def view(self) -> memoryview | None:
-        """None: they are compared when they are read."""
+        """Return None: the copies are compared when they are read."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """The first one's. ``CorruptCheckpoint`` if another has other bytes."""
+        """Read the first copy. Raise ``CorruptCheckpoint`` if another copy has other bytes."""
         _read_source(self._sources[0], start, into)
         room = memoryview(bytearray(len(into)))
         for other in self._sources[1:]:
@@ -257,47 +263,47 @@ def _read_source(source: Source, start: int, into: memoryview) -> None:
 
 
 def _one_rank(files: Files, file: str) -> Content:
-    """All of a model that was not spread."""
-    told = _read(files, file)
+    """Return the content of a model that was not sharded."""
+    state = _read(files, file)
     content = Content("megatron", "Megatron legacy checkpoint, 1 rank")
-    check_walkable(told.get("model"), files.where(file))
-    model = joined(told.get("model"))
+    check_walkable(state.get("model"), files.where(file))
+    model = joined(state.get("model"))
     if not is_module(model):
         raise IncompatibleState("a model that is none of tensors by name", where=files.where(file))
     content.components["model"] = ImportedComponent(MODULE, model)
-    optimizer = told.get("optimizer")
+    optimizer = state.get("optimizer")
     inner = optimizer.get("optimizer") if isinstance(optimizer, dict) and not is_optimizer(optimizer) else optimizer
     if isinstance(inner, dict) and is_optimizer(inner):
         content.components["optimizer"] = ImportedComponent(OPTIMIZER, optimizer_of(inner))
     if isinstance(optimizer, dict) and inner is not optimizer:
         content.kept["optimizer_common"] = {key: value for key, value in optimizer.items() if key != "optimizer"}
         content.left_out.append(("fp32 weights", "by number, as Megatron's optimizer has them: kept as values"))
-    take_rest(content, told)
+    take_rest(content, state)
     return content
 
 
 def _arguments(given: Any) -> dict[Any, Any]:
-    """What was said on Megatron's command line: a namespace's attributes."""
-    found = given.state if isinstance(given, UnpickledObject) else given
-    return found if isinstance(found, dict) else {}
+    """Return Megatron's command-line arguments: a namespace's attributes."""
+    arguments = given.state if isinstance(given, UnpickledObject) else given
+    return arguments if isinstance(arguments, dict) else {}
 
 
 def _read(files: Files, name: str) -> dict[Any, Any]:
-    told = read_torch(files, name)
-    if not isinstance(told, dict):
+    content = read_torch(files, name)
+    if not isinstance(content, dict):
         raise UnsafeContent("something other than a dict", where=files.where(name))
-    return told
+    return content
 
 
 def joined(node: Any, prefix: str = "") -> dict[str, Any]:
-    """Tensors by their names from the top."""
-    found: dict[str, Any] = {}
+    """Return tensors by their full names."""
+    tensors: dict[str, Any] = {}
     for key, value in node.items() if isinstance(node, dict) else ():
         if isinstance(value, dict):
-            found.update(joined(value, f"{prefix}{key}."))
+            tensors.update(joined(value, f"{prefix}{key}."))
         elif is_tensor(value):
-            found[f"{prefix}{key}"] = value
-    return found
+            tensors[f"{prefix}{key}"] = value
+    return tensors
 
 
 def _refusal(files: Files, what: str) -> IncompatibleState:

@@ -1,4 +1,4 @@
-"""Flat names of a state dict, and the tree that it was before it was flattened."""
+"""Flat names of a state dict, and the tree before it was flattened."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEPTH_MAX = 80
 
 
 def name_of(position: Path) -> str:
-    """What a tensor there is called."""
+    """Return the name of a tensor at a position."""
     name = ""
     for element in position:
         name = join_path(name, element, sequence=isinstance(element, int))
@@ -21,39 +21,39 @@ def name_of(position: Path) -> str:
 
 
 def crowded(positions: Mapping[str, Path]) -> set[str]:
-    """Names whose positions cannot be in one tree with the others': one is what another is below of, or both are the same."""
+    """Return the names whose positions conflict with others: the same position, or one below another's value."""
     taken: dict[Path, str] = {}
     inner: dict[Path, type] = {}
-    found: set[str] = set()
+    conflicts: set[str] = set()
     for name, position in positions.items():
         above = [(position[:level], type(position[level])) for level in range(1, min(len(position), DEPTH_MAX + 1))]
         if (
             len(position) > DEPTH_MAX
             or position in taken
             or position in inner
-            or any(one in taken or inner.get(one, kind) is not kind for one, kind in above)
+            or any(parent in taken or inner.get(parent, kind) is not kind for parent, kind in above)
         ):
-            found.add(name)
+            conflicts.add(name)
             continue
         taken[position] = name
         inner.update(above)
-    return found
+    return conflicts
 
 
 def nested(nodes: Iterable[tuple[Path, Any]]) -> dict[Any, Any]:
-    """The tree that has each node at its position. Places in a list that nobody has are None."""
+    """Return the tree with each node at its position. Missing list elements are None."""
     root: dict[Any, Any] = {}
     for position, node in nodes:
-        at = root
+        parent = root
         for element in position[:-1]:
-            at = at.setdefault(element, {})
-        at[position[-1]] = node
+            parent = parent.setdefault(element, {})
+        parent[position[-1]] = node
     built: dict[Any, Any] = {key: _lists(value) for key, value in root.items()}
     return built
 
 
 class OpaqueNode:
-    """A node that is not looked into when lists are made of dicts whose keys are numbers."""
+    """A node whose content is left unchanged when dicts with numeric keys become lists."""
 
     __slots__ = ("node",)
 
@@ -67,7 +67,7 @@ def _lists(node: Any) -> Any:
     if type(node) is not dict:
         return node
     if node and all(type(key) is int for key in node):
-        if not 0 <= min(node) <= max(node) < 2 * len(node) + 1000:  # places that nobody has cost memory
+        if not 0 <= min(node) <= max(node) < 2 * len(node) + 1000:  # missing elements cost memory
             raise UnsafeContent(f"a list of {len(node)} elements, one of which is number {max(node)}")
         return [_lists(node.get(index)) for index in range(max(node) + 1)]
     return {key: _lists(value) for key, value in node.items()}

@@ -1,4 +1,5 @@
-"""Orbax's checkpoints: a tree of arrays, each a zarr of its own, in files that are read here or in an OCDBT, which tensorstore reads."""
+"""Import Orbax's checkpoints: a tree of arrays, each a zarr array, in files that are read here or in an OCDBT, which
+tensorstore reads."""
 
 from __future__ import annotations
 
@@ -26,7 +27,7 @@ _NUMPY = {
 
 
 def detect_orbax(files: Files) -> Content | None:
-    """What such a folder holds, or the folder of one step with its items; None if it is none."""
+    """Return the content of such a folder, or of one step's folder with its items; None for others."""
     prefixes = sorted(
         name[: -len(METADATA)] for name in files.stamps if name == METADATA or (name.count("/") == 1 and name.endswith(f"/{METADATA}"))
     )
@@ -70,65 +71,65 @@ def _take(content: Content, tree: dict[Any, Any], item: str) -> None:
 
 
 def _flat(node: dict[Any, Any], prefix: str = "", level: int = 0) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     if level > 60:
         raise UnsafeContent("a tree nested too deeply")
     for key, value in node.items():
         if isinstance(value, dict):
-            found.update(_flat(value, f"{prefix}{key}.", level + 1))
+            entries.update(_flat(value, f"{prefix}{key}.", level + 1))
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            entries[f"{prefix}{key}"] = value
+    return entries
 
 
 def _tree(files: Files, prefix: str) -> tuple[dict[Any, Any], str]:
     where = files.where(f"{prefix}{METADATA}")
-    told = files.json(f"{prefix}{METADATA}")
-    entries = told.get("tree_metadata") if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not isinstance(entries, dict):
+    metadata = files.json(f"{prefix}{METADATA}")
+    entries = metadata.get("tree_metadata") if isinstance(metadata, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(entries, dict):
         raise UnsafeContent("a tree that is not told of", where=where)
-    newer = bool(told.get("use_zarr3"))
+    newer = bool(metadata.get("use_zarr3"))
     ocdbt = files.has(f"{prefix}manifest.ocdbt")
     root: dict[Any, Any] = {}
     for entry in entries.values():
         try:
-            keys = [str(one["key"]) for one in entry["key_metadata"]]
+            keys = [str(key_entry["key"]) for key_entry in entry["key_metadata"]]
             kind = entry["value_metadata"]["value_type"]
         except (KeyError, TypeError) as error:
             raise UnsafeContent("an entry of the tree that is none", where=where) from error
         if not 0 < len(keys) <= 60:
             raise UnsafeContent("an entry of the tree without a name, or nested too deeply", where=where)
-        at = root
+        parent = root
         for key in keys[:-1]:
-            at = at.setdefault(key, {})
-            if not isinstance(at, dict):
+            parent = parent.setdefault(key, {})
+            if not isinstance(parent, dict):
                 raise UnsafeContent("an entry below another's value", where=where)
         if kind in ("None", "Dict", "List", "Tuple", "NamedTuple"):
-            at[keys[-1]] = None if kind == "None" else {}
+            parent[keys[-1]] = None if kind == "None" else {}
         elif kind in ("jax.Array", "np.ndarray", "scalar"):
             name = ".".join(keys)
             if ocdbt:
-                at[keys[-1]] = _ocdbt(files, prefix, name, "zarr3" if newer else "zarr")
+                parent[keys[-1]] = _ocdbt(files, prefix, name, "zarr3" if newer else "zarr")
             else:
-                at[keys[-1]] = read_zarr3(files, f"{prefix}{name}") if newer else _zarr(files, prefix, name)
+                parent[keys[-1]] = read_zarr3(files, f"{prefix}{name}") if newer else _zarr(files, prefix, name)
         else:
             raise IncompatibleState(f"a value of type {str(kind)[:40]}", where=where)
     return root, ("OCDBT" if ocdbt else "zarr files") + (" of zarr 3" if newer else "")
 
 
 def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
-    """An array of zarr 2 whose chunks are files: plain ones, or of zstd."""
+    """Return an array of zarr 2 whose chunks are files: uncompressed, or zstd."""
     home = f"{prefix}{name}"
     where = files.where(home)
-    told = files.json(f"{home}/.zarray")
-    if not isinstance(told, dict) or told.get("zarr_format") != 2 or told.get("order") != "C" or told.get("filters"):
+    metadata = files.json(f"{home}/.zarray")
+    if not isinstance(metadata, dict) or metadata.get("zarr_format") != 2 or metadata.get("order") != "C" or metadata.get("filters"):
         raise IncompatibleState("an array that is not zarr 2 in row-major order", where=where)
-    compressor = told.get("compressor")
+    compressor = metadata.get("compressor")
     if compressor is not None and (not isinstance(compressor, dict) or compressor.get("id") != "zstd"):
         raise IncompatibleState("chunks compressed by something other than zstd", where=where)
-    shape, chunks = numbers_of(told.get("shape"), where), numbers_of(told.get("chunks"), where)
-    separator = told.get("dimension_separator", ".")
-    dtype = _dtype(told.get("dtype"), where)
+    shape, chunks = numbers_of(metadata.get("shape"), where), numbers_of(metadata.get("chunks"), where)
+    separator = metadata.get("dimension_separator", ".")
+    dtype = _dtype(metadata.get("dtype"), where)
     if len(shape) != len(chunks) or separator not in (".", "/"):
         raise UnsafeContent("chunks of another number of dimensions", where=where)
 
@@ -145,7 +146,7 @@ def _zarr(files: Files, prefix: str, name: str) -> AssembledTensor:
 
 
 def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor:
-    """An array in an OCDBT: tensorstore's own format, so it reads it."""
+    """Return an array in an OCDBT: tensorstore's own format, so tensorstore reads it."""
     where = files.where(f"{prefix}{name}")
     if files.in_bucket:
         raise IncompatibleState(
@@ -162,9 +163,9 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor
             hint="pip install tensorstore, and say it again",
         ) from error
     base = files.where(prefix.rstrip("/"))
-    for one in files.stamps:
-        if one.startswith(prefix) and (one.endswith("manifest.ocdbt") or "/d/" in f"/{one}"):
-            files.read.setdefault(one, None)
+    for name_of_file in files.stamps:
+        if name_of_file.startswith(prefix) and (name_of_file.endswith("manifest.ocdbt") or "/d/" in f"/{name_of_file}"):
+            files.read.setdefault(name_of_file, None)
     spec = {"driver": driver, "kvstore": {"driver": "ocdbt", "base": f"file://{base}/", "path": f"{name}/"}}
     try:
         opened = tensorstore.open(spec, open=True, read=True).result(timeout=60)
@@ -177,19 +178,19 @@ def _ocdbt(files: Files, prefix: str, name: str, driver: str) -> AssembledTensor
 
     def read(box: Box) -> Elements:
         try:
-            found = opened[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].read().result(timeout=600)
+            data = opened[tuple(slice(a, a + n) for a, n in zip(*box, strict=True))].read().result(timeout=600)
         except (ValueError, OSError, TimeoutError) as error:
             raise CorruptCheckpoint(f"tensorstore cannot read it: {str(error)[:120]}", where=where) from None
         import numpy as np
 
-        return np.ascontiguousarray(found).view(f"V{DTYPES[dtype].itemsize}")
+        return np.ascontiguousarray(data).view(f"V{DTYPES[dtype].itemsize}")
 
     return chunked_array(dtype, shape, chunks, read, where, files.held)
 
 
 def _dtype(told: Any, where: str) -> str:
     name = told if isinstance(told, str) else ""
-    found = _NUMPY.get(name[1:]) if name[:1] in ("<", "|") else name if name in DTYPES else None
-    if found is None:
+    dtype = _NUMPY.get(name[1:]) if name[:1] in ("<", "|") else name if name in DTYPES else None
+    if dtype is None:
         raise IncompatibleState(f"dtype {str(told)[:40]}, which Relight has no name for", where=where)
-    return found
+    return dtype

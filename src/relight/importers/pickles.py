@@ -1,7 +1,8 @@
-"""A pickle, read as data: opcode by opcode, by a reader that calls nothing but what a list of ours allows.
+"""Read a pickle as data: opcode by opcode, with a reader that calls only functions of an allow-list.
 
-What a pickle asks to be imported is looked up in a table; what is not in it is ``UnsafeContent``, with its name. Objects of classes come
-out as ``Made``, which are inert. Opcodes: Python's ``pickletools``; protocols 2 to 5. Time and memory are linear in the input.
+Every import that a pickle requests is looked up in a table; if it is not there, ``UnsafeContent`` names it. Objects of
+classes become ``UnpickledObject``, which is inert. Opcodes: Python's ``pickletools``; protocols 2 to 5. Time and
+memory are linear in the input.
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ LONG_BYTES_MAX = 4096
 EQUAL_HASHES_MAX = 64
 LEVELS_MAX = 200
 OBJECTS_MAX = 4_000_000
+"""Containers and memo entries, plus one for every 16 bytes: a byte of a pickle may request a hundred bytes of memory."""
 STACK_MAX = 1 << 20
-"""Values that wait to become part of another. Lists and dicts are written a thousand entries at a time."""
-"""Containers and notes in the memo, besides one for every 16 bytes: a byte of a pickle may ask for a hundred of memory."""
+"""Values on the stack. Lists and dicts are written a thousand entries at a time."""
 _STANDARD = frozenset(sys.stdlib_module_names) | {"__builtin__", "exceptions", "copy_reg", "nt", "posix", "__main__"}
 
 
 class AllowedClass(NamedTuple):
-    """A class that may be named, and of which objects may be made: they are ``Made``."""
+    """A class that may be named. Objects of it become ``UnpickledObject``."""
 
     name: str
 
 
 class Stranger(NamedTuple):
-    """A class of which nothing is known but its name. What is made of it is ``Made``, of the name ``STRANGE`` and this one's."""
+    """An unknown class. Objects of it become ``UnpickledObject``, whose name is ``STRANGE`` and this name."""
 
     name: str
 
 
 STRANGE = "?"
-"""What the names of things made of strangers begin with."""
+"""Prefix of the names of unknown classes' objects."""
 
 
 class AllowedCall(NamedTuple):
-    """What may be called: a function of ours, which is given the arguments."""
+    """A call that is allowed: a function of this package, which receives the arguments."""
 
     function: Callable[..., Any]
 
 
 class UnpickledObject:
-    """An object as it was pickled: its class's name, the arguments it was made with, the state it was given."""
+    """A pickled object: its class's name, constructor arguments, and state."""
 
     __slots__ = ("args", "items", "name", "pairs", "state")
 
@@ -57,7 +58,7 @@ class UnpickledObject:
         self.pairs: dict[Any, Any] = {}
 
     def __getitem__(self, key: str) -> Any:
-        """An attribute of its state; ``KeyError`` if it has none of that name."""
+        """Return an attribute of its state. Raise ``KeyError`` if it has none of that name."""
         if not isinstance(self.state, dict):
             raise KeyError(key)
         return self.state[key]
@@ -80,9 +81,12 @@ _GETS = {ord("h"): _U1, ord("j"): _U4}
 def read_pickle(
     data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None, *, strangers: bool = False
 ) -> Any:
-    """The value in ``data``. ``table``: by ``module.name`` a ``Class``, a ``Call``, or a value. ``persistent`` makes what lies
-    elsewhere. ``strangers``: classes that are not in the table, and not of Python, come out as ``Stranger``, and objects of them as
-    ``Made``, so that the rest can be read; functions are refused all the same.
+    """Return the value in ``data``.
+
+    ``table``: by ``module.name`` an ``AllowedClass``, an ``AllowedCall``, or a value. ``persistent`` resolves
+    persistent ids, such as storages. ``strangers``: classes that are neither in the table nor in Python's library
+    become ``Stranger``, and their objects ``UnpickledObject``, so that the rest can be read; functions are refused all
+    the same.
     """
     return read_first(data, table, where, persistent, strangers=strangers)[0]
 
@@ -90,7 +94,7 @@ def read_pickle(
 def read_first(
     data: bytes, table: Mapping[str, Any], where: str, persistent: Callable[[Any], Any] | None = None, *, strangers: bool = False
 ) -> tuple[Any, int]:
-    """The first of several pickles that stand behind each other, and where it ends."""
+    """Return the first of several concatenated pickles, and the offset of its end."""
     try:
         machine = _Machine(data, table, where, persistent, strangers)
         return machine.run(), machine.at
@@ -112,11 +116,11 @@ class _Machine:
 
     @property
     def at(self) -> int:
-        """How far it has read."""
+        """Number of bytes read."""
         return self._at
 
     def run(self) -> Any:
-        """The value that the pickle ends with."""
+        """Return the value with which the pickle ends."""
         stack, memo = self._stack, self._memo
         while True:
             code = self._data[self._at]
@@ -171,7 +175,7 @@ class _Machine:
                 self._change(code)
 
     def _change(self, code: int) -> None:
-        """Opcodes that make or change what is on the stack."""
+        """Execute an opcode that creates or changes values on the stack."""
         stack = self._stack
         if code == ord("a"):
             item = stack.pop()
@@ -272,7 +276,7 @@ class _Machine:
         target.update(zip(pairs[::2], pairs[1::2], strict=True))
 
     def _check_keys(self, target: Any, keys: list[Any]) -> None:
-        """Refuse many keys of one hash: they cost their square. Text has a secret in its hash."""
+        """Refuse many keys with the same hash: their cost is quadratic. Strings are safe, as their hash is salted."""
         guessable = [key for key in keys if type(key) in _HASHED]
         if not guessable:
             return
@@ -284,15 +288,16 @@ class _Machine:
                 raise self._unsafe("keys made to collide")
 
     def _list(self) -> list[Any]:
-        found = self._stack[-1]
-        return found.items if type(found) is UnpickledObject and self._strangers else self._of(list)  # type: ignore[no-any-return]
+        top = self._stack[-1]
+        return top.items if type(top) is UnpickledObject and self._strangers else self._of(list)  # type: ignore[no-any-return]
 
     def _dict(self) -> dict[Any, Any]:
-        found = self._stack[-1]
-        return found.pairs if type(found) is UnpickledObject and self._strangers else self._of(dict)  # type: ignore[no-any-return]
+        top = self._stack[-1]
+        return top.pairs if type(top) is UnpickledObject and self._strangers else self._of(dict)  # type: ignore[no-any-return]
 
     def _tuple(self, items: list[Any]) -> tuple[Any, ...]:
-        """A tuple that is not nested too deeply to be hashed: the interpreter does that by recursion, without looking at its stack."""
+        """Return a tuple that is not nested too deeply to be hashed: the interpreter hashes by recursion, without a
+        stack check."""
         made = tuple(items)
         level = self._level(items)
         if level > 1:
@@ -303,23 +308,23 @@ class _Machine:
         return made
 
     def _level(self, items: list[Any]) -> int:
-        return 1 + max((self._levels.get(id(one), (one, 1))[1] for one in items if type(one) in (tuple, frozenset)), default=0)
+        return 1 + max((self._levels.get(id(item), (item, 1))[1] for item in items if type(item) in (tuple, frozenset)), default=0)
 
     def _of(self, kind: type) -> Any:
-        found = self._stack[-1]
-        if type(found) is not kind:
-            raise self._unsafe(f"a {kind.__name__} is changed that is a {type(found).__name__}")
-        return found
+        top = self._stack[-1]
+        if type(top) is not kind:
+            raise self._unsafe(f"a {kind.__name__} is changed that is a {type(top).__name__}")
+        return top
 
     def _marked(self) -> list[Any]:
         stack = self._stack
-        at = len(stack) - 1
-        while stack[at] is not _MARK:
-            at -= 1
-            if at < 0:
+        position = len(stack) - 1
+        while stack[position] is not _MARK:
+            position -= 1
+            if position < 0:
                 raise self._unsafe("a mark is missing")
-        items = stack[at + 1 :]
-        del stack[at:]
+        items = stack[position + 1 :]
+        del stack[position:]
         return items
 
     def _plain(self, items: list[Any]) -> list[Any]:

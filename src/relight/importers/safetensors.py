@@ -1,4 +1,4 @@
-"""A safetensors file: its header, with all that it says checked against the file, and its tensors, unread."""
+"""Read a safetensors file: its header, checked against the file, and its tensors, unread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DTYPES_THERE = {dtype.safetensors: name for name, dtype in DTYPES.items() if dty
 
 
 def is_safetensors(files: Files, name: str) -> bool:
-    """Whether it begins as such a file does: a length, and a brace."""
+    """Return whether the file begins like safetensors: a length, and a brace."""
     if files.size(name) < 10:
         return False
     with files.open(name) as handle:
@@ -27,7 +27,7 @@ def is_safetensors(files: Files, name: str) -> bool:
 
 
 def read_safetensors(files: Files, name: str) -> tuple[dict[str, Spec], dict[str, str]]:
-    """Its tensors by name, in the order of the file, and its metadata. ``UnsafeContent`` for a header that lies."""
+    """Return the tensors by name, in file order, and the metadata. Raise ``UnsafeContent`` for an inconsistent header."""
     where, size = files.where(name), files.size(name)
     with files.open(name) as handle:
         (length,) = struct.unpack("<Q", pread(handle, 0, 8, where))
@@ -35,24 +35,25 @@ def read_safetensors(files: Files, name: str) -> tuple[dict[str, Spec], dict[str
             raise UnsafeContent(f"a header of {length} bytes in a file of {size}", where=where)
         data = pread(handle, 8, length, where)
     files.read[name] = Digest(data).digest()
-    told = from_json(data.rstrip(b" "), where, max(length, 1 << 16) * 4)
-    if not isinstance(told, dict):
+    header = from_json(data.rstrip(b" "), where, max(length, 1 << 16) * 4)
+    if not isinstance(header, dict):
         raise UnsafeContent("a header that is no object", where=where)
-    metadata = told.pop("__metadata__", {})
+    metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or any(not isinstance(value, str) for value in metadata.values()):
         raise UnsafeContent("metadata that is not text", where=where)
     home, begin = Home(files, name), 8 + length
-    found = sorted(
-        ((_spec(key, one, home, begin, where)) for key, one in told.items()), key=lambda pair: (pair[1].span.offset, pair[1].span.length)
+    specs = sorted(
+        ((_spec(key, entry, home, begin, where)) for key, entry in header.items()),
+        key=lambda pair: (pair[1].span.offset, pair[1].span.length),
     )
     end = begin
-    for key, spec in found:
+    for key, spec in specs:
         if spec.span.offset != end:
             raise UnsafeContent(f"{key[:80]!r} lies on another tensor, or behind a hole", where=where)
         end += spec.span.length
     if end != size:
         raise CorruptCheckpoint(f"{size} bytes long, where {end} are told of", where=where)
-    return dict(found), metadata
+    return dict(specs), metadata
 
 
 def _spec(key: str, told: Any, home: Home, begin: int, where: str) -> tuple[str, Spec]:
@@ -60,7 +61,11 @@ def _spec(key: str, told: Any, home: Home, begin: int, where: str) -> tuple[str,
         raise UnsafeContent(f"{key[:80]!r} is not told of as a tensor", where=where)
     shape, offsets, dtype = told["shape"], told["data_offsets"], told["dtype"]
     for numbers in (shape, offsets):
-        if not isinstance(numbers, list) or len(numbers) > 64 or any(type(one) is not int or not 0 <= one < 2**63 for one in numbers):
+        if (
+            not isinstance(numbers, list)
+            or len(numbers) > 64
+            or any(type(number) is not int or not 0 <= number < 2**63 for number in numbers)
+        ):
             raise UnsafeContent(f"{key[:80]!r} has an impossible shape or place", where=where)
     if not isinstance(dtype, str) or dtype not in DTYPES_THERE:
         raise IncompatibleState(f"dtype {str(dtype)[:40]}, which Relight has no name for", where=f"{where}: {key[:80]}")

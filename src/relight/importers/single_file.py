@@ -1,4 +1,4 @@
-"""One file: of safetensors, or of ``torch.save``, whatever a script or Lightning put into it."""
+"""Import one file: of safetensors, or of ``torch.save``, whatever a script or Lightning put into it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LIGHTNING = "pytorch-lightning_version"
 
 
 def detect_file(files: Files, name: str = "") -> Content | None:
-    """What a single file holds; None if it is of no known format."""
+    """Return the content of a single file; None if its format is unknown."""
     if is_safetensors(files, name):
         tensors, metadata = read_safetensors(files, name)
         content = Content("safetensors", "safetensors file")
@@ -35,15 +35,15 @@ def detect_file(files: Files, name: str = "") -> Content | None:
     form = form_of(files, name)
     if not form:
         return None
-    told = read_torch(files, name)
-    said = "torch.save" if form == "zip" else "torch.save of before 1.6"
-    if isinstance(told, dict) and _LIGHTNING in told and isinstance(told.get("state_dict"), dict):
-        return lightning(told)
-    return from_dict("torch", f"{said} file", told, files.where(name))
+    loaded = read_torch(files, name)
+    writer = "torch.save" if form == "zip" else "torch.save of before 1.6"
+    if isinstance(loaded, dict) and _LIGHTNING in loaded and isinstance(loaded.get("state_dict"), dict):
+        return lightning(loaded)
+    return from_dict("torch", f"{writer} file", loaded, files.where(name))
 
 
 def from_dict(kind: str, format: str, told: Any, where: str) -> Content:
-    """A script's own dict, a module's state, or an optimizer's."""
+    """Return the content of a script's own dict, a module's state, or an optimizer's."""
     content = Content(kind, format)
     if (state := pickled_module(told)) is not None:
         content.notes.append("model: saved as an object; its state is taken, its class is not")
@@ -60,7 +60,8 @@ def from_dict(kind: str, format: str, told: Any, where: str) -> Content:
 
 
 def lightning(told: dict[Any, Any]) -> Content:
-    """A ``.ckpt`` of Lightning's ``Trainer``: one module, optimizers and schedulers by number, loops and callbacks as values."""
+    """Return the content of a ``.ckpt`` of Lightning's ``Trainer``: one module, numbered optimizers and schedulers;
+    loops and callbacks as values."""
     version = told.get(_LIGHTNING)
     content = Content("lightning", f"Lightning {version} .ckpt" if isinstance(version, str) and len(version) < 30 else "Lightning .ckpt")
     state = told["state_dict"]
@@ -72,15 +73,15 @@ def lightning(told: dict[Any, Any]) -> Content:
     for key, kind, name in (("optimizer_states", OPTIMIZER, "optimizer"), ("lr_schedulers", SCHEDULER, "scheduler")):
         given = told.get(key)
         given = given if isinstance(given, list) else []
-        for index, one in enumerate(given):
-            at = name if len(given) == 1 else f"{name}_{index}"
-            if kind == OPTIMIZER and is_optimizer(one):
-                content.components[at] = ImportedComponent(kind, optimizer_of(one))
-            elif kind == SCHEDULER and isinstance(one, dict):
-                content.components[at] = ImportedComponent(kind, one)
+        for index, state_entry in enumerate(given):
+            component = name if len(given) == 1 else f"{name}_{index}"
+            if kind == OPTIMIZER and is_optimizer(state_entry):
+                content.components[component] = ImportedComponent(kind, optimizer_of(state_entry))
+            elif kind == SCHEDULER and isinstance(state_entry, dict):
+                content.components[component] = ImportedComponent(kind, state_entry)
             else:
-                content.kept[at] = one
-                content.left_out.append((at, "not as torch's are: kept as a value"))
+                content.kept[component] = state_entry
+                content.left_out.append((component, "not as torch's are: kept as a value"))
     content.step = told["global_step"] if type(told.get("global_step")) is int and 0 <= told["global_step"] < 10**15 else None
     done = ("state_dict", "optimizer_states", "lr_schedulers")
     content.kept |= {key: value for key, value in told.items() if key not in done and type(key) is str}
@@ -92,10 +93,10 @@ def lightning(told: dict[Any, Any]) -> Content:
 
 
 def _callback_metrics(content: Content, callbacks: Any) -> None:
-    """What a ``ModelCheckpoint`` watches, as it was then."""
-    for one in callbacks.values() if isinstance(callbacks, dict) else ():
-        if isinstance(one, dict) and isinstance(one.get("monitor"), str) and one["monitor"].isprintable():
-            content.measured(one["monitor"][:80], one.get("current_score"))
+    """Take the metrics that ``ModelCheckpoint`` callbacks monitor."""
+    for callback in callbacks.values() if isinstance(callbacks, dict) else ():
+        if isinstance(callback, dict) and isinstance(callback.get("monitor"), str) and callback["monitor"].isprintable():
+            content.measured(callback["monitor"][:80], callback.get("current_score"))
 
 
 def _named(value: Any) -> str:

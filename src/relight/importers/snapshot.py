@@ -1,4 +1,4 @@
-"""A folder of ``torchsnapshot``: its manifest, which is JSON, and raw buffers; objects are files of ``torch.save``."""
+"""Import a folder of ``torchsnapshot``: its JSON manifest, and raw buffers; objects are files of ``torch.save``."""
 
 from __future__ import annotations
 
@@ -23,18 +23,19 @@ LEVELS_MAX = 64
 
 
 def detect_snapshot(files: Files) -> Content | None:
-    """What such a folder holds; None if it is none. Of several ranks' entries those of rank 0 are taken, and all shards."""
+    """Return the content of such a folder; None for others. With several ranks, takes rank 0's entries, and all
+    shards."""
     if not files.has(METADATA) and METADATA not in files.others:
         return None
     where = files.where(METADATA)
     try:
-        told = files.json(METADATA)
+        metadata = files.json(METADATA)
     except CorruptCheckpoint as error:
         raise IncompatibleState("a manifest that is not JSON: an early torchsnapshot's, or damaged", where=where) from error
-    manifest = told.get("manifest") if isinstance(told, dict) else None
-    if not isinstance(told, dict) or not isinstance(manifest, dict) or not all(isinstance(one, dict) for one in manifest.values()):
+    manifest = metadata.get("manifest") if isinstance(metadata, dict) else None
+    if not isinstance(metadata, dict) or not isinstance(manifest, dict) or not all(isinstance(entry, dict) for entry in manifest.values()):
         raise UnsafeContent("a manifest without entries", where=where)
-    version, world = str(told.get("version"))[:20], told.get("world_size")
+    version, world = str(metadata.get("version"))[:20], metadata.get("world_size")
     content = Content("torchsnapshot", f"torchsnapshot {version}, {world if type(world) is int else '?'} rank{'' if world == 1 else 's'}")
     tree = _Tree(files, manifest).all()
     take_tree(content, tree, files)
@@ -47,7 +48,7 @@ def detect_snapshot(files: Files) -> Content | None:
 
 
 def _step(content: Content) -> None:
-    """A count of steps in a script's own progress."""
+    """Take the step from a script's own progress."""
     for value in content.kept.values():
         if isinstance(value, dict) and content.step is None:
             content.step = next(
@@ -56,7 +57,7 @@ def _step(content: Content) -> None:
 
 
 class _Tree:
-    """Rank 0's entries, as the values that they were."""
+    """Rank 0's entries, as their original values."""
 
     def __init__(self, files: Files, manifest: dict[str, Any]) -> None:
         self._files, self._manifest, self._where = files, manifest, files.where(METADATA)
@@ -66,7 +67,7 @@ class _Tree:
             self._below.setdefault(parent, []).append(last)
 
     def all(self) -> dict[str, Any]:
-        """All of rank 0's components. ``UnsafeContent`` for a manifest that is none."""
+        """Return all of rank 0's components. Raise ``UnsafeContent`` for an invalid manifest."""
         try:
             return {_unquoted(last): self._value(f"0/{last}", 0) for last in self._below.get("0", [])}
         except RelightError:
@@ -83,9 +84,9 @@ class _Tree:
             below = self._below.get(path, [])
             if kind == "list":
                 return [self._value(f"{path}/{last}", level + 1) for last in sorted(below, key=int)]
-            there = set(below)
+            present = set(below)
             keys = {key: _quoted(key) for key in entry["keys"]}
-            missing = [key for key, last in keys.items() if last not in there]
+            missing = [key for key, last in keys.items() if last not in present]
             if missing:
                 raise CorruptCheckpoint(f"{path[:80]} has no {str(missing[0])[:40]!r}", where=self._where)
             return {key: self._value(f"{path}/{last}", level + 1) for key, last in keys.items()}
@@ -113,12 +114,12 @@ class _Tree:
         return Spec(dtype, shape, row_major(shape), 0, FileRange(begin, length), Home(self._files, name))
 
     def _pieces(self, path: str, entry: dict[str, Any]) -> AssembledTensor:
-        """Shards of a tensor, of all ranks: each rank's entry lists its own."""
+        """Return a tensor from the shards of all ranks: each rank's entry lists its own."""
         inner = path.partition("/")[2]
-        entries = [one for key, one in self._manifest.items() if key.partition("/")[2] == inner and one.get("type") == entry["type"]]
+        entries = [item for key, item in self._manifest.items() if key.partition("/")[2] == inner and item.get("type") == entry["type"]]
         boxes: dict[Box, tuple[Spec, Source]] = {}
-        for one in entries:
-            for shard in one.get("shards", one.get("chunks")):
+        for rank_entry in entries:
+            for shard in rank_entry.get("shards", rank_entry.get("chunks")):
                 spec = self._tensor(shard["tensor"])
                 box = Box(_numbers(shard["offsets"]), _numbers(shard["sizes"]))
                 if not isinstance(spec, Spec) or spec.shape != box.size:
@@ -164,13 +165,13 @@ def _refuse(what: str) -> Any:
 
 
 def _numbers(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or len(value) > 64 or any(type(one) is not int or not 0 <= one < 2**62 for one in value):
+    if not isinstance(value, list) or len(value) > 64 or any(type(number) is not int or not 0 <= number < 2**62 for number in value):
         raise ValueError("a shape or a place")
     return tuple(value)
 
 
 def _quoted(key: Any) -> str:
-    """A key as it stands in a path."""
+    """Return a key in the form that paths use."""
     return str(key).replace("%", "%25").replace("/", "%2F")
 
 

@@ -1,4 +1,4 @@
-"""A tensor in somebody else's file: what it is and where its bytes lie; and sources that give those bytes in order, a slab at a time."""
+"""Tensors in foreign files: their description, and sources that read their bytes in order, a slab at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relight.layout import Box, Source, check_tiling
 
 
 class FileRange(NamedTuple):
-    """Bytes of an open file. ``crc`` is what they are said to have, 0 if nothing is."""
+    """A range of bytes of an open file. ``crc``: their recorded checksum, 0 if there is none."""
 
     offset: int
     length: int
@@ -24,14 +24,14 @@ class FileRange(NamedTuple):
 
 
 class Home(NamedTuple):
-    """The file that a span is of."""
+    """The file to which a range belongs."""
 
     files: Files
     name: str
 
 
 class Spec(NamedTuple):
-    """A tensor that lies in a storage: ``offset`` and ``stride`` in elements. ``dtype`` by the format's name."""
+    """A tensor in a storage: ``offset`` and ``stride`` in elements. ``dtype`` by the format's name."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -42,12 +42,12 @@ class Spec(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes an element."""
+        """Bytes of one element."""
         return DTYPES[self.dtype].itemsize
 
     @property
     def in_order(self) -> bool:
-        """Whether its elements lie one behind the other, in row-major order."""
+        """Whether its elements are contiguous, in row-major order."""
         expected = 1
         for extent, stride in zip(reversed(self.shape), reversed(self.stride), strict=True):
             if extent != 1 and stride != expected:
@@ -62,12 +62,12 @@ class Spec(NamedTuple):
 
     @property
     def is_inside(self) -> bool:
-        """Whether each of its elements lies in the storage."""
+        """Whether all of its elements are inside the storage."""
         last = self.offset + sum((extent - 1) * step for extent, step in zip(self.shape, self.stride, strict=True))
         return not self.length or (min((self.offset, *self.stride)) >= 0 and (last + 1) * self.itemsize <= self.span.length)
 
     def source(self) -> Source:
-        """Its bytes, in row-major order. ``UnsafeContent`` if some lie outside its storage."""
+        """Return a source of its bytes, in row-major order. Raise ``UnsafeContent`` if some are outside its storage."""
         assert self.home is not None, "a tensor without a file"
         if not self.is_inside:
             raise UnsafeContent("a tensor has elements outside its storage", where=self.home.files.where(self.home.name))
@@ -77,7 +77,7 @@ class Spec(NamedTuple):
 
 
 class AssembledTensor(NamedTuple):
-    """A tensor that is put together: its bytes come from a source, whatever that is made of."""
+    """A tensor whose bytes come from any source, for example several files."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -86,12 +86,12 @@ class AssembledTensor(NamedTuple):
     """Equal for the same tensor."""
 
     def source(self) -> Source:
-        """Its bytes, in row-major order."""
+        """Return the source of its bytes, in row-major order."""
         return self.made_of
 
 
 class Compound(NamedTuple):
-    """A sparse or quantised tensor, of several: ``kind`` and ``meta`` as a leaf of the format has them."""
+    """A sparse or quantised tensor, made of several: ``kind`` and ``meta`` as in a leaf of the format."""
 
     kind: str
     parts: tuple[Any, ...]
@@ -99,7 +99,7 @@ class Compound(NamedTuple):
 
 
 def row_major(shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of a tensor whose elements lie in order."""
+    """Return the strides of a contiguous tensor."""
     strides: list[int] = []
     step = 1
     for extent in reversed(shape):
@@ -109,18 +109,18 @@ def row_major(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 class FileSource:
-    """Bytes of a file as they lie there."""
+    """Bytes of a file, unchanged."""
 
     def __init__(self, home: Home, offset: int, length: int, span: FileRange | None = None) -> None:
         self._home, self._offset, self.length = home, offset, length
         self._stretch = ChecksumRange(home.name, *span) if span is not None and span.crc else None
 
     def view(self) -> memoryview | None:
-        """None: they are read when they are wanted."""
+        """Return None: the bytes are read on demand."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Read them."""
+        """Read the bytes."""
         if not len(into):
             return
         with self._home.files.open(self._home.name) as handle:
@@ -130,17 +130,17 @@ class FileSource:
 
 
 class StridedSource:
-    """Elements that do not lie in order, gathered through a map of the file: memory is that of what is asked for."""
+    """Elements that are not in order, gathered through a memory map of the file. Memory: the requested bytes."""
 
     def __init__(self, home: Home, spec: Spec) -> None:
         self._home, self._spec, self.length = home, spec, spec.length
 
     def view(self) -> memoryview | None:
-        """None: they have to be gathered."""
+        """Return None: the elements must be gathered."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Gather them."""
+        """Gather the elements."""
         import numpy as np
 
         spec, size = self._spec, self._spec.itemsize
@@ -154,18 +154,18 @@ class StridedSource:
             raw = np.frombuffer(mapped, np.uint8, spec.span.length, spec.span.offset - begin)
             elements = raw[: spec.span.length // size * size].view(f"V{size}")
             out = np.frombuffer(into, f"V{size}")
-            for at in range(0, count, 1 << 18):
-                number = np.arange(first + at, first + min(at + (1 << 18), count), dtype=np.int64)
+            for position in range(0, count, 1 << 18):
+                number = np.arange(first + position, first + min(position + (1 << 18), count), dtype=np.int64)
                 places = np.full(len(number), spec.offset, np.int64)
                 for extent, stride in zip(reversed(spec.shape), reversed(spec.stride)):
                     number, index = np.divmod(number, extent)
                     places += index * stride
-                out[at : at + len(places)] = elements[places]
+                out[position : position + len(places)] = elements[places]
             del raw, elements
 
 
 class Joined:
-    """Runs of several sources, one behind the other: ``(source, start in it, length)``, in bytes."""
+    """Ranges of several sources, concatenated: ``(source, start in it, length)``, in bytes."""
 
     def __init__(self, runs: Sequence[tuple[Source, int, int]]) -> None:
         self._runs = [run for run in runs if run[2]]
@@ -175,27 +175,27 @@ class Joined:
         self.length = self._begins[-1]
 
     def view(self) -> memoryview | None:
-        """None: they lie apart."""
+        """Return None: the ranges are not contiguous."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Take of each run what is asked for."""
-        at = 0
+        """Read the requested bytes of each range."""
+        offset = 0
         index = bisect_right(self._begins, start) - 1
-        while at < len(into):
+        while offset < len(into):
             source, begin, length = self._runs[index]
-            skip = start + at - self._begins[index]
-            take = min(length - skip, len(into) - at)
-            _copy(source, begin + skip, into[at : at + take])
-            at, index = at + take, index + 1
+            skip = start + offset - self._begins[index]
+            take = min(length - skip, len(into) - offset)
+            _copy(source, begin + skip, into[offset : offset + take])
+            offset, index = offset + take, index + 1
 
 
 class Tiled:
-    """A tensor of which each box has its own source. The boxes tile the shape: else ``UnsafeContent``."""
+    """A tensor of which each box has its own source. Raise ``UnsafeContent`` unless the boxes tile the shape."""
 
     def __init__(self, dtype: str, shape: tuple[int, ...], boxes: Sequence[tuple[Box, Source]], where: str) -> None:
         self._size, self._shape = DTYPES[dtype].itemsize, shape
-        self._boxes = [one for one in boxes if one[0].elements]
+        self._boxes = [piece for piece in boxes if piece[0].elements]
         self.length = math.prod(shape) * self._size
         wrong = check_tiling(shape, [box for box, _ in self._boxes])
         if wrong is not None:
@@ -205,16 +205,17 @@ class Tiled:
                 raise CorruptCheckpoint(f"a piece of {source.length} bytes, where {box.elements * self._size} belong", where=where)
 
     def view(self) -> memoryview | None:
-        """None: they lie apart."""
+        """Return None: the boxes are not contiguous."""
         return None
 
     def fill(self, start: int, into: memoryview) -> None:
-        """Put the pieces where they belong."""
+        """Put the pieces into their places."""
         pieces = [(box.start, box.size, source, 0) for box, source in self._boxes]
         self._range(self._shape, pieces, start // self._size, (start + len(into)) // self._size, into)
 
     def _range(self, shape: tuple[int, ...], pieces: list[Any], first: int, last: int, into: memoryview) -> None:
-        """Elements ``first`` to ``last`` of a tensor of ``shape``, each piece ``(start, size, source, its first element there)``."""
+        """Fill elements ``first`` to ``last`` of a tensor of ``shape``. Each piece is ``(start, size, source, its
+        first element there)``."""
         if first >= last:
             return
         if len(pieces) == 1 and tuple(pieces[0][1]) == shape:
@@ -222,14 +223,14 @@ class Tiled:
             return
         row = math.prod(shape[1:])
         top, end = first // row, -(-last // row)
-        at = 0
+        offset = 0
         while top < end:
             lo, hi = max(first, top * row), min(last, (top + 1) * row)
             if lo == top * row and hi == (top + 1) * row:
                 stop = last // row
                 length = (stop - top) * row * self._size
-                self._rows(shape, pieces, top, stop, into[at : at + length])
-                at, top = at + length, stop
+                self._rows(shape, pieces, top, stop, into[offset : offset + length])
+                offset, top = offset + length, stop
                 continue
             inner = [
                 (start[1:], size[1:], source, base + (top - start[0]) * math.prod(size[1:]))
@@ -237,11 +238,11 @@ class Tiled:
                 if start[0] <= top < start[0] + size[0]
             ]
             length = (hi - lo) * self._size
-            self._range(shape[1:], inner, lo - top * row, hi - top * row, into[at : at + length])
-            at, top = at + length, top + 1
+            self._range(shape[1:], inner, lo - top * row, hi - top * row, into[offset : offset + length])
+            offset, top = offset + length, top + 1
 
     def _rows(self, shape: tuple[int, ...], pieces: list[Any], top: int, stop: int, into: memoryview) -> None:
-        """Whole rows of the first dimension."""
+        """Fill whole rows of the first dimension."""
         import numpy as np
 
         kind = f"V{self._size}"

@@ -1,4 +1,4 @@
-"""Files of ``torch.save``: the zip that it writes, and the row of pickles that it wrote before version 1.6."""
+"""Read files of ``torch.save``: the zip format, and the sequence of pickles before version 1.6."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MAGIC_BYTES = b"\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19."
 
 
 def form_of(files: Files, name: str) -> str:
-    """``zip`` or ``row``, by how the file begins; empty if it is neither."""
+    """Return ``zip`` or ``row``, from the file's first bytes; empty for others."""
     if files.size(name) < 16:
         return ""
     with files.open(name) as handle:
@@ -26,7 +26,8 @@ def form_of(files: Files, name: str) -> str:
 
 
 def read_torch(files: Files, name: str) -> Any:
-    """What was saved, with a ``Spec`` for each tensor. Objects of unknown classes are ``Made``; functions are refused."""
+    """Return the saved value, with a ``Spec`` for each tensor. Objects of unknown classes are ``UnpickledObject``;
+    functions are refused."""
     form, where = form_of(files, name), files.where(name)
     if not form:
         raise IncompatibleState("not a file of torch.save", where=where)
@@ -39,17 +40,18 @@ def read_torch(files: Files, name: str) -> Any:
 
 
 def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
-    """Magic number, version, the machine, the object, the storages' keys, and of each storage its number of elements and its bytes."""
+    """Read magic number, version, machine, object, storage keys, and for each storage its number of elements and its
+    bytes."""
     size = files.size(name)
     data = pread(handle, 0, min(size, PICKLE_BYTES_MAX), where)
-    at = 0
+    position = 0
     for expected in (_MAGIC, 1001, None):
-        value, length = read_first(data[at:], TABLE, where)
+        value, length = read_first(data[position:], TABLE, where)
         if expected is not None and value != expected:
             raise IncompatibleState("an old file of torch.save of another version", where=where)
         if expected is None and isinstance(value, dict) and value.get("little_endian") is False:
             raise IncompatibleState("saved on a machine of another byte order", where=where)
-        at += length
+        position += length
     seen: dict[str, tuple[str, int]] = {}
     spans: dict[str, FileRange] = {}
 
@@ -70,20 +72,20 @@ def _read_row(files: Files, name: str, handle: Handle, where: str) -> Any:
             raise UnsafeContent("a storage larger than the file, or told of in two ways", where=where)
         return Storage(kind.dtype, spans.get(key, FileRange(0, length)), Home(files, name))
 
-    begin = at
+    begin = position
     _, length = read_first(data[begin:], TABLE, where, storage, strangers=True)
-    at += length
-    keys, length = read_first(data[at:], TABLE, where)
-    at += length
-    files.read[name] = Digest(data[:at]).digest()
+    position += length
+    keys, length = read_first(data[position:], TABLE, where)
+    position += length
+    files.read[name] = Digest(data[:position]).digest()
     if not isinstance(keys, list) or set(map(str, keys)) != seen.keys() or len(keys) != len(seen):
         raise CorruptCheckpoint("other storages than its tensors lie in", where=where)
     for key in keys:
         dtype, count = seen[key]
-        if struct.unpack("<q", pread(handle, at, 8, where))[0] != count:
+        if struct.unpack("<q", pread(handle, position, 8, where))[0] != count:
             raise CorruptCheckpoint(f"storage {key[:40]!r} has another length than its tensors need", where=where)
-        spans[key] = FileRange(at + 8, count * DTYPES[dtype].itemsize)
-        at += 8 + spans[key].length
-    if at != size:
-        raise CorruptCheckpoint(f"{size} bytes long, where {at} were saved", where=where)
+        spans[key] = FileRange(position + 8, count * DTYPES[dtype].itemsize)
+        position += 8 + spans[key].length
+    if position != size:
+        raise CorruptCheckpoint(f"{size} bytes long, where {position} were saved", where=where)
     return read_first(data[begin:], TABLE, where, storage, strangers=True)[0]

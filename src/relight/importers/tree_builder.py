@@ -1,4 +1,5 @@
-"""From what another framework's files say to Relight's own tree and items. What has no place in it is left out, and told of."""
+"""Build Relight's tree and items from the values of a foreign file. Values that have no place there are listed as left
+out."""
 
 from __future__ import annotations
 
@@ -17,17 +18,17 @@ from relight.layout import Bytes, Item
 
 LEVELS_MAX = 80
 VALUES_MAX = 500_000
-"""Of containers, tensors and single values; of those in plain lists, sixteen times as many."""
+"""Containers, tensors and single values, at most; sixteen times as many in plain lists."""
 _BULK = 16
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 GROWTH_MAX = 16
-"""How many times as large as the files all tensors together may be: a storage may be said to hold many."""
+"""Largest ratio of all tensors to the files: a file can declare many tensors in one storage."""
 _OUT = object()
 _NUMPY_KINDS = "biufcSUMm"
 
 
 class Numbers(NamedTuple):
-    """An array that is here: its bytes, numpy's name of its dtype, its shape."""
+    """An array in memory: its bytes, numpy's name of its dtype, its shape."""
 
     data: bytes
     dtype: str
@@ -35,7 +36,7 @@ class Numbers(NamedTuple):
 
 
 class TreeBuilder:
-    """Collects items while the tree is made. A tensor that is met again is the same item.
+    """Collects items while the tree is built. A tensor that repeats becomes the same item.
 
     ``left_out`` has ``(what, why)``; ``trained`` are names of parameters that an optimizer has.
     """
@@ -50,27 +51,27 @@ class TreeBuilder:
         self._not_asked = 0
 
     def module(self, node: dict[str, Any], path: str, trained: Collection[str] = ()) -> dict[Any, Any]:
-        """A module's state: floating-point tensors are parameters, unless it is known which are."""
-        found: dict[Any, Any] = {}
+        """Return a module's state. Floating-point tensors are parameters, unless the trained names are known."""
+        entries: dict[Any, Any] = {}
         for key, value in node.items():
-            at = join_path(path, key)
+            below = join_path(path, key)
             if isinstance(value, (Spec, AssembledTensor)):
                 floating = "float" in value.dtype
                 mine = not trained or key in trained
-                leaf = self._leaf(value, at, "param" if floating and mine else "buffer", bool(trained) and floating and mine)
+                leaf = self._leaf(value, below, "param" if floating and mine else "buffer", bool(trained) and floating and mine)
             else:
-                leaf = self._value(value, at, "value", 1)
+                leaf = self._value(value, below, "value", 1)
             if leaf is not _OUT:
-                found[key] = leaf
-        return found
+                entries[key] = leaf
+        return entries
 
     def value(self, node: Any, path: str, role: str = "value") -> tuple[bool, Any]:
-        """Any other component: whether there is anything of it, and that."""
-        found = self._value(node, path, role, 1)
-        return (False, None) if found is _OUT else (True, found)
+        """Return whether any of another component is imported, and its node."""
+        built = self._value(node, path, role, 1)
+        return (False, None) if built is _OUT else (True, built)
 
     def finish(self) -> None:
-        """Say how much was not asked for."""
+        """Record how many tensors were not selected."""
         if self._not_asked:
             self.left_out.append((f"{self._not_asked} tensors", "not asked for"))
 
@@ -81,7 +82,7 @@ class TreeBuilder:
         if level > LEVELS_MAX or self._values < 0:
             raise UnsafeContent("values nested too deeply, or too many", where=self._where)
         kind = type(value)
-        if kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict):  # what a command line said
+        if kind is UnpickledObject and value.name == "Namespace" and isinstance(value.state, dict):  # command-line arguments
             value, kind = value.state, dict
         if kind in _PLAIN:
             return self._plain(value, path)
@@ -96,31 +97,31 @@ class TreeBuilder:
         if kind is Numbers:
             return self._numbers(value, path, role)
         if kind is dict:
-            found: dict[Any, Any] = {}
+            entries: dict[Any, Any] = {}
             for key, item in value.items():
-                at = join_path(path, key)
+                below = join_path(path, key)
                 if not _is_key(key):
-                    self._out(at, f"its key is a {_named(key)}")
+                    self._out(below, f"its key is a {_named(key)}")
                     continue
-                node = self._value(item, at, role, level + 1)
+                node = self._value(item, below, role, level + 1)
                 if node is not _OUT:
-                    found[key] = node
-            return found
+                    entries[key] = node
+            return entries
         if kind in (list, tuple):
             return self._sequence(value, path, role, level)
         if kind in (set, frozenset):
-            return value if all(_is_key(one) for one in value) else self._out(path, "a set of what has no place in one")
+            return value if all(_is_key(member) for member in value) else self._out(path, "a set of what has no place in one")
         return self._out(path, f"it holds a {_named(value)}")
 
     def _sequence(self, value: Any, path: str, role: str, level: int) -> Any:
-        if all(type(one) in _PLAIN for one in value):
+        if all(type(element) in _PLAIN for element in value):
             self._values -= len(value)
             if self._values < 0:
                 raise UnsafeContent("too many values", where=self._where)
-            nodes = [self._plain(one, path) for one in value]
+            nodes = [self._plain(element, path) for element in value]
         else:
             nodes = [self._value(item, join_path(path, i, sequence=True), role, level + 1) for i, item in enumerate(value)]
-        if any(node is _OUT for node in nodes):  # the others would be at other places
+        if any(node is _OUT for node in nodes):  # keep the positions of the others
             return _OUT if all(node is _OUT for node in nodes) else type(value)(None if node is _OUT else node for node in nodes)
         return type(value)(nodes)
 
@@ -141,7 +142,7 @@ class TreeBuilder:
         return _OUT if index is None else Leaf("tensor", (index,))
 
     def _expanded(self, spec: Spec, path: str, role: str, trainable: bool) -> Any:
-        """One that says its elements again and again: once is enough."""
+        """Return the leaf of a tensor that repeats elements: they are stored once."""
         shape = tuple(1 if not step else extent for extent, step in zip(spec.shape, spec.stride, strict=True))
         index = self._item(spec._replace(shape=shape, stride=tuple(step or 1 for step in spec.stride)), path, role, trainable)
         return _OUT if index is None else Leaf("expanded", (index,), spec.shape)
@@ -171,8 +172,8 @@ class TreeBuilder:
         names = {"sparse_coo": ("indices", "values")}[value.kind]
         if not self._wanted(path):
             return _OUT
-        found = [self._item(one, f"{path}/{name}", role, False) for name, one in zip(names, value.parts, strict=True)]
-        return _OUT if None in found else Leaf(value.kind, tuple(index for index in found if index is not None), value.meta)
+        indices = [self._item(part, f"{path}/{name}", role, False) for name, part in zip(names, value.parts, strict=True)]
+        return _OUT if None in indices else Leaf(value.kind, tuple(index for index in indices if index is not None), value.meta)
 
     def _made(self, value: UnpickledObject, path: str, role: str) -> Any:
         if value.name.startswith(STRANGE):
@@ -207,12 +208,12 @@ class TreeBuilder:
 
 
 def array_of(value: UnpickledObject) -> Any:
-    """An array, as it was pickled: numbers and plain text only. ``ValueError`` and the like for what is none."""
+    """Return a pickled array of numbers or plain text. Raise ``ValueError`` and the like for others."""
     import numpy as np
 
-    _, shape, told, columns, data = value.state
-    dtype = numpy_dtype(told)
-    if not isinstance(shape, tuple) or len(shape) > 32 or any(type(one) is not int or one < 0 for one in shape):
+    _, shape, descriptor, columns, data = value.state
+    dtype = numpy_dtype(descriptor)
+    if not isinstance(shape, tuple) or len(shape) > 32 or any(type(extent) is not int or extent < 0 for extent in shape):
         raise ValueError("shape")
     if not isinstance(data, bytes) or math.prod(shape) * dtype.itemsize != len(data):
         raise ValueError("shape and bytes")
@@ -220,7 +221,7 @@ def array_of(value: UnpickledObject) -> Any:
 
 
 def numpy_dtype(node: Any) -> Any:
-    """numpy's dtype, as it was pickled, or by its name. ``ValueError`` for one that is more than numbers or text."""
+    """Return numpy's dtype, from its pickle or its name. Raise ``ValueError`` unless it is of numbers or text."""
     import numpy as np
 
     text = node
@@ -245,7 +246,7 @@ def _is_text(value: str) -> bool:
 
 def _is_key(key: Any, level: int = 0) -> bool:
     if type(key) in (tuple, frozenset):
-        return level < 8 and len(key) <= EQUAL_HASHES_MAX and all(_is_key(one, level + 1) for one in key)
+        return level < 8 and len(key) <= EQUAL_HASHES_MAX and all(_is_key(element, level + 1) for element in key)
     if type(key) is str:
         return _is_text(key) and len(key) <= NAME_BYTES_MAX
     return key is None or type(key) in (bool, int, float, complex, bytes)

@@ -1,5 +1,8 @@
-"""Arrays of zarr 3 whose chunks are files, or lie in shards, which are files with an index: plain, or of zstd. What else a codec may be is
-refused by its name. (zarr-specs.readthedocs.io, version 3.0, and its ``sharding_indexed``)"""
+"""Read arrays of zarr 3 whose chunks are files, or are in shards, which are files with an index: uncompressed, or
+zstd.
+
+Any other codec is refused by name. (zarr-specs.readthedocs.io, version 3.0, and its ``sharding_indexed``)
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ if TYPE_CHECKING:
     from relight.importers.chunked import Elements
 
 INNER_MAX = 1 << 16
-"""Chunks in one shard."""
+"""Chunks in one shard, at most."""
 _NOWHERE = 2**64 - 1
-"""What an index says of a chunk that was not written."""
+"""Index entry of a chunk that was not written."""
 
 
 class Codecs(NamedTuple):
-    """How a chunk is coded, and, of shards, how they are cut: ``inner`` is None for chunks that are files."""
+    """The codec of a chunk, and the chunk shape inside shards: ``inner`` is None for chunks that are files."""
 
     zstd: bool
     inner: tuple[int, ...] | None = None
@@ -35,24 +38,26 @@ class Codecs(NamedTuple):
 
 
 def read_zarr3(files: Files, home: str) -> AssembledTensor:
-    """The array in the folder ``home``. ``IncompatibleState`` names what is not understood; a chunk that is missing is damage, as Orbax
-    writes all of them."""
+    """Return the array in the folder ``home``.
+
+    ``IncompatibleState`` names what is not supported. A missing chunk is damage, as Orbax writes all of them.
+    """
     where = files.where(home)
-    told = files.json(f"{home}/zarr.json")
-    if not isinstance(told, dict) or told.get("zarr_format") != 3 or told.get("node_type") != "array":
+    metadata = files.json(f"{home}/zarr.json")
+    if not isinstance(metadata, dict) or metadata.get("zarr_format") != 3 or metadata.get("node_type") != "array":
         raise IncompatibleState("something other than an array of zarr 3", where=where)
-    dtype = told.get("data_type")
+    dtype = metadata.get("data_type")
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise IncompatibleState(f"dtype {str(dtype)[:40]}, which Relight has no name for", where=where)
-    grid, given = _named(told.get("chunk_grid"), where)
-    if grid != "regular" or told.get("storage_transformers"):
+    grid, grid_options = _named(metadata.get("chunk_grid"), where)
+    if grid != "regular" or metadata.get("storage_transformers"):
         raise IncompatibleState("chunks of several shapes, or stored in a way of its own", where=where)
-    shape, outer = numbers_of(told.get("shape"), where), numbers_of(given.get("chunk_shape"), where)
-    codecs = _codecs(told.get("codecs"), dtype, where)
+    shape, outer = numbers_of(metadata.get("shape"), where), numbers_of(grid_options.get("chunk_shape"), where)
+    codecs = _codecs(metadata.get("codecs"), dtype, where)
     inner = outer if codecs.inner is None else codecs.inner
     if len(shape) != len(outer) or len(inner) != len(outer) or any(not b or a % b for a, b in zip(outer, inner, strict=True)):
         raise UnsafeContent("chunks of another number of dimensions, or that do not fill their shards", where=where)
-    name_of = _names(told.get("chunk_key_encoding"), where)
+    name_of = _names(metadata.get("chunk_key_encoding"), where)
     size = math.prod(inner) * DTYPES[dtype].itemsize
     shards = _Shards(files, outer, inner, codecs)
 
@@ -67,7 +72,7 @@ def read_zarr3(files: Files, home: str) -> AssembledTensor:
 
 
 class _Shards:
-    """Chunks out of shards."""
+    """Reads chunks from shards."""
 
     def __init__(self, files: Files, outer: tuple[int, ...], inner: tuple[int, ...], codecs: Codecs) -> None:
         self._files, self._outer, self._inner, self._codecs = files, outer, inner, codecs
@@ -76,7 +81,7 @@ class _Shards:
             raise UnsafeContent(f"{math.prod(self._counts)} chunks in a shard", where=files.path)
 
     def chunk(self, file: str, box: Box, limit: int) -> Iterator[bytes]:
-        """The bytes of the one at ``box``, as they are coded."""
+        """Yield the encoded bytes of the chunk at ``box``."""
         index: bytes = self._files.held.get(("index", self._files.where(file)), lambda: self._read(file), len)
         number = 0
         for start, whole, extent, count in zip(box.start, self._outer, self._inner, self._counts, strict=True):
