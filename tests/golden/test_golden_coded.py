@@ -12,7 +12,7 @@ from fingerprints import every_byte, hashed
 
 import relight
 from relight.catalog import Run, candidates, verify_checkpoint
-from relight.catalog.storage_stats import storage_stats
+from relight.catalog.storage_stats import stored_as
 from relight.errors import ConfigError, CorruptCheckpoint, WrongKey
 from relight.keys import write_key_file
 from relight.keys.guard import StoreSecurity
