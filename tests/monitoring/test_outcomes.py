@@ -88,7 +88,7 @@ def test_nodes_that_leave_hardware_and_roll_backs_are_alerts_for_a_day(run: Path
     assert fired(run) == {}
     write(run, incident(7000, "hardware", "resume"), incident(6000, "hardware", "exclude_node"), incident(500, "numerical", "roll back"))
     assert fired(run) == {
-        "node_excluded": "1 node has left the job within a day; the last: n7: why leave",
+        "node_excluded": "1 node has left the job within a day; the last: n7: why exclude_node",
         "hardware_failure": "2 hardware failures within a day; the last: n7: hardware failed",
         "rolled_back": "the run went back once within a day: why roll back",
     }

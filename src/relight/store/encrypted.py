@@ -175,13 +175,8 @@ class EncryptedStore(StoreWrapper):
             raise
 
     def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
-        """See ``invalidate_cache``. Invalidate the pages of the range; without a range, the whole file."""
-        if offset or length is not None:
-            first = offset // PAGE_BYTES * PAGE_BYTES
-            end = None if length is None else -(-(offset + length) // PAGE_BYTES) * PAGE_BYTES
-            invalidate_cache(self.inner, key, first, None if end is None else end - first)
-        else:
-            invalidate_cache(self.inner, key)
+        """See ``invalidate_cache``. Invalidate the whole file: its tags and its trailer, at its end, may be older than the range."""
+        invalidate_cache(self.inner, key)
 
     def _ring_now(self, make: bool = False) -> KeyRing:
         with self._lock:
