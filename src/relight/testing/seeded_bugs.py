@@ -191,7 +191,7 @@ PLANTED: dict[str, Bug] = {
         ),
         Edit(
             "relight.policy.keep:decide_keep",
-            "        users = [user for user in one.needed_by if reasons.get(user)]\n",
+            "        users = [user for user in checkpoint.needed_by if reasons.get(user)]\n",
             "        users = []\n",
         ),
     ),
