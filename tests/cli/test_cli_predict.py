@@ -34,7 +34,7 @@ def test_train_and_eval_without_libraries_or_with_a_picture(relight, tmp_path: P
     [
         (("train", "m", "--detectors", "tea-leaves"), "no detector tea-leaves"),
         (("train", "m", "--if-older", "long"), "--if-older"),
-        (("train", "m", "--runs", "0"), "not a run for each"),
+        (("train", "m", "--runs", "0"), "at least one run each"),
         (("eval", "--runs", "0"), "no runs"),
         (("eval", "none.model"), "no model"),
     ],
