@@ -141,7 +141,7 @@ def a_folder_is_durable_with_its_records() -> list[str]:
 def a_synced_record_survives_with_its_folder() -> list[str]:
     """``Log.sync`` makes a record durable that two killed processes left: one made its folder, the other linked the record there.
 
-    Neither had come to the fsync of the folder's name.
+    Both were killed before the fsync of the folder's name.
     """
     wrong: set[str] = set()
     linked: list[SimulatedDisk] = []
@@ -167,14 +167,12 @@ def a_synced_record_survives_with_its_folder() -> list[str]:
 
 @rule
 def a_summary_keeps_the_line_of_descent_of_forgotten_parents() -> list[str]:
-    """A checkpoint whose retired parent a summary leaves out has the ancestors that it had: not those of an abandoned line."""
+    """A summary leaves a retired parent out: its child keeps its own ancestors, and gets none of an abandoned line."""
     with short_folders(1), patched((summary_module, "REPEATED_WITHIN", 1)):
         _, store = simulated()
         line(store, "fresh", None, 1, 2, 3)
         line(store, "fresh", None, 4, 5, 6, 7, 8)
         execute(plan_prune(store, RUN, keep(last=2)), store)
         line(store, "start", fold(Log(store, RUN).read()).live[-1].id, 9, 10)
-        forgotten = {one.id for one in fold(Log(store, RUN, whole=True).read()).retired.values()} - fold(
-            Log(store, RUN).read()
-        ).retired.keys()
+        forgotten = set(fold(Log(store, RUN, whole=True).read()).retired) - fold(Log(store, RUN).read()).retired.keys()
         return _differs(store, "forgotten parents") + ([] if forgotten else ["the summary has left nothing out"])
