@@ -61,7 +61,7 @@ def test_without_relight_json_a_store_is_known_by_its_runs(runs: Path) -> None:
         ("runs/demo/zzz", "runs/demo is a run: name one of its checkpoints after @"),
         (".", "below it are ./runs"),
         ("nope/deep/er", "/runs"),
-        ("", "no store"),
+        ("", "zero byte"),
     ],
 )
 def test_near_misses_are_answered_with_what_is_there(runs: Path, path: str, says: str) -> None:

@@ -60,5 +60,5 @@ def test_a_run_without_tiers(tmp_path: Path) -> None:
     """It is said how a run gets some; a store is asked for a run."""
     save(Attempt.begin(LocalStore(tmp_path), "run"), 0)
     assert "relight.Tiers" in relight("drain", tmp_path / "run", status=2)
-    assert "name one" in relight("ls", tmp_path, "--tiers", status=2)
+    assert "needs a run" in relight("ls", tmp_path, "--tiers", status=2)
     assert "here" in relight("ls", tmp_path / "run", "--tiers")

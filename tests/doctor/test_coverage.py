@@ -105,7 +105,7 @@ def test_a_run_that_cannot_be_read_is_checked_for_that_alone() -> None:
 
 def test_every_look_is_known_to_the_count() -> None:
     """Each label of a look in ``facts_…`` has its fields: a new look cannot fail unnoticed by the count."""
-    text = "".join(path.read_text(encoding="utf-8") for path in DOCTOR.glob("facts_*.py")) + (DOCTOR / "look.py").read_text(
+    text = "".join(path.read_text(encoding="utf-8") for path in DOCTOR.glob("facts_*.py")) + (DOCTOR / "collect.py").read_text(
         encoding="utf-8"
     )
     labels = set(re.findall(r'(?:seen|looking\.at)\(\s*"([^"{]+)"', text)) | set(re.findall(r'unseen\["([^"{]+)"\] =', text))

@@ -55,11 +55,11 @@ class End:
     def __init__(self, board: Board, rank: int) -> None:
         self._board, self._rank = board, rank
 
-    def tell(self, what: str, data: bytes) -> None:
+    def send(self, what: str, data: bytes) -> None:
         """See ``Exchange``."""
         self._board.put(f"{what}/{self._rank}", data)
 
-    def hear(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
+    def receive(self, what: str, of: Collection[int], within_s: float) -> dict[int, bytes]:
         """See ``Exchange``."""
         return self._board.find(what, of, within_s)
 

@@ -122,7 +122,7 @@ def test_what_a_copy_takes_from_the_steps_is_told_from_what_they_take_anyway() -
         pace.close()
     best_s = onwards(0.5 / 3600, 10.0, [Level("cold", Costs(10.0, 32.0, 60.0), 1 - 63 / 419)])[0].interval_s
     assert found[None]["cold"] == pytest.approx(best_s - 5)
-    assert "10 s of the steps" in str(found[None]["cold.why"])
+    assert "costs the steps 10 s" in str(found[None]["cold.why"])
     assert found["90s"]["cold"] == pytest.approx(80)
     assert found[0]["cold"] == 0
     with pytest.raises(ConfigError):
@@ -154,7 +154,7 @@ def test_a_run_drains_at_the_interval_that_it_found_and_its_end_is_everywhere(tm
     near, far = (Run(open_bytes(str(tmp_path / one)), "run").history().live for one in ("hot", "cold"))
     assert far[-1].step == near[-1].step == 149
     told = [one for one in heard if one.name == "tiers.paced"]
-    assert told and "of the steps" in told[0].fields["reason"]
+    assert told and "costs the steps" in told[0].fields["reason"]
     from_step = max(one.fields["step"] for one in heard[: heard.index(told[0])] if one.name == "save.durable")
     held = [one.step for one in near if from_step + 20 < one.step < 149]
     assert len(held) >= 3 and not {one.step for one in far} & set(held)
