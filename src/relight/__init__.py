@@ -64,7 +64,7 @@ _HOMES = {
     "relight.heartbeat": ("phase",),
     "relight.heartbeat.standby": ("standby",),
 }
-_ROOMS = ("capture", "foreign", "observe", "policy")
+_ROOMS = ("capture", "importers", "observe", "policy")
 """Packages whose functions the documentation calls by their whole path, as ``relight.observe.subscribe``."""
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

@@ -215,7 +215,7 @@ def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
     write_key_file(str(tmp_path / "k"))
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"
-        f"from relight.keys import Keychain; Keychain.of('file:{tmp_path / 'k'}')\n"
+        f"from relight.keys import Keychain; Keychain.from_specs('file:{tmp_path / 'k'}')\n"
         "print(resource.getrlimit(resource.RLIMIT_CORE)[0])"
     )
     most = resource.getrlimit(resource.RLIMIT_CORE)[1]
@@ -240,7 +240,7 @@ def test_a_real_core_dump_is_searched(tmp_path: Path) -> None:
     program = (
         "import os, resource; resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"
         "from relight.keys import Keychain; from relight.store.memory import MemoryStore; from relight.store.encrypted import EncryptedStore\n"
-        f"store = EncryptedStore(MemoryStore(), Keychain.of('file:{tmp_path / 'k'}'))\n"
+        f"store = EncryptedStore(MemoryStore(), Keychain.from_specs('file:{tmp_path / 'k'}'))\n"
         "store.put_once('x', b'y'); os.abort()"
     )
 

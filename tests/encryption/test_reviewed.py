@@ -52,7 +52,7 @@ def test_a_trainer_that_outlives_a_rekeying_is_told(specs: list[str]) -> None:
     store = EncryptedStore(inner, Keychain.from_specs(specs[:2]))
     save(store, 1)
     rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
-    assert "anew" in refuses(WrongKey, lambda: save(store, 2)).what
+    assert "rekeyed meanwhile" in refuses(WrongKey, lambda: save(store, 2)).what
     save(store, 3)
     assert sound(inner, specs[1]) == 2
     late = EncryptedStore(inner, Keychain.from_specs(specs[1]))

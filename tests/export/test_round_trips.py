@@ -15,7 +15,7 @@ from relight.export import Options, execute_export, plan_export
 from relight.importers import detect, import_checkpoint
 from relight.store import open_bytes
 
-GOLDEN = Path(__file__).parents[1] / "foreign" / "golden"
+GOLDEN = Path(__file__).parents[1] / "importers" / "golden"
 SOURCES = (
     "accel/state", "deep/stage1", "deep/stage2", "deep/stage3", "deep/universal1", "hugging/checkpoint-3", "hugging/sharded", "light/last.ckpt",
     "mega/iter_0000100", "orb/files", "snap/snapshot",

@@ -62,7 +62,7 @@ def _each_start(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[lis
     from relight.agent import launch
 
     found = _starts(monkeypatch)
-    task: Any = SimpleNamespace(say=print, ending=threading.Event(), lines=[])
+    task: Any = SimpleNamespace(add_line=print, ending=threading.Event(), lines=[])
     guard: Any = None
     drainer = Drainer.__new__(Drainer)
     drainer._changed, drainer._stopped = threading.Condition(), False
