@@ -192,5 +192,5 @@ def test_a_number_that_never_shows_is_given_up(monkeypatch: pytest.MonkeyPatch) 
 
     store.damage = damage
     store.listed = lambda name: not hidden.endswith(name)
-    with pytest.raises(StoreUnavailable, match="does not show"):
+    with pytest.raises(StoreUnavailable, match="is taken, but its file cannot be read"):
         save(attempt, 1)
