@@ -218,7 +218,7 @@ def test_the_command_says_what_it_does(tmp_path: Path) -> None:
     refused = subprocess.run(
         [sys.executable, "-m", "relight", "migrate", "old", "some"], cwd=tmp_path, capture_output=True, text=True, check=False
     )
-    assert refused.returncode == 2 and "no store" in refused.stderr
+    assert refused.returncode == 2 and "not a store" in refused.stderr
 
 
 @pytest.mark.crash

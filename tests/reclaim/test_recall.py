@@ -88,7 +88,7 @@ def test_it_goes_when_its_time_is_over_by_the_records(run: tuple[LocalStore, Att
     prune(store, attempt)
     assert not directory(store, ids[0])
     assert directory(store, ids[1])
-    with pytest.raises(CheckpointNotFound, match="given up"):
+    with pytest.raises(CheckpointNotFound, match="were swept"):
         recall(store, "run", [ids[0]])
     recall(store, "run", [ids[1]])
     assert live(store) == [ids[1], ids[3]]
@@ -149,7 +149,7 @@ def test_without_undo_it_goes_at_once(run: tuple[LocalStore, Attempt, Hours]) ->
     ids.append(save(attempt, 2))
     prune(store, attempt, undo=None)
     assert directory(store, ids[0]) and not directory(store, ids[1])
-    with pytest.raises(CheckpointNotFound, match="given up"):
+    with pytest.raises(CheckpointNotFound, match="were swept"):
         recall(store, "run", [ids[1]])
 
 

@@ -305,7 +305,7 @@ def test_a_store_that_does_not_answer_is_no_damage() -> None:
         {"within": "7"},
         {"budget": "much"},
         {"budget": 0},
-        {"behind": 1.5},
+        {"lag_steps": 1.5},
         {"mode": "up"},
     ],
 )

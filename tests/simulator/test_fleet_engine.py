@@ -150,7 +150,7 @@ def test_a_lemon_leaves_sooner_if_the_rules_say_so() -> None:
     """The supervisor's own decision takes a machine out that fails again and again."""
     made = fleet(failure=(), silent=Silent(), lemons=Lemons(share=0.2, mtbf_hours=3.0, cured=1.0), spares=8, days=20.0)
     patient, strict = (simulate(made, policy_of(f"10m,last=1,node_failures={count}"), 4) for count in (50, 1))
-    assert patient.actions.get("leave", 0) == 0 < strict.actions["leave"]
+    assert patient.actions.get("exclude_node", 0) == 0 < strict.actions["exclude_node"]
     assert strict.failures["lemon"] < patient.failures["lemon"] / 3
     assert strict.goodput > patient.goodput
 

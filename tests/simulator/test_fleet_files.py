@@ -190,7 +190,7 @@ def test_a_recorded_run_is_played_again_under_other_settings() -> None:
     """Its failures when they were, steps as long as they were, ways back as long; the time between jobs does not count."""
     told = [
         incident("2026-11-20T10:50:00Z", "killed"),
-        incident("2026-11-21T10:30:00Z", "hardware", "leave", 80.0),
+        incident("2026-11-21T10:30:00Z", "hardware", "exclude_node", 80.0),
         incident("2026-11-21T10:31:00Z", "killed", "end"),
     ]
     recorded = recorded_of("demo", told, ACCOUNTS)
