@@ -331,3 +331,17 @@ def test_damage_beneath_never_escapes_as_another_error(store: EncryptedStore) ->
         files(store)["run/log/1"] = attacks[number % 4]()
         refuses(RelightError, lambda: store.get("run/log/1", 1 << 20))
         refuses(RelightError, lambda: read_all(store, "run/log/1"))
+
+
+def test_a_doubted_range_is_read_again_with_the_tags_of_its_file(tmp_path: Path) -> None:
+    """The tags and the trailer at a file's end may be as old as the range: a cache below drops the whole file."""
+
+    class Below(MemoryStore):
+        dropped: tuple[str, int, int | None] | None = None
+
+        def invalidate(self, key: str, offset: int = 0, length: int | None = None) -> None:
+            self.dropped = (key, offset, length)
+
+    below = Below()
+    EncryptedStore(below, fresh_key(tmp_path)).invalidate("run/file", 5, 10)
+    assert below.dropped == ("run/file", 0, None)

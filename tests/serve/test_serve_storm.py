@@ -56,7 +56,7 @@ class Running:
 
     def connect(self, data: bytes = b"", host: str = "127.0.0.1") -> socket.socket:
         """A connection from an address of our own, which has sent this."""
-        one = socket.create_connection(("127.0.0.1", self.port), timeout=60, source_address=(host, 0))
+        one = socket.create_connection(("127.0.0.1", self.port), timeout=10, source_address=(host, 0))
         with contextlib.suppress(OSError):
             one.sendall(data)
         return one
