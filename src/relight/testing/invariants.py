@@ -535,7 +535,7 @@ def swept_temporary_loses_the_race() -> list[str]:
     return [] if create_once(Raced(disk), "/disk/name", b"loser") is False else ["both were told that they won"]
 
 
-class _AfterLinks(HookedDisk):
+class AfterLinks(HookedDisk):
     """Keeps a copy of the disk just behind each ``link``, and power cuts of many kinds behind every changing call."""
 
     def __init__(self, inner: SimulatedDisk, *, cuts: int = 0) -> None:
@@ -560,10 +560,10 @@ def record_of_the_dead_is_durable_before_the_next() -> list[str]:
     wrong = set()
     disk, store = simulated()
     saves(store, 1)
-    dying = _AfterLinks(disk)
+    dying = AfterLinks(disk)
     saves(LocalStore(ROOT, disk=dying), 2)
     for left in dying.linked:
-        next_one = _AfterLinks(left, cuts=8)
+        next_one = AfterLinks(left, cuts=8)
         Attempt.begin(LocalStore(ROOT, disk=next_one), RUN)
         for after in next_one.cut:
             view = Log(LocalStore(ROOT, disk=after), RUN).read()

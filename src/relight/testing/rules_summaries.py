@@ -17,7 +17,7 @@ from relight.reclaim import execute, plan_prune
 from relight.store import ByteStore, LocalStore
 from relight.testing.crash import Observed
 from relight.testing.disks import CUTS, DiskCall, SimulatedDisk
-from relight.testing.invariants import MadeByTheDead, rule, simulated
+from relight.testing.invariants import AfterLinks, MadeByTheDead, rule, simulated
 from relight.testing.rules_lines import line
 from relight.testing.scenario import ROOT, RUN, fresh_disk, patched, short_folders
 
@@ -145,16 +145,14 @@ def a_synced_record_survives_with_its_folder() -> list[str]:
     """
     wrong: set[str] = set()
     linked: list[SimulatedDisk] = []
-
-    def clone_after_link(number: int, when: str, call: DiskCall, inner: SimulatedDisk) -> None:
-        if when == "after" and call.name == "link" and f"/{LOG_DIR}/0" in call.path:
-            linked.append(inner.clone())
-
     with short_folders(1):
         for nth in range(1, 4):
-            disk = Observed(fresh_disk(), clone_after_link)
-            raced = MadeByTheDead(disk, "lstat", f"{ROOT}/{RUN}/{LOG_DIR}/{folder_name(1)}", nth)
-            line(LocalStore(ROOT, disk=raced), "fresh", None, 1, 2, 3, 4, 5)
+            disk = fresh_disk()
+            line(LocalStore(ROOT, disk=disk), "fresh", None, 1)
+            dying = AfterLinks(disk)
+            raced = MadeByTheDead(dying, "lstat", f"{ROOT}/{RUN}/{LOG_DIR}/{folder_name(1)}", nth)
+            line(LocalStore(ROOT, disk=raced), "start", None, 2, 3, 4, 5)
+            linked += dying.linked
         for clone in linked:
             log = Log(LocalStore(ROOT, disk=clone), RUN)
             head = log.read().head
