@@ -27,6 +27,7 @@ from relight.checkpointer.save_handle import Save
 from relight.checkpointer.signals import SignalHandlers
 from relight.errors import StoreUnavailable
 from relight.observe import counters, subscribe
+from relight.save_reason import ASKED
 from relight.store.disk import Disk
 
 
@@ -610,7 +611,7 @@ def test_a_save_that_failed_unheard_is_told_and_made_up_for_behind_an_exception(
         for step in range(2):
             one_step(model, optimizer)
             ckpt.step(step)
-        ckpt._under_way.add(7, InflightSave(Save(1, "asked"), {}, (1, None), None))
+        ckpt._under_way.add(7, InflightSave(Save(1, ASKED), {}, (1, None), None))
         ckpt._last_saved = (1, None)
         ckpt._under_way.on_done(SaveOutcome(SaveResult(7, "lost"), StoreUnavailable("the disk has gone")))
         raise ValueError("the caller's")

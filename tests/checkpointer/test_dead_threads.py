@@ -26,6 +26,7 @@ from relight.comm import new_threads
 from relight.comm.new_threads import ThreadPool
 from relight.errors import StoreUnavailable
 from relight.observe import Event, thread_start
+from relight.save_reason import ASKED
 from relight.snapshot import copier
 from relight.snapshot.copier import Copier, Snapshot
 from relight.snapshot.touch_detection import SLICE_BYTES, GuardedTensors
@@ -232,7 +233,7 @@ def test_two_outcomes_of_one_save_end_no_training() -> None:
     """The agent's answer and the end of its connection may both bring a save's outcome: the first counts, and training continues."""
     under_way = InflightSaves()
     for number in (1, 2):
-        under_way.add(number, InflightSave(Save(number, "every"), {}, (number, None), None))
+        under_way.add(number, InflightSave(Save(number, ASKED), {}, (number, None), None))
     for number in (1, 1, 2):
         under_way.on_done(SaveOutcome(SaveResult(number, f"id{number}"), StoreUnavailable("gone")))
     collected = []

@@ -25,6 +25,7 @@ from relight.format import encode_tree
 from relight.heartbeat import HeartbeatWriter, RankStateWriter, lost_of, make_rank_state, rank_state_path
 from relight.heartbeat.heartbeat_page import make_page
 from relight.layout import Bytes
+from relight.save_reason import SaveReason
 from relight.store import open_bytes
 
 STEP = 5
@@ -68,7 +69,7 @@ class Rank:
         return self.heirs.hand_over(RuntimeError("lost"), self.boundary, attempt.place, _request, [])
 
 
-def _request(state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
+def _request(state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
     return SaveRequest(step=step, tree=encode_tree(state.tree), items=state.items, reason=reason, components=state.kinds)
 
 

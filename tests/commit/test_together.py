@@ -25,6 +25,7 @@ from relight.errors import Fenced, NoSpace, RelightError
 from relight.format.names import READY_DIR
 from relight.log import fold
 from relight.observe import counters
+from relight.save_reason import ASKED
 from relight.store import LocalStore
 
 
@@ -59,7 +60,7 @@ def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> N
     stale = StaleModelCheck(components, ComponentWatch(components, reports=False))
     before = counters["save.stale"]
     for step in range(3):
-        save = Save(step, "asked")
+        save = Save(step, ASKED)
         stale.notice(save, step - 1, b"", 100)
     assert counters["save.stale"] == before
 

@@ -44,6 +44,7 @@ from relight.doctor.finding import all_checks
 from relight.errors import ConfigError, CorruptCheckpoint, LeaseHeld, RelightError, SaveFailed
 from relight.log import History, Log, fold
 from relight.observe import subscribe
+from relight.save_reason import SaveReason
 from relight.store import open_bytes
 from relight.store.base import Uncertain
 from relight.store.retry import decode_with_reread
@@ -234,7 +235,7 @@ def ungiven_optimizer(tmp_path: Path) -> str:
 
 def no_free_slot(tmp_path: Path) -> str:
     with said() as lines:
-        postpone("every 400 steps", 399, "no snapshot slot is free")
+        postpone(SaveReason("every", "every 400 steps"), 399, "no snapshot slot is free")
     return "\n".join(lines)
 
 

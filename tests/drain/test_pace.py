@@ -23,6 +23,7 @@ from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers, keep, tier
 from relight.policy.keep import Candidate, Keep
 from relight.policy.tiers import NOW, PACE_TOPIC, TierPace, owed
+from relight.save_reason import of_record
 from relight.store import LocalStore, open_bytes
 
 
@@ -69,7 +70,7 @@ def begin(folder: Path) -> Attempt:
 
 def made(attempt: Attempt, step: int, reason: str = "adaptive, every 1 s") -> str:
     """A save with that reason."""
-    return attempt.save(SaveRequest(step=step, tree=encode_tree({}), items=(), reason=reason)).id
+    return attempt.save(SaveRequest(step=step, tree=encode_tree({}), items=(), reason=of_record(reason, "", ""))).id
 
 
 def paced(attempt: Attempt, **data: object) -> None:

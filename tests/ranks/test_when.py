@@ -35,7 +35,8 @@ def test_steps_tell_every_rank_by_themselves() -> None:
 
     def rank(world: ThreadGroup) -> list[str | None]:
         ranks = Ranks(world, (), 5.0)
-        return [ranks.agree_on_save(facts(step), relight.every(steps=3), None, False) for step in range(7)]
+        reasons = [ranks.agree_on_save(facts(step), relight.every(steps=3), None, False) for step in range(7)]
+        return [reason and reason.text for reason in reasons]
 
     assert ThreadGroup.run(3, rank) == [[None, None, "every 3 steps", None, None, "every 3 steps", None]] * 3
 
@@ -75,7 +76,7 @@ def test_a_signal_to_one_rank_is_a_signal_to_all() -> None:
         return found
 
     for number, found in enumerate(ThreadGroup.run(3, rank)):
-        assert [reason for reason, _ in found] == [None, None, "SIGUSR1", None, "SIGTERM", None], number
+        assert [reason and reason.by for reason, _ in found] == [None, None, "SIGUSR1", None, "SIGTERM", None], number
         assert [ending for _, ending in found][4:] == [True, True] and not found[2][1]
 
 
@@ -125,7 +126,7 @@ def test_a_postponed_save_has_the_step_at_which_it_was_due() -> None:
         ranks, found = Ranks(world, (), 5.0), []
         for step in range(9):
             reason = ranks.agree_on_save(facts(step), relight.every(steps=4), None, world.rank == 1 and 2 <= step < 4)
-            found += [(step, reason)] if reason else []
+            found += [(step, reason.text)] if reason else []
         return found
 
     assert ThreadGroup.run(2, rank) == [[(5, "every 4 steps (postponed from step 3)"), (7, "every 4 steps")]] * 2

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.serve.made_server import serving
 from tests.serve.made_stores import make_store
@@ -28,6 +29,7 @@ from relight.catalog.save_requests import (
 )
 from relight.errors import ConfigError, StoreUnavailable
 from relight.heartbeat import request_path, take_request, write_request
+from relight.save_reason import requested_by
 from relight.store import open_bytes
 from relight.supervise.requests import Requests
 
@@ -128,13 +130,19 @@ def test_what_no_reason_can_be_is_refused_before_anything_is_written(run: Run, w
 def test_who_asked_is_taken_once_and_by_the_rank_that_it_is_told(tmp_path: Path) -> None:
     """A later SIGUSR1 that somebody sends by hand is nobody's; what lies there may be anything."""
     page = tmp_path / "pulse-0"
-    write_request(page, "anna")
-    assert (take_request(page), take_request(page)) == ("anna", "")
-    write_request(page, "anna")
-    write_request(page, "")
-    assert take_request(page) == "" and take_request("") == ""
-    request_path(page).write_bytes(b"\xff\x00a\n" * 5000)
-    assert take_request(page).isprintable()
+    anna = requested_by("anna")
+    write_request(page, anna)
+    assert (take_request(page), take_request(page)) == (anna, None)
+    write_request(page, anna)
+    write_request(page, None)
+    assert take_request(page) is None and take_request("") is None
+    for data in (b"\xff\x00a\n" * 5000, b"", msgspec.msgpack.encode({"kind": "x", "text": ""}), msgspec.msgpack.encode({"text": "a"})):
+        request_path(page).write_bytes(data)
+        assert take_request(page) is None
+    for who in ("a\nb\x1b[0m", "é" * 5000, "\udcff"):
+        write_request(page, requested_by(who))
+        taken = take_request(page)
+        assert taken is not None and taken.kind == "requested" and taken.text.isprintable() and len(taken.text) <= 500
 
 
 @pytest.fixture(scope="module")

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
-from relight.checkpointer.signals import add_requester, is_urgent
+from relight.checkpointer.signals import add_requester
 from relight.cost_model import IntervalBounds, ScheduleDecision, ScheduleInput, decide
 from relight.heartbeat import SETTING, RiskWarning, read_risk, risk_path, write_risk
 from relight.heartbeat.writer import forget
 from relight.policy import adaptive
 from relight.prediction import HORIZON_S, Alarm
+from relight.save_reason import SaveReason, of_signal
 from relight.supervise.decide import SuperviseRules
 from relight.supervise.limits import HangTimeouts
 from relight.supervise.supervisor import Supervisor
@@ -79,24 +80,24 @@ def test_a_preventive_save_has_the_alarm_as_its_reason(tmp_path: Path, monkeypat
     watched = Supervisor(SuperviseRules(), HangTimeouts(), "job", tmp_path)
     alarm = Alarm(0.0, "disk", "save more often", "2.0 % of the disk are left", "as it is", 0.9, "rules", 0.7)
 
-    def reason() -> str:
+    def reason() -> SaveReason:
         watched._ask_for_save()
-        return add_requester("SIGUSR1")
+        return add_requester(of_signal("SIGUSR1"))
 
     try:
         monkeypatch.setenv(SETTING, watched.begin([0, 1], {})[0][SETTING])
         forget()
         watched.started({0: 4711, 1: 4712})
         watched.foreseen(alarm, False)
-        assert reason() == "preventive: 2.0 % of the disk are left" and is_urgent("preventive: x")
+        assert reason() == SaveReason("preventive", "preventive: 2.0 % of the disk are left")
         watched._often = (watched._often[0] - 61.0, watched._often[1])
-        assert reason().startswith("preventive: saving more often") and len(sent) == 2
+        assert reason().text.startswith("preventive: saving more often") and len(sent) == 2
         for order in ((1, 0), (0, 1)):
             for which in order:
                 (lambda: watched.request_save("anna"), lambda: watched.foreseen(alarm, False))[which]()
-            assert reason() == "asked for by anna"
+            assert reason() == SaveReason("requested", "asked for by anna")
         watched.save_now("SIGUSR1 came")
-        assert reason() == "SIGUSR1"
+        assert reason() == of_signal("SIGUSR1")
     finally:
         watched.close()
         forget()

@@ -11,6 +11,7 @@ import msgspec
 from relight.commit.save import Participant
 from relight.errors import known
 from relight.layout import Box
+from relight.save_reason import SaveReason
 
 PROTOCOL = 4
 MESSAGE_BYTES_MAX = 1 << 30
@@ -99,7 +100,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
     number: int
     id: str
     step: int
-    reason: str
+    reason: SaveReason
     tree: bytes
     metrics: dict[str, float]
     user: dict[str, Any]

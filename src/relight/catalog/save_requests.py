@@ -15,8 +15,8 @@ from relight.catalog.run import Run
 from relight.errors import ConfigError, StoreUnavailable
 from relight.format import Record
 from relight.format.records import Body, NoteBody
-from relight.heartbeat import ASKED_FOR
 from relight.log import Checkpoint, History, Log, LogView, fold
+from relight.save_reason import SaveReason
 from relight.store import ByteStore
 
 ASKED_TOPIC, HEARD_TOPIC = "save asked", "save heard"
@@ -28,8 +28,6 @@ NOBODY_S = 20.0
 """Seconds after which a request without acknowledgement is taken as lost."""
 WHO_MAX, WHY_MAX = 64, 200
 _POLL_S = 0.5
-_SIGNAL = "SIGUSR1"
-"""Reason of a save by a rank that did not know the requester."""
 
 
 class SaveAsked(NamedTuple):
@@ -108,10 +106,13 @@ def outcome_of(history: History, seq: int) -> Answer:
         (checkpoint for checkpoint in (*history.live, *history.retired.values()) if checkpoint.seq > heard.seq),
         key=lambda checkpoint: checkpoint.seq,
     )
-    saved = next(
-        (checkpoint for checkpoint in later if checkpoint.body.reason.startswith(ASKED_FOR) or checkpoint.body.reason == _SIGNAL), None
-    )
+    saved = next((checkpoint for checkpoint in later if _is_requested(checkpoint.body.save_reason)), None)
     return Answer(by or "a machine without a name", refused, saved)
+
+
+def _is_requested(reason: SaveReason) -> bool:
+    """Return whether a request caused the save. A rank that did not know the requester recorded the signal."""
+    return reason.kind == "requested" or (reason.kind == "signal" and not reason.is_ending_signal)
 
 
 def wait_for_answer(

@@ -41,7 +41,6 @@ JUMP = 1.5
 """Change of the loss's volatility, as a factor, that causes a decision between two saves."""
 LOOK_S = 1.0
 """Seconds between two reads of the risk warning. While a failure is predicted, the interval may change as often."""
-_ENDED = ("end", "SIGTERM", "SIGINT", "SIGHUP")
 _INCIDENTS, _AFTER, _READ, _BYTES_MAX = "incidents", ".after.json", 32, 1 << 20
 """Folder and file name suffix of the restart measurements of ``relight run``; how many files are read, the newest, and
 their largest size."""
@@ -304,7 +303,7 @@ def attempt_lifetimes(history: History, epoch: int) -> tuple[tuple[float, ...], 
         begun, last = seconds_since_epoch(fence.time), seconds_since_epoch(saved[-1].time)
         life_s = max(0.0, last - begun) if begun is not None and last is not None else 0.0
         seconds += life_s
-        if saved[-1].body.reason not in _ENDED:
+        if not (last_reason := saved[-1].body.save_reason).is_final or last_reason.kind == "exception":
             failed.append(life_s)
     return tuple(failed), seconds
 

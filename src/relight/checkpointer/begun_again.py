@@ -9,6 +9,7 @@ from relight.checkpointer.background import Background
 from relight.checkpointer.save_handle import Save
 from relight.errors import RelightError, RunRemoved
 from relight.observe import emit
+from relight.save_reason import ASKED, END
 
 if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
@@ -49,6 +50,6 @@ def begin_again(ckpt: Checkpointer, failed: Save) -> None:
     text = f"{where} was removed: a new log is begun there; the older checkpoints are gone"
     emit("run.renewed", text, run=ckpt._run, store=ckpt._store.url)
     if ckpt._last_moments.is_closing and ckpt._last_step is not None:  # no later step will save this one
-        ckpt._save(ckpt._last_step, "end", ckpt._last_metrics, None, ckpt._last_micro_step, may_wait=True)
+        ckpt._save(ckpt._last_step, END, ckpt._last_metrics, None, ckpt._last_micro_step, may_wait=True)
     else:
-        ckpt._due = "asked"
+        ckpt._due = ASKED

@@ -48,7 +48,7 @@ from relight.checkpointer.retention_hook import record_damage, sweep
 from relight.checkpointer.rollback import scale_learning_rates
 from relight.checkpointer.save_handle import Save
 from relight.checkpointer.save_requests import request_of
-from relight.checkpointer.signals import ENDS, URGENT, SignalHandlers, add_requester
+from relight.checkpointer.signals import SignalHandlers, add_requester
 from relight.checkpointer.stale_model_check import StaleModelCheck
 from relight.checkpointer.takeover import Takeover
 from relight.checkpointer.tier_replication import TierReplicator
@@ -62,7 +62,8 @@ from relight.keys import StoreSecurity
 from relight.log import FRESH
 from relight.observe import demote_info_logs, emit, write_events
 from relight.policy import Compact, Keep, Limits, Peers, Tiers, Trigger, TriggerInput
-from relight.policy.triggers import check_trigger
+from relight.policy.triggers import check_trigger, reason_now
+from relight.save_reason import END, SaveReason, of_signal
 
 
 class Checkpointer(Holds):
@@ -235,17 +236,18 @@ class Checkpointer(Holds):
             self._background.interval(perf_counter() - self._returned_s)
         self._poll_completed()
         reason = self._save_reason(step, metrics, micro_step)
-        if reason in ENDS and self._signals is not None and self._signals.ending:
+        ends = reason is not None and reason.is_ending_signal
+        if ends and self._signals is not None and self._signals.ending:
             self._last_moments.closing(self._limits.deadline_s)
         save = None
         if reason is not None:
             with self._saving():
-                if reason not in ENDS or self._last_moments.allow(step, self._under_way.saves, self._ranks):
-                    save = self._save(step, add_requester(reason), metrics, None, micro_step, may_wait=reason in URGENT)
+                if not ends or self._last_moments.allow(step, self._under_way.saves, self._ranks):
+                    save = self._save(step, add_requester(reason), metrics, None, micro_step, may_wait=reason.kind == "signal")
         if self._signals is not None:
             self._signals.saved()
             at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
-            if self._signals.ending and (at_end or reason in ENDS):  # a signal since _save_reason() is handled at the next step
+            if self._signals.ending and (at_end or ends):  # a signal since _save_reason() is handled at the next step
                 with self._saving():
                     self._drain()
                 self._finish(Closed.now(f"{self._signals.pending} ended the run", step), ends=True)
@@ -272,7 +274,6 @@ class Checkpointer(Holds):
     ) -> Save:
         """Save now, as the state at the end of ``step``, and return the handle. ``tag`` names the checkpoint, and retention keeps it.
         ``block=False`` does not wait until the save is durable; ``Save.wait`` does. ``priority="high"``: replace a less urgent waiting one.
-
         ``on_failure`` handles a store's failure, and the handle's ``error`` has it.
         """
         step, micro_step = options.check_step(step, micro_step, metrics, tag, reason)
@@ -282,7 +283,7 @@ class Checkpointer(Holds):
         self._last_step, self._last_micro_step, self._last_metrics = step, micro_step, {}
         self._poll_completed()
         with self._saving(), self._under_way.priority(options.check_priority(priority)):
-            save = self._save(step, reason, metrics or {}, tag, micro_step, may_wait=True)
+            save = self._save(step, SaveReason("user", reason), metrics or {}, tag, micro_step, may_wait=True)
             assert save is not None
             if block:
                 self._drain()
@@ -311,7 +312,7 @@ class Checkpointer(Holds):
         try:
             self._drain()
             if save and self._unsaved and self._last_step is not None:
-                self._save(self._last_step, "end", self._last_metrics, None, self._last_micro_step, may_wait=True)
+                self._save(self._last_step, END, self._last_metrics, None, self._last_micro_step, may_wait=True)
                 self._drain()
             self._outwards.finish(self._last_moments.bound(self._limits.deadline_s))
             if self._wants_background and self._background is None and self._trigger is not None and self._resumed.checkpoint is not None:
@@ -392,13 +393,13 @@ class Checkpointer(Holds):
         """Publish the phase ``saving`` in the heartbeat: until the deadline, a save may wait for an agent, memory or other ranks."""
         return heartbeat().during("saving", self._limits.deadline_s / LATE_AFTER)
 
-    def _save_reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> str | None:
+    def _save_reason(self, step: int, metrics: Mapping[str, Any], micro_step: int | None) -> SaveReason | None:
         if self._ranks is not None:
             free = None if self._background is None or self._limits.when_busy == "queue" else self._background.free_slots
             return self._ranks.agree_on_save(self._facts(step, metrics), self._trigger, self._signals, free == 0, free == 1, self._due)
         if self._signals is not None and self._signals.pending:
-            return self._signals.pending
-        return None if micro_step is not None else self._due or (self._trigger.due(self._facts(step, metrics)) if self._trigger else None)
+            return of_signal(self._signals.pending)
+        return None if micro_step is not None else self._due or reason_now(self._trigger, self._facts(step, metrics))
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> TriggerInput:
         values = options.numbers_for(self._trigger, metrics)
@@ -407,7 +408,7 @@ class Checkpointer(Holds):
         return TriggerInput(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
 
     def _save(
-        self, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
+        self, step: int, reason: SaveReason, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None, *, may_wait: bool
     ) -> Save | None:
         """Save, and return the handle. Return None if the save was postponed because no slot is free; only if ``may_wait`` is False."""
         background = self._in_background()
@@ -428,9 +429,7 @@ class Checkpointer(Holds):
         except Exception as error:
             if not ends_a_save(error):
                 raise
-            failed = Save(step, reason)
-            failed.error = self._policy.report(error, step, self._policy.retries)
-            return self._count_failure(failed)
+            return self._count_failure(Save(step, reason, self._policy.report(error, step, self._policy.retries)))
         if background is not None:
             if (save := self._begin(background, state, step, reason, metrics, tag, micro_step, started)) is not None:
                 return save
@@ -466,7 +465,7 @@ class Checkpointer(Holds):
         background: Background | BackgroundElsewhere,
         state: Captured,
         step: int,
-        reason: str,
+        reason: SaveReason,
         metrics: Mapping[str, Any],
         tag: str | None,
         micro_step: int | None,
@@ -515,7 +514,7 @@ class Checkpointer(Holds):
             if isinstance(done.error, Fenced) and not quiet:
                 raise done.error
             self._policy.report(done.error, begun.save.step, self._policy.retries)
-            self._due = self._policy.again(begun.save.reason, done.error, self._failed_in_a_row) or self._due
+            self._due = self._policy.again(begun.save.why, done.error, self._failed_in_a_row) or self._due
             self._count_failure(begun.save, quiet=quiet)
 
     def _drain(self, *, quiet: bool = False) -> None:
@@ -534,10 +533,11 @@ class Checkpointer(Holds):
         self._stale.notice(begun.save, begun.before[0] if begun.before else None, done.report.trainable_digest, done.report.logical_bytes)
         self._parent = done.report.id
 
-    def _write(self, state: Captured, step: int, reason: str, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None) -> Save:
+    def _write(
+        self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, Any], tag: str | None, micro_step: int | None
+    ) -> Save:
         """Make the save in this process, with the policy's retries. Raise a store's error only if the policy requires it."""
-        save = self._outwards.expect(Save(step, reason))
-        started = perf_counter()
+        save, started = self._outwards.expect(Save(step, reason)), perf_counter()
         save.mark_requested(started)
         numbers = numbers_of(metrics)
         retries = self._policy.retries if self._ranks is None else 0  # several ranks retry together, at a later step
@@ -558,14 +558,14 @@ class Checkpointer(Holds):
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)
         return save
 
-    def _commit(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
+    def _commit(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveReport:
         attempt = self._begin_attempt()
         request = self._request(state, step, reason, metrics, micro_step)
         if self._ranks is not None:
             request = replace(request, id=self._ranks.id_of(attempt.place), seat=self._ranks.seat)
         return attempt.save(replace(request, vouched=self._trusted.vouched(state)))
 
-    def _request(self, state: Captured, step: int, reason: str, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
+    def _request(self, state: Captured, step: int, reason: SaveReason, metrics: Mapping[str, float], micro_step: int | None) -> SaveRequest:
         pace = WriteLimits(self._limits.threads, self._limits.bytes_per_second)
         return request_of(state, step, reason, metrics, self._user(micro_step), self._environment_info(), self._parent, pace)
 

@@ -9,6 +9,7 @@ from relight.comm import RankTimeout
 from relight.errors import ConfigError, InternalError, RelightError, SaveFailed, is_fault, known, shown
 from relight.observe import emit
 from relight.policy.units import whole_of
+from relight.save_reason import SaveReason
 
 _REFUSALS = frozenset((errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.EAGAIN, errno.ENOBUFS, errno.ENOSPC))
 _REFUSED_WORDS = ("can't allocate memory", "out of memory", "can't start new thread")
@@ -38,7 +39,7 @@ class FailurePolicy:
         emit("save.failed", f"the save at step {step} failed: {failed}\n  {action}", step=step, kind=failed.kind, turn=turn)
         return failed
 
-    def again(self, reason: str, error: RelightError | None, failed_before: int) -> str | None:
+    def again(self, reason: SaveReason, error: RelightError | None, failed_before: int) -> SaveReason | None:
         """Return ``reason`` if the save must be tried again at a later step, None if not. ``failed_before``: failed
         saves in a row so far.
 

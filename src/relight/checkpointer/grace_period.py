@@ -12,12 +12,12 @@ import msgspec
 
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.signals import ENDS
 from relight.comm import RankTimeout
 from relight.decode import from_json_bytes
 from relight.errors import StoreUnavailable
 from relight.observe import emit
 from relight.policy.grace import GRACE, GraceState, fits, grace_of
+from relight.save_reason import ENDING_SIGNALS, SaveReason
 
 _REMEMBERED = 4
 _OUTLIVED_S = 10.0
@@ -40,7 +40,7 @@ class GracePeriod:
 
     def on_signal(self, name: str) -> None:
         """Start the grace period if the signal ``name`` ends the job."""
-        if name in ENDS:
+        if name in ENDING_SIGNALS:
             self.begin()
 
     def learn(self, timings: Mapping[str, float]) -> None:
@@ -90,7 +90,7 @@ class GracePeriod:
         return fit.fits
 
 
-def never_in_time(step: int, reason: str) -> Save:
+def never_in_time(step: int, reason: SaveReason) -> Save:
     """Report a save for which earlier saves have left no time. Return its handle, which has the error."""
     save = Save(step, reason)
     save.error = StoreUnavailable("not started: the grace period is over", where=f"step {step}")

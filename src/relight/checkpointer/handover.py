@@ -39,6 +39,7 @@ from relight.layout import Bytes, Item
 from relight.layout.sources import copy_from
 from relight.log import Log
 from relight.observe import emit
+from relight.save_reason import SaveReason, of_exception
 from relight.snapshot.hooks import StepHook
 
 WAIT_S = 0.3
@@ -47,7 +48,7 @@ SLACK_S = 0.5
 """Seconds that a save may take even if the steps that it keeps took no time."""
 
 
-Ask = Callable[[Captured, int, str, Mapping[str, float], int | None], SaveRequest]
+Ask = Callable[[Captured, int, SaveReason, Mapping[str, float], int | None], SaveRequest]
 
 
 class Handover:
@@ -140,7 +141,7 @@ class Handover:
                 if states is None or not self._is_first(step):
                     return False
                 under_way = [(save.step, save.id) for save in begun if save.id and not save.done]
-                whole = request(state, step, f"exception: {type(error).__name__}", {}, None)
+                whole = request(state, step, of_exception(error), {}, None)
                 try:
                     self._save(whole, common, states, place, under_way)
                 except BaseException:  # this rank's own device may be unreadable; another survivor may succeed

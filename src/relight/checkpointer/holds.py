@@ -19,6 +19,7 @@ from relight.checkpointer.tier_replication import TierReplicator
 from relight.errors import ConfigError
 from relight.format.step_number import step_of
 from relight.policy.rollback_env import SPLIT
+from relight.save_reason import SaveReason
 from relight.store import ByteStore
 from relight.store.wrapper import guard_of
 
@@ -51,7 +52,7 @@ class Holds:
     _last_micro_step: int | None
     """The micro-batch that ended last, if the last step is not over."""
     _metadata: dict[str, Any]
-    _due: str | None
+    _due: SaveReason | None
     """The reason of a postponed save."""
     _verified: dict[str, bool]
     _environment: Callable[[], dict[str, Any]] | None

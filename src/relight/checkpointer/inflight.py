@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from relight.agent import SaveOutcome
 from relight.checkpointer.save_handle import Save
-from relight.checkpointer.signals import is_urgent
 from relight.errors import RelightError, SaveFailed
 from relight.observe import emit
+from relight.save_reason import SaveReason
 
 PRIORITIES = ("low", "normal", "high")
 """Saves for signals and exceptions are always ``high``."""
@@ -59,12 +59,12 @@ class InflightSaves:
         finally:
             self._priority = PRIORITIES.index("normal")
 
-    def patient(self, reason: str) -> bool:
+    def patient(self, reason: SaveReason) -> bool:
         """Return whether the save that is being started is not urgent, so that it may wait for free space and be
         compressed."""
         return self._rank(reason) < PRIORITIES.index("high")
 
-    def yields_to(self, step: int, reason: str) -> Callable[[int], bool]:
+    def yields_to(self, step: int, reason: SaveReason) -> Callable[[int], bool]:
         """Return a function that decides whether a waiting save gives its slot to the new save: it does if it is less
         urgent and has no tag.
 
@@ -85,8 +85,8 @@ class InflightSaves:
 
         return yields
 
-    def _rank(self, reason: str) -> int:
-        return PRIORITIES.index("high") if is_urgent(reason) or reason.startswith("exception") else self._priority
+    def _rank(self, reason: SaveReason) -> int:
+        return PRIORITIES.index("high") if reason.is_urgent else self._priority
 
     def __bool__(self) -> bool:
         return bool(self._begun)
@@ -103,7 +103,7 @@ class InflightSaves:
 
     def add(self, number: int, begun: InflightSave) -> None:
         """Add a save, before it is passed to the agent."""
-        self._begun[number] = begun._replace(priority=self._rank(begun.save.reason))
+        self._begun[number] = begun._replace(priority=self._rank(begun.save.why))
 
     def drop(self, save: Save) -> None:
         """Remove a save that could not be passed to the agent."""

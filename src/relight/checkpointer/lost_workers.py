@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from relight.checkpointer.observer import observers
 from relight.observe import emit
+from relight.save_reason import SaveReason, of_exception, of_signal
 
 if TYPE_CHECKING:
     from relight.checkpointer.checkpointer import Checkpointer
@@ -39,15 +40,15 @@ def ends_by(signals: SignalHandlers | None, error: BaseException | None) -> bool
     return signals.ending and (_matches(error, _LOST) or any(_is_broken_pipe(one) for one in _chain(error)))
 
 
-def reason_of(signals: SignalHandlers | None, error: Exception, step: int | None) -> str:
+def reason_of(signals: SignalHandlers | None, error: Exception, step: int | None) -> SaveReason:
     """Return the reason of the save before ``error`` ends the process; report an error that is part of the job's ending."""
     if signals is None or not ends_by(signals, error):
-        return f"exception: {type(error).__name__}"
+        return of_exception(error)
     after = "before the first step" if step is None else f"in the step after {step}"
     first = str(error).strip().splitlines() or [type(error).__name__]
     text = f"{signals.pending} has ended a data loader worker {after}, too ({first[0][:120]}): this is the job's ending, no failure"
     emit("signal.worker", text, signal=signals.pending or "", step=step)
-    return signals.pending or ""
+    return of_signal(signals.pending) if signals.pending else of_exception(error)
 
 
 def quiet_workers() -> None:

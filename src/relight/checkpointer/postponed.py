@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from relight.observe import emit
+from relight.save_reason import SaveReason
 
-_MARK = " (postponed from step "
 
-
-def postpone(reason: str, step: int, why: str) -> str:
+def postpone(reason: SaveReason, step: int, why: str) -> SaveReason:
     """Report that the save due at ``step`` is postponed, and return the reason that the later save has. A second call changes nothing."""
-    if _MARK in reason:
+    if reason.postponed:
         return reason
     message = f"step {step}: save postponed, {why}; it will be taken at the next step that has one, with that step's state"
     emit("save.coalesced", message, step=step)
-    return f"{reason}{_MARK}{step})"
+    return reason.postponed_from(step)

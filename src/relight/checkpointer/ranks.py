@@ -28,11 +28,14 @@ from relight.layout.rank_tables import Table, TensorOwnership, Work
 from relight.layout.shards import LocalBox
 from relight.observe import emit
 from relight.policy import Trigger, TriggerInput
+from relight.policy.triggers import reason_by_step, reason_now
+from relight.save_reason import SaveReason, of_signal
 
 _DIGITS = string.digits + string.ascii_lowercase
 _NOTHING = b"\0" * 8
-_ASKED = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM")
+_WISHES = ("", "", "SIGUSR1", "SIGHUP", "SIGINT", "SIGTERM")
 """What a rank may request, in order of priority: nothing, a save by its trigger, a save for a signal."""
+_ANOTHER = SaveReason("trigger", "another rank requested it")
 
 
 class TablePlan(NamedTuple):
@@ -73,7 +76,7 @@ class Ranks:
         on."""
         self._were_equal = False
         self._lost = False
-        self._put_off: str | None = None
+        self._put_off: SaveReason | None = None
         self.seat: Participant | None = None
         """This rank's place in the last capture."""
 
@@ -156,8 +159,8 @@ class Ranks:
         signals: SignalHandlers | None,
         busy: bool,
         nearly_busy: bool = False,
-        due: str | None = None,
-    ) -> str | None:
+        due: SaveReason | None = None,
+    ) -> SaveReason | None:
         """Return the reason for all ranks to save now, or None. Collective; it does not wait for other ranks.
 
         A save is due because of the step's number, which is the same on all ranks, or because a rank requested it at
@@ -171,15 +174,17 @@ class Ranks:
         """
         if self._lost:
             return None
-        reason = trigger.by_step(facts.step, facts.previous) if trigger is not None else None
+        reason = reason_by_step(trigger, facts.step, facts.previous)
         try:
             agreed = self.world.agreed()
             if agreed is not None and agreed[0]:
-                asked = _ASKED[agreed[0]]
-                reason = asked or reason or (trigger.due(facts) if trigger is not None else None) or due or "another rank requested it"
-                if asked and signals is not None:
-                    signals.adopt(asked)
-            if reason is not None and reason not in _ASKED and agreed is not None and agreed[1]:
+                if name := _WISHES[agreed[0]]:
+                    reason = of_signal(name)
+                    if signals is not None:
+                        signals.adopt(name)
+                else:
+                    reason = reason or reason_now(trigger, facts) or due or _ANOTHER
+            if reason is not None and reason.kind != "signal" and agreed is not None and agreed[1]:
                 if self._put_off is None:
                     self._put_off = postpone(reason, facts.step, "a rank has no free snapshot slot")
                 reason = None
@@ -188,8 +193,8 @@ class Ranks:
             if reason is not None:
                 self._put_off = None
             wish = 0
-            if signals is not None and signals.pending and signals.pending != reason:
-                wish = _ASKED.index(signals.pending)
+            if signals is not None and signals.pending and (reason is None or reason.by != signals.pending):
+                wish = _WISHES.index(signals.pending)
             elif reason is None and self._put_off is None and (due or (trigger is not None and trigger.due(facts))):
                 wish = 1
             elif trigger is not None:

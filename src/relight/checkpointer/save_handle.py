@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from relight.errors import ConfigError, RelightError, StoreUnavailable
 from relight.observe import emit, record_span
+from relight.save_reason import SaveReason
 
 
 class Progress(NamedTuple):
@@ -32,11 +33,11 @@ class Save:
     If the agent could not make the save, it is already durable or failed when the caller gets the handle.
     """
 
-    def __init__(self, step: int, reason: str) -> None:
+    def __init__(self, step: int, why: SaveReason, error: RelightError | None = None) -> None:
         self.step = step
-        self.reason = reason
+        self.why = why
         self.id: str | None = None
-        self.error: RelightError | None = None
+        self.error = error
         self.sealed = False
         self.done = False
         self.drained = False
@@ -52,6 +53,11 @@ class Save:
         self._look: Callable[[], tuple[float, float]] | None = None
         self._sealed_s: float | None = None
         self._made_s = monotonic()
+
+    @property
+    def reason(self) -> str:
+        """The reason as a text, as the checkpoint records it."""
+        return self.why.text
 
     def __repr__(self) -> str:
         state = "durable" if self.done else f"failed: {self.error.what}" if self.error else self._under_way()

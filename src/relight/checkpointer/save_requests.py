@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from relight.capture import Captured, class_paths
-from relight.checkpointer.signals import is_urgent
 from relight.commit import SaveRequest
 from relight.commit.pack_writer import WriteLimits
 from relight.format import encode_tree
 from relight.format.class_names import CLASSES
+from relight.save_reason import SaveReason
 
 
 def user_of(
@@ -25,7 +25,7 @@ def user_of(
 def request_of(
     state: Captured,
     step: int,
-    reason: str,
+    reason: SaveReason,
     metrics: Mapping[str, float],
     user: dict[str, Any],
     environment: dict[str, Any],
@@ -44,6 +44,6 @@ def request_of(
         components=state.kinds,
         exact=state.notes,
         parents=[parent] if parent else [],
-        urgent=is_urgent(reason) or reason.startswith("exception"),
+        urgent=reason.is_urgent,
         pace=pace,
     )

@@ -14,30 +14,21 @@ from typing import Any
 
 from relight.checkpointer import workers
 from relight.checkpointer.lost_workers import quiet_workers, report_workers
-from relight.heartbeat import ASKED_FOR, FORESEEN, heartbeat, take_request
+from relight.heartbeat import heartbeat, take_request
 from relight.observe import emit
+from relight.save_reason import SaveReason
 
 ENDING = workers.ENDING
 SAVING = (signal.SIGUSR1,)
-ENDS = frozenset(number.name for number in ENDING)
-"""Reasons of saves after which the job ends."""
-_SAVES = frozenset(number.name for number in SAVING)
-URGENT = ENDS | _SAVES
-"""Reasons of saves that are never postponed."""
 
 
-def is_urgent(reason: str) -> bool:
-    """Return whether a person or process waits for the save: then it is not postponed, and takes no longer than
-    necessary."""
-    return reason in URGENT or reason.startswith((ASKED_FOR, FORESEEN))
-
-
-def add_requester(reason: str) -> str:
+def add_requester(reason: SaveReason) -> SaveReason:
     """Return the reason to record.
 
     For a signal that only saves, it is the one that ``relight run`` stored: the requester, or an alarm.
     """
-    return (take_request(heartbeat().path) if reason in _SAVES else "") or reason
+    saves = reason.kind == "signal" and not reason.is_ending_signal
+    return (take_request(heartbeat().path) if saves else None) or reason
 
 
 class SignalHandlers:
@@ -144,7 +135,7 @@ class SignalHandlers:
                 if signal.getsignal(number) is not self._handler:
                     self._replaced(number)
 
-    def hand_on(self, reason: str | None, alone: bool) -> None:
+    def hand_on(self, reason: SaveReason | None, alone: bool) -> None:
         """Call the script's own handlers that are still due, and raise the exception of one of them.
 
         ``reason``: the reason of the step's save, the same on all ranks. ``alone``: no other rank waits for this one.
@@ -152,7 +143,8 @@ class SignalHandlers:
         if alone:
             due, self._due = self._due, []
         else:
-            due = [number for number in self._previous if signal.Signals(number).name == reason and self._script_decides(number)]
+            name = reason.by if reason is not None and reason.kind == "signal" else ""
+            due = [number for number in self._previous if signal.Signals(number).name == name and self._script_decides(number)]
             self._due = [number for number in self._due if number not in due]
         for number in due:
             self._call(number, None)

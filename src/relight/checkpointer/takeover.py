@@ -27,7 +27,6 @@ from relight.checkpointer.best_so_far import BestSoFar
 from relight.checkpointer.closed import Closed, age_text
 from relight.checkpointer.launcher_job import LauncherJob, job_of, with_agents
 from relight.checkpointer.rank_0 import begin
-from relight.checkpointer.signals import ENDS
 from relight.checkpointer.unreachable_writer import may_live
 from relight.comm.local_sockets import Listener, LocalDirectory, name_of, peer_of
 from relight.commit import Attempt
@@ -398,7 +397,7 @@ def _is_gone(record: Record, address: str) -> bool:
 def _ended(record: Record) -> bool:
     """Whether a process ends after this record: a save at its end, on a signal, or after an exception."""
     body = record.body
-    return isinstance(body, CommitBody) and (body.reason in {*ENDS, "end"} or body.reason.startswith("exception"))
+    return isinstance(body, CommitBody) and body.save_reason.is_final
 
 
 def _age(record: Record) -> float:

@@ -34,7 +34,6 @@ from relight.keys import StoreSecurity
 from relight.log import History, Log, fold
 from relight.observe import Event, emit, subscribe
 from relight.policy import Tiers
-from relight.policy.adaptive import is_routine
 from relight.policy.keep import with_recorded
 from relight.policy.tiers import NOW, PACE_TOPIC, groups_of, owed
 from relight.reclaim.prune import candidates_of
@@ -180,7 +179,7 @@ class TierReplicator:
     def _hurry(self) -> None:
         """Make every later save go to all tiers at once: a caller waits for a save there."""
         attempt, saves = self._attempt, list(self._saves)
-        if attempt is None or self._hurries or not any(is_routine(save.reason) for save in saves):
+        if attempt is None or self._hurries or not any(save.why.is_routine for save in saves):
             return
         self._hurries = True
         note = NoteBody(topic=PACE_TOPIC, data={NOW: True})

@@ -61,7 +61,7 @@ from relight.observe import record_span
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain
 
-WORDS = ("created", "reason", "parents", "metrics", "user", "environment", "components", "exact")
+WORDS = ("created", "reason", "reason_kind", "reason_by", "parents", "metrics", "user", "environment", "components", "exact")
 """Fields of the root's draft. Every rank knows the other fields, or computes them from the parts."""
 VOID = b"void\n"
 """First line of a void ``root.json``. The reason follows as text."""

@@ -30,6 +30,7 @@ from relight.log.identity import now_text
 from relight.log.superseded import superseded
 from relight.observe import record_span
 from relight.policy.compact import BOUNDED, LOSSY_BOUNDS, Compact, Conditions, is_used
+from relight.save_reason import ASKED, SaveReason
 from relight.store import ByteStore, put
 from relight.store.base import Uncertain, lanes_of, without_cache
 from relight.store.durable import rewritten_of, temporary_of
@@ -59,7 +60,7 @@ class SaveRequest:
     step: int
     tree: bytes
     items: Sequence[Item]
-    reason: str = "asked"
+    reason: SaveReason = ASKED
     metrics: Mapping[str, float] = field(default_factory=dict)
     user: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, Any] = field(default_factory=dict)
@@ -311,7 +312,9 @@ def root_of(
         step=directory.step,
         epoch=directory.epoch,
         created=now_text(),
-        reason=request.reason,
+        reason=request.reason.text,
+        reason_kind=request.reason.kind,
+        reason_by=request.reason.by,
         parents=list(request.parents),
         metrics={name: _metric(value) for name, value in request.metrics.items()},
         user={**request.user, **_storage_facts(request)},
@@ -355,6 +358,8 @@ def commit_body(root: Root, directory: str, root_hash: str, root_bytes: int) -> 
         root_bytes=root_bytes,
         parents=root.parents,
         reason=root.reason,
+        reason_kind=root.reason_kind,
+        reason_by=root.reason_by,
         metrics=root.metrics,
         logical_bytes=root.logical_bytes,
         stored_bytes=root.stored_bytes,

@@ -25,6 +25,7 @@ from relight.format.records import FenceBody
 from relight.format.strict import shown
 from relight.layout import Item
 from relight.log import Log, fold
+from relight.save_reason import SaveReason
 from relight.store import ByteStore
 
 AVERAGED = "relight.averaged"
@@ -180,7 +181,8 @@ def save_average(
     ]
     root = mixed.last.opened.root
     report = Attempt.begin(store, run, reason=REASON).save(SaveRequest(
-        step=root.step, tree=encode_tree(renumber_leaves(tree, mapping)), items=items, reason=REASON, user={AVERAGED: mixed.to_record()},
+        step=root.step, tree=encode_tree(renumber_leaves(tree, mapping)), items=items, reason=SaveReason("average", REASON),
+        user={AVERAGED: mixed.to_record()},
         environment=root.environment, components={name: kind for name, kind in root.components.items() if name in tree},
         exact=["an average of several checkpoints: no step of training"],
     ))  # fmt: skip

@@ -80,6 +80,9 @@ class Root(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     stored_bytes: int
     new_bytes: int
     requires: list[str] = []
+    reason_kind: str = ""
+    """``SaveReason.kind``; empty in a root of an earlier version."""
+    reason_by: str = ""
 
 
 class Pack(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):

@@ -11,6 +11,7 @@ from relight.format import names
 from relight.format.digest import hexdigest, is_hex
 from relight.format.signed import apart
 from relight.format.strict import convert, seal, to_json, unseal
+from relight.save_reason import SaveReason, of_record
 
 VERSION = 1
 EPOCH_MAX = 10**12 - 1
@@ -77,6 +78,15 @@ class CommitBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The id it has where it was copied from, if that is another. Left out of the record if it is empty."""
     home: str = ""
     """The run of this store in whose directory it lies, if that is another: this run branched off there. Left out if it is empty."""
+    reason_kind: str = ""
+    """``SaveReason.kind``. Empty, and left out, in a record of an earlier version: then the text of ``reason`` is mapped."""
+    reason_by: str = ""
+    """``SaveReason.by``. Left out if it is empty."""
+
+    @property
+    def save_reason(self) -> SaveReason:
+        """Why the checkpoint was saved."""
+        return of_record(self.reason, self.reason_kind, self.reason_by)
 
     @property
     def alone_bytes(self) -> int:
@@ -133,7 +143,7 @@ _BODIES: dict[str, type[Any]] = {
     TAG: TagBody,
     NOTE: NoteBody,
 }
-_LEFT_OUT = {"origin": "", "undo_s": 0.0, "lossy": 0.0, "home": "", "by": "", "why": ""}
+_LEFT_OUT = {"origin": "", "undo_s": 0.0, "lossy": 0.0, "home": "", "by": "", "why": "", "reason_kind": "", "reason_by": ""}
 """Fields that a record has only if they say something."""
 _KINDS = {body: kind for kind, body in _BODIES.items()}
 

@@ -7,11 +7,11 @@ import contextlib
 import os
 from pathlib import Path
 
-ASKED_FOR = "asked for by "
-"""Start of the reason of such a save."""
-FORESEEN = "preventive: "
-"""Start of the reason of a save that ``relight run`` requests because of an alarm; the alarm's text follows."""
-_BYTES_MAX = 1024
+import msgspec
+
+from relight.save_reason import SaveReason
+
+_TEXT_MAX, _BYTES_MAX = 500, 4096
 
 
 def request_path(page: str | os.PathLike[str]) -> Path:
@@ -19,30 +19,32 @@ def request_path(page: str | os.PathLike[str]) -> Path:
     return Path(f"{os.fspath(page)}.asked")
 
 
-def write_request(page: str | os.PathLike[str], reason: str) -> None:
-    """Write the next save's reason in place of an earlier one; remove it if ``reason`` is empty.
+def write_request(page: str | os.PathLike[str], reason: SaveReason | None) -> None:
+    """Write the next save's reason in place of an earlier one; remove it if ``reason`` is None. At most 500 characters of its text count.
 
     Without disk space the save's reason is only its signal.
     """
     path = request_path(page)
     with contextlib.suppress(OSError):
-        if not reason:
+        if reason is None:
             path.unlink(missing_ok=True)
             return
         new = path.with_name(f"{path.name}.new")
-        new.write_bytes(reason.encode("utf-8", "replace")[:_BYTES_MAX])
+        text = reason.text.encode("utf-8", "replace").decode()[:_TEXT_MAX]
+        new.write_bytes(msgspec.msgpack.encode(msgspec.structs.replace(reason, text=text)))
         new.replace(path)
 
 
-def take_request(page: str | os.PathLike[str]) -> str:
-    """Return the reason and remove it; empty without a page, or if there is none."""
+def take_request(page: str | os.PathLike[str]) -> SaveReason | None:
+    """Return the reason, with a printable text, and remove it. None without a page, or if there is no valid reason."""
     if not page:
-        return ""
+        return None
     path = request_path(page)
     try:
         with path.open("rb") as file:
-            reason = file.read(_BYTES_MAX)
+            data = file.read(_BYTES_MAX)
         path.unlink()
-    except OSError:
-        return ""
-    return "".join(character for character in reason.decode("utf-8", "replace") if character.isprintable())
+        reason = msgspec.msgpack.decode(data, type=SaveReason)
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    return msgspec.structs.replace(reason, text="".join(character for character in reason.text if character.isprintable()))

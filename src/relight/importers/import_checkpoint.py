@@ -19,6 +19,7 @@ from relight.errors import CheckpointNotFound, ConfigError, CorruptCheckpoint, I
 from relight.format import hexdigest
 from relight.importers.found import DetectedCheckpoint, plant
 from relight.log import Log, fold
+from relight.save_reason import SaveReason
 from relight.store import ByteStore
 
 IMPORTED = "imported"
@@ -110,7 +111,7 @@ def _bring_in(
             step=at,
             tree=planted.tree,
             items=planted.items,
-            reason="import",
+            reason=SaveReason("import", "import"),
             metrics=found.metrics,
             user={**(user or {}), IMPORTED: {**told, "left_out": [list(one) for one in planted.left_out[:100]]}},
             components=planted.kinds,
@@ -133,7 +134,7 @@ def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force
         return None
     other = ""
     for checkpoint in history.live:
-        if checkpoint.step == step and checkpoint.body.reason == "import":
+        if checkpoint.step == step and checkpoint.body.save_reason.kind == "import":
             try:
                 source = target.open(checkpoint).root.user.get(IMPORTED)
             except (CorruptCheckpoint, UnsafeContent):
@@ -142,8 +143,10 @@ def _there(store: ByteStore, run: str, told: dict[str, object], step: int, force
                 return checkpoint.id
             other = str(source.get("name")) if isinstance(source, dict) and source.get("name") != told["name"] and not named else other
     newest = history.live[-1] if history.live else None
-    if newest is not None and not force and (newest.step > step or newest.body.reason != "import" or other):
-        origin = f"an import of {other[:80]!r}" if other else "an import" if newest.body.reason == "import" else "saved by training"
+    if newest is not None and not force and (newest.step > step or newest.body.save_reason.kind != "import" or other):
+        origin = (
+            f"an import of {other[:80]!r}" if other else "an import" if newest.body.save_reason.kind == "import" else "saved by training"
+        )
         raise ConfigError(
             f"run {run!r} is at step {newest.step} ({newest.id}), {origin}: it would resume from the import of step {step} instead",
             where=store.url, hint="import to a run of its own, name a later step with --step, or pass --force",

@@ -31,6 +31,7 @@ from relight.integrations.dcp_orders import WriteOrders, arrange, complete, is_s
 from relight.integrations.dcp_tree import OWN, apart, encode_entries, usual
 from relight.layout import Box, Bytes, Item, whole
 from relight.log import Log
+from relight.save_reason import SaveReason
 from relight.store import open_bytes
 from relight.store.urls import split_run
 
@@ -168,7 +169,7 @@ class StorageWriter(_StorageWriter):
                 step=self.step,
                 tree=encoded,
                 items=items,
-                reason=self.reason,
+                reason=SaveReason("user", self.reason),
                 metrics=self.metrics,
                 environment=environment() if orders.rank == 0 else {},
                 components=dict.fromkeys((str(key) for key in tree), "value") if orders.rank == 0 else {},

@@ -12,6 +12,7 @@ from relight.checkpointer import Checkpointer, Save
 from relight.errors import ConfigError
 from relight.integrations.frameworks import needed
 from relight.policy import keep
+from relight.save_reason import ASKED
 
 if TYPE_CHECKING:
     from torchtitan.components.checkpointer import BaseCheckpointManager
@@ -51,7 +52,7 @@ class CheckpointManager(BaseCheckpointManager):
         for name in ("initial_load_path", "last_save_in_hf", "exclude_from_loading", "create_seed_checkpoint"):
             if getattr(config, name):
                 raise ConfigError(f"checkpoint.{name} is torchtitan's own format's", hint="leave it out, or use torchtitan's manager")
-        self._config, self._last = config, Save(0, "")
+        self._config, self._last = config, Save(0, ASKED)
         parts = {f"model_{i}": part for i, part in enumerate(model_parts)}
         optims = {f"optimizer_{i}": optimizer for i, optimizer in enumerate(optimizers)}
         rest = {"schedulers": lr_schedulers, "dataloader": dataloader, **states}

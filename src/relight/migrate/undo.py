@@ -90,7 +90,7 @@ def _brought(store: ByteStore, journal: MigrationJournal, done: MigrationState) 
         run = Run(store, name)
         with contextlib.suppress(CheckpointNotFound):
             for checkpoint in run.history().live:
-                if checkpoint.id not in ids and checkpoint.body.reason == "import" and _is_ours(run, checkpoint, journal):
+                if checkpoint.id not in ids and checkpoint.body.save_reason.kind == "import" and _is_ours(run, checkpoint, journal):
                     ids.add(checkpoint.id)
     return brought
 

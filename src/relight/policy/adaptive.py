@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from relight.errors import ConfigError, shown
 from relight.policy.triggers import Trigger, TriggerInput
 from relight.policy.units import Duration, name_of, number_above_0, seconds_of, share_of, whole_of
+from relight.save_reason import Kind
 
 SOONEST = 0.5
 """Least share of the interval after which a save may be brought forward because the loss has dropped."""
@@ -20,16 +22,11 @@ RESOURCES = ("disk", "device")
 _ROUTINE = "adaptive, "
 
 
-def is_routine(reason: str) -> bool:
-    """Return whether only ``relight.adaptive()`` requested the save: not a signal, the run's end or a call of
-    ``save()``."""
-    return reason.startswith(_ROUTINE)
-
-
 @dataclass(frozen=True, slots=True)
 class Adaptive(Trigger):
     """See ``adaptive``. The caller computes the interval (``relight.cost_model``): one rank, for all ranks."""
 
+    kind: ClassVar[Kind] = "adaptive"
     at_least_s: float = 0.0
     at_most_s: float | None = None
     """None: computed from the cost of a save (``relight.cost_model.IntervalBounds``)."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from relight.errors import ConfigError, shown
 from relight.policy.best_by import mode_for
 from relight.policy.units import Duration, number_above_0, seconds_of, whole_of
+from relight.save_reason import Kind, SaveReason
 
 if TYPE_CHECKING:
     from relight.policy.adaptive import Adaptive
@@ -53,6 +54,9 @@ class Trigger:
     Each rank calls its own trigger at most once a step, at the step's end, in the training thread. All ranks save together: at this step if
     ``by_step`` gives a reason on every rank, else at the next one.
     """
+
+    kind: ClassVar[Kind] = "trigger"
+    """``SaveReason.kind`` of the saves that it requests."""
 
     def due(self, facts: TriggerInput) -> str | None:
         """Return the reason to save now, or None. The reason is a printable text; the checkpoint records it."""
@@ -104,6 +108,11 @@ class Trigger:
 class _Any(Trigger):
     parts: tuple[Trigger, ...]
 
+    def flat(self) -> Iterator[Trigger]:
+        """Yield the triggers that this one consists of."""
+        for part in self.parts:
+            yield from part.flat() if isinstance(part, _Any) else (part,)
+
     def due(self, facts: TriggerInput) -> str | None:
         reasons = [reason for part in self.parts if (reason := part.due(facts))]
         return ", ".join(reasons) or None
@@ -137,6 +146,7 @@ class _Any(Trigger):
 
 @dataclass(frozen=True, slots=True)
 class _Every(Trigger):
+    kind: ClassVar[Kind] = "every"
     steps: int | None
     seconds: float | None
 
@@ -157,6 +167,7 @@ class _Every(Trigger):
 
 @dataclass(frozen=True, slots=True)
 class _Epochs(Trigger):
+    kind: ClassVar[Kind] = "every"
     epochs: int
     loader: str
 
@@ -177,6 +188,7 @@ class _Epochs(Trigger):
 
 @dataclass(frozen=True, slots=True)
 class _Best(Trigger):
+    kind: ClassVar[Kind] = "best"
     metric: str
     mode: str
 
@@ -198,6 +210,28 @@ class _Best(Trigger):
     @property
     def only_best(self) -> bool:
         return True
+
+
+def reason_now(trigger: Trigger | None, facts: TriggerInput) -> SaveReason | None:
+    """Return the reason to save now, by ``Trigger.due``, or None."""
+    return _reason(trigger, lambda part: part.due(facts))
+
+
+def reason_by_step(trigger: Trigger | None, step: int, previous: int | None) -> SaveReason | None:
+    """Return the reason to save at this step, by ``Trigger.by_step``, or None."""
+    return _reason(trigger, lambda part: part.by_step(step, previous))
+
+
+def _reason(trigger: Trigger | None, text_of: Callable[[Trigger], str | None]) -> SaveReason | None:
+    """Return the joined texts of all parts that are due. Its kind is that of the first one that is not ``adaptive``."""
+    if trigger is None:
+        return None
+    parts = trigger.flat() if isinstance(trigger, _Any) else (trigger,)
+    due = [(part.kind, text) for part in parts if (text := text_of(part))]
+    if not due:
+        return None
+    kind: Kind = next((kind for kind, _ in due if kind != "adaptive"), "adaptive")
+    return SaveReason(kind, ", ".join(text for _, text in due))
 
 
 def every(

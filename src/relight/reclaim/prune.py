@@ -18,7 +18,6 @@ from relight.log.identity import seconds_since_epoch
 from relight.log.superseded import superseded
 from relight.log.truncated import refuse_truncated
 from relight.policy import Candidate, Keep, KeepVerdict, decide_keep
-from relight.policy.adaptive import is_routine
 from relight.policy.keep import with_recorded
 from relight.policy.tiers import owed, safe_on
 from relight.reclaim.needs import not_needed, oldest_together, unsure, users_of
@@ -253,7 +252,7 @@ def _candidate(history: History, one: Checkpoint, verified: bool | None) -> Cand
     time_s = seconds_since_epoch(one.time)
     return Candidate(
         one.id, one.seq, one.step, metrics, history.tags_of(one.id), needed_by, verified, "", one.body.new_bytes, time_s,
-        routine=is_routine(one.body.reason), aside=one.id in history.rolled_back_ids,
+        routine=one.body.save_reason.is_routine, aside=one.id in history.rolled_back_ids,
     )  # fmt: skip
 
 

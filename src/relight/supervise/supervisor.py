@@ -21,8 +21,6 @@ from pathlib import Path
 
 from relight.errors import RelightError
 from relight.heartbeat import (
-    ASKED_FOR,
-    FORESEEN,
     HANDING_OVER,
     LATE_AFTER,
     Heartbeat,
@@ -43,6 +41,7 @@ from relight.log.identity import now_text
 from relight.observe import emit, write_events
 from relight.policy.rollback_env import SPIKES, once_back
 from relight.prediction import HORIZON_S, Alarm
+from relight.save_reason import SaveReason, preventive, requested_by
 from relight.store import open_bytes
 from relight.supervise import own_memory, stacks
 from relight.supervise.agent_watch import AgentWatch
@@ -73,8 +72,6 @@ HEIR_S = 3.0
 """Seconds after a rank's failure is known in which another rank must begin the handover or decline it."""
 MIDST_S = 20.0
 """Largest addition to ``HEIR_S`` while such a rank is in its optimizer update. Usually twice a step's time is added."""
-_REASON_MAX = 200
-"""Characters of an alarm that a checkpoint's reason keeps."""
 REMEMBERED_S = 86400.0
 """Seconds after which an earlier incident of a run no longer counts for this job."""
 
@@ -92,7 +89,8 @@ class Supervisor:
         self._charges: set[str] = set()
         """Processes here that were rank 0, as ``HOST:PID`` like a log's writers. Only rank 0 writes a FENCE."""
         self._notices = notices or Notices(())
-        self._wanted, self._reason, self._drains = "", "", ""
+        self._wanted, self._drains = "", ""
+        self._reason: SaveReason | None = None
         self._requests: Requests | None = None
         self._often = (-math.inf, -math.inf)
         """While saves are made more often: when the last interval began, and until when they are."""
@@ -162,7 +160,7 @@ class Supervisor:
         risk_path(self._page(0)).unlink(missing_ok=True)
         for rank in ranks:
             make_page(self._page(rank))
-            write_request(self._page(rank), "")
+            write_request(self._page(rank), None)
             for ahead in (False, True):
                 make_rank_state(rank_state_path(self._page(rank), rank, ahead))
             self._stack_file(rank).unlink(missing_ok=True)
@@ -292,20 +290,19 @@ class Supervisor:
         """Record that the job was asked to end, and has ended."""
         return self.failed([Worker(rank) for rank in sorted(self._pids)], asked_to_end=self.announced or f"{signal_name} came")
 
-    def save_now(self, why: str, *, named: bool = False) -> None:
+    def save_now(self, why: str = "", reason: SaveReason | None = None) -> None:
         """Have the ranks save at the end of their step, and continue. Done at the next poll. Call from any thread or a
         signal handler.
 
-        ``named``: the checkpoint's reason is ``why``, else the name of the signal. A person's request has precedence
-        over an alarm.
+        ``reason``: that of the checkpoint; None: the signal, and ``why`` is only reported. A person's request has precedence over an alarm.
         """
-        if named and (why.startswith(ASKED_FOR) or not self._reason.startswith(ASKED_FOR)):
-            self._reason = why
-        self._wanted = why
+        if reason is not None and (self._reason is None or reason.kind == "requested" or self._reason.kind != "requested"):
+            self._reason = reason
+        self._wanted = why if reason is None else reason.text
 
     def request_save(self, who: str) -> None:
         """Have the ranks save, with ``who`` asked for it in the checkpoint's reason. Any thread."""
-        self.save_now(f"{ASKED_FOR}{who}", named=True)
+        self.save_now(reason=requested_by(who))
 
     def why_unreachable(self) -> str:
         """Return why no rank here can be asked to save now; empty if one can. Any thread."""
@@ -337,7 +334,7 @@ class Supervisor:
 
         Return whether the machine leaves the job: no other action here averts the failure.
         """
-        self.save_now(f"{FORESEEN}{alarm.why}"[:_REASON_MAX], named=True)
+        self.save_now(reason=preventive(alarm.why))
         with contextlib.suppress(OSError):
             write_risk(self._page(0), RiskWarning(self._clock(), alarm.likely, HORIZON_S, alarm.why))
         if alarm.action == "save more often":
@@ -453,13 +450,13 @@ class Supervisor:
         if OFTEN_S <= now - began < until - began:
             self._often = (now, until)
             if not self._wanted:
-                self.save_now(f"{FORESEEN}saving more often because of an earlier warning", named=True)
+                self.save_now(reason=preventive("saving more often because of an earlier warning"))
         if not self._wanted:
             return
         for rank, pid in sorted(self._pids.items()):
             if catches(pid, signal.SIGUSR1):
                 why, self._wanted = self._wanted, ""
-                reason, self._reason = self._reason, ""
+                reason, self._reason = self._reason, None
                 write_request(self._page(min(self._pids)), reason)  # before the signal: the save reads it there
                 emit("run.save", f"saving now: {why}", why=why, rank=rank)
                 with contextlib.suppress(OSError):

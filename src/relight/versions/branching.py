@@ -46,7 +46,9 @@ def branch(run: Run, checkpoint: Checkpoint, name: str, *, by: str = "", why: st
     def decide(view: LogView) -> tuple[Body, int] | None:
         if _is_there(view, checkpoint, home):
             return None
-        return msgspec.structs.replace(checkpoint.body, home=home, new_bytes=0, reason=f"branched off {run.name}"), 0
+        return msgspec.structs.replace(
+            checkpoint.body, home=home, new_bytes=0, reason=f"branched off {run.name}", reason_kind="branch", reason_by=""
+        ), 0
 
     target.append(decide)
     record_best_by(target, run.history().best_by, over=False)
