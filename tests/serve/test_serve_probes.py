@@ -130,7 +130,7 @@ def test_probes_close_no_connection_and_are_bounded_in_each_turn(monkeypatch: py
             return client
 
         clients = [connect(b"GET / HT")]
-        held, _ = listening.accept()
+        first, _ = listening.accept()
         clients += [connect(PLAIN) for _ in range(8)]
         for answered in (3, 6, 8):
             await asyncio.sleep(0)
@@ -144,7 +144,7 @@ def test_probes_close_no_connection_and_are_bounded_in_each_turn(monkeypatch: py
         await asyncio.sleep(0.05)
         admitted, _ = listening.accept()
         assert (gate.probes, gate.accepted, gate.evicted) == (9, 2, 1)
-        for connection in (held, admitted, listening, *clients):
+        for connection in (first, admitted, listening, *clients):
             connection.close()
 
     asyncio.run(play())

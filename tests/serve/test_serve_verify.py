@@ -76,7 +76,7 @@ def test_damage_is_reported_and_recorded(run: Run, tmp_path: Path) -> None:
 
 
 def test_errors_of_the_process_are_the_outcome(run: Run) -> None:
-    """Of a checkpoint that was pruned meanwhile, and of a store whose log is gone: nothing is recorded."""
+    """A checkpoint was pruned meanwhile, or its run is gone: nothing is recorded."""
     latest = run.history().live[-1]
     fields = {name: getattr(latest.body, name) for name in latest.body.__struct_fields__} | {"id": "0123456789"}
     pruned = Checkpoint(latest.seq, latest.time, latest.epoch, type(latest.body)(**fields))

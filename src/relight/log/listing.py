@@ -175,7 +175,9 @@ def without_strays(numbers: Iterable[int], floor: int, is_chained: Callable[[int
 
     ``floor``: the highest number below these. ``is_chained``: returns whether a record is chained to the one before it.
     """
-    order = sorted(numbers)
+    order = sorted(set(numbers))
+    if not order or order[-1] - min(floor, order[0] - 1) - len(order) <= GAP_MAX:  # fewer are missing in all than in a wide gap
+        return order, []
     begins = [index for index, seq in enumerate(order) if seq - (order[index - 1] if index else floor) > GAP_MAX + 1]
     for index, begin in reversed(list(enumerate(begins))):
         group = order[begin : begins[index + 1] if index + 1 < len(begins) else len(order)]

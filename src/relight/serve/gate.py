@@ -102,7 +102,7 @@ class Gate:
     def __init__(self, bounds: ConnectionLimits, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S) -> None:
         self.bounds, self._exempt, self._idle_s = bounds, exempt, idle_s
         self.answers_probe: Callable[[socket.socket], bool] = lambda connection: False
-        """Answers a new connection whose request is a health probe, without blocking; returns False for any other connection.
+        """Answers the request of a new connection if it is a health probe, without blocking. Returns False for any other request.
 
         The gate closes an answered connection at once. It counts in no bound but ``PROBES_MAX``.
         """

@@ -64,8 +64,8 @@ def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool
     if not result.is_silence:
         record_checked(run.store, run.name, {one.id: lines[0] if lines else ""}, "relight serve")
     verified(not result.count)
-    says = f"damaged: {result.count} findings" if result.count else "every byte is as committed"
-    return ActionOutcome(not result.count, says, "\n".join(lines))
+    summary = f"damaged: {result.count} findings" if result.count else "every byte is as committed"
+    return ActionOutcome(not result.count, summary, "\n".join(lines))
 
 
 def _verify_in_child(task: ServerTask, run: Run, checkpoint_id: str) -> VerifyResult:
