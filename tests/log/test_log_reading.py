@@ -14,6 +14,7 @@ from relight.format import encode_record
 from relight.format.names import flat_record_file, parse_summary_file, record_file, summary_file
 from relight.format.records import NoteBody, Record
 from relight.log import History, Log, LogView, fold
+from relight.log.listing import Folders
 from relight.log.summary import SUMMARY_EVERY, TOPIC, vouched
 from relight.store import LocalStore, MemoryStore
 from relight.store.base import Entry
@@ -107,6 +108,25 @@ def test_records_are_in_folders_from_number_1024_on(tmp_path: Path) -> None:
     seen = [entry.name for entry in log.iterdir() if entry.suffix == ".json"]
     assert len(seen) == 1024 and len(list((log / "000000001").glob("*.json"))) >= 77
     assert parse_summary_file(sorted(entry.name for entry in log.iterdir() if entry.name.startswith("summary-"))[0]) == SUMMARY_EVERY - 1
+
+
+def test_a_folder_has_only_the_records_that_belong_there(tmp_path: Path) -> None:
+    """A listing skips other names, records of other folders, and deleted files that an NFS client still has open."""
+    last = tmp_path / RUN / "log" / "976562499"
+    names = ["000000003072.json", "000000004095.json", "000000003071.json", "000000004096.json", "0000000003080.json",
+             "000000003090.JSON", "00000000309².json", "summary-000000003199-0123456789abcdef", ".nfs0123456789abcdef0000"]  # fmt: skip
+    folder = tmp_path / RUN / "log" / "000000003"
+    for place, files in ((folder, names), (last, ["999999999999.json", "1000000000000.json"]), (folder.parent, names)):
+        place.mkdir(parents=True, exist_ok=True)
+        for name in files:
+            (place / name).touch()
+    store = LocalStore(tmp_path)
+    assert Folders(store, RUN).numbers(3) == {3072, 4095}
+    assert Folders(store, RUN).numbers(976562499) == {999999999999}
+    listing = Folders(store, RUN).all()
+    assert (listing.flat, listing.folders) == (set(), [3, 976562499])
+    assert sorted(entry.name for entry in store.list(f"{RUN}/log/000000003")) == sorted(names[:-1])
+    assert {entry.is_dir for entry in store.list(RUN)} == {True}
 
 
 def test_a_reader_that_follows_sees_what_a_new_one_sees() -> None:

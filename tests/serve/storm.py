@@ -80,10 +80,11 @@ class Seen:
 
 
 class Storm:
-    """The clients of one server at ``port``; ``token`` is an operator's."""
+    """The clients of one server at ``port``. ``tokens``: an operator's, which asks for verifications up to its limit of requests, and
+    that of a client which asks seldom."""
 
-    def __init__(self, port: int, token: str, seed: int, kinds: dict[str, int]) -> None:
-        self.port, self.token, self.kinds = port, token, kinds
+    def __init__(self, port: int, tokens: tuple[str, str], seed: int, kinds: dict[str, int]) -> None:
+        self.port, self.kinds, (self.operator, self.reader) = port, kinds, tokens
         self.rng, self.seen, self.ends = random.Random(seed), Seen(), 0.0
 
     async def rage(self, seconds: float) -> None:
@@ -182,17 +183,17 @@ class Storm:
         """84 verifications at once, as the review asked for them; again when they have been answered."""
         fields = {"store": "runs", "run": "wide", "which": "latest"}
         while time.monotonic() < self.ends:
-            status, body = await self.ask("/api/v1/actions/verify", token=self.token, body={"fields": fields}, own=True)
+            status, body = await self.ask("/api/v1/actions/verify", token=self.operator, body={"fields": fields}, own=True)
             if status == 200:
                 confirmed = {"fields": fields, "confirm": json.loads(body)["digest"]}
-                asks = [self.ask("/api/v1/actions/verify", token=self.token, body=confirmed, own=True) for _ in range(84)]
+                asks = [self.ask("/api/v1/actions/verify", token=self.operator, body=confirmed, own=True) for _ in range(84)]
                 await asyncio.gather(*asks, return_exceptions=True)
             await asyncio.sleep(0.5)
 
     async def _client(self) -> None:
         """A client with a token, from the address that guesses, too."""
         while time.monotonic() < self.ends:
-            status, _ = await self.ask("/api/v1/stores", token=self.token, own=True)
+            status, _ = await self.ask("/api/v1/stores", token=self.reader, own=True)
             self.seen.token_answers[status] += 1
             await asyncio.sleep(0.5)
 
@@ -224,7 +225,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="relight-storm-") as place:
         root = make_store(Path(place) / "runs", given.tensors)
         state = TokenFile(Path(place) / "serve.sqlite")
-        token = state.new_token("operator", "operator")[1]
+        tokens = state.new_token("operator", "operator")[1], state.new_token("reader", "viewer")[1]
         state.close()
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -232,14 +233,14 @@ def main() -> int:
         limited = ["sh", "-c", f'ulimit -n {DESCRIPTORS}; exec "$@"', "sh", *command, "--state", f"{place}/serve.sqlite"]
         with subprocess.Popen(limited, cwd=place, env=os.environ | {"RELIGHT_EVENTS": f"{place}/events"}) as server:
             try:
-                return _rage(server, port, token, given.seed, given.seconds)
+                return _rage(server, port, tokens, given.seed, given.seconds)
             finally:
                 server.terminate()
                 server.wait(20)
 
 
-def _rage(server: subprocess.Popen[bytes], port: int, token: str, seed: int, seconds: float) -> int:
-    storm = Storm(port, token, seed, KINDS)
+def _rage(server: subprocess.Popen[bytes], port: int, tokens: tuple[str, str], seed: int, seconds: float) -> int:
+    storm = Storm(port, tokens, seed, KINDS)
     ends = time.monotonic() + 60
     while time.monotonic() < ends:
         with contextlib.suppress(OSError):

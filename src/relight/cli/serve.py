@@ -9,12 +9,15 @@ import ipaddress
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from relight.cli.output import escape
 from relight.errors import ConfigError
+
+if TYPE_CHECKING:
+    from relight.serve.auth_middleware import AccessRules
 
 SWITCH_S = 0.0005
 """Seconds after which a busy thread yields to the event loop: a tenth of Python's default, which adds up at each of the loop's calls."""
@@ -112,20 +115,30 @@ def command(
     shown = f"[{host}]" if ":" in host else host
     reached = rules.public or f"{'https' if tls_cert else 'http'}://{shown}:{port}"
     shown_at = f"{reached}/  ({', '.join(escape(store) for store in stores)}; end it with Ctrl-C)"
-    _serve(app, host, port, tls_cert, tls_key, proxy_from, lambda: click.echo(shown_at, err=True))
+    _serve(app, rules, host, port, tls_cert, tls_key, proxy_from, lambda: click.echo(shown_at, err=True))
     return 0
 
 
 def _serve(
-    app: Any, host: str, port: int, tls_cert: str | None, tls_key: str | None, proxy_from: tuple[str, ...], ready: Callable[[], None]
+    app: Any,
+    rules: AccessRules,
+    host: str,
+    port: int,
+    tls_cert: str | None,
+    tls_key: str | None,
+    proxy_from: tuple[str, ...],
+    ready: Callable[[], None],
 ) -> None:
     """Serve until interrupted. ``ready`` is called once connections are accepted."""
     import uvicorn
 
     from relight.serve.gate import Gate, raise_descriptors
+    from relight.serve.probes import ProbeResponder
     from relight.serve.proxies import Proxies
 
     gate = Gate(raise_descriptors(), Proxies(proxy_from).trusts)
+    if not tls_cert:  # an encrypted probe cannot be read before the TLS handshake
+        gate.answers_probe = ProbeResponder(rules).respond
     app.state.hub.most, app.state.hub.of_one = gate.bounds.streams, max(1, gate.bounds.streams * 3 // 5)
     sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(*COLLECT)

@@ -6,15 +6,12 @@ SIGTERM; it aborts the present copy then. Exit status 0: every tier has what it 
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import signal
 import sys
 import threading
 from typing import Any
-
-import msgspec
 
 from relight.comm import lower_priority
 from relight.drain.outwards import drain
@@ -40,10 +37,10 @@ def main() -> int:
     def print_event(name: str, text: str, fields: dict[str, Any]) -> None:
         print(json.dumps([name, text, fields]), flush=True)
 
-    settings = sys.stdin.readline()
+    settings = sys.stdin.buffer.readline()
     threading.Thread(target=watch, daemon=True).start()
     try:
-        guard = StoreSecurity.from_wire(msgspec.msgpack.decode(base64.b64decode(settings))) if settings.strip() else StoreSecurity()
+        guard = StoreSecurity.from_line(settings)
         if guard:
             keep_out_of_core_dumps(whole=True)
         report = drain(open_bytes(url, guard=guard), run, tell=print_event, stop=stopped.is_set)

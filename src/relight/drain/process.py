@@ -5,7 +5,6 @@ It is started when there is something to drain, and ends after that. It does not
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import select
@@ -16,8 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
-
-import msgspec
 
 from relight.comm import new_threads
 from relight.comm.children import child_command, child_environment
@@ -136,7 +133,7 @@ class Drainer:
             )  # fmt: skip
         assert child.stdin is not None and child.stdout is not None
         with child.stdin, child.stdout:  # the child stops when its standard input ends, so it ends with this process
-            child.stdin.write(f"{_encode_settings(self._guard)}\n".encode())
+            child.stdin.write(self._guard.to_line())
             child.stdin.flush()
             for line in _lines(child.stdout.fileno(), Standstill(child.pid, words=COPIER)):
                 try:
@@ -176,9 +173,3 @@ def _lines(fd: int, standstill: Standstill) -> Iterator[bytes]:
             return
         *lines, buffer = (buffer + data).split(b"\n")
         yield from lines
-
-
-def _encode_settings(guard: StoreSecurity) -> str:
-    """Return the settings with their keys, for the child only: through a pipe, not in its arguments or its
-    environment."""
-    return base64.b64encode(msgspec.msgpack.encode(guard.to_wire())).decode()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from relight.errors import ConfigError
 from relight.keys.chain import SETTING, Keychain
@@ -70,6 +73,16 @@ class StoreSecurity:
             trust_of([spec for spec, _ in trust], [value for _, value in trust]) if trust is not None else None,
             told["anchor"],
         )
+
+    def to_line(self) -> bytes:
+        """Return the settings with their secrets as one line, for the standard input of a child process: arguments and
+        environment are visible to other processes."""
+        return base64.b64encode(msgspec.msgpack.encode(self.to_wire())) + b"\n"
+
+    @classmethod
+    def from_line(cls, line: bytes) -> StoreSecurity:
+        """Return the settings that the parent process sent; none for an empty line."""
+        return cls.from_wire(msgspec.msgpack.decode(base64.b64decode(line))) if line.strip() else cls()
 
 
 def _absolute(anchor: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 
 from relight.errors import UnsafeContent
 from relight.format import names
@@ -22,6 +23,8 @@ RECORDS_MAX = 2_000_000
 """Most records in one listing."""
 GAP_MAX = 1000
 """Most consecutive records that may be missing. Records above a wider gap belong to the log only if they are chained to each other."""
+RECORD_NUMBERS_MAX = 10**12
+"""Record numbers are below this: a file name has twelve digits."""
 TORN_MAX = 64
 """Distance below the highest number within which a record that a listing lacks is read by name."""
 
@@ -64,10 +67,11 @@ class Folders:
     def all(self) -> LogListing:
         """List the records and folders in ``log/``. Cost: one listing; two if an earlier version wrote the log."""
         flat, folders = set[int](), set[int]()
-        for entry in self._store.list(self.place):
-            if (seq := parse_record_file(entry.name)) is not None:
+        seq_of = _record_files(0, names.FOLDER_RECORDS).get
+        for name, _ in self._store.list(self.place):
+            if (seq := seq_of(name)) is not None or (seq := parse_record_file(name)) is not None:
                 flat.add(seq)
-            elif (folder := parse_record_folder(entry.name)) is not None:
+            elif (folder := parse_record_folder(name)) is not None:
                 folders.add(folder)
             if len(flat) > RECORDS_MAX:
                 raise UnsafeContent(f"more than {RECORDS_MAX} records", where=self.place)
@@ -84,8 +88,9 @@ class Folders:
 
     def numbers(self, folder: int) -> set[int]:
         """Return the numbers of the records in one folder. Cost: one listing."""
-        parsed = (parse_record_file(entry.name) for entry in self._store.list(f"{self.place}/{folder_name(folder)}"))
-        return {seq for seq in parsed if seq is not None and seq // names.FOLDER_RECORDS == folder}
+        seq_of = _record_files(folder, names.FOLDER_RECORDS).get
+        listed = self._store.list(f"{self.place}/{folder_name(folder)}")
+        return {seq for name, _ in listed if (seq := seq_of(name)) is not None}
 
     def since(self, listing: LogListing, head: int) -> set[int]:
         """Return the record numbers in the folder of record ``head`` and in all folders after it; all numbers if ``head`` is −1."""
@@ -131,6 +136,13 @@ class Folders:
             self.flat_top = top
 
 
+@lru_cache(maxsize=4)
+def _record_files(folder: int, folder_records: int) -> dict[str, int]:
+    """Return the number of each record that one folder can hold, by file name: a lookup costs less than parsing a name."""
+    seqs = range(folder * folder_records, min((folder + 1) * folder_records, RECORD_NUMBERS_MAX))
+    return {flat_record_file(seq): seq for seq in seqs}
+
+
 def newest_records(store: ByteStore, run: str, count: int) -> list[tuple[int, str]]:
     """Return number and key of the newest ``count`` records, newest first. Cost: one listing, and one for each folder read."""
     folders = Folders(store, run)
@@ -163,7 +175,9 @@ def without_strays(numbers: Iterable[int], floor: int, is_chained: Callable[[int
 
     ``floor``: the highest number below these. ``is_chained``: returns whether a record is chained to the one before it.
     """
-    order = sorted(numbers)
+    order = sorted(set(numbers))
+    if not order or order[-1] - min(floor, order[0] - 1) - len(order) <= GAP_MAX:  # fewer are missing in all than in a wide gap
+        return order, []
     begins = [index for index, seq in enumerate(order) if seq - (order[index - 1] if index else floor) > GAP_MAX + 1]
     for index, begin in reversed(list(enumerate(begins))):
         group = order[begin : begins[index + 1] if index + 1 < len(begins) else len(order)]

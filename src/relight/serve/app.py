@@ -33,6 +33,7 @@ from relight.serve.index import Index
 from relight.serve.jobs import Jobs
 from relight.serve.live import LOOK_S, PING_S, Hub
 from relight.serve.pages_render import HERE, render
+from relight.serve.probes import HEALTHY
 from relight.serve.reader import NOT_YET, POLL_S, StoreFollower, open_readers
 from relight.serve.scope import Caller
 from relight.serve.state import SESSION_S, TokenFile
@@ -172,7 +173,7 @@ def _remembered(ask: Callable[[Caller], bool], for_s: float = LOOK_S / 2) -> Cal
 def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
     @app.get("/healthz", include_in_schema=False)
     async def healthz() -> JSONResponse:  # in the loop: it waits for no thread
-        return JSONResponse({"ok": True})
+        return JSONResponse(HEALTHY)
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz(request: Request) -> JSONResponse:

@@ -232,14 +232,17 @@ class AuthMiddleware:
         async def sender(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
+                for name, value in security_headers(self.rules).items():
                     headers[name] = value
                 headers["cache-control"] = "max-age=3600" if static and message["status"] == 200 else "no-store"
-                if self.rules.is_secure:
-                    headers["strict-transport-security"] = "max-age=31536000"
             await send(message)
 
         return sender
+
+
+def security_headers(rules: AccessRules) -> dict[str, str]:
+    """Return the headers that every answer has: ``HEADERS``, and HSTS if browsers reach the server by TLS."""
+    return {**HEADERS, "strict-transport-security": "max-age=31536000"} if rules.is_secure else HEADERS
 
 
 def needs(role: str) -> Any:

@@ -35,6 +35,8 @@ LOOKED_AT_MAX = 16
 """Idle connections that are looked at for one to close."""
 CLOSING_MAX = 32
 """Closed connections whose descriptors the loop has not freed yet; with more, accepting pauses until it has."""
+PROBES_MAX = 64
+"""Health probes that are answered in one turn of the loop; further ones wait for the next turn."""
 CONNECTIONS_MAX, STREAMS_MAX, DESCRIPTORS_MAX = 4096, 2000, 16384
 BESIDE_STREAMS = 112
 """Connections that event streams leave to requests."""
@@ -99,15 +101,21 @@ class Gate:
 
     def __init__(self, bounds: ConnectionLimits, exempt: Callable[[str], bool] = lambda peer: False, idle_s: float = IDLE_S) -> None:
         self.bounds, self._exempt, self._idle_s = bounds, exempt, idle_s
+        self.answers_probe: Callable[[socket.socket], bool] = lambda connection: False
+        """Answers the request of a new connection if it is a health probe, without blocking. Returns False for any other request.
+
+        The gate closes an answered connection at once. It counts in no bound but ``PROBES_MAX``.
+        """
         self._open: dict[int, Connection] = {}
         self._idle: OrderedDict[int, Connection] = OrderedDict()
         self._count: Counter[str] = Counter()
         self._closing: set[Connection] = set()
-        self._batch = 0
+        self._batch = self._probes_in_turn = 0
         self._sweeping: asyncio.TimerHandle | None = None
         self._spare: int | None = _spare()
-        self.accepted = self.refused = self.evicted = self.most = 0
-        """Counts since the server began: admitted, refused, closed to make room; and the most that were open at once."""
+        self.accepted = self.refused = self.evicted = self.probes = self.most = 0
+        """Counts since the server began: admitted, refused, closed to make room, answered as health probes; and the most that
+        were open at once."""
 
     def __len__(self) -> int:
         return len(self._open)
@@ -138,15 +146,25 @@ class Gate:
 
     def may_accept(self) -> bool:
         """Return whether another connection may be accepted in this turn of the loop: in between, the loop reads what has come."""
-        if len(self._closing) >= CLOSING_MAX:
+        if len(self._closing) >= CLOSING_MAX or self._probes_in_turn >= PROBES_MAX:
             return False
-        if self._batch == 0:
+        if self._batch == 0 and self._probes_in_turn == 0:
             asyncio.get_running_loop().call_soon(self._next_turn)
         self._batch += 1
         return self._batch <= max(2, self.bounds.of_one // 8)
 
     def _next_turn(self) -> None:
-        self._batch = 0
+        self._batch = self._probes_in_turn = 0
+
+    def answered_probe(self, connection: Connection) -> bool:
+        """Answer and close ``connection`` if its request is a health probe, and return whether it was one."""
+        if not self.answers_probe(connection):
+            return False
+        connection.close()
+        self._batch -= 1  # ``may_accept`` has counted it
+        self._probes_in_turn += 1
+        self.probes += 1
+        return True
 
     def admit(self, connection: Connection, peer: str) -> bool:
         """Count a new connection. If the gate is full, close the longest idle one for it; refuse it if none is idle."""
@@ -266,6 +284,8 @@ class Listening(socket.socket):
                 self.gate.out_of_descriptors(self)
                 continue
             one = Connection(self.family, self.type, self.proto, fileno=number)
+            if self.gate.answered_probe(one):
+                continue
             if self.gate.admit(one, str(peer[0])):
                 return one, peer
             one.close()

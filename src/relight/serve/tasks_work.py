@@ -1,11 +1,13 @@
-"""The work of tasks: wait for a requested save; verify a checkpoint; run ``relight drill`` as a process that ends with the server."""
+"""The work of tasks: wait for a requested save; verify a checkpoint or run ``relight drill`` in a process that ends with the server."""
 
 from __future__ import annotations
 
+import os
+import select
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import msgspec
@@ -13,7 +15,6 @@ import msgspec
 from relight.catalog.checked import record_checked
 from relight.catalog.run import Run
 from relight.catalog.save_requests import Answer, describe_outcome, wait_for_answer
-from relight.catalog.verify import verify_checkpoint
 from relight.comm.children import child_command, child_environment
 from relight.decode import from_json_bytes
 from relight.drill.report import DrillReport, lines_of
@@ -21,10 +22,12 @@ from relight.errors import RelightError, StoreUnavailable
 from relight.log import Checkpoint
 from relight.serve.pages_actions import ActionOutcome
 from relight.serve.tasks import ServerTask
+from relight.serve.verify_process import VerifyMessage, VerifyResult
+from relight.store.wrapper import guard_of
 
 DRILL_S = 1800.0
 VERIFYING_MAX = 2
-"""Verifications that read at a time; further ones wait. More would take the processors from the pages."""
+"""Verifications that read at a time, each in a process of its own; further ones wait. More would take the processors from the pages."""
 _verifying = threading.BoundedSemaphore(VERIFYING_MAX)
 _END_S = 5.0
 _SAID_MAX = 1 << 20
@@ -44,32 +47,71 @@ def wait_for(task: ServerTask, run: Run, seq: int, timeout_s: float) -> ActionOu
 
 
 def verify(task: ServerTask, run: Run, one: Checkpoint, verified: Callable[[bool], None]) -> ActionOutcome:
-    """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are as committed."""
-    total, read, shown = max(1, one.body.stored_bytes), 0, 0
+    """Read every byte of a checkpoint and record the result in the run's log. ``verified`` is called with whether all are as committed.
 
-    def advance(count: int) -> None:
-        nonlocal read, shown
-        if task.ending.is_set():
-            raise StoreUnavailable("the server ended before every byte was read", retryable=True)
-        read += count
-        if (tenths := min(9, 10 * read // total)) > shown:
-            shown = tenths
-            task.add_line(f"{10 * tenths} % of its bytes are verified")
-
+    A child process of low priority reads and hashes, so that the server's event loop has the interpreter for itself.
+    """
     while not _verifying.acquire(timeout=0.2):
         if not task.lines:
             task.add_line(f"waits: {VERIFYING_MAX} verifications are running")
         if task.ending.is_set():
             raise StoreUnavailable("the server ended before it began", retryable=True)
     try:
-        found = verify_checkpoint(run.store, run.view(), one, progress=advance)
+        result = _verify_in_child(task, run, one.id)
     finally:
         _verifying.release()
-    if not any(finding.is_silence for finding in found):
-        record_checked(run.store, run.name, {one.id: f"{found[0].file}: {found[0].detail}" if found else ""}, "relight serve")
-    verified(not found)
-    lines = "\n".join(f"{finding.file}: {finding.detail}" for finding in found[:50])
-    return ActionOutcome(not found, f"damaged: {len(found)} findings" if found else "every byte is as committed", lines)
+    lines = [f"{file}: {detail}" for file, detail in result.findings]
+    if not result.is_silence:
+        record_checked(run.store, run.name, {one.id: lines[0] if lines else ""}, "relight serve")
+    verified(not result.count)
+    summary = f"damaged: {result.count} findings" if result.count else "every byte is as committed"
+    return ActionOutcome(not result.count, summary, "\n".join(lines))
+
+
+def _verify_in_child(task: ServerTask, run: Run, checkpoint_id: str) -> VerifyResult:
+    """Return the result of ``relight.serve.verify_process``. Raise the error that it sent, or ``StoreUnavailable`` without a result."""
+    command = child_command("relight.serve.verify_process", run.store.url, run.name, checkpoint_id)
+    try:
+        process = subprocess.Popen(
+            command, bufsize=0, env=child_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )  # its errors go to the server's own output
+    except OSError as error:  # no process or descriptor is free
+        raise StoreUnavailable(f"starting the verification failed: {error.strerror or error}", retryable=True) from error
+    with process:
+        assert process.stdin is not None and process.stdout is not None
+        try:
+            with suppress(BrokenPipeError):  # it ended at once: its status is reported below
+                process.stdin.write(guard_of(run.store).to_line())
+            for line in _lines_until(process.stdout.fileno(), task.ending.is_set):
+                message = VerifyMessage()
+                with suppress(msgspec.MsgspecError):  # a library may print, too
+                    message = from_json_bytes(line, VerifyMessage)
+                if message.result is not None:
+                    return message.result
+                if message.error is not None:
+                    raise message.error.to_exception()
+                if message.tenths is not None:
+                    task.add_line(f"{10 * message.tenths} % of its bytes are verified")
+            if task.ending.is_set():
+                raise StoreUnavailable("the server ended before every byte was read", retryable=True)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_S)
+            raise StoreUnavailable(f"the verification's process ended with {process.returncode} and no result", retryable=True)
+        finally:
+            process.stdin.close()  # the child ends with its standard input
+            _ended(process)
+
+
+def _lines_until(fd: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
+    """Yield the lines that arrive in a pipe, until its end or until ``is_over`` returns True, which is checked five times a second."""
+    poll, buffer = select.poll(), b""
+    poll.register(fd, select.POLLIN)
+    while not is_over():
+        if poll.poll(200):
+            if not (data := os.read(fd, 1 << 16)):
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            yield from lines
 
 
 def drill(task: ServerTask, url: str, deadline_s: float = DRILL_S) -> ActionOutcome:

@@ -34,6 +34,8 @@ T = TypeVar("T")
 _GONE_MAX = 20
 _SILLY = re.compile(r"\.nfs[0-9a-f]{16,}\Z")
 """Name of a file that was deleted while open on an NFS client, until it is closed there."""
+_entry_of = tuple.__new__
+"""``_entry_of(Entry, pair)`` is ``Entry(*pair)`` without a Python function call: folders of 1,024 names are listed at each append."""
 DIRECT_FROM_BYTES = 1 << 20
 """Smallest file that is written and read with direct I/O, if the file system supports it."""
 
@@ -112,13 +114,13 @@ class LocalStore:
         """See ``ByteStore``. Opening a directory revalidates a network client's cache, so the listing is current."""
         path = self._path(prefix)
         self._check_parents(os.path.join(path, "x"))
-        listed = 0
+        listed = False
         for last in (False, True):
             try:
-                for name, is_dir in self._disk.scan(path):
-                    listed += 1
-                    if not _SILLY.match(name):
-                        yield Entry(name, is_dir)
+                for pair in self._disk.scan(path):
+                    listed = True
+                    if not (pair[0].startswith(".nfs") and _SILLY.match(pair[0])):
+                        yield _entry_of(Entry, pair)
             except OSError as error:
                 if not last and not listed and error.errno in (errno.ENOENT, errno.ESTALE):
                     revalidate_directory(self._disk, os.path.dirname(path))
