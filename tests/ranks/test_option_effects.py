@@ -15,6 +15,7 @@ import torch
 import relight
 from relight.catalog import Run as StoredRun
 from relight.checkpointer import boundary, checkpointer
+from relight.checkpointer.ranks import Ranks
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.errors import SaveFailed, StoreUnavailable
 from relight.store import LocalStore
@@ -170,3 +171,16 @@ def test_the_end_reports_a_last_step_that_is_not_yet_stored(train: Run, tmp_path
     except relight.CheckpointNotFound:
         stored = False
     assert codes == [0 if stored else 1] * train.ranks  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("named", ["optimizer", "model"])
+def test_an_optimizer_stays_with_its_module(named: str) -> None:
+    """per_rank= that separates them is refused at once on all ranks: the save would fail on one, and the others would wait."""
+    model = torch.nn.Linear(2, 2)
+    components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    ranks = Ranks(SingleProcess(), [named], 1.0)
+    with pytest.raises(relight.ConfigError, match=r"separates 'optimizer' from 'model'") as error:
+        ranks.check_split(components)
+    assert error.value.hint == "name both or neither: per_rank=['model', 'optimizer']"
+    Ranks(SingleProcess(), ["model", "optimizer"], 1.0).check_split(components)
+    Ranks(SingleProcess(), [named], 1.0).check_split({**components, "optimizer": torch.optim.SGD(model.named_parameters(), 0.1)})

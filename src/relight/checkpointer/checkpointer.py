@@ -143,7 +143,7 @@ class Checkpointer(Holds):
         self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
         self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, CaptureCache(), FrozenParams(self._compact), Calls(self._run)
         if self._ranks is not None:
-            self._ranks.split(self._components)
+            self._ranks.check_split(self._components)
             if self._world.rank:
                 demote_info_logs()
         self._heirs = Handover(self._ranks, self._components, f"{self._store.url}/{self._run}")
