@@ -151,7 +151,7 @@ def test_a_best_value_is_in_the_checkpoint_that_it_made_due(train: Run, tmp_path
     train(validated, save=relight.best("val_loss"), keep=relight.keep(last=20))
     history = StoredRun(LocalStore(str(tmp_path / "s")), "run").history()
     later = 0 if train.ranks == 1 else 1  # type: ignore[attr-defined]
-    assert [(one.step - later, one.body.metrics["val_loss"]) for one in history.live[:-1]] == [(2, 5.0), (5, 4.0), (11, 3.0)]
+    assert [(saved.step - later, saved.body.metrics["val_loss"]) for saved in history.live[:-1]] == [(2, 5.0), (5, 4.0), (11, 3.0)]
 
 
 def test_the_end_reports_a_last_step_that_is_not_yet_stored(train: Run, tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_an_optimizer_stays_with_its_module(named: str) -> None:
     model = torch.nn.Linear(2, 2)
     components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
     ranks = Ranks(SingleProcess(), [named], 1.0)
-    with pytest.raises(relight.ConfigError, match=r"separates 'optimizer' from 'model'") as error:
+    with pytest.raises(relight.ConfigError, match=r"separates optimizer 'optimizer' from the module that it trains, 'model'") as error:
         ranks.check_split(components)
     assert error.value.hint == "name both or neither: per_rank=['model', 'optimizer']"
     Ranks(SingleProcess(), ["model", "optimizer"], 1.0).check_split(components)

@@ -88,7 +88,7 @@ class Ranks:
         return {name: value for name, value in components.items() if name not in own}, own
 
     def check_split(self, components: Mapping[str, object]) -> None:
-        """Raise ``ConfigError`` if ``per_rank=`` separates an optimizer from the module whose parameters it trains.
+        """Raise ``ConfigError`` if ``per_rank=`` separates an optimizer from the module that it trains.
 
         Its state is stored by the names that the module gives. One rank would fail at its first save, and the others
         would wait for that rank until the deadline.
@@ -104,7 +104,7 @@ class Ranks:
                     and any(id(parameter) in lacking for parameter in components[module].parameters())  # type: ignore[attr-defined]
                 ]  # fmt: skip
                 if apart:
-                    what = f"per_rank= separates {name!r} from {min(apart)!r}, whose parameters it trains"
+                    what = f"per_rank= separates optimizer {name!r} from the module that it trains, {min(apart)!r}"
                     raise ConfigError(what, hint=f"name both or neither: per_rank={sorted([name, min(apart)])}")
 
     def capture(
