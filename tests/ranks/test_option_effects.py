@@ -15,6 +15,7 @@ import torch
 import relight
 from relight.catalog import Run as StoredRun
 from relight.checkpointer import boundary, checkpointer
+from relight.checkpointer.ranks import Ranks
 from relight.comm import RankTimeout, SingleProcess, ThreadGroup
 from relight.errors import SaveFailed, StoreUnavailable
 from relight.store import LocalStore
@@ -136,3 +137,50 @@ def test_a_failed_save(train: Run, tmp_path: Path, policy: str) -> None:
         return
     assert 3 not in steps and raised == [""] * ranks and steps[-2:] == [7, 8]
     assert any(3 < step < 7 for step in steps) == (policy == "retry" and not train.at_once)  # type: ignore[attr-defined]
+
+
+def test_a_best_value_is_in_the_checkpoint_that_it_made_due(train: Run, tmp_path: Path) -> None:
+    """Several ranks save one step later, which reports no such metric: the value is stored all the same."""
+    losses = {2: 5.0, 5: 4.0, 8: 6.0, 11: 3.0}
+
+    def validated(ckpt: relight.Checkpointer, model: torch.nn.Module) -> None:
+        ckpt.restore()
+        for step in range(14):
+            ckpt.step(step, **({"val_loss": losses[step]} if step in losses else {}))
+
+    train(validated, save=relight.best("val_loss"), keep=relight.keep(last=20))
+    history = StoredRun(LocalStore(str(tmp_path / "s")), "run").history()
+    later = 0 if train.ranks == 1 else 1  # type: ignore[attr-defined]
+    assert [(saved.step - later, saved.body.metrics["val_loss"]) for saved in history.live[:-1]] == [(2, 5.0), (5, 4.0), (11, 3.0)]
+
+
+def test_the_end_reports_a_last_step_that_is_not_yet_stored(train: Run, tmp_path: Path) -> None:
+    """A save that takes longer than the deadline is not reported as stored."""
+    limits = relight.Limits(bytes_per_second=2e5, when_busy="queue", deadline_s=1.5)
+
+    def ended(ckpt: relight.Checkpointer, model: torch.nn.Module) -> int:
+        with contextlib.suppress(SaveFailed, RankTimeout):
+            steps_of(ckpt, model, 1)
+        with contextlib.suppress(SaveFailed, RankTimeout):
+            ckpt.close()
+        return ckpt.ended.exit_code
+
+    codes = train(ended, elements=200_000, limits=limits)
+    try:
+        stored = saved_steps(tmp_path) == [0]
+    except relight.CheckpointNotFound:
+        stored = False
+    assert codes == [0 if stored else 1] * train.ranks  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("named", ["optimizer", "model"])
+def test_an_optimizer_stays_with_its_module(named: str) -> None:
+    """per_rank= that separates them is refused at once on all ranks: the save would fail on one, and the others would wait."""
+    model = torch.nn.Linear(2, 2)
+    components = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1)}
+    ranks = Ranks(SingleProcess(), [named], 1.0)
+    with pytest.raises(relight.ConfigError, match=r"separates optimizer 'optimizer' from the module that it trains, 'model'") as error:
+        ranks.check_split(components)
+    assert error.value.hint == "name both or neither: per_rank=['model', 'optimizer']"
+    Ranks(SingleProcess(), ["model", "optimizer"], 1.0).check_split(components)
+    Ranks(SingleProcess(), [named], 1.0).check_split({**components, "optimizer": torch.optim.SGD(model.named_parameters(), 0.1)})

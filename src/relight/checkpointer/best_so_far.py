@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from relight.catalog.best_by import record_best_by
 from relight.catalog.find import best, metric_value
@@ -26,6 +27,8 @@ class BestSoFar:
         rules = [each for each in (keep, *(tier.keep for tier in (tiers.further if tiers is not None else ()))) if each is not None]
         self._own = own_metric(trigger, rules)
         self.values: dict[str, float] = {}
+        self._due: dict[str, float] = {}
+        """Values that made a save due which is made later: postponed, or of several ranks. By the metric's name."""
         self.awaited = MultiRankWait(trigger, rules, self._leads)
 
     def begin(self, attempt: Attempt, history: History) -> None:
@@ -49,10 +52,27 @@ class BestSoFar:
     def learn(self, metrics: Mapping[str, float]) -> None:
         """Learn from a save's metrics. NaN and infinite values are never the best: no later value would be better than NaN."""
         self.awaited.saved(metrics)
+        self._due.clear()
         for name, mode in self._wanted:
-            value, known = metrics.get(name, math.nan), self.values.get(f"{name}:{mode}")
-            if math.isfinite(value) and (known is None or (value < known if mode == "min" else value > known)):
+            if self._is_better(name, mode, value := metrics.get(name, math.nan)):
                 self.values[f"{name}:{mode}"] = value
+
+    def note(self, values: dict[str, float]) -> dict[str, float]:
+        """Remember the values of a step that are better than in any checkpoint, and return all values."""
+        self._due.update({name: values[name] for name, mode in self._wanted if self._is_better(name, mode, values.get(name, math.nan))})
+        return values
+
+    def due(self, metrics: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return the metrics of a save that a trigger made due: those of its step, and the noted ones that the step lacks."""
+        return {**self._due, **metrics} if self._due else metrics
+
+    def forget_due(self) -> None:
+        """Forget the values: the save that they made due has failed."""
+        self._due.clear()
+
+    def _is_better(self, name: str, mode: str, value: float) -> bool:
+        known = self.values.get(f"{name}:{mode}")
+        return math.isfinite(value) and (known is None or (value < known if mode == "min" else value > known))
 
 
 def own_metric(trigger: Trigger | None, rules: Sequence[Keep]) -> tuple[str, str] | None:

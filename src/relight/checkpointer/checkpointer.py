@@ -144,7 +144,7 @@ class Checkpointer(Holds):
         self._looked_over, self._warmed, self._takeover, self._plans = False, False, Takeover(takeover, self), Restorable()
         self._failed_in_a_row, self._recall, self._trusted, self._calls = 0, CaptureCache(), FrozenParams(self._compact), Calls(self._run)
         if self._ranks is not None:
-            self._ranks.split(self._components)
+            self._ranks.check_split(self._components)
             if self._world.rank:
                 demote_info_logs()
         self._heirs = Handover(self._ranks, self._components, f"{self._store.url}/{self._run}")
@@ -243,7 +243,8 @@ class Checkpointer(Holds):
         if reason is not None:
             with self._saving():
                 if not ends or self._last_moments.allow(step, self._under_way.saves, self._ranks):
-                    save = self._save(step, add_requester(reason), metrics, None, micro_step, may_wait=reason.kind == "signal")
+                    due = self._best.due(metrics)
+                    save = self._save(step, add_requester(reason), due, None, micro_step, may_wait=reason.kind == "signal")
         if self._signals is not None:
             self._signals.saved()
             at_end = self._last_saved == (step, micro_step) if self._ranks is None else self._ranks.lost
@@ -402,7 +403,7 @@ class Checkpointer(Holds):
         return None if micro_step is not None else self._due or reason_now(self._trigger, self._facts(step, metrics))
 
     def _facts(self, step: int, metrics: Mapping[str, Any]) -> TriggerInput:
-        values = options.numbers_for(self._trigger, metrics)
+        values = self._best.note(options.numbers_for(self._trigger, metrics))
         pace_s = self._schedule.interval(step, values, bool(self._under_way))
         done, last = self._watch.epochs.count(self._trigger, metrics), (self._last_saved_step, self._last_save_s)
         return TriggerInput(step, monotonic(), *last, values, self._best.values, pace_s, self._calls.previous, done)
@@ -553,6 +554,7 @@ class Checkpointer(Holds):
 
     def _count_failure(self, save: Save, *, quiet: bool = False) -> Save:
         self._failed_in_a_row, self._last_save_s = self._failed_in_a_row + 1, monotonic()
+        self._best.forget_due()
         if not quiet:
             begin_again(self, save)
             self._policy.stop_after(self._failed_in_a_row, save.error, save.step)

@@ -13,7 +13,8 @@ class RunEnd(NamedTuple):
     """How a run ended on this rank: its last step, and ids of the checkpoints that each further tier lacks. Only rank 0
     knows the tiers.
 
-    ``unsaved``: no checkpoint has the last step, because each save of it at the end failed."""
+    ``unsaved``: no checkpoint has the last step: each save of it failed, or was not durable within the deadline or the
+    grace period."""
 
     step: int | None
     missing: Mapping[str, Sequence[str]]

@@ -11,7 +11,7 @@ from relight.catalog.tiers import Further
 from relight.checkpointer.adaptive_schedule import AdaptiveSchedule
 from relight.checkpointer.closed import RunEnd
 from relight.checkpointer.component_watch import ComponentWatch
-from relight.checkpointer.inflight import At
+from relight.checkpointer.inflight import At, InflightSaves
 from relight.checkpointer.ranks import Ranks
 from relight.checkpointer.resume import Resumed
 from relight.checkpointer.save_requests import user_of
@@ -44,6 +44,7 @@ class Holds:
     """The parent of the next checkpoint."""
     _closed: Closed | None
     _outwards: TierReplicator
+    _under_way: InflightSaves
     _schedule: AdaptiveSchedule
     _attempt: Attempt | None
     _background: Background | BackgroundElsewhere | None
@@ -60,7 +61,8 @@ class Holds:
     @property
     def ended(self) -> RunEnd:
         """How the run ended on this rank, after ``close()`` or the ``with`` block."""
-        return RunEnd(self._last_step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and self._unsaved)
+        unsaved = self._unsaved or self._under_way.lacks((self._last_step, self._last_micro_step))
+        return RunEnd(self._last_step, dict(self._outwards.missing), self._closed is not None and self._closed.saves and unsaved)
 
     @property
     def _unsaved(self) -> bool:

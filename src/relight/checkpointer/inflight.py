@@ -96,6 +96,10 @@ class InflightSaves:
         """Their handles, oldest first."""
         return [begun.save for begun in self._begun.values()]
 
+    def lacks(self, at: tuple[int | None, int | None]) -> bool:
+        """Return whether a save of that step was passed to the agent and is not known to be durable."""
+        return any(begun.at == at and not begun.save.done for begun in self._begun.values())
+
     @property
     def newest_id(self) -> str | None:
         """The id of the newest save that the agent has: the parent of the next one."""

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 
 from relight.capture import CaptureCache, Captured, capture, kind_of
-from relight.capture.kinds import LOADER, RNG
+from relight.capture.kinds import LOADER, MODULE, OPTIMIZER, RNG
+from relight.capture.optimizers import parameter_names
 from relight.capture.sharded import table_of
 from relight.checkpointer.part_items import owned, part_items
 from relight.checkpointer.postponed import postpone
@@ -88,6 +89,26 @@ class Ranks:
             raise ConfigError(f"per_rank= names {sorted(unknown)[0]!r}, which is no component", hint="components are keyword arguments")
         own = {name: value for name, value in components.items() if name in self._per_rank or kind_of(value) in (LOADER, RNG)}
         return {name: value for name, value in components.items() if name not in own}, own
+
+    def check_split(self, components: Mapping[str, object]) -> None:
+        """Raise ``ConfigError`` if ``per_rank=`` separates an optimizer from the module that it trains.
+
+        Its state is stored by the names that the module gives. One rank would fail at its first save, and the others
+        would wait for that rank until the deadline.
+        """
+        for part in self.split(components):
+            for name, value in part.items():
+                if kind_of(value) != OPTIMIZER:
+                    continue
+                lacking = parameter_names(value, components).keys() - parameter_names(value, part).keys()  # type: ignore[arg-type]
+                apart = [
+                    module for module in components.keys() - part.keys()
+                    if kind_of(components[module]) == MODULE
+                    and any(id(parameter) in lacking for parameter in components[module].parameters())  # type: ignore[attr-defined]
+                ]  # fmt: skip
+                if apart:
+                    what = f"per_rank= separates optimizer {name!r} from the module that it trains, {min(apart)!r}"
+                    raise ConfigError(what, hint=f"name both or neither: per_rank={sorted([name, min(apart)])}")
 
     def capture(
         self, components: Mapping[str, object], plans: Restorable, *, micro_step: int | None, recall: CaptureCache | None
