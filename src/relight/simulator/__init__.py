@@ -1,7 +1,9 @@
-"""A fleet that is made up, and the policies that are real: what months of failures would do to a run, worked out in seconds.
+"""Discrete-event simulation of a training fleet: real policies against months of simulated failures, in seconds of
+CPU time.
 
-Always holds: the same scenario, policy and seed give the same result, on any machine and in any process; every second of the wall is
-counted once; what fails, and when, is the same for all policies of a seed. May import everything below it; torch never.
+Always holds: the same scenario, policy and seed give the same result, on any machine and in any process. Every second
+of wall time is counted once. All policies of a seed meet the same failures at the same times. May import everything
+below it, but never torch.
 """
 
 from relight.simulator.engine import simulate

@@ -1,4 +1,6 @@
-"""Twenty clusters that nobody has seen: what a schedule that learns loses, beside one that knows, and those that are fixed."""
+"""Random clusters that no schedule was tuned for: time lost by the adaptive schedule, by the oracle and by fixed
+intervals.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +18,11 @@ from relight.simulator.scenario import DAY_S, Failing, Restarting, SavingCosts, 
 FIXED = ("2m", "5m", "10m", "15m", "30m", "1h", "2h", "6h", "1d")
 _MTBF_S = (600.0, 10 * DAY_S)
 _LIVES = 250
-"""How many failures are to be expected in a cluster's time; at least a month of it is simulated."""
+"""Expected number of failures in the simulated time of a cluster. At least a month is simulated."""
 
 
 class Cluster(NamedTuple):
-    """One of them: how often it fails, what saves and restarts cost; how far its rate is from what is published for its size."""
+    """A random cluster. ``off``: its failure rate divided by the published rate for its size."""
 
     scenario: Scenario
     mtbf_s: float
@@ -28,7 +30,7 @@ class Cluster(NamedTuple):
 
 
 def clusters(count: int = 20, seed: int = 0, lives: float = _LIVES) -> list[Cluster]:
-    """Made up from a seed: times between failures evenly spread, on a logarithm, from ten minutes to ten days."""
+    """Return random clusters. Their MTBFs are spread evenly on a logarithmic scale, from ten minutes to ten days."""
     rng = stream(seed, "clusters")
     low, high = map(math.log, _MTBF_S)
     return [_cluster(number, math.exp(low + (high - low) * (number + rng.random()) / count), rng, lives) for number in range(count)]
@@ -51,16 +53,19 @@ def _cluster(number: int, mtbf_s: float, rng: np.random.Generator, lives: float)
 def compare(
     found: Sequence[Cluster], *, seeds: Sequence[int] = (0,), fixed: Sequence[str] = FIXED, said: Callable[[str], None] = lambda text: None
 ) -> dict[str, Any]:
-    """What adaptive, oracle and fixed schedules lose in each: shares of the time, over all seeds, with the same failures for all."""
+    """Return the share of time that the adaptive, oracle and fixed schedules lose in each cluster.
+
+    All schedules meet the same failures.
+    """
     rows: list[dict[str, Any]] = []
-    for number, one in enumerate(found):
-        lost = lost_by(one.scenario, ("adaptive", "oracle", *fixed), seeds)
+    for number, cluster in enumerate(found):
+        lost = lost_by(cluster.scenario, ("adaptive", "oracle", *fixed), seeds)
         rows.append({
-            "mtbf_s": round(one.mtbf_s, 1), "gpus": one.scenario.gpus, "days": round(one.scenario.days, 1),
-            "stall_s": round(one.scenario.save.stall_s, 3), "durable_s": round(one.scenario.save.durable_s, 3),
-            "restart_s": round(one.scenario.restart.base_s, 1), "lost": lost,
+            "mtbf_s": round(cluster.mtbf_s, 1), "gpus": cluster.scenario.gpus, "days": round(cluster.scenario.days, 1),
+            "stall_s": round(cluster.scenario.save.stall_s, 3), "durable_s": round(cluster.scenario.save.durable_s, 3),
+            "restart_s": round(cluster.scenario.restart.base_s, 1), "lost": lost,
         })  # fmt: skip
-        said(f"{number + 1} of {len(found)}: {lost['adaptive'] / lost['oracle'] - 1:+.2%} on the oracle's {lost['oracle']:.4f}")
+        said(f"{number + 1} of {len(found)}: {lost['adaptive'] / lost['oracle'] - 1:+.2%} over the oracle's {lost['oracle']:.4f}")
     mean = {name: float(np.mean([row["lost"][name] for row in rows])) for name in rows[0]["lost"]}
     best = min(fixed, key=mean.__getitem__)
     return {
@@ -72,7 +77,7 @@ def compare(
 
 
 def lost_by(scenario: Scenario, policies: Sequence[str], seeds: Sequence[int]) -> dict[str, float]:
-    """The share of the time that each policy loses."""
+    """Return the share of the time that each policy loses, averaged over the seeds."""
     bounds = {"adaptive": ",at_most=1d,overhead=0.5"}
     made = [policy_of(f"{text}{bounds.get(text, '')},memory=off,backoff_s=0", text) for text in policies]
     sums = dict.fromkeys(policies, 0.0)

@@ -1,9 +1,9 @@
-"""One run of one policy with one seed: events in order of time, by a heap of tuples.
+"""Simulate one run of one policy with one seed: events in order of time, in a heap of tuples.
 
-What is decided is decided by the product: when to save by ``relight.cost_model`` and ``relight.policy.triggers``, what goes by
-``decide_keep``,
-what a further tier still lacks by ``owed``, what is done after a failure by ``relight.supervise.decide``, whether an alarm counts and what
-it asks for by ``relight.prediction``. Here is only the world: time passes, things break, are repaired, bytes arrive.
+The product's own code makes every decision: ``relight.cost_model`` and ``relight.policy.triggers`` when to save,
+``decide_keep`` what to delete, ``owed`` what a further tier lacks, ``relight.supervise.decide`` what to do after a
+failure, ``relight.prediction`` whether an alarm counts and what it requires. This module simulates only the world:
+time, failures, repairs and copies.
 """
 
 from __future__ import annotations
@@ -34,18 +34,21 @@ from relight.supervise.supervisor import REMEMBERED_S
 _TRAINING, _STALLED, _DOWN, _RESTARTING = range(4)
 _BLOW, _DUE, _SEALED, _PEERED, _DURABLE, _COPIED, _READY, _UP, _REPAIRED, _FOUND, _AGAIN, _ALARM, _SETTLE = range(13)
 FORESEEN = "foreseen"
-"""What a machine that leaves in time costs."""
+"""Cause under which the cost of a machine that leaves before it fails is counted."""
 
 
 def simulate(
     scenario: Scenario, policy: Policy, seed: int, *, chance: Chance | None = None, calendar: Calendar | None = None
 ) -> PolicyOutcome:
-    """What comes of ``policy``. ``chance``: what ``draw`` gave for this scenario and seed, if it is there already."""
+    """Return the outcome of ``policy``.
+
+    ``chance``: the result of ``draw`` for this scenario and seed, if the caller has it.
+    """
     return _Simulation(scenario, policy, seed, chance or draw(scenario, seed, calendar)).run()
 
 
 class _Simulation:
-    """From the first second to the last."""
+    """State of one simulated run, from its first second to its last."""
 
     def __init__(self, scenario: Scenario, policy: Policy, seed: int, chance: Chance) -> None:
         self.scenario, self.policy, self.seed, self.chance = scenario, policy, seed, chance
@@ -64,15 +67,15 @@ class _Simulation:
         self.last_save_s = 0.0
         self.writing: SimulatedSave | None = None
         self.plan = 0
-        """The number of the save that is planned: another plan takes its place."""
+        """Number of the current plan for the next save. A due event with an older number is ignored."""
         self.held_up = False
-        """A save is due, and the one before is not durable yet."""
+        """True if a save is due while the previous save is not durable yet."""
         self.saves = self.durable = 0
         self.ready = True
         self.dice: FailureEvent | None = None
         self.reading_s = 0.0
         self.onset: float | None = None
-        """Training from there on is wrong, and nobody knows."""
+        """Seconds of training after which the results are wrong and undetected. None: they are right."""
         self.shows_at = 0.0
         self.culprit = -1
         self.silent_blow: FailureEvent | None = None
@@ -85,7 +88,7 @@ class _Simulation:
     # -- time --------------------------------------------------------------------------------------------------------------------
 
     def run(self) -> PolicyOutcome:
-        """All of it."""
+        """Run the simulation and return its outcome."""
         wall = self.scenario.wall_s
         for number, blow in enumerate(self.chance.blows):
             self._push(blow.at, _BLOW, number)
@@ -98,19 +101,22 @@ class _Simulation:
         }  # fmt: skip
         heap = self.heap
         while heap and heap[0][0] < wall:
-            now, _, what, life, told = heapq.heappop(heap)
-            if life in (-1, self.life):
-                act[what](now, told)
+            now, _, what, epoch, payload = heapq.heappop(heap)
+            if epoch in (-1, self.life):
+                act[what](now, payload)
         self._leave(wall)
         return self._outcome(wall)
 
     def _push(self, at: float, what: int, told: Any, life: int = -1) -> None:
-        """``life``: the event is off if the job fails before; −1: it comes whatever happens."""
+        """Schedule an event. ``life``: the event is dropped if the job fails first; −1: a failure does not drop it."""
         self.pushed += 1
         heapq.heappush(self.heap, (at, self.pushed, what, life, told))
 
     def _leave(self, now: float) -> None:
-        """The phase is over, or looked at: its time is counted, once."""
+        """Count the time since the last call for the current phase.
+
+        Called at the end of a phase, and wherever the counts are read.
+        """
         passed, since, self.since = now - self.since, self.since, now
         if self.phase == _TRAINING:
             self.work += passed
@@ -125,20 +131,20 @@ class _Simulation:
             self.spent[self.cause][WAITING] += passed - detecting
 
     def _ended(self) -> int:
-        """How many steps are behind the job."""
+        """Return the number of completed steps."""
         return int(self.work / self.scenario.step_s + 1e-6)
 
     # -- saving --------------------------------------------------------------------------------------------------------------------
 
     def _plan_save(self, now: float) -> None:
-        """While it trains: the event of the next save."""
+        """Schedule the next save. Call while the job trains."""
         steps = self.schedule.next(self._ended(), now, self.last_save_s, self.from_step)
         self.plan += 1
         if math.isfinite(steps):
             self._push(now + steps * self.scenario.step_s - self.work, _DUE, self.plan, self.life)
 
     def _soon(self, now: float) -> None:
-        """A save behind the step that is under way, in place of the one that was planned."""
+        """Schedule a save at the end of the current step, instead of the planned save."""
         self._leave(now)
         self.plan += 1
         left = (self._ended() + 1) * self.scenario.step_s - self.work
@@ -193,8 +199,8 @@ class _Simulation:
             self._soon(now)
 
     def _drain(self, now: float) -> None:
-        for at, made, takes_s in self.shelf.to_copy():
-            self._push(now + takes_s, _COPIED, (at, made))
+        for tier, made, takes_s in self.shelf.to_copy():
+            self._push(now + takes_s, _COPIED, (tier, made))
 
     def _copied(self, now: float, told: tuple[int, SimulatedSave]) -> None:
         self.shelf.arrived(*told, now)
@@ -214,19 +220,23 @@ class _Simulation:
             if slot is None or not self.machines.is_lemon(blow.machine):
                 return
             lemons = self.scenario.lemons
-            one = Failing(name=LEMON, broken=lemons.broken, detect_s=lemons.detect_s)
+            failing = Failing(name=LEMON, broken=lemons.broken, detect_s=lemons.detect_s)
         else:
-            one, slot = self.scenario.failure[blow.failing], int(blow.u_node * self.scenario.nodes)
-        slots = self.machines.beside(slot, one.takes_nodes)
-        if blow.u_broken >= one.broken:
-            self._fail(now, one, blow, lost=slots, away=())
+            failing, slot = self.scenario.failure[blow.failing], int(blow.u_node * self.scenario.nodes)
+        slots = self.machines.beside(slot, failing.takes_nodes)
+        if blow.u_broken >= failing.broken:
+            self._fail(now, failing, blow, lost=slots, away=())
         else:
-            self._fail(now, one, blow, lost=slots, away=slots)
+            self._fail(now, failing, blow, lost=slots, away=slots)
 
     def _fail(
         self, now: float, one: Failing, dice: FailureEvent, *, lost: tuple[int, ...], away: tuple[int, ...], onset: int | None = None
     ) -> None:
-        """The life is over. ``lost``: whose memory is gone; ``away``: which machines are for repair, or were taken."""
+        """End the attempt.
+
+        ``lost``: slots that lost their memory. ``away``: slots with a machine that needs repair or was taken
+        away.
+        """
         self._leave(now)
         step, in_life = self._ended() - 1, self._ended() - self.began_step
         reached = NOT_YET if self.phase == _RESTARTING else self.began_step - 1
@@ -250,11 +260,11 @@ class _Simulation:
         self._come_back(now, one.name, dice, lost, away, one.detect_s, delay_s, int(before) if before is not None else None)
 
     def _decide(self, failure: Failure, machine: int, now: float) -> Decision:
-        """As the supervisor of the machine that failed does, which knows the last day's failures."""
+        """Decide as the supervisor of the failed machine does. It knows the failures of the last day."""
         while self.past and now - self.past[0][0] > REMEMBERED_S:
             self.past.popleft()
         here = replace(failure, here=True)
-        history = [Past(seen[machine >= 0 and where == machine], said, at) for at, where, seen, said in self.past]
+        history = [Past(seen[machine >= 0 and where == machine], decided, time) for time, where, seen, decided in self.past]
         decision = decide(here, history, self.policy.rules, now)
         self.past.append((now, machine, (failure, here), decision))
         return decision
@@ -263,17 +273,17 @@ class _Simulation:
         self, now: float, cause: str, dice: FailureEvent, lost: tuple[int, ...], away: tuple[int, ...], detect_s: float, delay_s: float,
         before: int | None,
     ) -> None:  # fmt: skip
-        """Down, with machines to find, and a place in the past to go on from."""
+        """Stop the job: choose the checkpoint to resume from, send machines to repair, and schedule the restart."""
         if self.writing is not None and (lost or not self.policy.memory or not self.writing.sealed):
             self.writing.gone = True
             self.writing = None
-        found, place = self.shelf.best(lost, before)
+        work, place = self.shelf.best(lost, before)
         self.restored[place] += 1
-        self.spent[cause][LOST] += self.work - found
-        self.work = found
-        if self.onset is not None and found <= self.onset:
+        self.spent[cause][LOST] += self.work - work
+        self.work = work
+        if self.onset is not None and work <= self.onset:
             self.onset = None
-        read_s = self.scenario.read_s * (self.shelf.in_vain + (found > 0))
+        read_s = self.scenario.read_s * (self.shelf.in_vain + (work > 0))
         self.reading_s = self.scenario.restart.memory_s if place in ("memory", "peers") else read_s
         if self.phase in (_TRAINING, _STALLED):
             self.failed_at = now
@@ -313,7 +323,7 @@ class _Simulation:
     # -- wrong results that nothing reports ----------------------------------------------------------------------------------------
 
     def _silent(self, now: float, machine: int, dice: FailureEvent) -> None:
-        """It begins, on a machine that may do it again."""
+        """Begin a silent fault. With probability ``sticky`` the same machine repeats it later."""
         silent = self.scenario.silent
         if dice.u_cured < silent.sticky:
             self._push(now + float(self.silent_dice.exponential(silent.again_s)), _AGAIN, (machine, dice))
@@ -328,7 +338,7 @@ class _Simulation:
     def _silent_again(self, now: float, told: tuple[int, FailureEvent]) -> None:
         machine, dice = told
         if self.machines.slot_of(machine) is None:
-            return  # found, and repaired
+            return  # the machine was identified and left for repair
         fresh = dice._replace(u_broken=float(self.silent_dice.random()), u_foreseen=float(self.silent_dice.random()))
         self._silent(now, machine, fresh)
 
@@ -337,37 +347,37 @@ class _Simulation:
         if self.onset is None or dice is None:
             return
         self._leave(now)
-        if self.phase != _TRAINING or self.work < self.shows_at - 1e-3:  # saves have come in between
+        if self.phase != _TRAINING or self.work < self.shows_at - 1e-3:  # saves stalled training in the meantime
             self._push(now + max(self.scenario.save.stall_s, self.shows_at - self.work, 1e-3), _FOUND, None, self.life)
             return
-        one = Failing(name=SILENT, kind="numerical", detect_s=self.scenario.silent.inspect_s)
+        failing = Failing(name=SILENT, kind="numerical", detect_s=self.scenario.silent.inspect_s)
         slot = self.machines.slot_of(self.culprit)
         away = (slot,) if slot is not None and dice.u_foreseen < self.scenario.silent.found else ()
         self.shelf.set_aside(self.onset)
-        self._fail(now, one, dice, lost=away, away=away, onset=int(self.onset / self.scenario.step_s + 1e-6) + 1)
+        self._fail(now, failing, dice, lost=away, away=away, onset=int(self.onset / self.scenario.step_s + 1e-6) + 1)
 
     # -- failures that are seen coming -----------------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        """Alarms and notices, which come before what they are about; and alarms about nothing."""
+        """Schedule the alarms and notices that precede failures, and the false alarms."""
         seer, expected = self.policy.foresee, 0.0
         for number, blow in enumerate(self.chance.blows):
-            one = self.scenario.failure[blow.failing] if blow.failing >= 0 else None
-            if one is not None and one.notice_s:
-                self._push(max(0.0, blow.at - one.notice_s), _ALARM, (number, "", True))
-            elif one is not None and one.risk and seer is not None:
+            failing = self.scenario.failure[blow.failing] if blow.failing >= 0 else None
+            if failing is not None and failing.notice_s:
+                self._push(max(0.0, blow.at - failing.notice_s), _ALARM, (number, "", True))
+            elif failing is not None and failing.risk and seer is not None:
                 expected += seer.recall
                 if blow.u_foreseen < seer.recall:
                     lead_s = min(seer.lead_s * blow.e_lead, HORIZON_S)
-                    self._push(max(0.0, blow.at - lead_s), _ALARM, (number, one.risk, True))
+                    self._push(max(0.0, blow.at - lead_s), _ALARM, (number, failing.risk, True))
                     self._push(blow.at, _SETTLE, True)
         if seer is None or seer.precision >= 1 or not expected:
             return
-        rng, risks = stream(self.seed, "false alarms"), sorted({one.risk for one in self.scenario.failure if one.risk})
+        rng, risks = stream(self.seed, "false alarms"), sorted({failing.risk for failing in self.scenario.failure if failing.risk})
         count = min(int(rng.poisson(expected * (1 / seer.precision - 1))), FAILURES_MAX)
-        for at in sorted((rng.random(count) * self.scenario.wall_s).tolist()):
-            self._push(at, _ALARM, (-1, risks[int(rng.integers(len(risks)))], False))
-            self._push(at + HORIZON_S, _SETTLE, False)
+        for time in sorted((rng.random(count) * self.scenario.wall_s).tolist()):
+            self._push(time, _ALARM, (-1, risks[int(rng.integers(len(risks)))], False))
+            self._push(time + HORIZON_S, _SETTLE, False)
 
     def _settle_alarm(self, now: float, true: bool) -> None:
         self.settled.append(true)
@@ -385,7 +395,7 @@ class _Simulation:
             self.leaving = (slot, number)
 
     def _move_out(self, now: float, slot: int, number: int) -> None:
-        """The machine leaves, having saved, before it fails."""
+        """Take a machine out of the job before it fails. Its save is durable."""
         self._leave(now)
         self.leaving = None
         if number >= 0:
@@ -398,7 +408,7 @@ class _Simulation:
 
     def _outcome(self, wall: float) -> PolicyOutcome:
         lost = sum(parts.get(LOST, 0.0) for parts in self.spent.values())
-        assert math.isclose(self.trained - lost, self.work, rel_tol=1e-9, abs_tol=1.0), "what was trained is there, or was lost"
+        assert math.isclose(self.trained - lost, self.work, rel_tol=1e-9, abs_tol=1.0), "every second of training is either useful or lost"
         peaks, stored = self.shelf.stored(wall)
         return PolicyOutcome(
             self.policy.name, self.seed, wall, self.trained - lost, self.saving, {name: dict(parts) for name, parts in self.spent.items()},

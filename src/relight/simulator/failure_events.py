@@ -1,7 +1,8 @@
-"""What befalls a fleet, drawn from a seed before anything is simulated: the same for whichever policy is looked at.
+"""Failures of a fleet, drawn from a seed before the simulation: identical for every policy.
 
-Each process has a stream of its own, and each blow carries all the dice that may ever be thrown for it. So two policies meet the same
-failures at the same times, with the same repairs behind them, and what differs between them is what they did.
+Each random process has a random stream of its own, and each event carries all random numbers that its handling may
+need. So two policies meet the same failures at the same times, with the same repairs, and their results differ only
+by what the policies did.
 """
 
 from __future__ import annotations
@@ -19,14 +20,17 @@ ANY = -1
 
 
 class FailureEvent(NamedTuple):
-    """Something that happens to the fleet, if its machines are at work then. The last fields are dice: from 0 to 1, or normal."""
+    """A failure of the fleet; it has no effect while the job is down.
+
+    Fields ``u_``: uniform in [0, 1); ``e_``: exponential; ``z_``: normal.
+    """
 
     at: float
     cause: str
     failing: int
-    """Which of the scenario's ``failure``; −1: a lemon's, or silent."""
+    """Index in the scenario's ``failure``; −1: a lemon's failure, or a silent one."""
     machine: int
-    """A lemon's own; −1: whichever ``u_node`` picks."""
+    """The lemon; −1: ``u_node`` picks the machine."""
     u_node: float
     u_broken: float
     u_foreseen: float
@@ -37,34 +41,34 @@ class FailureEvent(NamedTuple):
 
 
 class Chance(NamedTuple):
-    """All of it, in order of time."""
+    """All failure events, in order of time, and the machines that are lemons."""
 
     blows: tuple[FailureEvent, ...]
     lemons: frozenset[int]
 
 
 class Calendar(NamedTuple):
-    """Failures that are given, as by a recorded run, in place of those that are drawn: when, as which of the scenario's ``failure``."""
+    """Given failures, as of a recorded run, instead of drawn ones: seconds, and index in the scenario's ``failure``."""
 
     at: tuple[float, ...]
     failing: tuple[int, ...]
 
 
 def stream(seed: int, *what: object) -> np.random.Generator:
-    """Of one process. The same words, the same numbers, on any machine."""
-    return np.random.default_rng([seed, *(zlib.crc32(str(one).encode()) for one in what)])
+    """Return the random generator of one process. The same words give the same numbers on any machine."""
+    return np.random.default_rng([seed, *(zlib.crc32(str(word).encode()) for word in what)])
 
 
 def draw(scenario: Scenario, seed: int, calendar: Calendar | None = None) -> Chance:
-    """What befalls ``scenario`` with this seed."""
+    """Return the failures of ``scenario`` with this seed."""
     blows: list[FailureEvent] = []
-    for number, one in enumerate(scenario.failure):
+    for number, failing in enumerate(scenario.failure):
         if calendar is None:
-            rng = stream(seed, "failure", one.name)
-            blows += _blows(rng, _times(rng, scenario.rate_per_s(one), scenario.wall_s, one), one.name, number)
+            rng = stream(seed, "failure", failing.name)
+            blows += _blows(rng, _times(rng, scenario.rate_per_s(failing), scenario.wall_s, failing), failing.name, number)
         else:
-            times = np.array([at for at, which in zip(calendar.at, calendar.failing, strict=True) if which == number])
-            blows += _blows(stream(seed, "failure", one.name), times, one.name, number)
+            times = np.array([time for time, which in zip(calendar.at, calendar.failing, strict=True) if which == number])
+            blows += _blows(stream(seed, "failure", failing.name), times, failing.name, number)
     lemons = _lemons(scenario, seed)
     for machine in sorted(lemons):
         rng = stream(seed, LEMON, machine)
@@ -80,7 +84,7 @@ def _lemons(scenario: Scenario, seed: int) -> frozenset[int]:
     rng = stream(seed, "lemons")
     machines = scenario.nodes + scenario.spares
     count = int(rng.binomial(machines, scenario.lemons.share))
-    return frozenset(int(one) for one in rng.choice(machines, size=count, replace=False))
+    return frozenset(int(machine) for machine in rng.choice(machines, size=count, replace=False))
 
 
 def _times(rng: np.random.Generator, per_s: float, until: float, one: Failing | None = None) -> np.ndarray[Any, Any]:
@@ -88,28 +92,28 @@ def _times(rng: np.random.Generator, per_s: float, until: float, one: Failing | 
         return np.empty(0)
     shape = one.shape if one is not None else 1.0
     scale = 1 / per_s / math.gamma(1 + 1 / shape)
-    found, last = [], 0.0
+    batches, last = [], 0.0
     while last < until:
         count = int(until * per_s * 1.1) + 50
         gaps = scale * rng.weibull(shape, size=count)
         times = last + np.cumsum(gaps)
-        found.append(times)
+        batches.append(times)
         last = float(times[-1])
-    first = np.concatenate(found)
+    first = np.concatenate(batches)
     first = first[first < until]
     return first if one is None or not one.aftershock else np.sort(np.array(_shaken(rng, first, one, until)))
 
 
 def _shaken(rng: np.random.Generator, first: np.ndarray[Any, Any], one: Failing, until: float) -> list[float]:
-    """With what follows each of them, and what follows that."""
-    found = list(first)
-    for at in found:  # which grows meanwhile
-        if rng.random() < one.aftershock and (then := at + rng.exponential(one.aftershock_s)) < until:
-            found.append(then)
-    return found
+    """Return the times with their aftershocks, and the aftershocks of those."""
+    times = list(first)
+    for time in times:  # which grows meanwhile
+        if rng.random() < one.aftershock and (then := time + rng.exponential(one.aftershock_s)) < until:
+            times.append(then)
+    return times
 
 
 def _blows(rng: np.random.Generator, times: np.ndarray[Any, Any], cause: str, failing: int, machine: int = ANY) -> list[FailureEvent]:
     count = len(times)
     dice = [*rng.random((4, count)).tolist(), rng.exponential(size=count).tolist(), *rng.standard_normal((2, count)).tolist()]
-    return [FailureEvent(at, cause, failing, machine, *row) for at, *row in zip(times.tolist(), *dice, strict=True)]
+    return [FailureEvent(time, cause, failing, machine, *row) for time, *row in zip(times.tolist(), *dice, strict=True)]

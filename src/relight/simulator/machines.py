@@ -1,6 +1,8 @@
-"""The machines of a fleet, told apart only where they differ: who was swapped for whom, who is away, who waits.
+"""The machines of a fleet, stored only where they differ: which were swapped, which are in repair, which wait as
+spares.
 
-A place in the job is a *slot*; at first machine 0 is in slot 0, and so on. What is kept grows with what has failed, not with the fleet.
+A place in the job is a *slot*. At first machine 0 is in slot 0, and so on. Memory grows with the number of failures,
+not with the fleet.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from relight.simulator.scenario import Scenario
 
 
 class Machines:
-    """Those of one run."""
+    """Machines of one simulated run."""
 
     def __init__(self, scenario: Scenario, policy: Policy, lemons: frozenset[int]) -> None:
         self._nodes, self._rack = scenario.nodes, scenario.nodes_per_rack
@@ -23,44 +25,46 @@ class Machines:
         spares = scenario.spares if policy.spares is None else policy.spares
         self._waiting = deque(range(self._nodes, self._nodes + spares))
         self._in: dict[int, int | None] = {}
-        """By slot, the machine in it, where that is another than at first; None: empty."""
+        """Slot → its machine, where that differs from the start; None: empty."""
         self._slots: dict[int, int | None] = {}
-        """By machine, where it is if that is not where it was at first; None: not in the job."""
+        """Machine → its slot, where that differs from the start; None: not in the job."""
         self._empty: deque[int] = deque()
         self._lemons = set(lemons)
 
     @property
     def missing(self) -> int:
-        """How many slots are empty."""
+        """Number of empty slots."""
         return len(self._empty)
 
     @property
     def waiting(self) -> int:
-        """How many spares there are now."""
+        """Number of available spares."""
         return len(self._waiting)
 
     def at(self, slot: int) -> int:
-        """The machine in a slot; −1: none."""
-        found = self._in.get(slot, slot)
-        return -1 if found is None else found
+        """Return the machine in a slot; −1: the slot is empty."""
+        machine = self._in.get(slot, slot)
+        return -1 if machine is None else machine
 
     def slot_of(self, machine: int) -> int | None:
-        """Where a machine is; None: not in the job."""
+        """Return the slot of a machine; None: it is not in the job."""
         return self._slots.get(machine, machine if machine < self._nodes else None)
 
     def is_lemon(self, machine: int) -> bool:
-        """Whether it fails again and again, still."""
+        """Return whether the machine is an uncured lemon."""
         return machine in self._lemons
 
     def beside(self, slot: int, count: int) -> tuple[int, ...]:
-        """So many slots around one: those of its rack first, then those of the racks behind it."""
+        """Return ``count`` adjacent slots that include ``slot``: of its rack first, then of the next racks."""
         if count <= 1:
             return (slot,)[:count]
         first = slot - slot % self._rack if count >= self._rack else min(slot, slot - slot % self._rack + self._rack - count)
-        return tuple((first + at) % self._nodes for at in range(count))
+        return tuple((first + offset) % self._nodes for offset in range(count))
 
     def send_away(self, slots: tuple[int, ...], now: float, dice: FailureEvent) -> Iterator[tuple[int, float]]:
-        """What is in these slots goes for repair, and spares take its place: machines, and when they are back."""
+        """Send the machines in these slots to repair, replace them by spares, and yield each machine with the time of
+        its return.
+        """
         for slot in slots:
             machine = self.at(slot)
             if machine < 0:
@@ -73,7 +77,7 @@ class Machines:
         self._fill()
 
     def back(self, machine: int) -> None:
-        """A machine is repaired."""
+        """Return a repaired machine to the spares."""
         self._waiting.append(machine)
         self._fill()
 

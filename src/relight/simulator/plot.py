@@ -1,4 +1,4 @@
-"""The picture of ``relight simulate``: where each policy's time went, and what it had stored."""
+"""Chart of ``relight simulate``: each policy's use of time, and its stored bytes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,11 @@ _CAUSES_MAX = len(LOST)
 
 
 def draw(found: Sequence[tuple[str, Sequence[Summary]]], days: float, path: Path) -> None:
-    """Write the picture of what was found, by title, to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
-    rows = [(title if number == 0 else "", one) for title, summaries in found for number, one in enumerate(summaries)]
+    """Write a chart of the summaries, by title, to ``path``.
+
+    Its suffix selects the format (``.png``, ``.svg``, ``.pdf``).
+    """
+    rows = [(title if number == 0 else "", summary) for title, summaries in found for number, summary in enumerate(summaries)]
     height = 1.2 + 0.45 * len(rows)
     drawing = Drawing(figsize=(10, height + 3.2), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)
@@ -35,28 +38,29 @@ def draw(found: Sequence[tuple[str, Sequence[Summary]]], days: float, path: Path
 
 
 def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
-    """Goodput, saves, and what was lost to what: each policy's whole time."""
+    """Draw a bar for each policy: shares of useful time, of saves, and of losses by cause."""
     causes = sorted(
-        {cause for _, one in rows for cause in one.by_cause}, key=lambda cause: -max(one.by_cause.get(cause, 0.0) for _, one in rows)
+        {cause for _, summary in rows for cause in summary.by_cause},
+        key=lambda cause: -max(summary.by_cause.get(cause, 0.0) for _, summary in rows),
     )
     shown, others = causes[:_CAUSES_MAX], causes[_CAUSES_MAX:]
-    colours = {"useful": GOOD, "saves": WORK[0]} | {f"lost to: {cause}": LOST[at % len(LOST)] for at, cause in enumerate(shown)}
+    colours = {"useful": GOOD, "saves": WORK[0]} | {f"lost to: {cause}": LOST[position % len(LOST)] for position, cause in enumerate(shown)}
     colours |= {"lost to: others": WORK[2]} if others else {}
     drawn: set[str] = set()
-    least = min(one.parts[USEFUL] for _, one in rows)
-    for at, (_, one) in enumerate(rows):
+    least = min(summary.parts[USEFUL] for _, summary in rows)
+    for position, (_, summary) in enumerate(rows):
         left = 0.0
-        shares = {"useful": one.parts[USEFUL], "saves": one.parts[SAVING]} | {
-            f"lost to: {cause}": one.by_cause.get(cause, 0.0) for cause in shown
+        shares = {"useful": summary.parts[USEFUL], "saves": summary.parts[SAVING]} | {
+            f"lost to: {cause}": summary.by_cause.get(cause, 0.0) for cause in shown
         }
-        shares["lost to: others"] = sum(one.by_cause.get(cause, 0.0) for cause in others)
+        shares["lost to: others"] = sum(summary.by_cause.get(cause, 0.0) for cause in others)
         for name, colour in colours.items():
             share = 100 * shares[name]
-            axes.barh(at, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
+            axes.barh(position, share, left=left, color=colour, height=0.6, label=None if name in drawn or not share else name)
             left += share
             drawn |= {name} if share else set()
-        axes.text(100.3, at, f"{100 * one.goodput.median:.1f} %", va="center", color=INK, fontsize=9)
-    axes.set_yticks(range(len(rows)), [one.policy[:28] for _, one in rows], fontsize=8.5, color=INK)
+        axes.text(100.3, position, f"{100 * summary.goodput.median:.1f} %", va="center", color=INK, fontsize=9)
+    axes.set_yticks(range(len(rows)), [summary.policy[:28] for _, summary in rows], fontsize=8.5, color=INK)
     axes.invert_yaxis()
     left = 10 * int(10 * max(0.0, least - 0.05)) if least > 0.3 else 0
     axes.set_xlim(left, 100 + (100 - left) * 0.08)
@@ -69,14 +73,14 @@ def _bars(axes: Any, rows: Sequence[tuple[str, Summary]]) -> None:
 
 
 def _storage(axes: Any, rows: Sequence[tuple[str, Summary]], days: float) -> None:
-    """The median of the most bytes in each part of the time."""
-    at = [days * (part + 1) / BUCKETS for part in range(BUCKETS)]
+    """Draw each policy's stored bytes: the median over seeds of the peak in each bucket of time."""
+    times = [days * (part + 1) / BUCKETS for part in range(BUCKETS)]
     lines: dict[tuple[float, ...], list[str]] = {}
-    for _, one in rows:
-        lines.setdefault(one.stored, []).append(one.policy[:20])
+    for _, summary in rows:
+        lines.setdefault(summary.stored, []).append(summary.policy[:20])
     for number, (stored, names) in enumerate(lines.items()):
         axes.plot(
-            at,
+            times,
             [count / 1e12 for count in stored],
             color=(GOOD, *LOST)[number % (1 + len(LOST))],
             label=", ".join(names)[:60],

@@ -1,7 +1,7 @@
-"""What a run is told to do: the policies of the product themselves, put together from a line of text.
+"""Policies of a simulated run: the product's own policies, parsed from a line of text.
 
-``adaptive,last=3,copies=1``: when to save, then what to keep (as ``relight.keep``), who protects whom (as ``relight.Peers``), how to go on
-after failures (as ``[supervise]`` of relight.toml), what is foreseen, where copies go.
+``adaptive,last=3,copies=1``: when to save, then retention (as ``relight.keep``), peers (as ``relight.Peers``),
+recovery from failures (as ``[supervise]`` of relight.toml), failure prediction, further tiers.
 """
 
 from __future__ import annotations
@@ -27,38 +27,38 @@ USUAL = {
     "30 min": "30m,last=3,hourly=8",
     "3 h": "3h,last=3,hourly=8",
 }
-"""What is tried when nothing else is asked for."""
+"""Policies that are compared by default."""
 _STEPS = re.compile(r"([0-9]{1,12}) ?steps?\Z")
 
 
 @dataclass(frozen=True, slots=True)
 class PredictorModel:
-    """A detector: what it finds, how much of what it says is true, and how early."""
+    """A failure predictor: share of failures that it predicts, share of its alarms that are true, and lead time."""
 
     recall: float = 0.0
     precision: float = 1.0
     lead_s: float = 300.0
-    """On average; times are exponential."""
+    """Mean of the exponential lead time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """What one of the simulated runs does."""
+    """Policy of one simulated run."""
 
     name: str
     text: str
     schedule: str
-    """One of ``SCHEDULES``, ``every`` for a fixed time, ``steps`` for a fixed number of them."""
+    """One of ``SCHEDULES``, ``every`` for a fixed time, or ``steps`` for a fixed number of steps."""
     every: float = 0.0
     """Seconds or steps."""
     adaptive: Adaptive = field(default_factory=Adaptive)
-    """Between which intervals, and at what cost, if it learns."""
+    """Bounds on the interval and on the overhead, for the adaptive schedule."""
     keep: Keep = field(default_factory=Keep)
     peers: Peers | None = None
     memory: bool = True
-    """Whether a writer of its own holds the newest snapshot, and outlives training's processes."""
+    """Whether an agent keeps the newest snapshot in memory and outlives the training processes."""
     local: bool = False
-    """Whether the nearest store is the nodes' own disks, which go with a node."""
+    """Whether the nearest store is the nodes' local disks, which are lost with a node."""
     tiers: tuple[Tier, ...] = ()
     foresee: PredictorModel | None = None
     drain: bool = False
@@ -75,20 +75,20 @@ KEYS = (*_ADAPTIVE, *_KEEP, *_PEERS, *_RULES, *_OTHERS)
 
 
 def policy_of(text: str, name: str = "") -> Policy:
-    """The policy that a line of text tells. ``ConfigError`` says what is wrong with it.
+    """Return the policy that a line of text describes. Raise ``ConfigError`` if the text is invalid.
 
     >>> policy_of("30m,last=3,copies=1").peers.parity
     1
     """
     if len(text) > 500:
         raise ConfigError("a policy of more than 500 characters", where=f"{text[:40]}…")
-    first, *others = [one.strip() for one in text.split(",")]
+    first, *others = [pair.strip() for pair in text.split(",")]
     given: dict[str, str] = {}
-    for one in others:
-        key, equals, value = one.partition("=")
+    for pair in others:
+        key, equals, value = pair.partition("=")
         key = key.strip()
         if not equals or not value.strip():
-            raise ConfigError(f"{one!r} is no key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
+            raise ConfigError(f"{pair!r} is no key=value", where=text, hint=f"such as last=3; the keys: {', '.join(KEYS)}")
         if key not in KEYS:
             close = difflib.get_close_matches(key, KEYS, n=1)
             raise ConfigError(
@@ -144,10 +144,10 @@ def _parts(given: dict[str, str]) -> dict[str, Any]:
 
 
 def _tiers(given: dict[str, str]) -> tuple[Tier, ...]:
-    """The further ones, nearest first: there is one, or none."""
+    """Return the further tiers, nearest first: at most one."""
     if "far" not in given:
         if "far_last" in given:
-            raise ConfigError("far_last without far", hint="far=20GB: so many bytes a second go to the further tier")
+            raise ConfigError("far_last without far", hint="set far, such as far=20GB: bytes a second to the further tier")
         return ()
     kept = keep(last=_whole("far_last", given["far_last"])) if "far_last" in given else None
     rate = bytes_of(given["far"].removesuffix("/s"), "far")
@@ -179,20 +179,20 @@ def _whole(key: str, value: str, least: int = 1) -> int:
 
 
 def _share(key: str, value: str) -> float:
-    found = _number(key, value)
-    if not 0 <= found <= 1:
+    share = _number(key, value)
+    if not 0 <= share <= 1:
         raise ConfigError(f"{key} is a share from 0 to 1, not {value[:40]!r}")
-    return found
+    return share
 
 
 def _number(key: str, value: str) -> float:
     try:
-        found = float(value)
+        number = float(value)
     except ValueError:
-        found = math.nan
-    if not math.isfinite(found):
+        number = math.nan
+    if not math.isfinite(number):
         raise ConfigError(f"{key} is a number, not {value[:40]!r}")
-    return found
+    return number
 
 
 _BY_RULE: dict[type, Callable[[str, str], Any]] = {

@@ -1,4 +1,6 @@
-"""What is known otherwise, and what the simulator says of it: closed forms, and results that others have published, with their sources."""
+"""Results known from closed forms and from publications, with their sources, next to the simulator's results for the
+same cases.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ KOKOLIS = "Kokolis et al., Revisiting reliability (HPCA 2025)"
 
 
 class PublishedResult(NamedTuple):
-    """One number: as it is known, between which bounds that holds, and as it was simulated."""
+    """One number: its known value, the accepted bounds, and the simulated value."""
 
     what: str
     source: str
@@ -36,25 +38,25 @@ class PublishedResult(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether it is as it should be."""
+        """True if the simulated value is within the bounds."""
         return self.least <= self.simulated <= self.most
 
     def to_dict(self) -> dict[str, Any]:
-        """For the file of results."""
+        """Return plain values for the file of results."""
         return {**self._asdict(), "holds": self.holds}
 
 
 def bare(mtbf_s: float, *, failures: int, stall_s: float, durable_s: float, restart_s: float, down_s: float = 0.0) -> Scenario:
-    """A job of one machine that fails at random, and does not need another one: what formulas are about."""
-    one = Failing(name="failure", kind="killed", per_day=DAY_S / mtbf_s, takes_nodes=0, broken=0.0, detect_s=down_s)
+    """Return a job of one machine that fails at random and needs no replacement: the case of the formulas."""
+    failing = Failing(name="failure", kind="killed", per_day=DAY_S / mtbf_s, takes_nodes=0, broken=0.0, detect_s=down_s)
     return Scenario(
-        name="bare", gpus=1, gpus_per_node=1, days=min(3650.0, failures * mtbf_s / DAY_S), step_s=1.0, failure=(one,),
+        name="bare", gpus=1, gpus_per_node=1, days=min(3650.0, failures * mtbf_s / DAY_S), step_s=1.0, failure=(failing,),
         save=SavingCosts(stall_s=stall_s, durable_s=durable_s), restart=Restarting(base_s=restart_s, per_gpu_s=0.0, memory_s=0.0),
     )  # fmt: skip
 
 
 def goodput(scenario: Scenario, policy: str, seeds: int = 1) -> float:
-    """The mean over seeds."""
+    """Return the mean goodput over seeds."""
     made = policy_of(policy)
     return float(np.mean([simulate(scenario, made, seed).goodput for seed in range(seeds)]))
 
@@ -65,30 +67,30 @@ FORMULAS = (
     (7200.0, 0.0, 45.0, 600.0, 60),
     (1800.0, 10.0, 10.0, 60.0, 200),
 )
-"""Time between failures, stall, until durable, restart, interval: seconds."""
+"""MTBF, stall, time until durable, restart, interval: seconds."""
 
 
 def closed_forms(failures: int = 8_000) -> Iterator[PublishedResult]:
-    """Where a formula holds exactly, the simulator says the same, but for chance."""
+    """Yield the cases in which a formula is exact. The simulator must agree within random error."""
     for mtbf_s, stall_s, durable_s, restart_s, interval_s in FORMULAS:
         scenario = bare(mtbf_s, failures=failures, stall_s=stall_s, durable_s=durable_s, restart_s=restart_s)
         exact = 1 - waste(interval_s, 1 / mtbf_s, Costs(stall_s, durable_s, restart_s))
         what = f"MTBF {mtbf_s:g} s, stall {stall_s:g}, durable {durable_s:g}, restart {restart_s:g}: every {interval_s:g} s"
-        found = goodput(scenario, f"{interval_s - stall_s:.0f}steps,{_BARE}")
+        measured = goodput(scenario, f"{interval_s - stall_s:.0f}steps,{_BARE}")
         yield PublishedResult(
-            what, "renewal argument; Daly (2006) where durable = stall", f"{exact:.4f}", 0.99 * exact, 1.01 * exact, found
+            what, "renewal argument; Daly (2006) where durable = stall", f"{exact:.4f}", 0.99 * exact, 1.01 * exact, measured
         )
     for period_s, name in PERIODS.items():
         exact = _aupy(period_s)
-        found = goodput(_aupy_scenario(failures), f"{period_s - 600}steps,{_BARE}")
-        yield PublishedResult(f"{name}'s period, {period_s:,} s: goodput", AUPY, f"{exact:.4f}", 0.99 * exact, 1.01 * exact, found)
+        measured = goodput(_aupy_scenario(failures), f"{period_s - 600}steps,{_BARE}")
+        yield PublishedResult(f"{name}'s period, {period_s:,} s: goodput", AUPY, f"{exact:.4f}", 0.99 * exact, 1.01 * exact, measured)
     mtbf_s, write_s, back_s = 1000 / 6.5 / 1024 * DAY_S, 300.0, 600.0
     young_s = math.sqrt(2 * mtbf_s * write_s)
     ettr = (1 - (back_s + young_s / 2) / mtbf_s) / (1 + write_s / young_s)
     scenario = bare(mtbf_s, failures=failures, stall_s=write_s, durable_s=write_s, restart_s=back_s)
-    found = goodput(scenario, f"{young_s:.0f}steps,{_BARE}")
+    measured = goodput(scenario, f"{young_s:.0f}steps,{_BARE}")
     yield PublishedResult(
-        "expected ETTR of 8,192 GPUs of RSC-1, writes of 5 min, restarts of 10", KOKOLIS, f"{ettr:.4f}", 0.99 * ettr, 1.01 * ettr, found
+        "expected ETTR of 8,192 GPUs of RSC-1, writes of 5 min, restarts of 10", KOKOLIS, f"{ettr:.4f}", 0.99 * ettr, 1.01 * ettr, measured
     )
 
 
@@ -100,21 +102,27 @@ def _aupy_scenario(failures: int) -> Scenario:
 
 
 def _aupy(period_s: float) -> float:
-    """Failures strike while it works, saves and recovers, not while it is down."""
+    """Return the expected goodput if failures occur during training, saves and recovery, but not while the job is
+    down.
+    """
     rate = 1 / 7519.0
     return (period_s - 600) / ((1 / rate + 60) * math.exp(600 * rate) * math.expm1(rate * period_s))
 
 
 def best_period(failures: int = 8_000, seeds: int = 2) -> PublishedResult:
-    """Where the waste is least: the lowest point of a parabola through what was simulated, with the same failures for all periods."""
+    """Return the period with the highest goodput: the maximum of a cubic fit over simulated periods that all meet the
+    same failures.
+    """
     periods = (2000, 2400, 2869, 3218, 3604, 4200, 5000)
     scenario = _aupy_scenario(failures)
-    found = np.zeros(len(periods))
+    goodputs = np.zeros(len(periods))
     for seed in range(seeds):
         chance = draw(scenario, seed)
-        found += [simulate(scenario, policy_of(f"{one - 600}steps,{_BARE}"), seed, chance=chance).goodput / seeds for one in periods]
+        goodputs += [
+            simulate(scenario, policy_of(f"{period - 600}steps,{_BARE}"), seed, chance=chance).goodput / seeds for period in periods
+        ]
     logs = np.log(periods)
-    curve = np.polyfit(logs, found, 3)
+    curve = np.polyfit(logs, goodputs, 3)
     fine = np.linspace(logs[0], logs[-1], 2001)
     best = float(np.exp(fine[np.argmax(np.polyval(curve, fine))]))
     return PublishedResult(
@@ -129,9 +137,9 @@ def best_period(failures: int = 8_000, seeds: int = 2) -> PublishedResult:
 
 
 def mttf(gpus: int, known: str, least: float, most: float) -> PublishedResult:
-    """The time between failures of a job at RSC-1's rate, in hours."""
-    one = Failing(name="hardware", per_million_gpu_hours=6.5 / 1000 / 8 / 24 * 1e6, broken=0.0, detect_s=0.0)
-    scenario = Scenario(gpus=gpus, days=max(20.0, 60 * 16384 / gpus), failure=(one,), restart=Restarting(base_s=0.0, per_gpu_s=0.0))
+    """Return the mean time between failures, in hours, of a job at RSC-1's failure rate."""
+    failing = Failing(name="hardware", per_million_gpu_hours=6.5 / 1000 / 8 / 24 * 1e6, broken=0.0, detect_s=0.0)
+    scenario = Scenario(gpus=gpus, days=max(20.0, 60 * 16384 / gpus), failure=(failing,), restart=Restarting(base_s=0.0, per_gpu_s=0.0))
     policy = policy_of("2m,node_failures=1000,backoff_s=0")
     counts = [sum(simulate(scenario, policy, seed).failures.values()) for seed in range(4)]
     return PublishedResult(
@@ -141,32 +149,32 @@ def mttf(gpus: int, known: str, least: float, most: float) -> PublishedResult:
 
 
 def ettr(per_1000_node_days: float, write_s: float) -> PublishedResult:
-    """The two ways to 0.9 at 12,000 GPUs."""
+    """Return the effective training time ratio of 12,000 GPUs. The paper names two ways to reach 0.9."""
     mtbf_s = DAY_S / (1500 * per_1000_node_days / 1000)
     scenario = bare(mtbf_s, failures=6000, stall_s=write_s, durable_s=write_s, restart_s=300.0)
     what = f"ETTR of 12,000 GPUs at {per_1000_node_days:g} failures in 1,000 node-days, writes of {write_s:g} s"
-    found = goodput(scenario, f"young,{_BARE}")
-    return PublishedResult(what, KOKOLIS, "0.9", 0.85, 0.95, found, "restarts of 5 min (the paper's 5 to 20); its one digit")
+    measured = goodput(scenario, f"young,{_BARE}")
+    return PublishedResult(what, KOKOLIS, "0.9", 0.85, 0.95, measured, "restarts of 5 min (the paper's 5 to 20); its one digit")
 
 
 def llama() -> Iterator[PublishedResult]:
-    """The shipped scenario, with a schedule that learns."""
+    """Yield the results of the shipped scenario ``llama3-54-days`` with an adaptive schedule."""
     scenario, policy = read_scenario("llama3-54-days"), policy_of("adaptive,last=3,hourly=8")
-    found = [simulate(scenario, policy, seed) for seed in range(5)]
+    outcomes = [simulate(scenario, policy, seed) for seed in range(5)]
     source = "Llama Team, The Llama 3 Herd of Models (2024), section 3.3.4 and table 5"
-    count = float(np.mean([sum(one.failures.values()) for one in found]))
+    count = float(np.mean([sum(outcome.failures.values()) for outcome in outcomes]))
     bounds = 2 * math.sqrt(419)
     yield PublishedResult(
         "interruptions in 54 days", source, "419", 419 - bounds, 419 + bounds, count, "bounds: two standard deviations of such a count"
     )
-    share = float(np.mean([one.goodput for one in found]))
+    share = float(np.mean([outcome.goodput for outcome in outcomes]))
     yield PublishedResult(
-        "effective training time", source, "above 0.9", 0.9, 1.0, share, "stall 1 s, restarts of 200 s (FT-HSDP): not said there"
+        "effective training time", source, "above 0.9", 0.9, 1.0, share, "stall 1 s, restarts of 200 s (FT-HSDP): not in the paper"
     )
 
 
 def hundred_thousand() -> PublishedResult:
-    """All ways to fail of the shipped scenario together, as drawn."""
+    """Return the minutes between failures of any cause in the shipped scenario ``a-hundred-thousand``."""
     scenario = read_scenario("a-hundred-thousand")
     counts = [len(draw(scenario, seed).blows) for seed in range(5)]
     minutes = scenario.days * 1440 / float(np.mean(counts))
@@ -183,28 +191,32 @@ def hundred_thousand() -> PublishedResult:
 
 
 def megascale() -> Iterator[PublishedResult]:
-    """Four weeks of 12,288 GPUs."""
-    one = Failing(name="failure", kind="killed", per_million_gpu_hours=19.7, takes_nodes=0, broken=0.0, detect_s=60.0)
-    scenario = Scenario(gpus=12288, days=28, failure=(one,), restart=Restarting(base_s=480.0, per_gpu_s=0.0))
-    found = [simulate(scenario, policy_of("10m,memory=off,last=2"), seed) for seed in range(5)]
+    """Yield the results of four weeks on 12,288 GPUs."""
+    failing = Failing(name="failure", kind="killed", per_million_gpu_hours=19.7, takes_nodes=0, broken=0.0, detect_s=60.0)
+    scenario = Scenario(gpus=12288, days=28, failure=(failing,), restart=Restarting(base_s=480.0, per_gpu_s=0.0))
+    outcomes = [simulate(scenario, policy_of("10m,memory=off,last=2"), seed) for seed in range(5)]
     source, assumed = (
         "Jiang et al., MegaScale (NSDI 2024)",
         "Llama 3's rate; four weeks; saves every 10 min, restarts of 9: within its 15 min",
     )
-    recoveries = float(np.mean([sum(one.failures.values()) for one in found]))
+    recoveries = float(np.mean([sum(outcome.failures.values()) for outcome in outcomes]))
     yield PublishedResult("recoveries in several weeks", source, "over 100", 100, 250, recoveries, assumed)
-    yield PublishedResult("effective training time", source, "above 0.9", 0.9, 1.0, float(np.mean([one.goodput for one in found])), assumed)
+    yield PublishedResult(
+        "effective training time", source, "above 0.9", 0.9, 1.0, float(np.mean([outcome.goodput for outcome in outcomes])), assumed
+    )
 
 
 def pairs(nodes: int, known: str, least: float, most: float) -> PublishedResult:
-    """Two machines at once, any two: how probably each other's copies are still there, by the product's own rings."""
+    """Return the share of pairs of machines whose simultaneous loss leaves a copy in peers' memory, by the product's
+    own rings.
+    """
     scenario, policy = Scenario(gpus=8 * nodes, nodes_per_rack=1), policy_of("10m,copies=1")
     survived = []
-    for two in itertools.combinations(range(nodes), 2):
+    for lost in itertools.combinations(range(nodes), 2):
         shelf = CheckpointInventory(scenario, policy)
         made = shelf.new(0, 1.0, 0.0, wrong=False)
         shelf.protect(made)
-        survived.append(shelf.best(two, None)[0] == 1.0)
+        survived.append(shelf.best(lost, None)[0] == 1.0)
     what = f"two of {nodes} machines lost at once: come back from peers' memory"
     return PublishedResult(
         what, "Wang et al., Gemini (SOSP 2023), corollary 1", known, least, most, float(np.mean(survived)), "all pairs, one copy"
@@ -212,14 +224,14 @@ def pairs(nodes: int, known: str, least: float, most: float) -> PublishedResult:
 
 
 def repairs() -> Iterator[PublishedResult]:
-    """How long machines are away."""
+    """Yield the median and the mean duration of repairs, in minutes."""
     scenario = Scenario(gpus=8, repair=Repairing())
     rng = stream(0, "repairs")
     scenario_dice = draw(Scenario(gpus=8, days=30, failure=(Failing(name="f", per_day=1.0),)), 0).blows[0]
     minutes = []
     for z in rng.standard_normal(200_000).tolist():
         machines = Machines(scenario, policy_of("10m"), frozenset())
-        minutes += [at / 60 for _, at in machines.send_away((0,), 0.0, scenario_dice._replace(z_repair=z))]
+        minutes += [seconds / 60 for _, seconds in machines.send_away((0,), 0.0, scenario_dice._replace(z_repair=z))]
     source = "Schroeder and Gibson, A large-scale study of failures (DSN 2006), LANL"
     yield PublishedResult(
         "median repair, minutes", source, "54", 53.5, 54.5, float(np.median(minutes)), "lognormal, sigma 1.94 from the two"
@@ -230,17 +242,17 @@ def repairs() -> Iterator[PublishedResult]:
 
 
 def restarts() -> PublishedResult:
-    """The shipped scenario of OPT-175B."""
+    """Return the number of restarts in the shipped scenario ``opt-175b``."""
     scenario = read_scenario("opt-175b")
     counts = [sum(simulate(scenario, policy_of("3h,last=2,memory=off"), seed).failures.values()) for seed in range(10)]
-    found, bounds = float(np.mean(counts)), 2 * math.sqrt(105)
+    mean, bounds = float(np.mean(counts)), 2 * math.sqrt(105)
     return PublishedResult(
         "restarts in two months",
         "Zhang et al., OPT (2022)",
         "over 105 (35 by hand)",
         105 - bounds,
         105 + bounds,
-        found,
+        mean,
         "two standard deviations",
     )
 
@@ -253,14 +265,14 @@ PUBLISHED: tuple[Callable[[], PublishedResult | Iterator[PublishedResult]], ...]
 
 
 def published() -> Iterator[PublishedResult]:
-    """All results of others that are tried."""
-    for one in PUBLISHED:
-        found = one()
-        yield from [found] if isinstance(found, PublishedResult) else found
+    """Yield the comparison with every published result."""
+    for produce in PUBLISHED:
+        results = produce()
+        yield from [results] if isinstance(results, PublishedResult) else results
 
 
 def speed() -> dict[str, float]:
-    """Seconds of this process for the two sizes that are promised."""
+    """Return the CPU seconds of a simulation of each size for which the documentation promises a speed."""
     import time
 
     seconds = {}

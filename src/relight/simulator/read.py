@@ -1,4 +1,4 @@
-"""Scenarios from files, by name, and with single values set: whatever is wrong is said by its key and its line."""
+"""Read scenarios from files or by name, and set single values. An error names the key and the line."""
 
 from __future__ import annotations
 
@@ -20,23 +20,26 @@ _DEEPEST = 4
 
 
 def shipped() -> list[str]:
-    """The names of the scenarios that come with Relight."""
+    """Return the names of the scenarios that are part of Relight."""
     return sorted(
-        one.name.removesuffix(".toml")
-        for one in resources.files("relight.simulator").joinpath("scenarios").iterdir()
-        if one.name.endswith(".toml")
+        file.name.removesuffix(".toml")
+        for file in resources.files("relight.simulator").joinpath("scenarios").iterdir()
+        if file.name.endswith(".toml")
     )
 
 
 def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenario:
-    """The scenario of that name, or in that file; ``settings``, such as ``{"save.stall_s": 2}``, count in place of what it says."""
+    """Return the scenario of that name, or from that file.
+
+    ``settings``, such as ``{"save.stall_s": 2}``, override its values.
+    """
     text, where = _text(named)
     try:
         told = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"it is no TOML: {error}", where=where) from None
     except RecursionError:
-        raise ConfigError("it is no TOML that anybody wrote: it is nested too deep", where=where) from None
+        raise ConfigError("it is no TOML that can be read: it is nested too deeply", where=where) from None
     told.setdefault("name", Path(named).stem[:40])
     for path, value in (settings or {}).items():
         put(told, path, value)
@@ -44,16 +47,19 @@ def read_scenario(named: str, settings: dict[str, Any] | None = None) -> Scenari
 
 
 def scenario_of(told: dict[str, Any], where: str = "", text: str = "") -> Scenario:
-    """The scenario that plain values tell."""
+    """Return the scenario of these plain values.
+
+    Raise ``ConfigError`` for an invalid value; ``text``: the file, for the line number.
+    """
     try:
-        found = from_plain(told, Scenario)
+        scenario = from_plain(told, Scenario)
     except msgspec.ValidationError as error:
         raise _parse_error(str(error), where, text) from None
-    return check(found)
+    return check(scenario)
 
 
 def setting_of(text: str) -> tuple[str, Any]:
-    """``save.stall_s=2``: a path, and its value as TOML has it; what is none is text."""
+    """Split a setting such as ``save.stall_s=2`` into its path and its value. The value is TOML, or else text."""
     path, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[a-z_]+(\.[A-Za-z0-9_-]+){0,3}", path.strip()):
         raise ConfigError(f"{text[:60]!r} sets nothing", hint="KEY=VALUE, such as save.stall_s=2 or failure.0.broken=0.5")
@@ -61,12 +67,12 @@ def setting_of(text: str) -> tuple[str, Any]:
 
 
 def value_of(text: str) -> Any:
-    """A value as TOML has it; what is none is text."""
+    """Return a value parsed as TOML, or the text itself if it is not valid TOML."""
     try:
-        found = tomllib.loads(f"value = {text.strip()[:200]}")
+        table = tomllib.loads(f"value = {text.strip()[:200]}")
     except tomllib.TOMLDecodeError:
         return text.strip()
-    return found["value"] if len(found) == 1 else text.strip()
+    return table["value"] if len(table) == 1 else text.strip()
 
 
 def _text(named: str) -> tuple[str, str]:
@@ -91,7 +97,7 @@ def _text(named: str) -> tuple[str, str]:
 
 
 def put(told: dict[str, Any], path: str, value: Any) -> None:
-    """Set what is at a path such as ``failure.0.broken``."""
+    """Set the value at a path such as ``failure.0.broken``."""
     keys, into = path.split("."), told
     for key in keys[:-1]:
         inner: Any = into[int(key)] if isinstance(into, list) and key.isdigit() and int(key) < len(into) else None
@@ -110,10 +116,10 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`\Z", re.DOTALL)
 
 
 def _parse_error(message: str, where: str, text: str) -> ConfigError:
-    """msgspec's words in ours, with the line in which the key stands."""
-    at = _AT.search(message)
-    said, path = (message[: at.start()], at[1].lstrip(".")) if at else (message, "")
-    unknown = _UNKNOWN.match(said)
+    """Return msgspec's error as a ``ConfigError`` that names the key and its line."""
+    place_match = _AT.search(message)
+    reason, path = (message[: place_match.start()], place_match[1].lstrip(".")) if place_match else (message, "")
+    unknown = _UNKNOWN.match(reason)
     key = f"{path}.{unknown[1]}".lstrip(".") if unknown else path
     line = _line_of(key, text)
     place = f"{where}, line {line}" if line else where
@@ -122,26 +128,26 @@ def _parse_error(message: str, where: str, text: str) -> ConfigError:
         close = difflib.get_close_matches(unknown[1], known, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"there is {', '.join(known)}"
         return ConfigError(f"there is no key {key[:80]!r}", where=place, hint=hint)
-    return ConfigError(f"{key or 'the scenario'}: {said[0].lower()}{said[1:]}", where=place)
+    return ConfigError(f"{key or 'the scenario'}: {reason[0].lower()}{reason[1:]}", where=place)
 
 
 def _known(path: str) -> list[str]:
-    """The keys of the table at that path."""
+    """Return the keys of the table at a path."""
     kind: Any = Scenario
     for part in re.findall(r"[a-z_]+", path):
-        found = {one.name: one.type for one in msgspec.structs.fields(kind)}.get(part)
-        inner = getattr(found, "__args__", (found,))[0]
+        field_type = {field.name: field.type for field in msgspec.structs.fields(kind)}.get(part)
+        inner = getattr(field_type, "__args__", (field_type,))[0]
         if not (isinstance(inner, type) and issubclass(inner, msgspec.Struct)):
             return []
         kind = inner
-    return [one.name for one in msgspec.structs.fields(kind)]
+    return [field.name for field in msgspec.structs.fields(kind)]
 
 
 _PATH = re.compile(r"(?:(?P<table>[\w-]+)(?:\[(?P<index>\d+)\])?\.)?(?P<name>[\w-]+)")
 
 
 def _line_of(key: str, text: str) -> int:
-    """Where a key such as ``failure[1].broken`` stands, as far as a plain look can tell; 0: nowhere."""
+    """Return the line of a key such as ``failure[1].broken``, by a search of the text without a parser; 0: not found."""
     path = _PATH.match(key)
     if path is None:
         return 0

@@ -1,4 +1,4 @@
-"""A run that was recorded, as a scenario: its failures, steps and ways back in the place of chance."""
+"""A recorded run as a scenario: its own failures, step times and recoveries replace the random ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _ENDED = ("end",)
 
 
 class Recorded(NamedTuple):
-    """What the records of a run tell."""
+    """What the simulator needs from the records of a run."""
 
     name: str
     seconds: float
@@ -28,35 +28,43 @@ class Recorded(NamedTuple):
     ranks: int
     goodput: float
     failures: tuple[tuple[float, str, bool], ...]
-    """When, since it began and without the time between its jobs; of which kind; whether a machine left."""
+    """(seconds since the run began, without the time between its jobs; kind of failure; whether a machine left the
+    job).
+    """
     noticed_s: float
-    """Until a failure was noticed: the median."""
+    """Median seconds until a failure was noticed."""
     back_s: float
-    """From there to the first step again."""
+    """Median seconds from the detection of a failure to the next step."""
 
 
 def recorded_of(name: str, incidents: Sequence[Incident], accounts: Sequence[Account]) -> Recorded:
-    """Of ``relight incidents`` and ``relight goodput``. ``CheckpointNotFound`` if there is too little to replay."""
+    """Return the records of ``relight incidents`` and ``relight goodput``.
+
+    Raise ``CheckpointNotFound`` if they do not suffice for a replay.
+    """
     hint = "relight run writes it; relight goodput RUN shows it"
     if not accounts:
         raise CheckpointNotFound("no job of this run was watched over", where=name, hint=hint)
     whole = merged(list(accounts))
     training_s = whole.spent.get(TRAINING, 0.0)
     if whole.steps < 1 or not (0 < training_s < math.inf and 0 < whole.seconds < math.inf):
-        raise CheckpointNotFound("its record has no steps, so nobody knows how long one takes", where=name, hint=hint)
-    told = [one for one in once_each(list(incidents)) if one.kind not in _LEFT_OUT and one.action not in _ENDED]
-    parts = [one.after.seconds for one in told if one.after is not None and one.after.seconds.get("all", 0.0) > 0]
-    noticed = median(one.get("noticed", 0.0) for one in parts) if parts else 0.0
-    back = median(one["all"] for one in parts) - noticed if parts else 0.0
-    ranks = 1 + max((int(worker.get("rank", 0)) for one in told for worker in one.workers), default=0)
-    failures = tuple(sorted((_offset(one, accounts), one.kind, one.action == "exclude_node") for one in told))
+        raise CheckpointNotFound("its record has no steps, so the duration of a step is unknown", where=name, hint=hint)
+    relevant = [incident for incident in once_each(list(incidents)) if incident.kind not in _LEFT_OUT and incident.action not in _ENDED]
+    parts = [incident.after.seconds for incident in relevant if incident.after is not None and incident.after.seconds.get("all", 0.0) > 0]
+    noticed = median(incident.get("noticed", 0.0) for incident in parts) if parts else 0.0
+    back = median(incident["all"] for incident in parts) - noticed if parts else 0.0
+    ranks = 1 + max((int(worker.get("rank", 0)) for incident in relevant for worker in incident.workers), default=0)
+    failures = tuple(sorted((_offset(incident, accounts), incident.kind, incident.action == "exclude_node") for incident in relevant))
     return Recorded(
         name, whole.seconds, training_s / whole.steps, ranks, whole.goodput, failures, max(0.0, noticed), max(0.0, back)
     )  # fmt: skip
 
 
 def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tuple[Scenario, Calendar]:
-    """The scenario, and when what fails. ``settings`` count in place of what was recorded; what saves cost is not recorded."""
+    """Return the scenario and its failures.
+
+    ``settings`` override recorded values. The cost of saves is not recorded.
+    """
     kinds = sorted({(kind, left) for _, kind, left in recorded.failures})
     failing: list[dict[str, Any]] = [
         {
@@ -65,9 +73,9 @@ def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tupl
         }
         for kind, left in kinds
     ]  # fmt: skip
-    told: dict[str, Any] = {
+    values: dict[str, Any] = {
         "name": recorded.name[:40] or "replay",
-        "about": f"as it was recorded: goodput {100 * recorded.goodput:.1f} %, {len(recorded.failures)} failures",
+        "about": f"recorded: goodput {100 * recorded.goodput:.1f} %, {len(recorded.failures)} failures",
         "gpus": max(1, recorded.ranks),
         "days": recorded.seconds / DAY_S,
         "step_s": min(max(recorded.step_s, 0.001), DAY_S),
@@ -76,20 +84,22 @@ def replayed(recorded: Recorded, settings: dict[str, Any] | None = None) -> tupl
         "failure": failing,
     }
     for path, value in (settings or {}).items():
-        if path == "days" and value > told["days"]:
-            raise ConfigError(f"only {told['days']:.4g} days are recorded, not {value:g}", where=recorded.name, hint="leave --days out")
-        put(told, path, value)
-    scenario = scenario_of(told, recorded.name)
-    at = tuple(at for at, _, _ in recorded.failures)
-    return scenario, Calendar(at, tuple(kinds.index((kind, left)) for _, kind, left in recorded.failures))
+        if path == "days" and value > values["days"]:
+            raise ConfigError(f"only {values['days']:.4g} days are recorded, not {value:g}", where=recorded.name, hint="leave --days out")
+        put(values, path, value)
+    scenario = scenario_of(values, recorded.name)
+    times = tuple(failed_at for failed_at, _, _ in recorded.failures)
+    return scenario, Calendar(times, tuple(kinds.index((kind, left)) for _, kind, left in recorded.failures))
 
 
 def _offset(one: Incident, accounts: Sequence[Account]) -> float:
-    """Seconds of the run's own time, in which one job begins where the one before has ended."""
-    at, passed, best = seconds_since_epoch(one.at) or 0.0, 0.0, 0.0
+    """Return the incident's time in seconds of the run's own time: the durations of its jobs, without the gaps
+    between them.
+    """
+    time, passed, best = seconds_since_epoch(one.at) or 0.0, 0.0, 0.0
     for account in accounts:
         began = seconds_since_epoch(account.began) or 0.0
-        if at >= began:
-            best = passed + min(at - began, account.seconds)
+        if time >= began:
+            best = passed + min(time - began, account.seconds)
         passed += account.seconds
     return best

@@ -1,4 +1,4 @@
-"""What a simulation came to: goodput, losses, cost of one seed, and their spread over many."""
+"""Results of simulations: goodput, losses and costs of one seed, and their distribution over many."""
 
 from __future__ import annotations
 
@@ -13,23 +13,26 @@ BUCKETS = 200
 
 
 class PolicyOutcome(NamedTuple):
-    """Of one policy with one seed. Seconds of the wall; together they are all of it."""
+    """Result of one policy with one seed. The parts are seconds of wall time, and their sum is the whole time."""
 
     policy: str
     seed: int
     wall_s: float
     useful_s: float
-    """Training that is not lost again."""
+    """Training that no failure undid."""
     saving_s: float
     """Training waited for saves."""
     spent: dict[str, dict[str, float]]
-    """By what failed, of that by part: ``lost`` (training that was to be done again), ``detecting``, ``waiting``, ``restarting``."""
+    """Cause → part → seconds.
+
+    Parts: ``lost`` (training that had to be repeated), ``detecting``, ``waiting``, ``restarting``.
+    """
     failures: dict[str, int]
-    """That ended a life of the job, or its way back, by what failed."""
+    """Cause → number of failures that ended an attempt or interrupted a recovery."""
     actions: dict[str, int]
-    """What the supervisor decided, how often."""
+    """Decision of the supervisor → how often."""
     restored: dict[str, int]
-    """From where the job came back, how often: ``memory``, ``peers``, a tier, ``nothing``."""
+    """Where the restored state was → how often: ``memory``, ``peers``, a tier, or ``nothing``."""
     saves: int
     durable: int
     """Saves that became durable."""
@@ -38,9 +41,9 @@ class PolicyOutcome(NamedTuple):
     stored_peak: dict[str, int]
     """Bytes, by tier."""
     stored: tuple[int, ...]
-    """Bytes on all tiers: the most in each of 200 equal parts of the time."""
+    """Peak bytes of all tiers together, in each of 200 equal parts of the time."""
     interval_s: float
-    """Between saves, as it was in the end."""
+    """Seconds between saves at the end of the simulation."""
     bound: str = ""
     """What the newest decision reported of the user's bound on the interval, in words; empty: nothing."""
     bound_cost: float = 0.0
@@ -48,21 +51,21 @@ class PolicyOutcome(NamedTuple):
 
     @property
     def goodput(self) -> float:
-        """The share of the time that was training, and stayed."""
+        """Share of the time that was training which no failure undid."""
         return self.useful_s / self.wall_s
 
     def parts(self) -> dict[str, float]:
-        """Seconds by part, whatever failed."""
-        found = {part: sum(one.get(part, 0.0) for one in self.spent.values()) for part in PARTS}
-        return {**found, USEFUL: self.useful_s, SAVING: self.saving_s}
+        """Return the seconds of each part, over all causes."""
+        seconds = {part: sum(parts.get(part, 0.0) for parts in self.spent.values()) for part in PARTS}
+        return {**seconds, USEFUL: self.useful_s, SAVING: self.saving_s}
 
     def by_cause(self) -> dict[str, float]:
-        """Seconds that each way to fail has cost, all parts together."""
+        """Return the seconds that each cause has cost, over all parts."""
         return {cause: sum(parts.values()) for cause, parts in self.spent.items()}
 
 
 class Distribution(NamedTuple):
-    """Of many numbers."""
+    """Median and percentiles of many numbers."""
 
     median: float
     p5: float
@@ -70,18 +73,18 @@ class Distribution(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """Of one policy over all seeds."""
+    """Results of one policy over all seeds."""
 
     policy: str
     about: str
     seeds: int
     goodput: Distribution
     better: Distribution | None
-    """Goodput less the first policy's, seed by seed."""
+    """Goodput minus the goodput of the first policy with the same seed."""
     parts: dict[str, float]
-    """Shares of the time, on average."""
+    """Mean share of the time of each part."""
     by_cause: dict[str, float]
-    """Shares of the time that each way to fail has cost, on average."""
+    """Mean share of the time that each cause has cost."""
     failures: float
     saves: float
     interval_s: float
@@ -94,37 +97,42 @@ class Summary(NamedTuple):
     bound_cost: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
-        found = self._asdict()
-        return {**found, "goodput": self.goodput._asdict(), "better": self.better._asdict() if self.better is not None else None}
+        """Return plain values for ``--json``."""
+        fields = self._asdict()
+        return {**fields, "goodput": self.goodput._asdict(), "better": self.better._asdict() if self.better is not None else None}
 
 
 def summary_of(outcomes: Sequence[PolicyOutcome], about: str = "", first: Sequence[PolicyOutcome] | None = None) -> Summary:
-    """Of one policy's outcomes. ``first``: those of the policy that it is compared with, with the same seeds in the same order."""
+    """Return the summary of one policy's outcomes.
+
+    ``first``: outcomes of the policy to compare with, for the same seeds in the same order.
+    """
     count = len(outcomes)
-    walls = sum(one.wall_s for one in outcomes)
+    walls = sum(outcome.wall_s for outcome in outcomes)
     better = None
     if first is not None and first is not outcomes:
         better = spread([mine.goodput - other.goodput for mine, other in zip(outcomes, first, strict=True)])
     parts: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     causes: dict[str, float] = {}
-    for one in outcomes:
-        _add(parts, one.parts(), 1 / walls)
-        _add(causes, one.by_cause(), 1 / walls)
-    worst = max(outcomes, key=lambda one: one.bound_cost)
+    for outcome in outcomes:
+        _add(parts, outcome.parts(), 1 / walls)
+        _add(causes, outcome.by_cause(), 1 / walls)
+    worst = max(outcomes, key=lambda outcome: outcome.bound_cost)
     return Summary(
-        outcomes[0].policy, about, count, spread([one.goodput for one in outcomes]), better, parts,
+        outcomes[0].policy, about, count, spread([outcome.goodput for outcome in outcomes]), better, parts,
         dict(sorted(causes.items(), key=lambda row: -row[1])),
-        sum(sum(one.failures.values()) for one in outcomes) / count, sum(one.saves for one in outcomes) / count,
-        float(np.median([one.interval_s for one in outcomes])), float(np.median([sum(one.stored_peak.values()) for one in outcomes])),
-        tuple(np.median(np.array([one.stored for one in outcomes]), axis=0).tolist()), _mean([one.restored for one in outcomes]),
-        _mean([one.actions for one in outcomes]), worst.bound, worst.bound_cost,
+        sum(sum(outcome.failures.values()) for outcome in outcomes) / count, sum(outcome.saves for outcome in outcomes) / count,
+        float(np.median([outcome.interval_s for outcome in outcomes])),
+        float(np.median([sum(outcome.stored_peak.values()) for outcome in outcomes])),
+        tuple(np.median(np.array([outcome.stored for outcome in outcomes]), axis=0).tolist()),
+        _mean([outcome.restored for outcome in outcomes]),
+        _mean([outcome.actions for outcome in outcomes]), worst.bound, worst.bound_cost,
     )  # fmt: skip
 
 
 def spread(values: Sequence[float]) -> Distribution:
-    """The median, and what all but a tenth lie between."""
-    return Distribution(*(float(one) for one in np.percentile(np.array(values), [50, 5, 95])))
+    """Return the median, and the 5th and 95th percentile."""
+    return Distribution(*(float(percentile) for percentile in np.percentile(np.array(values), [50, 5, 95])))
 
 
 def _add(into: dict[str, float], more: dict[str, float], times: float) -> None:
@@ -133,7 +141,7 @@ def _add(into: dict[str, float], more: dict[str, float], times: float) -> None:
 
 
 def _mean(counts: Sequence[dict[str, int]]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for one in counts:
-        _add(found, {name: float(value) for name, value in one.items()}, 1 / len(counts))
-    return dict(sorted(found.items(), key=lambda row: -row[1]))
+    sums: dict[str, float] = {}
+    for count in counts:
+        _add(sums, {name: float(value) for name, value in count.items()}, 1 / len(counts))
+    return dict(sorted(sums.items(), key=lambda row: -row[1]))

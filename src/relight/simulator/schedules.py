@@ -1,4 +1,4 @@
-"""When the next save is due, asked of the product: fixed triggers, formulas, and the decision that learns."""
+"""When the next save is due, by the product's own code: fixed triggers, formulas, and the adaptive schedule."""
 
 from __future__ import annotations
 
@@ -13,36 +13,39 @@ from relight.simulator.policies import Policy
 from relight.simulator.scenario import HOUR_S, Scenario
 
 _RATHER_S = HOUR_S
-"""After a decision that changed nothing, and without a failure since, the next is asked for so much later."""
+"""Seconds until the next decision, after a decision that changed nothing and without a failure since."""
 _REMEMBERED = 9
-"""Of saves and restarts."""
+"""Number of saves and restarts that the adaptive schedule remembers."""
 
 
 class Schedule(Protocol):
-    """Told what a run sees, it says at which step the next save is."""
+    """Decides at which step the next save begins, from what a run observes."""
 
     interval_s: float
     decision: ScheduleDecision | None
-    """Where it comes from, if it is decided by what is seen."""
+    """The decision that gave ``interval_s``, if the schedule is adaptive."""
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
-        """How many steps will have ended when the next save begins; ``last_save``: how many had at the last, or when this life began."""
+        """Return the number of completed steps at the next save.
+
+        ``last_save``: their number at the last save, or at the start of this attempt.
+        """
 
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
-        """One became durable."""
+        """Record a save that became durable."""
 
     def on_delayed(self) -> None:
-        """One could not begin, as the one before was not durable."""
+        """Record a save that could not begin because the previous save was not durable."""
 
     def failed(self, progress: bool) -> None:
-        """The job did; ``progress``: after at least one step in this life."""
+        """Record a failure of the job. ``progress``: at least one step was completed in this attempt."""
 
     def resumed(self, now: float, after_s: float, ended: int) -> None:
-        """It trains again, so long after it last did."""
+        """Record that the job trains again, ``after_s`` seconds after it last did."""
 
 
 class _Fixed:
-    """As ``relight.every`` says."""
+    """Saves at fixed intervals, by ``relight.every``."""
 
     decision: ScheduleDecision | None = None
 
@@ -55,13 +58,13 @@ class _Fixed:
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
         if self._steps is not None:
-            found = (ended // self._steps + 1) * self._steps
+            step = (ended // self._steps + 1) * self._steps
         else:
-            found = ended + max(1, math.ceil((self._seconds - (now - last_save_s)) / self._step_s - 1e-9))
-        at = now + (found - ended) * self._step_s
-        while not self._trigger.due(TriggerInput(found - 1, at + 1e-6, last_save - 1, last_save_s)):
-            found, at = found + 1, at + self._step_s
-        return found
+            step = ended + max(1, math.ceil((self._seconds - (now - last_save_s)) / self._step_s - 1e-9))
+        due_at = now + (step - ended) * self._step_s
+        while not self._trigger.due(TriggerInput(step - 1, due_at + 1e-6, last_save - 1, last_save_s)):
+            step, due_at = step + 1, due_at + self._step_s
+        return step
 
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
         pass
@@ -77,7 +80,7 @@ class _Fixed:
 
 
 class _Planned(_Fixed):
-    """An interval that is worked out before anything runs, by somebody who knows the rates and costs."""
+    """An interval that is computed before the run from the scenario's true rates and costs."""
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         self._step_s = scenario.step_s
@@ -91,7 +94,7 @@ class _Planned(_Fixed):
 
 
 class _Adaptive(_Fixed):
-    """``relight.cost_model.decide``, told only what a run sees of itself."""
+    """Intervals by ``relight.cost_model.decide``, from what a run can observe of itself."""
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         rules = policy.adaptive
@@ -105,10 +108,10 @@ class _Adaptive(_Fixed):
         self._decide(0.0, 0)
 
     def next(self, ended: int, now: float, last_save_s: float, last_save: int) -> float:
-        found = ended + max(1, math.ceil((self.interval_s - (now - last_save_s)) / self._step_s - 1e-9))
-        at = now + (found - ended) * self._step_s
-        assert self._rules.due(TriggerInput(found - 1, at + 1e-6, last_save - 1, last_save_s, interval_s=self.interval_s))
-        return found
+        step = ended + max(1, math.ceil((self.interval_s - (now - last_save_s)) / self._step_s - 1e-9))
+        due_at = now + (step - ended) * self._step_s
+        assert self._rules.due(TriggerInput(step - 1, due_at + 1e-6, last_save - 1, last_save_s, interval_s=self.interval_s))
+        return step
 
     def saved(self, now: float, stall_s: float, durable_s: float, ended: int) -> None:
         new = not self._stalls
@@ -143,7 +146,7 @@ class _Adaptive(_Fixed):
 
 
 def schedule_of(scenario: Scenario, policy: Policy) -> Schedule:
-    """That of a policy."""
+    """Return the schedule of a policy."""
     if policy.schedule == "adaptive":
         return _Adaptive(scenario, policy)
     return (_Fixed if policy.schedule in ("every", "steps") else _Planned)(scenario, policy)
@@ -158,16 +161,16 @@ def bound_of(decision: ScheduleDecision | None) -> tuple[str, float]:
 
 
 def costs_of(scenario: Scenario) -> Costs:
-    """What saving and failing cost there, as whoever made it knows: the mean over its ways to fail."""
-    rates = [(scenario.rate_per_s(one), one) for one in scenario.failure]
+    """Return the scenario's true costs of saves and failures. The detection time is the mean over its causes."""
+    rates = [(scenario.rate_per_s(failing), failing) for failing in scenario.failure]
     total = sum(rate for rate, _ in rates)
-    detect_s = sum(rate * one.detect_s for rate, one in rates) / total if total else 0.0
+    detect_s = sum(rate * failing.detect_s for rate, failing in rates) / total if total else 0.0
     restart_s = detect_s + scenario.restart_s + scenario.read_s
     return Costs(scenario.save.stall_s, max(scenario.save.durable_s, scenario.save.stall_s), restart_s)
 
 
 def _formula(scenario: Scenario, name: str) -> float:
-    """The interval from the beginning of one save to that of the next."""
+    """Return the seconds from the beginning of one save to the beginning of the next."""
     rate, costs = scenario.failures_per_s, costs_of(scenario)
     if name == "never" or not rate:
         return math.inf

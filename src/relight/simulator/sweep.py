@@ -1,4 +1,4 @@
-"""Many simulations at once: policies, seeds, and values that are tried one after the other, in this process, in several, or on Ray."""
+"""Run many simulations: policies, seeds and swept values, in this process, in several processes, or on Ray."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ENGINES = ("local", "ray")
 
 
 class Case(NamedTuple):
-    """One scenario that policies are tried in, and what it is called where there are several."""
+    """One scenario with the policies to simulate. ``about`` names it if there are several."""
 
     scenario: Scenario
     policies: tuple[Policy, ...]
@@ -30,28 +30,31 @@ class Case(NamedTuple):
 
 
 def check_case(case: Case) -> None:
-    """``ConfigError`` for what would take for ever."""
+    """Raise ``ConfigError`` if a policy would make more than ``SAVES_MAX`` saves."""
     save = case.scenario.save
     for policy in case.policies:
         least = {"every": policy.every, "steps": policy.every * case.scenario.step_s}.get(policy.schedule, 0.0)
         count = case.scenario.wall_s / max(least, save.durable_s, save.stall_s, case.scenario.step_s)
         if count > SAVES_MAX:
-            told = f"up to {count:,.0f} saves in {case.scenario.days:g} days, and at most {SAVES_MAX:,} are simulated"
-            raise ConfigError(told, where=policy.name, hint="a longer interval, a true save.durable_s, or fewer days")
+            message = f"up to {count:,.0f} saves in {case.scenario.days:g} days, and at most {SAVES_MAX:,} are simulated"
+            raise ConfigError(message, where=policy.name, hint="a longer interval, a true save.durable_s, or fewer days")
 
 
 def sweep(
     cases: Sequence[Case], seeds: Sequence[int], *, jobs: int = 1, engine: str = "local", done: Callable[[int], None] = lambda count: None
 ) -> list[list[list[PolicyOutcome]]]:
-    """By case, by policy, by seed. ``done`` is told of each simulation that has ended. Whatever runs it, the result is the same."""
+    """Return the outcomes by case, policy and seed.
+
+    ``done`` gets the number of simulations that ended. The result does not depend on ``engine``.
+    """
     for case in cases:
         check_case(case)
-    tasks = [(case, at, seed) for at, case in enumerate(cases) for seed in seeds]
-    found: dict[tuple[int, int], list[PolicyOutcome]] = {}
-    for (at, seed), outcomes in _run(tasks, jobs, engine):
-        found[at, seed] = outcomes
+    tasks = [(case, index, seed) for index, case in enumerate(cases) for seed in seeds]
+    results: dict[tuple[int, int], list[PolicyOutcome]] = {}
+    for (index, seed), outcomes in _run(tasks, jobs, engine):
+        results[index, seed] = outcomes
         done(len(outcomes))
-    return [[[found[at, seed][policy] for seed in seeds] for policy in range(len(case.policies))] for at, case in enumerate(cases)]
+    return [[[results[index, seed][policy] for seed in seeds] for policy in range(len(case.policies))] for index, case in enumerate(cases)]
 
 
 _Task = tuple[Case, int, int]
@@ -59,10 +62,10 @@ _Done = tuple[tuple[int, int], list[PolicyOutcome]]
 
 
 def _one(task: _Task) -> _Done:
-    """All policies of one case with one seed: what befalls them is drawn once."""
-    case, at, seed = task
+    """Simulate all policies of one case with one seed. Their failures are drawn once."""
+    case, index, seed = task
     chance = draw(case.scenario, seed, case.calendar)
-    return (at, seed), [simulate(case.scenario, policy, seed, chance=chance) for policy in case.policies]
+    return (index, seed), [simulate(case.scenario, policy, seed, chance=chance) for policy in case.policies]
 
 
 def _run(tasks: Sequence[_Task], jobs: int, engine: str) -> Iterator[_Done]:
@@ -79,8 +82,8 @@ def _run(tasks: Sequence[_Task], jobs: int, engine: str) -> Iterator[_Done]:
                 for future in as_completed(waiting):
                     yield future.result()
             except BrokenProcessPool:
-                told = "a process that simulated was ended from outside, as for want of memory"
-                raise ConfigError(told, hint=f"fewer than --jobs {jobs}, or fewer saves and days") from None
+                message = "a simulating process was killed, perhaps for lack of memory"
+                raise ConfigError(message, hint=f"fewer than --jobs {jobs}, or fewer saves and days") from None
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
