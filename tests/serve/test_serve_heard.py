@@ -86,7 +86,7 @@ def test_what_was_told_of_a_run_counts_on_its_pages(tmp_path: Path, monkeypatch:
     with serving([root], tmp_path) as server:
         until(lambda: [one["good"] for one in server.get("/api/v1/runs/runs/run-000/checkpoints").json()["rows"]], [True, True, False])
         rows = {one["run"]: (one["health"], one["why"]) for one in server.get("/api/v1/runs").json()["rows"]}
-        assert rows["run-000"] == ("idle", "it has come to its end") and rows["run-001"][0] == "late"
+        assert rows["run-000"] == ("idle", "the run has ended") and rows["run-001"][0] == "late"
 
 
 def test_losses_between_saves_come_from_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

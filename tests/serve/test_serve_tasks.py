@@ -74,13 +74,13 @@ def job(tmp_path: Path) -> Iterator[Run]:
 def test_a_save_that_the_api_asks_for_is_made_and_told(job: Run, server: Server) -> None:
     """The plan says whether anybody listens; the task, which checkpoint it is; the audit log, who asked and how it ended."""
     plan = server.post("/api/v1/actions/save", "operator", json={"fields": {"store": "runs", "run": "live"}}).json()
-    assert "No relight run has told of it" in plan["says"] and plan["command"] == "relight save runs/live"
+    assert "No relight run has recorded anything" in plan["says"] and plan["command"] == "relight save runs/live"
     account = Account("job", now_text(), 0.5, {}, {}, {}, 1, 0)
     job.store.put_once(f"live/{DIRECTORY}/1.000001.account.json", msgspec.json.encode(account))
     ends = time.monotonic() + 10
-    while "relight run told of it" not in plan["says"] and time.monotonic() < ends:
+    while "relight run recorded its goodput" not in plan["says"] and time.monotonic() < ends:
         plan = server.post("/api/v1/actions/save", "operator", json={"fields": {"store": "runs", "run": "live"}}).json()
-    assert "s ago: it looks every 3 s" in plan["says"]
+    assert "s ago: it checks for requests every 3 s" in plan["says"]
     done = act(server, "save", "live", pause_s=1.1)  # what is shown tells seconds, which is no other plan
     told = over(server, done["task"])
     newest = job.history().live[-1]

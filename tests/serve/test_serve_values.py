@@ -76,7 +76,7 @@ def test_what_is_odd_is_counted_and_what_has_no_classes_says_so(root: Path) -> N
     odd = told("odd")
     assert dict(odd.numbers) | {"Norm": 0} == {"Least": 1.0, "Mean": 2.0, "Largest": 3.0, "Norm": 0, "NaN": 1.0, "Infinite": 1.0}
     assert sum(odd.counts) == 3
-    assert told("same").says == "All its values are the same." and not told("same").counts
+    assert told("same").says == "All its values are equal." and not told("same").counts
     assert dict(told("none").numbers) == {"NaN": 2.0, "Infinite": 0.0}
     assert "too far apart" in told("huge").says and "too close" in told("close").says
     assert sum(told("ints").counts) == 100 and sum(told("half").counts) == 1000
