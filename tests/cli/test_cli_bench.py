@@ -126,8 +126,8 @@ def test_too_little_memory_is_refused_before_anything_is_made(relight, tmp_path:
     ("arguments", "text"),
     [
         (["memory://x"], "only a store on a disk"),
-        (["runs", "--size", "lots"], "is no size"),
-        (["runs", "--size", "10kB"], "tells nothing"),
+        (["runs", "--size", "lots"], "is not a size"),
+        (["runs", "--size", "10kB"], "too small to measure"),
         (["runs", "--rounds", "0"], "--rounds"),
         (["runs", "--tensors", "0"], "--tensors"),
     ],
