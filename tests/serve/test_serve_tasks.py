@@ -103,13 +103,13 @@ def test_a_drill_from_a_page_is_confirmed_shown_and_remembered(server: Server, t
     before = {path: path.read_bytes() for path in (tmp_path / "runs" / "demo").rglob("*") if path.is_file()}
     fields = {"store": "runs", "run": "demo"}
     page = server.post("/act/drill", "operator", data=fields)
-    assert "relight drill --copy runs/demo" in page.text and "its script" in page.text
+    assert "relight drill --copy runs/demo" in page.text and "on the job&#39;s machine" in page.text
     go = re.search(r'name="go" value="([0-9a-f]+)"', page.text)
     assert go is not None
     begun = server.post("/act/drill", "operator", data=fields | {"go": go[1]})
     assert begun.status_code == 303 and begun.headers["location"].startswith("/tasks/")
     id_ = begun.headers["location"].rpartition("/")[2]
-    assert "under way" in server.get(f"/tasks/{id_}").text
+    assert "running" in server.get(f"/tasks/{id_}").text
     assert act(server, "drill")["task"] == id_, "one drill of a run at a time"
     told = over(server, id_)
     assert told["state"] == OK and "7 passed" in told["says"], told
