@@ -181,7 +181,7 @@ def test_what_a_killed_bench_left_is_told_of(relight, tmp_path: Path) -> None:
     old.mkdir()
     answer = relight("bench", tmp_path, "--size", "1MB", "--rounds", "1")
     assert answer.code == 0, answer.err
-    assert f"{old} is there" in answer.err
+    assert f"{old} exists" in answer.err
     assert list(tmp_path.iterdir()) == [old]
 
 
