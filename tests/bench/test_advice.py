@@ -107,8 +107,8 @@ def test_one_slot_where_there_is_no_room_for_two() -> None:
     """And what that means; the state that the cores train needs memory too, one on a device does not."""
     advice = advise(facts(available_bytes=int(2.6 * GB), asked=False))
     assert pasted(advice)["limits"].memory == slot_bytes(GB)
-    assert "put off" in setting(advice, "memory")[1]
-    assert "put off" not in setting(advise(facts(available_bytes=int(2.6 * GB), accelerator=True)), "memory")[1]
+    assert "postponed" in setting(advice, "memory")[1]
+    assert "postponed" not in setting(advise(facts(available_bytes=int(2.6 * GB), accelerator=True)), "memory")[1]
 
 
 def test_no_memory_for_a_snapshot_means_waiting() -> None:
@@ -124,7 +124,7 @@ def test_memory_that_cannot_be_told_is_no_reason_against_it() -> None:
     """What is not known is said."""
     advice = advise(facts(available_bytes=None))
     assert setting(advice, "background")[0] == "True"
-    assert "could not be told" in setting(advice, "memory")[1]
+    assert "is unknown" in setting(advice, "memory")[1]
 
 
 @pytest.mark.parametrize(("cost_s", "minutes"), [(0.001, 1), (0.6, 1), (0.61, 2), (7.0, 15), (100.0, 180), (10_000.0, 1440)])

@@ -126,8 +126,8 @@ def test_too_little_memory_is_refused_before_anything_is_made(relight, tmp_path:
     ("arguments", "text"),
     [
         (["memory://x"], "only a store on a disk"),
-        (["runs", "--size", "lots"], "is no size"),
-        (["runs", "--size", "10kB"], "tells nothing"),
+        (["runs", "--size", "lots"], "is not a size"),
+        (["runs", "--size", "10kB"], "too small to measure"),
         (["runs", "--rounds", "0"], "--rounds"),
         (["runs", "--tensors", "0"], "--tensors"),
     ],
@@ -181,7 +181,7 @@ def test_what_a_killed_bench_left_is_told_of(relight, tmp_path: Path) -> None:
     old.mkdir()
     answer = relight("bench", tmp_path, "--size", "1MB", "--rounds", "1")
     assert answer.code == 0, answer.err
-    assert f"{old} is there" in answer.err
+    assert f"{old} exists" in answer.err
     assert list(tmp_path.iterdir()) == [old]
 
 

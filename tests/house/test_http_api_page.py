@@ -140,7 +140,7 @@ def written() -> str:
         "`given.NAME`. Values of more than 200 bytes are cut in the API; secrets are masked.", "",
         "| name | |", "|---|---|", *audited, "",
         "## Errors", "",
-        'Every answer that is none has the body `{"error": {"kind", "what", "where", "hint", "details"}}`.', "",
+        'Every error has the body `{"error": {"kind", "what", "where", "hint", "details"}}`.', "",
         "| status | means |", "|---|---|", *(f"| {status} | {text} |" for status, text in api._PROBLEMS.items()), "",
         "## Bodies", "", "\n\n".join(blocks), "",
     ])  # fmt: skip

@@ -1,4 +1,4 @@
-"""The pages: everything is there without scripts, nothing that a store says is more than text, and they are quick."""
+"""The pages: complete without scripts, with all names from stores escaped, and fast."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NEVER = ("onclick", "onload", "onerror", "style", "srcdoc", "formaction")
 
 
 class Seen(HTMLParser):
-    """What a browser would make of a page: elements that are closed, addresses, attributes, text."""
+    """A page as a browser parses it: elements, attributes, text, and elements that are not closed."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -39,23 +39,23 @@ class Seen(HTMLParser):
         self.wrong += [f"{tag} is not closed" for tag in self.open]
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """An element begins."""
+        """Record the start of an element."""
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        """An element ends: the last that began."""
+        """Record the end of an element, which must be the last one that began."""
         if not self.open or self.open.pop() != tag:
             self.wrong.append(f"</{tag}> closes nothing")
 
     def handle_data(self, data: str) -> None:
-        """Text."""
+        """Record text."""
         self.words.append(data)
 
 
 def look(client: TestClient, address: str) -> Seen:
-    """A page, which is whole."""
+    """Return a page, parsed. It must be well formed."""
     answer = client.get(address)
     assert answer.status_code == 200, answer.text[:300]
     seen = Seen(answer.text)
@@ -65,43 +65,45 @@ def look(client: TestClient, address: str) -> Seen:
 
 @pytest.fixture(scope="module")
 def client() -> TestClient:
-    """Over lively runs."""
+    """Return a client of pages over active runs."""
     return TestClient(application())
 
 
 @pytest.fixture(scope="module")
 def hostile() -> TestClient:
-    """Over runs, tags, tensors, metrics whose names are attacks."""
+    """Return a client of pages over runs, tags, tensors and metrics with hostile names."""
     return TestClient(application(MadeIndex(EVIL)))
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_names_from_stores_stay_text(hostile: TestClient, address: str) -> None:
-    """No element, handler, style or address comes out of a name, and none is lost: the same elements as with plain names."""
+    """Hostile names add no element, handler, style or address, and are shown as text."""
     seen = look(hostile, address)
     scripts = [attributes for tag, attributes in seen.elements if tag == "script"]
-    assert [set(one) for one in scripts] == [{"defer", "src"}] * 3
+    assert [set(script) for script in scripts] == [{"defer", "src"}] * 3
     for tag, attributes in seen.elements:
         assert not set(attributes) & set(NEVER), (tag, attributes)
         for name in ("href", "src", "action", "hx-get"):
-            there = attributes.get(name) or "/"
-            assert there.startswith(("/", "#")) and not there.startswith("//"), (tag, there)
-            assert not re.search(r"[\s<>\"\u202e]", there), there
+            target = attributes.get(name) or "/"
+            assert target.startswith(("/", "#")) and not target.startswith("//"), (tag, target)
+            assert not re.search(r"[\s<>\"\u202e]", target), target
     text = "".join(seen.words)
     if address not in ("/compare", "/compare?a=slow&b=y"):
-        assert "alert(1)" in text and "{{7*7}}" in text, "the page says no name: nothing was tested"
+        assert "alert(1)" in text and "{{7*7}}" in text, "the page has no name: nothing was tested"
 
 
-@pytest.mark.parametrize("address", [one for one in ADDRESSES if "tensor=" not in one])
+@pytest.mark.parametrize("address", [browser for browser in ADDRESSES if "tensor=" not in browser])
 def test_hostile_names_change_no_structure(client: TestClient, hostile: TestClient, address: str) -> None:
-    """Elements of a page are the same, in kind and number, whatever names are; text that pictures leave out for want of room aside."""
-    plain, evil = ([tag for tag, _ in look(one, address).elements if tag not in ("text", "path", "circle")] for one in (client, hostile))
+    """A page has the same elements with hostile names as with plain ones, except text that pictures omit for lack of space."""
+    plain, evil = (
+        [tag for tag, _ in look(browser, address).elements if tag not in ("text", "path", "circle")] for browser in (client, hostile)
+    )
     assert plain == evil
 
 
 @pytest.mark.parametrize("address", ADDRESSES)
 def test_an_empty_server_says_what_to_do(address: str) -> None:
-    """On the first day each page is whole; where there is nothing it says how something comes there."""
+    """Each page of a server without data is well formed, and shows a command that creates data."""
     seen = look(TestClient(application(Empty())), address)
     text = " ".join(seen.words)
     assert not re.search(r"\bNone\b|\bnan\b|\binf\b", text), text
@@ -110,7 +112,7 @@ def test_an_empty_server_says_what_to_do(address: str) -> None:
 
 
 def test_all_is_there_without_scripts(client: TestClient) -> None:
-    """Curves, lanes, shares, areas, lines of branches are pictures in the page; numbers are in tables."""
+    """Charts are pictures in the page, and numbers are in tables."""
     run = client.get("/runs/main/gpt2-small").text
     for kind in ("picture line", "picture lanes", "picture bar"):
         assert f'class="{kind}"' in run
@@ -123,19 +125,19 @@ def test_all_is_there_without_scripts(client: TestClient) -> None:
 
 
 def test_charts_say_the_same_to_scripts(client: TestClient) -> None:
-    """The data beside a chart is JSON, with as many values as steps; what is no number is null."""
+    """Each chart has its data as JSON, with as many values as steps."""
     seen = look(client, "/runs/main/gpt2-small")
-    told = [
+    charts = [
         json.loads(attributes["data-chart"] or "") for tag, attributes in seen.elements if tag == "figure" and "data-chart" in attributes
     ]
-    assert [one["curves"][0]["name"] for one in told] == ["loss", "grad_norm"]
-    assert all(len(one["x"]) == len(one["curves"][0]["y"]) > 100 for one in told)
-    assert {mark["kind"] for mark in told[0]["marks"]} == {"checkpoint", "incident"}
+    assert [chart["curves"][0]["name"] for chart in charts] == ["loss", "grad_norm"]
+    assert all(len(chart["x"]) == len(chart["curves"][0]["y"]) > 100 for chart in charts)
+    assert {mark["kind"] for mark in charts[0]["marks"]} == {"checkpoint", "incident"}
 
 
 @pytest.mark.parametrize("page", pages.PAGES, ids=lambda one: one.path)
 def test_each_page_is_behind_its_role(page: pages.WebRoute) -> None:
-    """What lets nobody through but its role is asked, with the role that the page declares."""
+    """Each page's route checks the role that the page declares."""
     app = application()
     address = page.path.replace(":path}", "}").format(store="main", run="gpt2-small", which="x", task="done")
     assert TestClient(app).get(address).status_code == 200
@@ -144,12 +146,12 @@ def test_each_page_is_behind_its_role(page: pages.WebRoute) -> None:
 
 
 def test_the_menu_leads_to_pages() -> None:
-    """Every entry is a page with the role that it takes, and every page without a name in its address is in the menu."""
+    """Every menu entry is a page with its role, and every page without a parameter in its address is in the menu."""
     assert {(href, role) for _, href, role in MENU} == {(page.path, page.role) for page in pages.PAGES if "{" not in page.path}
 
 
 def test_a_page_is_quick() -> None:
-    """With 50 runs of 100 checkpoints each page takes less than 300 ms of work at the server."""
+    """With 50 runs of 100 checkpoints, each page takes less than 300 ms of processor time."""
     client = TestClient(application(MadeIndex(count=50)))
     for address in ADDRESSES:
         took = []
@@ -161,18 +163,18 @@ def test_a_page_is_quick() -> None:
 
 
 def test_what_is_vendored_is_what_was_published() -> None:
-    """Each file of others is in the list, with package, version, licence; its bytes are those that were published; no other is there."""
+    """Every third-party file is listed with package, version and licence, and has the published bytes. No file is unlisted."""
     listed = json.loads((HERE / "static" / "vendored.json").read_text())
-    for one in listed:
-        assert hashlib.sha256((HERE / "static" / one["file"]).read_bytes()).hexdigest() == one["sha256"], one["file"]
-        assert re.fullmatch(r"\d+\.\d+\.\d+", one["version"]) and one["package"]
-        assert "opyright" in (text := (HERE / "static" / one["licence"]).read_text()) or "Zero-Clause" in text
+    for entry in listed:
+        assert hashlib.sha256((HERE / "static" / entry["file"]).read_bytes()).hexdigest() == entry["sha256"], entry["file"]
+        assert re.fullmatch(r"\d+\.\d+\.\d+", entry["version"]) and entry["package"]
+        assert "opyright" in (text := (HERE / "static" / entry["licence"]).read_text()) or "Zero-Clause" in text
     ours = {"relight.css", "relight.js", "check.svg", "flame.svg", "vendored.json"}
-    assert {path.name for path in (HERE / "static").iterdir() if path.is_file()} == ours | {one["file"] for one in listed}
+    assert {path.name for path in (HERE / "static").iterdir() if path.is_file()} == ours | {entry["file"] for entry in listed}
 
 
 def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
-    """No address in a page or in our own style and scripts names a host, but for the names of XML."""
+    """No address in a page, or in our own styles and scripts, names another host, except XML namespaces."""
     for text in [client.get(address).text for address in ADDRESSES] + [
         (HERE / "static" / name).read_text() for name in ("relight.css", "relight.js", "flame.svg")
     ]:
@@ -184,11 +186,15 @@ def test_nothing_is_asked_of_elsewhere(client: TestClient) -> None:
 
 
 def test_what_is_not_there_is_said_beside_the_form(hostile: TestClient) -> None:
-    """A comparison with what does not exist: 404, the reason as text, and the form with what was typed."""
+    """A comparison with an unknown checkpoint has status 404, the reason, and the form with the typed text."""
     answer = hostile.get("/compare?a=missing&b=y")
     seen = Seen(answer.text)
     assert answer.status_code == 404 and seen.wrong == [] and "no checkpoint 'missing'" in "".join(seen.words)
-    assert {one.get("name"): one.get("value") for tag, one in seen.elements if tag == "input" and one.get("type") != "hidden"} == {
+    assert {
+        attributes.get("name"): attributes.get("value")
+        for tag, attributes in seen.elements
+        if tag == "input" and attributes.get("type") != "hidden"
+    } == {
         "a": "missing",
         "b": "y",
     }
@@ -198,27 +204,31 @@ TAG = {"csrf": "made-csrf", "store": "main", "run": "gpt2-small", "which": "x", 
 
 
 def fields_of(seen: Seen) -> dict[str, Any]:
-    """The hidden fields of the form that confirms."""
-    return {str(one["name"]): one["value"] for tag, one in seen.elements if tag == "input" and one.get("type") == "hidden"}
+    """Return the hidden fields of the confirmation form."""
+    return {
+        str(attributes["name"]): attributes["value"]
+        for tag, attributes in seen.elements
+        if tag == "input" and attributes.get("type") == "hidden"
+    }
 
 
 def test_an_action_asks_first(client: TestClient) -> None:
-    """The first post shows and does nothing; what it shows, posted, is done; once."""
+    """The first POST shows the plan and does nothing. The confirmation executes it once."""
     app = application()
     client = TestClient(app)
     asked = client.post("/act/tag", data=TAG, headers={"referer": "http://testserver/runs/main/gpt2-small"})
     assert asked.status_code == 200 and app.state.acts.done == []
     form = fields_of(Seen(asked.text))
     assert form["back"] == "/runs/main/gpt2-small" and form["csrf"] == "made-csrf"
-    done = client.post("/act/tag", data=form)
-    assert "tag: done" in done.text
+    confirmed = client.post("/act/tag", data=form)
+    assert "tag: done" in confirmed.text
     assert app.state.acts.done == [("tag", {"store": "main", "run": "gpt2-small", "which": "x", "name": "best"})]
     again = client.post("/act/tag", data=form)
     assert "has changed since it was shown" in again.text and len(app.state.acts.done) == 1
 
 
 def test_what_is_done_is_what_was_shown() -> None:
-    """A field that is another than when it was shown: shown anew, nothing done; so with a word of confirmation that is made up."""
+    """If a field has changed since the plan was shown, or the digest is invalid, the plan is shown again and nothing is done."""
     app = application()
     client = TestClient(app)
     form = fields_of(Seen(client.post("/act/prune", data=TAG).text))
@@ -229,7 +239,7 @@ def test_what_is_done_is_what_was_shown() -> None:
 
 @pytest.mark.parametrize("verb", sorted(pages_actions.ACTIONS))
 def test_each_action_is_behind_its_role_and_a_post(verb: str) -> None:
-    """As declared; nothing is done by following a link."""
+    """Each action checks its declared role, and a GET does nothing."""
     app = application()
     client = TestClient(app)
     assert client.get(f"/act/{verb}").status_code == 405
@@ -238,7 +248,7 @@ def test_each_action_is_behind_its_role_and_a_post(verb: str) -> None:
 
 
 def test_refusals_are_pages(client: TestClient) -> None:
-    """An error of ours says what and what to do; fields without end are refused."""
+    """A ``RelightError`` is shown with its cause and hint. Too long or too many fields are refused."""
     refused = client.post("/act/tag", data=TAG | {"name": "taken"})
     assert refused.status_code == 409 and "is there already" in refused.text and "choose another name" in refused.text
     assert client.post("/act/tag", data=TAG | {"name": "x" * 500}).status_code == 422
@@ -249,7 +259,7 @@ def test_refusals_are_pages(client: TestClient) -> None:
     "back", ["//evil.example", "https://evil.example/x", "javascript:alert(1)", "/\\evil.example", "http://[", "\\\\evil"]
 )
 def test_back_leads_nowhere_else(client: TestClient, back: str) -> None:
-    """Whatever comes as the way back, it is an address of this server."""
+    """The link back is always an address on this server."""
     seen = Seen(client.post("/act/tag", data=TAG | {"back": back}).text)
-    links = [one["href"] or "" for tag, one in seen.elements if tag == "a"]
+    links = [attributes["href"] or "" for tag, attributes in seen.elements if tag == "a"]
     assert all(re.match(r"/(?![/\\])|#|/$", link) for link in links), links

@@ -1,4 +1,4 @@
-"""What attackers of dashboards try, each refused: the list of docs/security.md, one after the other."""
+"""Attacks on the dashboard from the list in docs/security.md. Each is refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relight.serve.auth_middleware import AccessRules
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One run of three checkpoints."""
+    """Yield a server over one run of three checkpoints."""
     root = tmp_path_factory.mktemp("attack")
     with serving([make_store(root / "runs", 1, 3)], root) as made:
         yield made
@@ -22,17 +22,17 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 @pytest.fixture
 def session(server: Server) -> Iterator[dict[str, str]]:
-    """A browser that an admin has logged in with: its cookie."""
+    """Yield the cookie of a browser in which an admin has logged in."""
     entered = server.client.post("/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False)
     server.client.cookies.clear()
     yield {"cookie": entered.headers["set-cookie"].partition(";")[0]}
 
 
 def word_of(server: Server, session: dict[str, str]) -> str:
-    """The word for forms that this session's pages have."""
-    found = server.app.state.store.session_user(session["cookie"].partition("=")[2])
-    assert found is not None
-    return str(found[1])
+    """Return the CSRF token of this session."""
+    session_user = server.app.state.store.session_user(session["cookie"].partition("=")[2])
+    assert session_user is not None
+    return str(session_user[1])
 
 
 TAG = {"store": "runs", "run": "run-000", "which": "latest", "name": "evil"}
@@ -44,19 +44,19 @@ BAD_CREDENTIALS = {
 
 @pytest.mark.parametrize("given", BAD_CREDENTIALS.values(), ids=BAD_CREDENTIALS)
 def test_credentials_that_are_none_open_nothing(server: Server, session: dict[str, str], given: str) -> None:
-    """Not even beside a cookie that is good: they never fall back to something less."""
+    """Invalid credentials are refused even with a valid cookie: they never fall back to lesser ones."""
     assert server.client.get("/api/v1/runs", headers={"authorization": given} | session).status_code == 401
 
 
 def test_two_credentials_are_none(server: Server) -> None:
-    """Which of the two a proxy has looked at, nobody knows."""
+    """Two credentials are refused, because a proxy may have checked only one of them."""
     good = server.tokens["admin"]
     both = [("authorization", f"Bearer {good}"), ("authorization", f"Bearer {good}")]
     assert server.client.get("/api/v1/runs", headers=both).status_code == 401
 
 
 def test_a_token_in_an_address_is_refused(server: Server) -> None:
-    """It would be in every log on the way; so it does not work, and nobody gets used to it."""
+    """A token in an address would be in the logs of every proxy, so it is refused."""
     for name in ("token", "access_token", "ACCESS_TOKEN"):
         assert server.get(f"/api/v1/runs?{name}={server.tokens['admin']}", "admin").status_code == 400
 
@@ -72,14 +72,14 @@ ORIGINS = {
 def test_a_page_elsewhere_cannot_act_through_the_browser_of_somebody(
     server: Server, session: dict[str, str], origin: str | None, path: str
 ) -> None:
-    """Even with the cookie and the right word, a post that comes from elsewhere is refused."""
+    """A POST from another origin is refused, even with the cookie and the CSRF token."""
     headers = session | {"x-csrf-token": word_of(server, session)} | ({"origin": origin} if origin is not None else {})
     given = {"json": {"fields": TAG}} if path.startswith("/api") else {"data": TAG}
     assert server.client.post(path, headers=headers, follow_redirects=False, **given).status_code == 403
 
 
 def test_a_form_without_its_word_is_refused_and_with_it_is_not(server: Server, session: dict[str, str]) -> None:
-    """The word is the session's own; another session's, an empty or a cut one does not do."""
+    """Only the session's own CSRF token is accepted: an empty, cut or foreign one is refused."""
     word, here = word_of(server, session), session | {"origin": HOST}
     for wrong in ("", word[:-1], word + "x", "x" * 43):
         assert server.client.post("/act/tag", headers=here, data=TAG | {"csrf": wrong}).status_code == 403
@@ -88,14 +88,14 @@ def test_a_form_without_its_word_is_refused_and_with_it_is_not(server: Server, s
 
 @pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", ""])
 def test_the_api_takes_json_alone(server: Server, kind: str) -> None:
-    """The kinds of body that a page elsewhere may send without being asked are none that it takes."""
+    """The API refuses the content types that a page of another origin may send without a preflight request."""
     answered = server.post("/api/v1/actions/tag", "admin", content=b'{"fields": {}}', headers={"content-type": kind})
     assert answered.status_code == 415
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8484", "127.0.0.1.evil.example", "localhost.evil.example", "", "a" * 3000])
 def test_a_name_that_somebody_elses_dns_points_here_is_refused(server: Server, host: str) -> None:
-    """Rebinding: the browser believes that this server is the attacker's."""
+    """DNS rebinding, in which the browser takes this server for the attacker's, is refused."""
     assert server.get("/healthz", "admin", headers={"host": host}).status_code == 400
 
 
@@ -107,7 +107,7 @@ PATHS = [
 
 @pytest.mark.parametrize("path", PATHS)
 def test_a_path_leads_nowhere(server: Server, path: str) -> None:
-    """Names are looked up among those that there are, in no file system."""
+    """Names are compared with the existing ones; none is used as a path of the file system."""
     for before in (
         "/static/",
         "/api/v1/runs/",
@@ -123,7 +123,7 @@ def test_a_path_leads_nowhere(server: Server, path: str) -> None:
 
 @pytest.mark.parametrize("method", ["PUT", "DELETE", "PATCH", "TRACE", "OPTIONS", "CONNECT", "PROPFIND"])
 def test_methods_that_are_not_used_are_refused(server: Server, method: str) -> None:
-    """Nor does a header make another method of a GET."""
+    """A header that overrides the method has no effect."""
     assert server.client.request(method, "/api/v1/runs", headers=server.headers("admin")).status_code == 405
     overridden = server.client.post(
         "/api/v1/actions/prune", json={"fields": {}}, headers=server.headers("viewer") | {"x-http-method-override": method}
@@ -132,7 +132,7 @@ def test_methods_that_are_not_used_are_refused(server: Server, method: str) -> N
 
 
 def test_what_is_too_long_is_refused_whether_it_says_so_or_not(server: Server) -> None:
-    """A body may be 64 KiB."""
+    """A body of more than 64 KiB is refused, with or without Content-Length."""
 
     def stream() -> Iterator[bytes]:
         for _ in range(200):
@@ -145,7 +145,7 @@ def test_what_is_too_long_is_refused_whether_it_says_so_or_not(server: Server) -
 
 
 def test_more_than_was_asked_for_is_refused(server: Server) -> None:
-    """Mass assignment: no field that an action does not know, nor beside its fields."""
+    """Mass assignment is refused: unknown fields of an action, and unknown keys next to its fields."""
     for body in (
         {"fields": TAG, "role": "admin"},
         {"fields": TAG | {"role": "admin"}},
@@ -157,7 +157,7 @@ def test_more_than_was_asked_for_is_refused(server: Server) -> None:
 
 
 def test_nothing_tells_how_it_is_made(server: Server) -> None:
-    """No documentation pages with scripts from elsewhere, no CORS, no name of a server, no stack."""
+    """There are no documentation pages, CORS headers, server names or stack traces."""
     for path in ("/docs", "/redoc", "/openapi.json", "/debug", "/metrics", "/.git/config", "/api/v0/runs", "/api/runs"):
         assert server.get(path, "admin").status_code == 404, path
     answered = server.get("/api/v1/runs", "admin", headers={"origin": "https://evil.example"})
@@ -165,7 +165,7 @@ def test_nothing_tells_how_it_is_made(server: Server) -> None:
 
 
 def test_every_answer_has_the_headers_that_browsers_go_by(server: Server) -> None:
-    """Pages, errors, refusals, files alike."""
+    """Pages, errors, refusals and files have the security headers."""
     for path, role in (("/", "viewer"), ("/", "nobody"), ("/nowhere", "viewer"), ("/static/relight.css", "nobody"), ("/login", "nobody")):
         headers = server.get(path, role).headers
         assert "default-src 'self'" in headers["content-security-policy"] and "unsafe" not in headers["content-security-policy"], path
@@ -174,7 +174,7 @@ def test_every_answer_has_the_headers_that_browsers_go_by(server: Server) -> Non
 
 
 def test_guessing_and_flooding_are_slowed_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers to wrong tokens come later and later, a right token is admitted at once; endless requests are refused, but health is not."""
+    """Each wrong token is answered later; a valid token is never delayed. A flood of requests is refused, but health checks are not."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(requests_per_second=1, burst=60)) as server:
         delays: list[float] = []
 
@@ -183,7 +183,7 @@ def test_guessing_and_flooding_are_slowed_down(tmp_path: Path, monkeypatch: pyte
 
         monkeypatch.setattr(server.app.state.failures, "_sleep", sleep)
         guesses = [server.client.get("/api/v1/runs", headers={"authorization": f"Bearer rl_{n:010d}.{'A' * 43}"}) for n in range(20)]
-        assert [one.status_code for one in guesses] == [401] * 20
+        assert [response.status_code for response in guesses] == [401] * 20
         assert len(delays) == 10 and delays == sorted(delays) and delays[0] < 0.2 and delays[-1] == 5.0
         form = server.client.post("/login", data={"token": server.tokens["admin"]}, headers={"origin": HOST}, follow_redirects=False)
         assert form.status_code == 303
@@ -192,24 +192,24 @@ def test_guessing_and_flooding_are_slowed_down(tmp_path: Path, monkeypatch: pyte
         flood = [server.client.get("/api/v1/runs").status_code for _ in range(80)]
         assert flood.count(429) >= 30
         assert server.client.get("/healthz").status_code == 200 == server.client.get("/login").status_code
-        assert server.get("/api/v1/runs", "viewer").status_code == 200, "a token is counted by itself, not by its address"
+        assert server.get("/api/v1/runs", "viewer").status_code == 200, "the rate limit counts by token, not by address"
 
 
 def test_a_proxy_is_believed_from_its_own_address_alone(tmp_path: Path) -> None:
-    """The header of whoever else sends it is nothing."""
+    """The proxy header is ignored unless a trusted proxy sends it."""
     store = make_store(tmp_path / "runs", 1, 1)
-    said = {"x-user": "anna"}
+    user_header = {"x-user": "anna"}
     with serving([store], tmp_path, AccessRules(proxy_header="x-user", proxy_from=("10.0.0.1",))) as server:
-        assert server.client.get("/api/v1/runs", headers=said).status_code == 401
+        assert server.client.get("/api/v1/runs", headers=user_header).status_code == 401
     (tmp_path / "two").mkdir()
     with serving([store], tmp_path / "two", AccessRules(proxy_header="x-user", proxy_from=("testclient",))) as server:
-        assert server.client.get("/api/v1/runs", headers=said).status_code == 200
+        assert server.client.get("/api/v1/runs", headers=user_header).status_code == 200
         assert server.client.get("/api/v1/runs", headers=[("x-user", "anna"), ("x-user", "root")]).status_code == 401
-        assert server.client.post("/act/tag", headers=said | {"origin": HOST}, data=TAG).status_code == 403
+        assert server.client.post("/act/tag", headers=user_header | {"origin": HOST}, data=TAG).status_code == 403
 
 
 def test_anonymous_readers_read_and_never_write(tmp_path: Path) -> None:
-    """A setting lets everybody look; nothing lets anybody act."""
+    """With ``anonymous_read``, clients without credentials can read and never write."""
     with serving([make_store(tmp_path / "runs", 1, 1)], tmp_path, AccessRules(anonymous_read=True)) as server:
         assert server.get("/api/v1/runs", "nobody").status_code == 200
         assert server.get("/api/v1/audit", "nobody").status_code == 403

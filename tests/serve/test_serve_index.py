@@ -1,4 +1,4 @@
-"""What the server says of stores: from real logs, followed as they grow, fast with many."""
+"""The index over real stores: it follows growing logs, and plans and executes actions."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from relight.store import open_bytes
 
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
-    """Two runs of twelve checkpoints."""
+    """Yield a server over two runs of twelve checkpoints."""
     with serving([make_store(tmp_path / "runs", 2, 12)], tmp_path) as made:
         yield made
 
 
 def wait_until(server: Server, path: str, wanted: object, of: str) -> None:
-    """Until the answer has that value; it must come within five seconds."""
+    """Wait up to five seconds until the field ``of`` of the answer has that value."""
     ends = time.monotonic() + 5
     while time.monotonic() < ends:
         if server.get(path).json().get(of) == wanted:
@@ -37,7 +37,7 @@ def wait_until(server: Server, path: str, wanted: object, of: str) -> None:
 
 
 def test_a_page_of_a_list_goes_on_where_the_one_before_ended(server: Server) -> None:
-    """Every checkpoint once, the newest first, in pieces of five; nor does one that comes meanwhile shift them."""
+    """Pieces of five list every checkpoint once, newest first."""
     seen, after = [], ""
     while after is not None:
         piece = server.get(f"/api/v1/runs/runs/run-000/checkpoints?limit=5{'&after=' + after if after else ''}").json()
@@ -49,7 +49,7 @@ def test_a_page_of_a_list_goes_on_where_the_one_before_ended(server: Server) -> 
 
 
 def test_what_is_new_in_a_store_is_there_soon(server: Server, tmp_path: Path) -> None:
-    """A tag that somebody else gives, and a run that somebody else begins, within the time of a look."""
+    """A tag and a run that another process adds appear within the polling interval."""
     run = Run(open_bytes(str(tmp_path / "runs")), "run-000")
     run.tag("theirs", run.history().live[0].id)
     wait_until(server, "/api/v1/runs/runs/run-000", [["best-so-far", 1200], ["theirs", 100]], "tags")
@@ -60,18 +60,18 @@ def test_what_is_new_in_a_store_is_there_soon(server: Server, tmp_path: Path) ->
 
 
 def test_an_unchanged_run_is_not_worked_out_again(tmp_path: Path) -> None:
-    """Looking at a store in which nothing happens gives the very same values, and tells nobody."""
-    told = []
-    (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: told.append((store, runs)))
+    """A poll of an unchanged store keeps the same values, and sends no notification."""
+    notified = []
+    (reader,) = open_readers([str(make_store(tmp_path / "runs", 2, 3))], lambda store, runs: notified.append((store, runs)))
     reader.poll()
     before = reader.now.runs
     reader.poll()
     assert all(reader.now.runs[name] is state for name, state in before.items())
-    assert told == [("runs", {"run-000", "run-001"})]
+    assert notified == [("runs", {"run-000", "run-001"})]
 
 
 def test_a_damaged_record_is_said_and_hides_nothing_else(server: Server, tmp_path: Path) -> None:
-    """The run is failed, with the record's number; the other is as it was."""
+    """The run with the damaged record is failed, with the record's number; the other run is unchanged."""
     record = tmp_path / "runs" / "run-000" / "log" / "000000000005.json"
     record.write_bytes(record.read_bytes()[:-9])
     server.app.state.readers[0]._logs.clear()
@@ -88,7 +88,7 @@ def test_a_damaged_record_is_said_and_hides_nothing_else(server: Server, tmp_pat
 
 
 def test_a_store_that_goes_away_keeps_what_was_read_and_says_so(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its runs are still shown, as of then."""
+    """If a store is lost, the last read state of its runs is still shown."""
 
     def silent(_: object) -> list[str]:
         raise StoreUnavailable("no answer within 20 s")
@@ -96,22 +96,22 @@ def test_a_store_that_goes_away_keeps_what_was_read_and_says_so(server: Server, 
     monkeypatch.setattr("relight.serve.reader.list_runs", silent)
     ends = time.monotonic() + 5
     row = {"state": "ok"}
-    while row["state"] == "ok" and time.monotonic() < ends:  # a look that had begun before may still end
+    while row["state"] == "ok" and time.monotonic() < ends:  # a poll that began earlier may still succeed
         (row,) = server.get("/api/v1/stores").json()
     assert "no answer" in row["state"] and row["runs"] == 2
     assert "no answer" in server.get("/").text
 
 
 def test_an_action_is_planned_then_done_then_written_down(server: Server) -> None:
-    """The plan says what; another plan's digest does nothing; done, it is in the store, on the page, in the audit log."""
+    """A plan shows its command; the digest of another plan is refused. The executed action is in the store and in the audit log."""
     fields = {"store": "runs", "run": "run-000", "which": "500", "name": "good"}
     planned = server.post("/api/v1/actions/tag", "operator", json={"fields": fields}).json()
     assert "relight tag runs/run-000 good" in planned["command"]
     assert server.get("/api/v1/runs/runs/run-000").json()["tags"] == [["best-so-far", 1200]]
-    other = server.post("/api/v1/actions/tag", "operator", json={"fields": fields | {"which": "600"}, "confirm": planned["digest"]})
-    assert other.status_code == 409
-    done = server.post("/api/v1/actions/tag", "operator", json={"fields": fields, "confirm": planned["digest"]}).json()
-    assert done["ok"]
+    refused = server.post("/api/v1/actions/tag", "operator", json={"fields": fields | {"which": "600"}, "confirm": planned["digest"]})
+    assert refused.status_code == 409
+    outcome = server.post("/api/v1/actions/tag", "operator", json={"fields": fields, "confirm": planned["digest"]}).json()
+    assert outcome["ok"]
     wait_until(server, "/api/v1/runs/runs/run-000", [["best-so-far", 1200], ["good", 500]], "tags")
     rows = server.get("/api/v1/audit", "operator").json()["rows"]
     assert [(row["who"], row["what"], row["on"], row["how"]) for row in rows] == [
@@ -120,7 +120,7 @@ def test_an_action_is_planned_then_done_then_written_down(server: Server) -> Non
 
 
 def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Server, tmp_path: Path) -> None:
-    """The store says so to whoever reads it."""
+    """Actions write the same records as the commands."""
     for verb, more in (
         ("pin", {"which": "200"}),
         ("branch", {"which": "300", "to": "fork"}),
@@ -137,25 +137,25 @@ def test_a_hold_a_branch_and_a_promotion_are_what_the_commands_make(server: Serv
 
 
 def test_what_is_damaged_is_found_by_verify_and_told(server: Server) -> None:
-    """The made checkpoints have no files: verify says so, and the audit log has that it failed."""
+    """The synthetic checkpoints have no files: verify reports this, and the audit log records the failure."""
     fields = {"store": "runs", "run": "run-000", "which": "latest"}
     digest = server.post("/api/v1/actions/verify", "operator", json={"fields": fields}).json()["digest"]
-    done = server.post("/api/v1/actions/verify", "operator", json={"fields": fields, "confirm": digest}).json()
-    assert done["ok"] and done["task"], "it is a task: no request waits for it"
+    outcome = server.post("/api/v1/actions/verify", "operator", json={"fields": fields, "confirm": digest}).json()
+    assert outcome["ok"] and outcome["task"], "it is a task: no request waits for it"
     ends = time.monotonic() + 20
-    while (told := server.get(f"/api/v1/tasks/{done['task']}").json())["state"] == "running" and time.monotonic() < ends:
+    while (task := server.get(f"/api/v1/tasks/{outcome['task']}").json())["state"] == "running" and time.monotonic() < ends:
         time.sleep(0.05)
-    assert told["state"] == "failed" and "missing" in told["details"]
+    assert task["state"] == "failed" and "missing" in task["details"]
     assert server.get("/api/v1/audit", "operator").json()["rows"][0]["how"] == "failed"
 
 
 def test_stores_of_one_name_get_names_of_their_own() -> None:
-    """Addresses have no slashes and no doubles."""
+    """Names of stores in addresses have no slashes, and are unique."""
     assert names_for(["/a/runs", "/b/runs", "s3://bucket/runs/", "/x/ö y"]) == ["runs", "runs-2", "runs-3", "y"]
 
 
 def test_when_a_store_is_full_follows_from_its_pace() -> None:
-    """Ten bytes an hour, and forty free: in four hours; nothing that does not grow is ever full."""
+    """At ten bytes an hour with forty free, a store is full in four hours. A store that does not grow is never full."""
     hour = 3600.0
     assert full_at([(0.0, 0.0), (10 * hour, 100.0)], 40, 10 * hour) == 14 * hour
     assert full_at([(0.0, 5.0), (hour, 5.0)], 40, hour) is None

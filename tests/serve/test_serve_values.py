@@ -1,4 +1,4 @@
-"""A tensor's values on its checkpoint's page: read from the store when somebody opens it, verified, and told in numbers and classes."""
+"""Statistics and histogram of a tensor on its checkpoint's page: read from the store on demand, and verified."""
 
 from __future__ import annotations
 
@@ -36,37 +36,37 @@ STATE: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one checkpoint with tensors of many kinds."""
+    """Return a store with one checkpoint of tensors of many kinds."""
     store = tmp_path_factory.mktemp("values") / "runs"
     relight.save(store / "demo", STATE, step=3)
     return store
 
 
 def asked(server: Server, path: str) -> Any:
-    """The answer, once it is read."""
+    """Return the answer, once the tensor has been read."""
     ends = time.monotonic() + 20
-    while "done" in (found := server.get(f"/api/v1/runs/runs/demo/checkpoints/3/values?path={path}").json()) and time.monotonic() < ends:
+    while "done" in (answer := server.get(f"/api/v1/runs/runs/demo/checkpoints/3/values?path={path}").json()) and time.monotonic() < ends:
         time.sleep(0.05)
-    return found
+    return answer
 
 
 def test_numbers_and_classes_are_those_of_the_values(root: Path, tmp_path: Path) -> None:
-    """Against numpy, by the API; and the page has the picture, each class with its numbers."""
+    """The API's statistics and histogram agree with numpy's, and the page shows the histogram."""
     with serving([root], tmp_path) as server:
-        told = asked(server, "w")
-        numbers = dict(told["numbers"])
+        answer = asked(server, "w")
+        numbers = dict(answer["numbers"])
         wide = NORMAL.astype("f8")
         assert numbers["Least"] == wide.min() and numbers["Largest"] == wide.max()
         assert numbers["Mean"] == pytest.approx(wide.mean()) and numbers["Norm"] == pytest.approx(np.linalg.norm(wide))
-        assert sum(told["counts"]) == NORMAL.size and len(told["edges"]) == CLASSES + 1
-        counted, _ = np.histogram(wide, told["edges"])
-        assert np.abs(counted - told["counts"]).sum() <= 4, "but for values that lie on an edge to the last bit"
+        assert sum(answer["counts"]) == NORMAL.size and len(answer["edges"]) == CLASSES + 1
+        counted, _ = np.histogram(wide, answer["edges"])
+        assert np.abs(counted - answer["counts"]).sum() <= 4, "except values that equal an edge to the last bit"
         page = server.get("/runs/runs/demo/checkpoints/3?tensor=w").text
         assert 'class="picture histogram"' in page and "150 000 values in 48 classes" in page.replace("\u202f", " ").replace("\u00a0", " ")
 
 
 def test_what_is_odd_is_counted_and_what_has_no_classes_says_so(root: Path) -> None:
-    """NaN and infinite are counted apart; all the same, too far apart, too close, no order, nothing at all: words instead of a picture."""
+    """NaN and infinite values are counted separately. Without a possible histogram, a text has the reason."""
     run = Run(open_bytes(str(root)), "demo")
     opened = run.open(run.history().live[-1])
 
@@ -76,7 +76,7 @@ def test_what_is_odd_is_counted_and_what_has_no_classes_says_so(root: Path) -> N
     odd = told("odd")
     assert dict(odd.numbers) | {"Norm": 0} == {"Least": 1.0, "Mean": 2.0, "Largest": 3.0, "Norm": 0, "NaN": 1.0, "Infinite": 1.0}
     assert sum(odd.counts) == 3
-    assert told("same").says == "All its values are the same." and not told("same").counts
+    assert told("same").says == "All its values are equal." and not told("same").counts
     assert dict(told("none").numbers) == {"NaN": 2.0, "Infinite": 0.0}
     assert "too far apart" in told("huge").says and "too close" in told("close").says
     assert sum(told("ints").counts) == 100 and sum(told("half").counts) == 1000
@@ -88,7 +88,7 @@ def test_what_is_odd_is_counted_and_what_has_no_classes_says_so(root: Path) -> N
 
 
 def test_what_is_not_there_too_long_or_damaged_is_said(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The rest of the page is there all the same."""
+    """The page is shown even if the tensor is unknown, too large or damaged."""
     with serving([root], tmp_path) as server:
         for path, why in (("nobody", 404), ("empty", 404)):
             assert server.get(f"/api/v1/runs/runs/demo/checkpoints/3/values?path={path}").status_code == why
@@ -98,11 +98,11 @@ def test_what_is_not_there_too_long_or_damaged_is_said(root: Path, tmp_path: Pat
         page = server.get("/runs/runs/demo/checkpoints/3?tensor=w").text
         assert "more than is read for a page" in page and "Tensors by size" in page
         monkeypatch.setattr(index_module, "VALUES_MAX", 1 << 30)
-        (pack,) = [one for one in (root / "demo").rglob("*") if one.is_file() and one.stat().st_size > NORMAL.nbytes]
+        (pack,) = [path for path in (root / "demo").rglob("*") if path.is_file() and path.stat().st_size > NORMAL.nbytes]
         data = bytearray(pack.read_bytes())
         pack.chmod(0o644)
-        at = data.index(NORMAL.tobytes()[:64])
-        data[at] ^= 1
+        offset = data.index(NORMAL.tobytes()[:64])
+        data[offset] ^= 1
         pack.write_bytes(data)
         try:
             ends = time.monotonic() + 20
@@ -111,5 +111,5 @@ def test_what_is_not_there_too_long_or_damaged_is_said(root: Path, tmp_path: Pat
             assert "not what was committed" in page or "hash" in page, page[:2000]
             assert "Tensors by size" in page and server.get("/api/v1/runs/runs/demo/checkpoints/3/values?path=w").status_code == 422
         finally:
-            data[at] ^= 1
+            data[offset] ^= 1
             pack.write_bytes(data)

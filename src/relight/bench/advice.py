@@ -1,4 +1,4 @@
-"""Which settings follow from what was measured: pure, each with its reason and the numbers behind it."""
+"""Recommended settings, computed from measurements, each with its reason and the numbers. Pure."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from relight.bench.figures import useful
 from relight.bench.plan import bytes_text
 
 LOST_MAX = 0.01
-"""The part of training's time that saving may take."""
+"""Fraction of training time that saves may cost."""
 _SPARE = 256_000_000
-"""Memory that is left alone when slots are made."""
+"""Bytes of memory that slots leave free."""
 _SLOT_SPARE = 8 << 20
 _MINUTES = (1, 2, 3, 5, 10, 15, 20, 30, 45, 60, 90, 120, 180, 240, 360, 480, 720, 1440)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchFacts:
-    """What decides. Seconds are medians, for a state of ``state_bytes``; None: not measured.
+    """Measurements that decide the settings. Seconds are medians, for a state of ``state_bytes``. None: not measured.
 
-    ``available_bytes`` of memory were there before the bench took any. ``asked``: somebody said how large the state is. ``accelerator``:
-    training is not done by this machine's cores. ``pace``: bytes a second at which so many threads hash and write.
+    ``available_bytes``: free memory before the bench took any. ``asked``: whether the user gave the size of the state. ``accelerator``:
+    whether training runs on a device instead of this machine's cores. ``pace``: bytes per second of hashing and writing, by threads.
     """
 
     store: str
@@ -42,7 +42,7 @@ class BenchFacts:
 
 
 class RecommendedSetting(NamedTuple):
-    """One setting: what it should be, and a sentence why. ``value`` is "" where there is nothing to set."""
+    """A recommended setting and the reason. ``value`` is "" if nothing has to be set."""
 
     name: str
     value: str
@@ -50,21 +50,23 @@ class RecommendedSetting(NamedTuple):
 
 
 class Advice(NamedTuple):
-    """All settings, and the line that has them."""
+    """All recommended settings, and the line of Python that sets them."""
 
     settings: tuple[RecommendedSetting, ...]
     line: str
 
 
 def advise(facts: BenchFacts) -> Advice:
-    """What to set."""
+    """Return the recommended settings."""
     memory, slots = _memory(facts)
     background, cost_s = _background(facts, slots)
     threads = _threads(facts)
     when = _interval(facts, background.value == "True", cost_s)
-    settings = tuple(one for one in (background, threads, _direct(facts), memory, when) if one is not None)
+    settings = tuple(setting for setting in (background, threads, _direct(facts), memory, when) if setting is not None)
     waits = background.value == "False"
-    limits = [] if waits else [one.value for one in (memory, threads) if one.value]  # without an agent nobody heeds them
+    limits = (
+        [] if waits else [setting.value for setting in (memory, threads) if setting.value]
+    )  # without an agent these limits have no effect
     words = [json.dumps(f"{facts.store.rstrip('/')}/my-run"), "model=model", "optimizer=optimizer"]
     words += [f"save={when.value}"] if when is not None else []
     words += ["background=False"] if waits else [f"limits=relight.Limits({', '.join(limits)})"]
@@ -72,38 +74,36 @@ def advise(facts: BenchFacts) -> Advice:
 
 
 def slot_bytes(state_bytes: int) -> int:
-    """What one slot takes of memory, or a little less: the state, its headers, and room for what else a commit needs."""
+    """Return about how many bytes of memory a slot takes: the state, its headers, and room for other data of a commit."""
     return -(-(state_bytes + state_bytes // 50 + _SLOT_SPARE) // (1 << 20)) * (1 << 20)
 
 
 def _memory(facts: BenchFacts) -> tuple[RecommendedSetting, int]:
-    """And how many slots there is room for. Where training is done by the cores, its own state takes of the same memory."""
+    """Return the ``memory`` setting and the number of slots that fit. If training runs on the cores, its state uses the same memory."""
     slot = slot_bytes(facts.state_bytes)
     two = f"two slots of a state of {bytes_text(facts.state_bytes)} take {bytes_text(2 * slot)} of memory"
     value = f"memory={2 * slot:_}" if facts.asked else ""
     if facts.available_bytes is None:
-        return RecommendedSetting("memory", value, f"{two}; how much is available could not be told"), 2
-    beside = 0 if facts.accelerator else facts.state_bytes
-    left = facts.available_bytes - beside - _SPARE
-    there = f"{bytes_text(facts.available_bytes)} are available"
-    there += f", {bytes_text(beside)} of them for the state itself" if beside else ""
+        return RecommendedSetting("memory", value, f"{two}; the available memory is unknown"), 2
+    own_state = 0 if facts.accelerator else facts.state_bytes
+    left = facts.available_bytes - own_state - _SPARE
+    available = f"{bytes_text(facts.available_bytes)} are available"
+    available += f", {bytes_text(own_state)} of them for the state itself" if own_state else ""
     if left >= 2 * slot:
         most = left // 2 if facts.accelerator else (facts.available_bytes - _SPARE) // 3
         more = "" if facts.asked else f": enough for a state of up to {bytes_text(most)}; --size gives a bound for yours"
-        return RecommendedSetting("memory", value, f"{two}; {there}{more}"), 2
+        return RecommendedSetting("memory", value, f"{two}; {available}{more}"), 2
     if left >= slot:
-        reason = f"{two}; {there}: room for one, so that a save that is due while the one before is being written is put off"
+        reason = f"{two}; {available}: room for one, so a save is postponed while the save before it is being written"
         return RecommendedSetting("memory", f"memory={slot:_}", reason), 1
-    return RecommendedSetting("memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {there}: no room for a snapshot"), 0
+    return RecommendedSetting("memory", "memory=0", f"one slot takes {bytes_text(slot)} of memory; {available}: no room for a snapshot"), 0
 
 
 def _background(facts: BenchFacts, slots: int) -> tuple[RecommendedSetting, float | None]:
-    """And what a save then costs training, if that was measured."""
+    """Return the ``background`` setting and the seconds that a save then costs training, None if not measured."""
     name, waits = "background", facts.waiting_s
     if slots == 0:
-        return RecommendedSetting(
-            name, "False", "there is no memory for snapshots, so the trainer writes the saves itself, and waits"
-        ), waits
+        return RecommendedSetting(name, "False", "there is no memory for snapshots, so the trainer writes saves itself and waits"), waits
     if waits is None or facts.blocked_s is None:
         return RecommendedSetting(name, "True", "not measured: the default"), waits
     if facts.accelerator:
@@ -145,7 +145,7 @@ def _interval(facts: BenchFacts, background: bool, cost_s: float | None) -> Reco
     if background and facts.durable_s is not None and facts.durable_s > shortest_s:
         shortest_s = facts.durable_s
         why += f", but it is durable only after {_s(shortest_s)}"
-    minutes = next((one for one in _MINUTES if one * 60 >= shortest_s), _MINUTES[-1])
+    minutes = next((choice for choice in _MINUTES if choice * 60 >= shortest_s), _MINUTES[-1])
     return RecommendedSetting(
         "save", f"relight.every(minutes={minutes})", f"{why}; every {_long(60 * minutes)} that is {cost_s / minutes / 60:.2%}"
     )

@@ -14,12 +14,12 @@ assert _WINDOW % mmap.ALLOCATIONGRANULARITY == 0
 
 
 def files(folder: Path) -> Iterator[Path]:
-    """Every regular file, by name."""
+    """Return every regular file, sorted by name."""
     return (path for path in sorted(folder.rglob("*")) if path.is_file() and not path.is_symlink())
 
 
 def drop_cache(folder: Path) -> None:
-    """Ask the kernel to forget the files' pages. Only clean ones can be forgotten, hence the fsync; a file system may refuse."""
+    """Ask the kernel to drop the files' pages. It drops only clean ones, hence the fsync; a file system may refuse."""
     for path in files(folder):
         fd = os.open(path, os.O_RDONLY)
         try:
@@ -30,7 +30,7 @@ def drop_cache(folder: Path) -> None:
 
 
 def read_through(folder: Path) -> None:
-    """Read every byte once, so that all of it is in the page cache."""
+    """Read every byte once, so that all files are in the page cache."""
     buffer = bytearray(4 << 20)
     for path in files(folder):
         with open(path, "rb", buffering=0) as file:
@@ -39,7 +39,7 @@ def read_through(folder: Path) -> None:
 
 
 def resident(folder: Path) -> float:
-    """The part of the files' pages that is in the page cache, from 0 to 1."""
+    """Return the fraction of the files' pages that is in the page cache, from 0 to 1."""
     disk = Disk()
     pages = inside = 0
     for path in files(folder):
@@ -47,9 +47,9 @@ def resident(folder: Path) -> float:
         try:
             size = disk.fstat(fd).st_size
             for begin in range(0, size, _WINDOW):
-                told = disk.resident(fd, begin, min(_WINDOW, size - begin))
-                pages += len(told)
-                inside += sum(told)
+                in_cache = disk.resident(fd, begin, min(_WINDOW, size - begin))
+                pages += len(in_cache)
+                inside += sum(in_cache)
         finally:
             disk.close(fd)
     return inside / pages if pages else 0.0

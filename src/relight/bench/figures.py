@@ -1,4 +1,4 @@
-"""What was measured, as numbers: medians of rounds, and ratios to the floor of the same round. Pure."""
+"""Measured figures: medians of rounds, and ratios to the floor of the same round. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOORS = {
     "read_cold": "read, cold",
     "read_cached": "read, cached",
 }
-"""Every floor and what it is called. ``{threads}``: how many are useful. Direct is past the page cache; the hash is BLAKE3."""
+"""Label of each floor. ``{threads}``: number of useful threads. Direct: without the page cache. The hash is BLAKE3."""
 OURS = {
     "save_waiting": ("save that waits", ("write",)),
     "save_blocked": ("background: step() returns", ("memcpy",)),
@@ -26,18 +26,18 @@ OURS = {
     "restore_warm": ("restore, warm", ("read_cached", "hash")),
     "restore_memory": ("restore, from memory", ("memcpy", "hash")),
 }
-"""What Relight does, what it is called, and the floors that it is held against: their sum, where there are two.
+"""Label of each measured operation of Relight, and the floors that it is compared with: their sum if there are two.
 
-Saves are timed until they are durable, restores until all is verified. What training loses is measured with work on all cores.
+Saves are timed until they are durable, restores until all is verified. Lost training time is measured with work on all cores.
 """
 _NAMES = {"memcpy": "copy", "memcpy_1": "copy", "hash": "hash", "hash_1": "hash"}
 NOISY = 2.0
-"""Floors whose slowest round took so many times the fastest are told of."""
+"""Ratio of the slowest to the fastest round above which a floor is reported as uneven."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One thing measured. ``seconds`` is the median of ``rounds``; ``ratio`` that of the rounds' ratios to ``floor``."""
+    """A measured figure. ``seconds``: the median of ``rounds``. ``ratio``: the median of the rounds' ratios to ``floor``."""
 
     name: str
     label: str
@@ -49,12 +49,12 @@ class Figure:
 
     @property
     def against(self) -> str:
-        """The floor for people: ``copy + hash``."""
+        """Label of the floor, such as ``copy + hash``."""
         return " + ".join(_NAMES.get(name, FLOORS[name]) for name in self.floor)
 
     @property
     def bytes_per_second(self) -> float:
-        """Of the median."""
+        """Bytes per second of the median."""
         return self.bytes / self.seconds if self.seconds else 0.0
 
 
@@ -63,55 +63,55 @@ Rounds = Sequence[Mapping[str, float]]
 
 
 def floor_figures(rounds: Rounds, size: int, threads: Mapping[str, int]) -> list[Figure]:
-    """The floors that were measured, in order. ``threads``: how many were useful, for those with several."""
-    found = []
+    """Return the measured floors, in order. ``threads``: number of useful threads, for floors with several."""
+    figures = []
     for name, label in FLOORS.items():
         if values := _values(rounds, name):
             count = threads.get(name, 1)
             text = label.format(threads=f"{count} thread{'' if count == 1 else 's'}")
-            found.append(Figure(name, text, statistics.median(values), size, tuple(values)))
-    return found
+            figures.append(Figure(name, text, statistics.median(values), size, tuple(values)))
+    return figures
 
 
 def our_figures(rounds: Rounds, size: int, write: str) -> list[Figure]:
-    """What Relight did. ``write`` names the floor of writing that counts."""
-    found = []
+    """Return the measured operations of Relight. ``write``: name of the write floor to compare with."""
+    figures = []
     for name, (label, against) in OURS.items():
-        floor = tuple(write if one == "write" else one for one in against)
+        floor = tuple(write if part == "write" else part for part in against)
         values = _values(rounds, name)
         if not values:
             continue
-        ratios = [row[name] / sum(row[one] for one in floor) for row in rounds if name in row and all(row.get(one) for one in floor)]
+        ratios = [row[name] / sum(row[part] for part in floor) for row in rounds if name in row and all(row.get(part) for part in floor)]
         ratio = statistics.median(ratios) if ratios else None
-        found.append(Figure(name, label, statistics.median(values), size, tuple(values), floor, ratio))
-    return found
+        figures.append(Figure(name, label, statistics.median(values), size, tuple(values), floor, ratio))
+    return figures
 
 
 def medians(rounds: Rounds) -> dict[str, float]:
-    """Of everything, by name."""
+    """Return the median of each figure, by name."""
     return {name: statistics.median(_values(rounds, name)) for name in dict.fromkeys(name for row in rounds for name in row)}
 
 
 def noise(floors: Sequence[Figure]) -> list[str]:
-    """A sentence if there are floors that were not the same from round to round: what rests on them should be measured again."""
+    """Return a note if a floor differed from round to round: the measurement should be repeated. Empty otherwise."""
     uneven = {
-        one.label: f"{one.label}: {min(one.rounds):.2g} to {max(one.rounds):.2g} s"
-        for one in floors
-        if min(one.rounds) > 0 and max(one.rounds) / min(one.rounds) >= NOISY
+        floor.label: f"{floor.label}: {min(floor.rounds):.2g} to {max(floor.rounds):.2g} s"
+        for floor in floors
+        if min(floor.rounds) > 0 and max(floor.rounds) / min(floor.rounds) >= NOISY
     }
     if not uneven:
         return []
-    return [f"something else used machine or disk, the floors were uneven: trust the ratios more ({'; '.join(uneven.values())})"]
+    return [f"another process used the machine or disk, so the floors were uneven: rely on the ratios ({'; '.join(uneven.values())})"]
 
 
 def useful(seconds: Mapping[int, float], gain: float = 0.05) -> int:
-    """The fewest threads that take at most ``gain`` longer than the fastest number of them."""
+    """Return the smallest number of threads whose time is at most ``gain`` above the fastest."""
     best = min(seconds.values())
     return min(count for count, value in seconds.items() if value <= best * (1 + gain))
 
 
 def thread_counts(cores: int, most: int = 16) -> list[int]:
-    """1, 2, 4, … up to the cores.
+    """Return 1, 2, 4, … up to the number of cores.
 
     >>> thread_counts(6)
     [1, 2, 4, 6]

@@ -1,6 +1,6 @@
-"""What the machine itself needs for the same bytes: no checkpoint can take less.
+"""Floors: what the machine itself needs for the same bytes. No checkpoint can take less.
 
-Plain actions, to be timed by the caller. Buffers are made beforehand where they are large; torch and numpy are not needed.
+The functions are timed by the caller. Large buffers are allocated beforehand. Needs neither torch nor numpy.
 """
 
 from __future__ import annotations
@@ -20,62 +20,62 @@ from relight.store import PAGE, page_buffer
 from relight.store.disk import O_DIRECT
 
 BLOCK_BYTES = 16 << 20
-"""What one call writes, and how much of what is written is random."""
+"""Bytes that one call writes, and length of the random block that is repeated."""
 READ_BYTES = 4 << 20
 PIECE_BYTES = 16 << 20
-"""What is copied at once: a tensor of a few million numbers."""
+"""Bytes copied at a time: like a tensor of a few million numbers."""
 
 
 def timed(action: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds that ``action`` takes."""
     started = time.perf_counter()
     action()
     return time.perf_counter() - started
 
 
 def random_bytes(size: int) -> memoryview:
-    """Page-aligned memory without patterns that a file system could compress: a random block, again and again. In huge pages, if it can."""
+    """Return page-aligned memory with a repeated random block, which file systems do not compress. In huge pages if possible."""
     return _filled(page_buffer(size))
 
 
 def bytes_as_tensors_lie(size: int) -> memoryview:
-    """The same in ordinary pages, as most allocators of tensors have them: what is saved comes out of such, what is loaded goes there."""
+    """Return random bytes in ordinary pages, as most allocators of tensors use: saves read such memory, and restores write to it."""
     return _filled(memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)))
 
 
 def _filled(memory: memoryview) -> memoryview:
     size = len(memory)
     block = os.urandom(min(size, BLOCK_BYTES))
-    for at in range(0, size, BLOCK_BYTES):
-        memory[at : at + BLOCK_BYTES] = block[: size - at]
+    for offset in range(0, size, BLOCK_BYTES):
+        memory[offset : offset + BLOCK_BYTES] = block[: size - offset]
     return memory
 
 
 def copy(target: memoryview, source: memoryview, threads: int = 1) -> None:
-    """Copy all of ``source`` in pieces of ``PIECE_BYTES``, the threads in turns.
+    """Copy all of ``source`` in pieces of ``PIECE_BYTES``, divided among the threads.
 
-    In pieces, as a state is copied tensor by tensor: what is longer than most of the processor's shared cache, libc copies around the
-    caches, at twice the speed.
+    A state is also copied tensor by tensor. One copy of everything would be twice as fast: for lengths above most of the processor's
+    shared cache, libc bypasses the caches.
     """
 
     def every(first: int) -> None:
-        for at in range(first * PIECE_BYTES, len(source), threads * PIECE_BYTES):
-            copy_bytes(source[at : at + PIECE_BYTES], target[at : at + PIECE_BYTES])
+        for offset in range(first * PIECE_BYTES, len(source), threads * PIECE_BYTES):
+            copy_bytes(source[offset : offset + PIECE_BYTES], target[offset : offset + PIECE_BYTES])
 
     with ThreadPoolExecutor(threads) as pool:
         list(pool.map(every, range(threads)))
 
 
 def hash_bytes(source: memoryview, threads: int = 1) -> None:
-    """BLAKE3 of all of ``source``."""
+    """Compute the BLAKE3 hash of all of ``source``."""
     Digest(source, max_threads=threads).digest()
 
 
 def write(path: Path, block: memoryview, size: int, *, direct: bool) -> None:
-    """A new file of ``size`` bytes, made of ``block`` again and again: preallocated, fsync of file and directory included.
+    """Write a new file of ``size`` bytes with ``block`` repeated: preallocated, with fsync of file and directory.
 
-    ``direct``: past the page cache; the size is then rounded up to whole pages. A block as large as what a save writes is a floor for it:
-    out of a few megabytes, which are in some cache by then, the same takes a tenth less.
+    ``direct``: without the page cache; the size is then rounded up to whole pages. As a floor of a save, the block must be as large as the
+    save: a block of a few megabytes stays in a processor cache, and the write takes a tenth less.
     """
     if direct:
         size, block = -(-size // PAGE) * PAGE, block[: len(block) // PAGE * PAGE]
@@ -86,10 +86,10 @@ def write(path: Path, block: memoryview, size: int, *, direct: bool) -> None:
         except OSError as error:
             if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
                 raise
-        at = 0
-        while at < size:
-            within = at % len(block)
-            at += os.pwrite(fd, block[within : within + min(BLOCK_BYTES, size - at)], at)
+        offset = 0
+        while offset < size:
+            within = offset % len(block)
+            offset += os.pwrite(fd, block[within : within + min(BLOCK_BYTES, size - offset)], offset)
         os.fsync(fd)
     finally:
         os.close(fd)
@@ -109,17 +109,17 @@ def read(
     into: memoryview | None = None,
     then: Callable[[memoryview], object] | None = None,
 ) -> None:
-    """Read ``size`` bytes, the threads in turns, and hand each piece to ``then``. ``into``: memory for all of it, page-aligned; without
-    it each thread reads into the same few megabytes again and again."""
+    """Read ``size`` bytes, divided among the threads, and pass each piece to ``then``. ``into``: page-aligned memory for all bytes; without
+    it, each thread reuses a buffer of ``READ_BYTES``."""
     fd = os.open(path, os.O_RDONLY | (O_DIRECT if direct else 0))
 
     def every(first: int) -> None:
         room = page_buffer(READ_BYTES)
-        for at in range(first * READ_BYTES, size, threads * READ_BYTES):
-            there = room if into is None else into[at : at + READ_BYTES]
-            got = os.preadv(fd, [there], at)
+        for offset in range(first * READ_BYTES, size, threads * READ_BYTES):
+            target = room if into is None else into[offset : offset + READ_BYTES]
+            got = os.preadv(fd, [target], offset)
             if then is not None:
-                then(there[:got])
+                then(target[:got])
 
     try:
         with ThreadPoolExecutor(threads) as pool:
@@ -129,7 +129,7 @@ def read(
 
 
 def direct_works(folder: Path) -> bool:
-    """Whether files in ``folder`` can be written and read past the page cache."""
+    """Return whether files in ``folder`` can be written and read with direct I/O."""
     path, room = folder / "direct", page_buffer(PAGE)
     try:
         write(path, room, PAGE, direct=True)

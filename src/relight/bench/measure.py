@@ -1,4 +1,4 @@
-"""The rounds: everything in turns, in another order each time, so that what else the machine does hits all alike."""
+"""Rounds of measurements, in another random order each time, so that other work on the machine affects all figures alike."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ T = TypeVar("T")
 Progress = Callable[[int], None]
 Block = Callable[[dict[str, float]], None]
 _FIRST_BYTES = 16_000_000
-"""What is written to see how fast the disk is, before it is said how much is measured with."""
+"""Bytes written to estimate the disk's speed, before the size of the state is chosen."""
 LOST_TIMES = 3
-"""Saves of a round of which it is measured what training loses: of all figures the one that differs most from save to save."""
+"""Saves in a round whose cost to training is measured: no other figure differs as much from save to save."""
 _WARM = 0.1
-"""More than that in the page cache is not cold."""
+"""Fraction in the page cache above which a checkpoint does not count as cold."""
 
 
 @dataclass(frozen=True, slots=True)
 class BenchOptions:
-    """What to measure, and how to show that it goes on: ``progress(label, bytes)`` is called once."""
+    """What to measure, and how to show progress: ``progress(label, bytes)`` is called once."""
 
     store: str = "runs"
     size: int | None = None
@@ -54,14 +54,14 @@ class BenchOptions:
 
 
 def run(options: BenchOptions) -> BenchReport:
-    """Look, plan, measure, advise. ``NoSpace`` if there is not the room; nothing is left behind in any case."""
+    """Measure, and return figures and recommended settings. Raise ``NoSpace`` if disk or memory do not suffice. All files are removed."""
     if options.tensors is not None and options.tensors < 1:
         raise ConfigError(f"--tensors is a whole number from 1 on, not {options.tensors}")
     store = find_store(options.store)
     torch = importlib.util.find_spec("torch") is not None
     available = available_bytes()
     before = BenchSpace(store.free_bytes(), available, torch=torch)
-    plan_bench(before, options.size, options.rounds, where=store.url)  # refuses before anything is made
+    plan_bench(before, options.size, options.rounds, where=store.url)  # refuses before a file is written
     with end_between() as end_if_asked, make_place(store) as place:
         room = before if options.size is not None else BenchSpace(before.disk_bytes, available, _write_bps(place.folder), torch)
         plan = plan_bench(room, options.size, options.rounds, where=store.url)
@@ -73,23 +73,23 @@ def run(options: BenchOptions) -> BenchReport:
             bench.measure(state, meter)
     facts = _facts(options, plan, bench, available)
     threads = {"memcpy": bench.copying, "hash": bench.hashing}
-    found = floor_figures(bench.rounds, size, threads)
+    floor_rows = floor_figures(bench.rounds, size, threads)
     return BenchReport(
         store=store.url,
         state_bytes=size,
         tensors=bench.tensors,
         rounds=plan.rounds,
         machine=_machine(bench, available),
-        floors=tuple(found),
+        floors=tuple(floor_rows),
         relight=tuple(our_figures(bench.rounds, size, "write_direct" if bench.direct else "write_buffered")),
         pace=tuple(sorted(facts.pace.items())),
-        notes=(*bench.notes, *noise(found)),
+        notes=(*bench.notes, *noise(floor_rows)),
         advice=advise(facts),
     )
 
 
 class _Bench:
-    """All that is measured. ``rounds`` has seconds by name; what happens in memory is done with a part, and scaled."""
+    """All measurements. ``rounds`` has seconds by name. Floors in memory are measured with a part of the size, and scaled."""
 
     def __init__(self, place: BenchDir, plan: BenchPlan, size: int, end_if_asked: Callable[[], None]) -> None:
         self._folder, self._plan, self.size, self._end_if_asked = place.folder, plan, size, end_if_asked
@@ -104,19 +104,19 @@ class _Bench:
         self.rounds: list[dict[str, float]] = []
         self.tensors: int | None = None
         self.accelerator = False
-        self.notes = [f"{left} is there: another bench is running, or was killed; then remove it" for left in place.left]
+        self.notes = [f"{left} exists: another bench is running, or was killed; if none is running, remove it" for left in place.left]
 
     def moved_bytes(self, torch: bool) -> int:
-        """How many bytes will be reported as done."""
+        """Return how many bytes will be reported as progress."""
         memory = (4 + len(self.counts) + self.direct) * self._plan.part
         return self._plan.rounds * (memory + 4 * self.size + torch * (5 + LOST_TIMES) * self.size)
 
     def measure(self, state: BenchState | None, meter: Progress) -> None:
-        """All rounds."""
+        """Measure all rounds."""
         self._choose_threads()
         self._meter = meter
         if state is None:
-            self.notes.append("torch is not installed here: floors and the writing of packs only, no saves and restores")
+            self.notes.append("torch is not installed: only floors and the writing of packs were measured, no saves and restores")
             self._rounds([self._memory, self._disk, self._pace])
             return
         from relight.bench.ours import at_work
@@ -124,16 +124,18 @@ class _Bench:
 
         self.accelerator, self.tensors = has_accelerator(), len(state.tensors())
         if self.accelerator:
-            self.notes.append("there is an accelerator, but the state lies in host memory: the way from the device is not measured")
+            self.notes.append("there is an accelerator, but the state is in host memory: copies from the device are not measured")
         with at_work(self._folder, state) as ours:
             blocks: list[Block] = [self._memory, self._disk, self._pace, partial(self._waiting, ours)]
             if ours.warm_up():
                 blocks.append(partial(self._background, ours))
             else:
-                self.notes.append("saves in the background are not to be had here: the warnings above say why")
+                self.notes.append("saves in the background are not available here: the warnings above have the reason")
             self._rounds(blocks)
             if ours.cold_resident > _WARM:
-                self.notes.append(f"the page cache could not be emptied ({ours.cold_resident:.0%} stayed): what is called cold is not")
+                self.notes.append(
+                    f"the page cache could not be emptied ({ours.cold_resident:.0%} stayed): figures labelled cold are not cold"
+                )
 
     def _rounds(self, blocks: list[Block]) -> None:
         for number in range(self._plan.rounds):
@@ -145,7 +147,7 @@ class _Bench:
             self.rounds.append(row)
 
     def _choose_threads(self) -> None:
-        """How many copy and hash best: by the best of three tries, since what disturbs one only makes it slower."""
+        """Choose the number of threads for copying and hashing by the best of three tries: a disturbance only slows a try down."""
 
         def choose(action: Callable[[int], None]) -> int:
             self._end_if_asked()
@@ -165,7 +167,7 @@ class _Bench:
 
     def _disk(self, row: dict[str, float]) -> None:
         path, block, size = self._folder / "floor", self._target, self.size
-        less = self._plan.part if self.direct else size  # it is slow, and only to be compared with where there is the other
+        less = self._plan.part if self.direct else size  # slow, and only a comparison where direct I/O works
         row["write_buffered"] = self._timed(partial(floors.write, path, block, less, direct=False), less) * size / less
         if self.direct:
             path.unlink()
@@ -203,11 +205,11 @@ class _Bench:
         row["save_lost"] = statistics.median(lost)
 
     def _reported(self, action: Callable[[], T]) -> T:
-        """Do it, having looked whether the bench is to end; report its bytes."""
+        """Run ``action`` unless the bench was asked to end, and report its bytes as progress."""
         self._end_if_asked()
-        found = action()
+        result = action()
         self._meter(self.size)
-        return found
+        return result
 
     def _timed(self, action: Callable[[], object], size: int | None = None) -> float:
         self._end_if_asked()
@@ -223,7 +225,7 @@ def _make_state(plan: BenchPlan, tensors: int | None) -> BenchState:
 
 
 def _write_bps(folder: Path) -> float:
-    """How fast a first file is written."""
+    """Return the bytes per second at which a first file is written."""
     path, direct = folder / "first", floors.direct_works(folder)
     block = floors.random_bytes(_FIRST_BYTES)
     seconds = floors.timed(partial(floors.write, path, block, _FIRST_BYTES, direct=direct))
@@ -232,7 +234,7 @@ def _write_bps(folder: Path) -> float:
 
 
 def _machine(bench: _Bench, available: int | None) -> dict[str, object]:
-    """What it was measured on; nothing that names a place."""
+    """Return facts about the machine, without names of hosts or paths."""
     return {
         "relight": VERSION,
         "python": platform.python_version(),
@@ -245,19 +247,19 @@ def _machine(bench: _Bench, available: int | None) -> dict[str, object]:
 
 
 def _facts(options: BenchOptions, plan: BenchPlan, bench: _Bench, available: int | None) -> BenchFacts:
-    found = medians(bench.rounds)
+    seconds = medians(bench.rounds)
     return BenchFacts(
         store=options.store,
         state_bytes=bench.size,
         asked=plan.asked,
         available_bytes=available,
         direct=bench.direct,
-        write_buffered_s=found["write_buffered"],
-        write_direct_s=found.get("write_direct"),
-        pace={count: plan.part / found[f"pace_{count}"] for count in bench.counts},
+        write_buffered_s=seconds["write_buffered"],
+        write_direct_s=seconds.get("write_direct"),
+        pace={count: plan.part / seconds[f"pace_{count}"] for count in bench.counts},
         accelerator=bench.accelerator,
-        waiting_s=found.get("save_waiting"),
-        blocked_s=found.get("save_blocked"),
-        durable_s=found.get("save_durable"),
-        lost_s=found.get("save_lost"),
+        waiting_s=seconds.get("save_waiting"),
+        blocked_s=seconds.get("save_blocked"),
+        durable_s=seconds.get("save_durable"),
+        lost_s=seconds.get("save_lost"),
     )

@@ -1,4 +1,4 @@
-"""Relight at work on a state: saves that wait and saves that do not, restores from cold, from the cache, from memory. Needs torch."""
+"""Saves and restores of a state by Relight: foreground and background saves, restores from disk, page cache and memory. Needs torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from relight.observe.events import Event
 from relight.policy import Limits, every
 
 WORK_S = 0.2
-"""How long the pace of training is measured, before and after a save."""
+"""Seconds for which training's speed is measured, before and after a save."""
 DEADLINE_S = 120.0
 
 
 class Ours:
-    """Two runs in ``folder``, one saved by waiting, one in the background. All times are seconds of a call as a user sees it."""
+    """Two runs in ``folder``: one saves in the foreground, one in the background. All times are seconds of a call as a user sees it."""
 
     def __init__(self, folder: Path, state: BenchState) -> None:
         self.state = state
@@ -31,7 +31,7 @@ class Ours:
         self._step = 0
         self._heard: set[str] = set()
         self.cold_resident = 0.0
-        """The part of a checkpoint that was still in the page cache when it was restored from cold, at most."""
+        """Largest fraction of a checkpoint that was still in the page cache at a cold restore."""
         self.waits, self.background = (
             Checkpointer(
                 folder,
@@ -48,7 +48,7 @@ class Ours:
         )
 
     def warm_up(self) -> bool:
-        """A save of each kind: runs, agent and memory are made. Whether saves in the background are to be had."""
+        """Make a save of each kind, which creates runs, agent and memory. Return whether background saves work."""
         self.save_waiting()
         self.forget()
         self.save_background()
@@ -56,15 +56,15 @@ class Ours:
         return "save.sealed" in self._heard
 
     def save_waiting(self) -> float:
-        """Until durable, the trainer waiting."""
+        """Return the seconds of a foreground save, which the trainer waits for."""
         return self._save(self.waits)[0]
 
     def save_background(self) -> tuple[float, float]:
-        """Until ``step()`` returned, and until it was durable, training standing still."""
+        """Return the seconds until ``step()`` returned, and until the save was durable, without training meanwhile."""
         return self._save(self.background)
 
     def save_training(self) -> float:
-        """What training on all cores loses by one save: the time until it is durable, less the work that was done meanwhile."""
+        """Return the seconds that training on all cores loses by one save: the time until it is durable, minus the work done meanwhile."""
         self._change()
         before = self.state.work_s(WORK_S)
         started = perf_counter()
@@ -79,32 +79,32 @@ class Ours:
         return max(passed - done * (before + after) / 2, save.timings.get("blocked", 0.0))
 
     def restore_cold(self) -> float:
-        """What waits last saved, none of it in the page cache."""
+        """Return the seconds of a restore of the last foreground save, with an empty page cache."""
         folder = self._folder / "waits"
         drop_cache(folder)
         self.cold_resident = max(self.cold_resident, resident(folder))
         return self._restore(self.waits)
 
     def restore_warm(self) -> float:
-        """The same, all of it in the page cache."""
+        """Return the seconds of a restore of the last foreground save from the page cache."""
         read_through(self._folder / "waits")
         return self._restore(self.waits)
 
     def restore_memory(self) -> float | None:
-        """From the agent's memory; None if it came from the disk."""
+        """Return the seconds of a restore from the agent's memory; None if it came from the disk."""
         self._heard.discard("from memory")
         seconds = self._restore(self.background)
         return seconds if "from memory" in self._heard else None
 
     def forget(self) -> None:
-        """Remove all checkpoints, so that there is room for the next."""
+        """Remove all checkpoints, to make room for the next."""
         for run in ("waits", "background"):
             for path in (self._folder / run).glob("*"):
                 if parse_dir(path.name):
                     shutil.rmtree(path, ignore_errors=True)
 
     def on_event(self, event: Event) -> None:
-        """What tells how it was done."""
+        """Note events that show how a save or restore was done."""
         self._heard.add(event.name)
         if event.name == "restore.done" and event.fields.get("source") == "memory":
             self._heard.add("from memory")
@@ -123,7 +123,7 @@ class Ours:
             save = ckpt.step(self._step)
         except SaveFailed as error:
             raise error.__cause__ or error from None
-        assert save is not None, "every step is to be saved"
+        assert save is not None, "every step must be saved"
         return save
 
     def _change(self) -> None:
@@ -143,12 +143,12 @@ class Ours:
 
 @contextmanager
 def at_work(folder: Path, state: BenchState) -> Iterator[Ours]:
-    """Runs and agent, gone at the end."""
+    """Create runs and agent, and close them at the end."""
     ours = Ours(folder, state)
     undo = subscribe(ours.on_event)
     try:
         yield ours
     finally:
         undo()
-        for one in (ours.waits, ours.background):
-            one.close(save=False)
+        for ckpt in (ours.waits, ours.background):
+            ckpt.close(save=False)

@@ -1,4 +1,4 @@
-"""Hashing and writing as the agent does it: a pack from memory, by so many threads. Torch-free."""
+"""Hashing and writing of a pack from memory, as the agent does it, with a given number of threads. Torch-free."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from relight.store import ByteStore
 
 
 def write_image(store: ByteStore, key: str, image: memoryview, threads: int) -> None:
-    """Write ``image``, whole pages long, as a pack under ``key``, durably."""
+    """Write ``image``, a multiple of the page size long, durably as a pack under ``key``."""
     plan = PackPlan(key, len(image), [], cut_chunks([Extent(len(image), "param")]), image)
     writer = store.write(key, plan.size)
     try:

@@ -1,4 +1,4 @@
-"""Where is measured: a directory inside the store, removed whatever happens; and signals that wait until it can be."""
+"""Directory of a bench inside the store, removed in any case; and signals that wait until it can be removed."""
 
 from __future__ import annotations
 
@@ -29,45 +29,48 @@ class BenchDir(NamedTuple):
     store: LocalStore
     folder: Path
     left: list[str]
-    """Directories of this kind that were there already: another bench is running, or was killed."""
+    """Bench directories that existed before: another bench is running, or was killed."""
 
 
 def find_store(url: str) -> LocalStore:
-    """The store that ``url`` names, or that of the run it names; it need not exist yet. ``ConfigError`` for one that is not on a disk."""
+    """Return the store that ``url`` names, or the store of the run that it names. It need not exist yet.
+
+    Raise ``ConfigError`` for a store that is not on a disk.
+    """
     try:
         store = locate(url).store
     except CheckpointNotFound:
         store = open_bytes(url)
     if not isinstance(store, LocalStore):
-        raise ConfigError("only a store on a disk can be measured", where=url, hint="give a directory on the disk that is to hold the runs")
+        raise ConfigError("only a store on a disk can be measured", where=url, hint="give a directory on the disk for the runs")
     return store
 
 
 @contextmanager
 def make_place(store: LocalStore) -> Iterator[BenchDir]:
-    """A new directory in ``store``. At the end it is removed, and with it what had to be made above it."""
+    """Create a directory in ``store``. At the end remove it, and the directories above it that were created."""
     root = Path(store.url)
-    made = [path for path in (root, *root.parents) if not path.exists()]
+    missing = [path for path in (root, *root.parents) if not path.exists()]
     folder = root / f"{PREFIX}{secrets.token_hex(4)}"
     try:
         root.mkdir(parents=True, exist_ok=True)
         left = sorted(str(path) for path in root.glob(f"{PREFIX}*"))
         folder.mkdir()
     except OSError as error:
-        _unmake(made)
+        _unmake(missing)
         raise translate(error, "making a directory to measure in", str(folder)) from error
     try:
         yield BenchDir(store, folder, left)
     finally:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # an impatient Ctrl-C must not leave half of it behind
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # a second Ctrl-C must not leave half of it
         try:
             shutil.rmtree(folder, ignore_errors=True)
-            there = folder.exists()
-            _unmake(made)
+            remains = folder.exists()
+            _unmake(missing)
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        if there:
-            raise StoreUnavailable("what was measured with could not be removed", where=str(folder), hint="remove that directory")
+        if remains:
+            raise StoreUnavailable("removal of the bench's files failed", where=str(folder), hint="remove that directory")
 
 
 def _unmake(made: list[Path]) -> None:
@@ -78,9 +81,9 @@ def _unmake(made: list[Path]) -> None:
 
 @contextmanager
 def end_between() -> Iterator[Callable[[], None]]:
-    """Gives what ends the bench if Ctrl-C, SIGTERM or SIGHUP asked for it since: called between measurements.
+    """Yield a function that ends the bench if Ctrl-C, SIGTERM or SIGHUP arrived. It is called between measurements.
 
-    In the middle of one, an agent that is just being started would be left behind. Whoever asks twice is obeyed at once.
+    A signal in the middle of a measurement could leave an agent that is just being started. A second signal ends the bench at once.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None

@@ -1,4 +1,4 @@
-"""How much is measured with: pure. Room is looked at before the first byte is written, and refusing comes with numbers."""
+"""Size of the state to measure with. Pure. Space is checked before the first byte is written, and a refusal has numbers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from relight.errors import ConfigError, NoSpace
 
 SIZE_MIN = 1_000_000
 SIZE_DEFAULT = 500_000_000
-"""More than that tells nothing new."""
+"""Largest default size in bytes; more adds no information."""
 SIZE_ENOUGH = 16_000_000
-"""What is measured with at least, if nobody said how much, however slow the disk is."""
+"""Smallest default size in bytes, however slow the disk is."""
 PART_MAX = 256_000_000
-"""Of memory alone this much is measured with, and scaled."""
+"""Most bytes with which operations in memory are measured; larger sizes are scaled."""
 TARGET_S = 30.0
 _DISK_SPARE, _MEMORY_SPARE = 64_000_000, 512_000_000
 _MEMORY_PASSES_BPS = 2e9
@@ -24,7 +24,7 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?I?)B?\Z")
 
 @dataclass(frozen=True, slots=True)
 class BenchSpace:
-    """What there is. None: not known, or without limit. ``write_bps``: how fast the disk took a first file."""
+    """Available space in bytes. None: unknown, or unlimited. ``write_bps``: measured write speed of the disk in bytes per second."""
 
     disk_bytes: int | None
     memory_bytes: int | None
@@ -34,7 +34,7 @@ class BenchSpace:
 
 @dataclass(frozen=True, slots=True)
 class BenchPlan:
-    """``size`` bytes of state; ``part`` of it, whole pages, for what happens in memory; whether the size was asked for."""
+    """``size``: bytes of the state. ``part``: bytes for operations in memory, whole pages. ``asked``: whether the user gave the size."""
 
     size: int
     part: int
@@ -43,11 +43,11 @@ class BenchPlan:
 
 
 def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = "") -> BenchPlan:
-    """What to measure with, so that it takes under about a minute if nobody said how much. ``NoSpace`` for what does not fit."""
+    """Return the size to measure with. The default size takes less than about a minute. Raise ``NoSpace`` for a size that does not fit."""
     if rounds < 1:
         raise ConfigError(f"rounds is a whole number from 1 on, not {rounds}")
     if size is not None and size < SIZE_MIN:
-        raise ConfigError(f"a state of {bytes_text(size)} tells nothing: --size is {bytes_text(SIZE_MIN)} at least")
+        raise ConfigError(f"a state of {bytes_text(size)} is too small to measure: --size must be at least {bytes_text(SIZE_MIN)}")
     wanted = size or min(SIZE_DEFAULT, max(SIZE_ENOUGH, int(TARGET_S / rounds / _seconds_a_byte(room.write_bps))))
     disk, memory = _fits_disk(room), _fits_memory(room)
     if size is None:
@@ -67,23 +67,25 @@ def plan_bench(room: BenchSpace, size: int | None, rounds: int, *, where: str = 
             f"measuring with {bytes_text(max(wanted, SIZE_MIN))} needs {bytes_text(needed)} of memory ({what}); "
             f"{bytes_text(room.memory_bytes or 0)} are available",
             where="memory",
-            hint=_smaller(min(disk, memory)) or "end what else is running",
+            hint=_smaller(min(disk, memory)) or "end other programs",
         )
     return BenchPlan(wanted, -(-min(wanted, PART_MAX) // 4096) * 4096, rounds, size is not None)
 
 
 def disk_needed(size: int) -> int:
-    """At most one checkpoint lies there at a time, another is being written."""
+    """Return the bytes needed on disk: one checkpoint is stored while another is being written."""
     return 2 * size + _DISK_SPARE
 
 
 def memory_needed(size: int, *, torch: bool) -> int:
-    """The state and two slots; two buffers; what Python, torch and the agent are."""
+    """Return the bytes needed in memory: the state and two slots, two buffers, and what Python, torch and the agent take."""
     return (3 * size if torch else 0) + 2 * min(size, PART_MAX) + _MEMORY_SPARE
 
 
 def spread(size: int, tensors: int | None) -> list[int]:
-    """Elements of each parameter, such that with AdamW's two moments all take ``size`` bytes: equal ones, or like a GPT's of 12 blocks.
+    """Return the number of elements of each parameter. With AdamW's two moments, all take about ``size`` bytes.
+
+    With ``tensors``, parameters of equal size; else sizes like those of a GPT with 12 blocks.
 
     >>> spread(12_000, 6)
     [500, 500]
@@ -94,19 +96,19 @@ def spread(size: int, tensors: int | None) -> list[int]:
         return [total // count] * count
     width = max(1, math.isqrt(total // 200))
     block = [width, width, 3 * width**2, 3 * width, width**2, width, width, width, 4 * width**2, 4 * width, 4 * width**2, width]
-    held = [*block * 12, width, width]
-    return [max(1, total - sum(held)), *held]
+    others = [*block * 12, width, width]
+    return [max(1, total - sum(others)), *others]
 
 
 def parse_size(text: str) -> int:
-    """Bytes; units are decimal, with an ``i`` binary.
+    """Parse a size in bytes. Units are decimal, or binary with an ``i``.
 
     >>> parse_size("256MB"), parse_size("1.5 GiB"), parse_size("1000000")
     (256000000, 1610612736, 1000000)
     """
     match = _SIZE.match(text.strip().upper())
     if match is None:
-        raise ConfigError(f"{text[:40]!r} is no size", hint="such as 256MB, 1.5GB or 512MiB")
+        raise ConfigError(f"{text[:40]!r} is not a size", hint="such as 256MB, 1.5GB or 512MiB")
     return int(float(match[1]) * _UNITS[match[2]]) if "." in match[1] else int(match[1]) * _UNITS[match[2]]
 
 
@@ -143,6 +145,6 @@ def _smaller(fits: int) -> str:
 
 
 def _rounded(size: int) -> int:
-    """Down, to two digits or so."""
+    """Round down to about two digits."""
     step = 10**7 if size >= 10**8 else 10**6
     return size // step * step

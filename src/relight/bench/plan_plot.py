@@ -1,4 +1,4 @@
-"""The picture of ``relight plan``: expected goodput against the interval, and where it is best."""
+"""The picture of ``relight plan``: expected goodput over the save interval, with the optimum."""
 
 from __future__ import annotations
 
@@ -15,31 +15,36 @@ POINTS = 240
 
 
 def draw(found: JobPlan, path: Path) -> None:
-    """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    """Write the picture to ``path``, in the format of its suffix (``.png``, ``.svg``, ``.pdf``)."""
     drawing = Drawing(figsize=(9, 5), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(drawing)
     axes = drawing.subplots()
     axes.set_facecolor(PAPER)
     best, alone = found.best.levels[0].interval_s, found.store_only[0]
     low, high = min(best, alone) / 8, max(best, alone, found.levels[-1].costs.durable_s) * 30
-    at = [low * (high / low) ** (one / POINTS) for one in range(POINTS + 1)]
+    intervals = [low * (high / low) ** (index / POINTS) for index in range(POINTS + 1)]
     if len(found.levels) > 1:
-        names = ", ".join(one.name for one in found.levels)
-        axes.plot(at, [100 * (1 - found.lost_at(one)) for one in at], color=OURS, label=f"{names}: the nearest level's interval")
+        names = ", ".join(level.name for level in found.levels)
+        axes.plot(
+            intervals,
+            [100 * (1 - found.lost_at(interval_s)) for interval_s in intervals],
+            color=OURS,
+            label=f"{names}: the nearest level's interval",
+        )
         _mark(axes, best, found.goodput, OURS)
     durable = found.levels[-1].costs.durable_s
-    far = [one for one in at if one >= durable]
+    far = [interval_s for interval_s in intervals if interval_s >= durable]
     axes.plot(
         far,
-        [100 * (1 - found.store_lost_at(one)) for one in far],
+        [100 * (1 - found.store_lost_at(interval_s)) for interval_s in far],
         color=STORE,
         ls="--",
         label="the store alone: from its saves' duration on",
     )
     _mark(axes, alone, 1 - found.store_only[1], STORE)
     axes.set_xscale("log")
-    ticks = [one for one in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400) if low <= one <= high]
-    axes.set_xticks(ticks, [span(one) for one in ticks])
+    ticks = [tick for tick in (0.01, 0.1, 1, 10, 60, 600, 3600, 6 * 3600, 86400, 10 * 86400, 100 * 86400) if low <= tick <= high]
+    axes.set_xticks(ticks, [span(tick) for tick in ticks])
     axes.minorticks_off()
     axes.set_xlim(low, high)
     axes.set_xlabel("from one save to the next", color=INK)

@@ -1,4 +1,4 @@
-"""What the bench found: a value, and its JSON."""
+"""Result of a bench, and its JSON."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from relight.bench.figures import Figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BenchReport:
-    """Figures for a state of ``state_bytes`` in so many ``tensors`` (None without torch), what to know about them, and what follows.
+    """Figures for a state of ``state_bytes`` in ``tensors`` tensors (None without torch), notes about them, and recommended settings.
 
-    ``pace``: bytes a second at which so many threads hash and write.
+    ``pace``: number of threads, and bytes per second at which they hash and write.
     """
 
     store: str
@@ -29,18 +29,18 @@ class BenchReport:
     advice: Advice
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the value of ``--json``."""
         return {
             "store": self.store,
             "state_bytes": self.state_bytes,
             "tensors": self.tensors,
             "rounds": self.rounds,
             "machine": dict(self.machine),
-            "floors": [_figure(one) for one in self.floors],
-            "relight": [{**_figure(one), "floor": list(one.floor), "ratio": one.ratio} for one in self.relight],
+            "floors": [_figure(figure) for figure in self.floors],
+            "relight": [{**_figure(figure), "floor": list(figure.floor), "ratio": figure.ratio} for figure in self.relight],
             "pace": [{"threads": threads, "bytes_per_second": pace} for threads, pace in self.pace],
             "notes": list(self.notes),
-            "settings": [one._asdict() for one in self.advice.settings],
+            "settings": [figure._asdict() for figure in self.advice.settings],
             "line": self.advice.line,
         }
 

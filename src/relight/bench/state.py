@@ -1,4 +1,4 @@
-"""A state such as training has: parameters, AdamW's moments, random numbers. Needs torch."""
+"""A state like that of training: parameters and AdamW's moments, with random values. Needs torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WORK = 384
 
 
 class BenchState:
-    """Parameters of so many elements each, in host memory, and an optimizer that has seen a step."""
+    """Parameters with the given numbers of elements, in host memory, and an optimizer that has done a step."""
 
     def __init__(self, elements: Sequence[int]) -> None:
         torch.manual_seed(0)
@@ -28,40 +28,40 @@ class BenchState:
         self._product = torch.empty(_WORK, _WORK)
 
     def tensors(self) -> list[torch.Tensor]:
-        """All of them."""
-        held: list[torch.Tensor] = []
+        """Return all tensors of parameters and optimizer."""
+        all_tensors: list[torch.Tensor] = []
         for parameter in self.model.parameters():
-            held += [parameter.detach(), *self.optimizer.state[parameter].values()]
-        return held
+            all_tensors += [parameter.detach(), *self.optimizer.state[parameter].values()]
+        return all_tensors
 
     @property
     def size(self) -> int:
         """Bytes of all tensors."""
-        return sum(one.nbytes for one in self.tensors())
+        return sum(tensor.nbytes for tensor in self.tensors())
 
     def nudge(self) -> None:
-        """Change every tensor a little: no save may find what the one before it found."""
-        for one in self.tensors():
-            one.mul_(1.0009765625)
+        """Change every tensor a little, so that a save cannot reuse chunks of an earlier save."""
+        for tensor in self.tensors():
+            tensor.mul_(1.0009765625)
 
     def scramble(self) -> None:
-        """Make sure that what a restore leaves out is noticed."""
-        for one in self.tensors():
-            one.zero_()
+        """Zero every tensor, so that a restore that omits one is detected."""
+        for tensor in self.tensors():
+            tensor.zero_()
 
     def digest(self) -> bytes:
-        """A hash of everything."""
+        """Return a hash of all tensors."""
         hasher = Digest(max_threads=Digest.AUTO)
-        for one in self.tensors():
-            hasher.update(memoryview((ctypes.c_ubyte * one.nbytes).from_address(one.data_ptr())).cast("B"))
+        for tensor in self.tensors():
+            hasher.update(memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B"))
         return hasher.digest()
 
     def work(self) -> None:
-        """Some milliseconds of what training does, on all the cores that torch uses."""
+        """Do some milliseconds of work like training's, on all cores that torch uses."""
         torch.mm(self._left, self._right, out=self._product)
 
     def work_s(self, seconds: float) -> float:
-        """How long ``work`` takes when nothing else goes on: measured for so long."""
+        """Return the seconds that ``work`` takes alone, measured for ``seconds``."""
         started, count = time.perf_counter(), 0
         while (passed := time.perf_counter() - started) < seconds or not count:
             self.work()
@@ -70,5 +70,5 @@ class BenchState:
 
 
 def has_accelerator() -> bool:
-    """Whether training here would run on something else than the cores."""
+    """Return whether training on this machine would run on an accelerator."""
     return torch.accelerator.is_available() if hasattr(torch, "accelerator") else torch.cuda.is_available()

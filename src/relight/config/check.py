@@ -65,7 +65,7 @@ def check_file(path: Path, named: bool) -> list[Mistake]:
 
 def _faults_of(name: str, table: Any, where: str, named: bool) -> Iterator[tuple[Keys, ConfigError]]:
     if name not in TABLES:
-        yield (name,), ConfigError(f"there is no [{name[:80]}]", hint=f"there are {', '.join(f'[{one}]' for one in TABLES)}")
+        yield (name,), ConfigError(f"there is no [{name[:80]}]", hint=f"there are {', '.join(f'[{table_name}]' for table_name in TABLES)}")
         return
     if not isinstance(table, dict):
         yield (name,), ConfigError(f"[{name}] is a table")

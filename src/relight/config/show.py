@@ -82,5 +82,5 @@ def _safe(value: Any) -> Any:
     if isinstance(value, list):
         return [_safe(element) for element in value]
     if isinstance(value, dict):
-        return {name: _safe(one) for name, one in value.items()}
+        return {name: _safe(element) for name, element in value.items()}
     return value if isinstance(value, (bool, int, float)) else str(value)

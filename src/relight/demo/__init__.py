@@ -1,8 +1,8 @@
-"""``relight demo``: two minutes that show what Relight is for.
+"""``relight demo``: a demonstration of Relight in two minutes.
 
-Trains a GPT on the standard library's own source, once in peace and once killed with SIGKILL again and again, also inside
-saves, and compares the two to the bit. Always holds: importing this room brings no torch; what it calls a kill inside a save
-was one, by what is on the disk afterwards; the training script uses Relight as anybody would.
+Trains a GPT on the standard library's source code, once without interruption and once killed with SIGKILL many times, also
+inside saves, and compares the two runs to the bit. Always holds: importing this room does not import torch; files on the disk
+prove each kill inside a save; the training script uses Relight like any user's script.
 """
 
 from relight.demo.drive import DemoOptions, run

@@ -1,4 +1,4 @@
-"""Are two runs equal to the bit? Pure."""
+"""Comparison of two runs to the bit. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A step that was done: its loss as ``float.hex`` writes it, which keeps every bit, and what stands for its samples."""
+    """A finished step: its loss in ``float.hex`` format, which keeps every bit, and a hash of its samples."""
 
     step: int
     loss: str
@@ -17,7 +17,7 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class DemoDifference:
-    """The first step at which the runs differ, and how. ``step`` is None if it is only parameters or optimizer at the end."""
+    """The first step at which the runs differ, and how. ``step`` is None if only the final parameters or optimizer differ."""
 
     step: int | None
     what: str
@@ -32,7 +32,7 @@ class DemoDifference:
 def compare(
     steps: int, straight: Sequence[Finished], killed: Sequence[Finished], digests: tuple[str | None, str | None]
 ) -> DemoDifference | None:
-    """The first difference, or None. A step that was done more than once must have come out the same each time."""
+    """Return the first difference, or None. A step that was done more than once must have had the same result each time."""
     expected = {entry.step: entry for entry in straight}
     done: dict[int, list[Finished]] = {}
     for entry in killed:

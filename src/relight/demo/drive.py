@@ -1,4 +1,4 @@
-"""Runs the training twice, side by side: once in peace, and once killed again and again."""
+"""Driver of the demo: runs the training twice at the same time, once without interruption and once killed many times."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ LOOK_S, LOOK_CLOSELY_S = 0.005, 0.0002
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoOptions:
-    """What to show, and how.
+    """Options of the demo.
 
-    ``quick``: a smaller model, in half a minute. ``seed``: the same kills, data and curves again. ``keep``: where to leave the
-    runs (None: they are removed). ``out``: where the picture goes. ``progress``: whether to draw it all, on standard error.
+    ``quick``: a smaller model, in half a minute. ``seed``: seed of kills, data and curves. ``keep``: directory in which to keep
+    the runs (None: they are removed). ``out``: path of the picture. ``progress``: whether to show progress on standard error.
     """
 
     quick: bool = False
@@ -51,11 +51,11 @@ class DemoOptions:
 
 
 def run(options: DemoOptions | None = None, *, console: Console | None = None) -> DemoReport:
-    """Do it all, draw the picture, and give the report: ``rich.print(report)`` shows it, ``report.ok`` is the answer.
+    """Run both trainings, draw the picture, and return the report. ``rich.print(report)`` shows it; ``report.ok`` is the verdict.
 
-    Errors: ``ConfigError`` if something it needs is missing, ``NoSpace``, and ``RelightError`` if training itself fails.
+    Raise ``ConfigError`` if a package is missing, ``NoSpace``, or ``RelightError`` if training itself fails.
     """
-    from relight.demo.view import DemoView  # not for every command's start
+    from relight.demo.view import DemoView  # imported here, so that other commands start without it
 
     options = options or DemoOptions()
     _check_installed()
@@ -88,16 +88,16 @@ def _run_both(straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_
 
     def on_killed_entry(entry: dict[str, Any]) -> None:
         view.killed(entry)
-        if kills and (told := kills[-1].after(entry)) is not kills[-1]:
-            if kills[-1].back_s is None and told.back_s is not None:
-                view.back(told)
-            kills[-1] = told
+        if kills and (updated := kills[-1].after(entry)) is not kills[-1]:
+            if kills[-1].back_s is None and updated.back_s is not None:
+                view.back(updated)
+            kills[-1] = updated
 
     straight.on_entry = view.straight
     killed.on_entry = on_killed_entry
     straight.start()
     killed.start()
-    looked_s = 0.0
+    polled_s = 0.0
     while True:
         end_if_asked()
         straight_ended, killed_ended = straight.ended, killed.ended
@@ -105,8 +105,8 @@ def _run_both(straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_
             return kills
         closely = aim.watching_a_save(killed)
         now = time.monotonic()
-        if not closely or now - looked_s > LOOK_S:
-            looked_s = now
+        if not closely or now - polled_s > LOOK_S:
+            polled_s = now
             straight.poll()
         killed.poll()
         if not killed_ended and aim.due(killed, time.monotonic()):
@@ -115,15 +115,15 @@ def _run_both(straight: DemoRun, killed: DemoRun, aim: Aim, view: DemoView, end_
             aim.fired(kill.step, kill.inside_save)
             view.kill(kill)
             killed.start()
-            if straight_ended:  # a free core, and nothing to look at until the new process has imported torch
+            if straight_ended:  # a core is free, and the new process is still importing torch
                 import_module("relight.demo.plot")
         time.sleep(LOOK_CLOSELY_S if closely else LOOK_S)
 
 
 def _kill(lane: DemoRun, number: int) -> Kill:
-    at, saving = lane.kill()
+    killed_at, saving = lane.kill()
     assert lane.last is not None
-    return Kill(number=number, step=lane.last, saving=saving, time=at)
+    return Kill(number=number, step=lane.last, saving=saving, time=killed_at)
 
 
 def _report(options: DemoOptions, shape: DemoSize, straight: DemoRun, killed: DemoRun, kills: list[Kill]) -> DemoReport:
@@ -163,9 +163,9 @@ def _report(options: DemoOptions, shape: DemoSize, straight: DemoRun, killed: De
 
 @contextmanager
 def _end_only_here() -> Iterator[Callable[[], None]]:
-    """Gives what ends the demo if Ctrl-C, SIGTERM or SIGHUP asked for it since.
+    """Yield a function that ends the demo if Ctrl-C, SIGTERM or SIGHUP arrived.
 
-    A signal's own exception could come in the middle of starting a process, which nobody would then know of and end.
+    An exception raised by a signal handler could interrupt the start of a process, which would then never be ended.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: None
@@ -188,7 +188,7 @@ def _end_only_here() -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def _folder(keep: Path | None, room: int) -> Iterator[Path]:
-    """Where the runs live: ``keep``, new or empty, or a temporary directory that is removed at the end."""
+    """Yield the directory of the runs: ``keep``, new or empty, or a temporary directory that is removed at the end."""
     if keep is not None:
         keep.mkdir(parents=True, exist_ok=True)
         if any(keep.iterdir()):

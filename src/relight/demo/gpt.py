@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """Causal self-attention, then a feed-forward layer, each added to what came in."""
+    """Causal self-attention and a feed-forward layer, each with a residual connection."""
 
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
@@ -22,7 +22,7 @@ class Block(nn.Module):
         self.forward_out = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[batch, time, width]`` to the same."""
+        """Map ``[batch, time, width]`` to the same shape."""
         x = x + self._drop(self.attention_out(self._attend(self.norm_attention(x))))
         return x + self._drop(self.forward_out(F.gelu(self.forward_in(self.norm_forward(x)))))
 
@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """Predicts the next byte. ``context`` is the most bytes it looks at."""
+    """Predicts the next byte. ``context``: the maximum number of input bytes."""
 
     def __init__(self, *, vocabulary: int = 256, context: int, width: int, layers: int, heads: int, dropout: float = 0.1) -> None:
         super().__init__()
@@ -52,11 +52,11 @@ class GPT(nn.Module):
         self.output.weight = self.tokens.weight
         self.apply(_initialise)
         for name, parameter in self.named_parameters():
-            if name.endswith(("attention_out.weight", "forward_out.weight")):  # as in GPT-2: all blocks' sum stays in scale
+            if name.endswith(("attention_out.weight", "forward_out.weight")):  # as in GPT-2: keeps the scale of the sum over all blocks
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5)
 
     def forward(self, bytes_in: Tensor) -> Tensor:
-        """``[batch, time]`` of byte values to ``[batch, time, vocabulary]`` of logits."""
+        """Map byte values ``[batch, time]`` to logits ``[batch, time, vocabulary]``."""
         places = torch.arange(bytes_in.shape[1], device=bytes_in.device)
         x = F.dropout(self.tokens(bytes_in) + self.positions(places), self.dropout, self.training)
         for block in self.blocks:
@@ -65,7 +65,7 @@ class GPT(nn.Module):
         return logits
 
     def loss(self, bytes_in: Tensor, bytes_next: Tensor) -> Tensor:
-        """Mean cross-entropy, in nats per byte."""
+        """Return the mean cross-entropy in nats per byte."""
         return F.cross_entropy(self(bytes_in).flatten(0, 1), bytes_next.flatten())
 
 

@@ -1,7 +1,7 @@
-"""What a training run writes down as it goes, one JSON object a line, and how the other side reads it while it grows.
+"""Journal of a training run: one JSON object per line, read by the driver while the file grows.
 
-The file outlives the process that writes it, as often as that is killed: it is opened to append, and each line leaves the
-process at once. So it tells of every step that was ever finished, and a step that was done twice is in it twice.
+The file survives kills of its writer: it is opened for appending, and each line is written unbuffered. So it has every
+finished step, and a step that was done twice appears twice.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any
 
 
 class DemoJournal:
-    """The writing side."""
+    """Writer of a journal."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("a+b", buffering=0)
         if self._file.seek(0, os.SEEK_END):
             self._file.seek(-1, os.SEEK_END)
-            if self._file.read(1) != b"\n":  # killed in the middle of a line: end it, readers pass over it
+            if self._file.read(1) != b"\n":  # killed in the middle of a line: end the line, readers skip it
                 self._file.write(b"\n")
 
     def started(self, start: int, **facts: object) -> None:
-        """A process is ready to train, from step ``start`` on."""
+        """Record that a process is ready to train from step ``start`` on."""
         self._write("started", start=start, **facts)
 
     def finished(self, step: int, loss: float, samples: str) -> None:
-        """Step ``step`` is done; ``samples`` stands for the samples it saw. The loss is kept to the last bit."""
+        """Record that ``step`` is done. ``samples``: hash of its samples. The loss is recorded to the last bit."""
         self._write("finished", step=step, loss=loss.hex(), samples=samples)
 
     def saved(self, step: int, stall_s: float, size: int) -> None:
-        """The state after ``step`` was saved, in ``size`` bytes; the loop stood still for ``stall_s``."""
+        """Record that the state after ``step`` was saved in ``size`` bytes, and that the loop waited ``stall_s`` seconds."""
         self._write("saved", step=step, stall_s=round(stall_s, 6), bytes=size)
 
     def ended(self, digest: str) -> None:
-        """All steps are done; ``digest`` stands for parameters and optimizer."""
+        """Record that all steps are done. ``digest``: hash of parameters and optimizer."""
         self._write("ended", digest=digest)
 
     def _write(self, what: str, **fields: object) -> None:
@@ -46,14 +46,14 @@ class DemoJournal:
 
 
 class Tail:
-    """The reading side: gives each line once, as soon as it is whole."""
+    """Reader of a journal: returns each line once, as soon as it is complete."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._at = 0
 
     def read(self) -> Iterator[dict[str, Any]]:
-        """What came since the last time."""
+        """Yield the entries added since the last call."""
         try:
             with self._path.open("rb") as file:
                 file.seek(self._at)
@@ -66,6 +66,6 @@ class Tail:
             try:
                 entry = json.loads(line)
             except ValueError:
-                continue  # the line a kill cut short
+                continue  # a line cut short by a kill
             if isinstance(entry, dict):
                 yield entry

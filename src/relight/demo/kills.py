@@ -1,4 +1,4 @@
-"""When to kill: a plan made from the seed, and the aim that carries one of its kills out."""
+"""When to kill: a plan computed from the seed, and ``Aim``, which times each of its kills."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Protocol
 from relight.demo.shape import DemoSize
 
 TRIES = 3
-"""How often a kill that is to fall inside a save is tried again, at the next save, when it came too late."""
+"""Attempts at a kill inside a save: one that comes too late is repeated at the next save."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedKill:
-    """Kill when ``step`` is done and ``moment`` (0 to 1) of what follows is over: of the next step, or of ``step``'s save."""
+    """A kill after ``step``, when the fraction ``moment`` (0 to 1) of the next step, or of the save of ``step``, has passed."""
 
     step: int
     inside_save: bool
@@ -25,11 +25,11 @@ class PlannedKill:
 
 
 def plan_kills(seed: int, shape: DemoSize) -> list[PlannedKill]:
-    """One kill somewhere in each of as many equal stretches of the run as there are kills; the same for the same seed."""
+    """Divide the run into as many equal parts as there are kills, and draw one kill in each. The seed decides the plan."""
     draw = random.Random(f"relight demo {seed}")
     inside = [index < shape.kills_saving for index in range(shape.kills)]
     draw.shuffle(inside)
-    end = shape.steps * 0.9  # what is left leaves room to try again
+    end = shape.steps * 0.9  # the rest leaves steps to repeat failed attempts
     plan: list[PlannedKill] = []
     for index, inside_save in enumerate(inside):
         step = int(end * (index + draw.random()) / shape.kills)
@@ -41,31 +41,31 @@ def plan_kills(seed: int, shape: DemoSize) -> list[PlannedKill]:
 
 
 def next_save(step: int, save_every: int) -> int:
-    """The first step from ``step`` on that is saved when it is done."""
+    """Return the first step, from ``step`` on, after which a save is due."""
     return step + -(step + 1) % save_every
 
 
 class KillTarget(Protocol):
-    """The run to be killed, as far as the aim looks at it."""
+    """The part of a run's interface that ``Aim`` uses."""
 
     @property
     def last(self) -> int | None:
-        """The step this process finished last."""
+        """Last step that this process finished."""
 
     @property
     def step_s(self) -> float:
-        """What a step takes."""
+        """Seconds that a step takes."""
 
     @property
     def save_s(self) -> float:
-        """What a save takes."""
+        """Seconds that a save takes."""
 
     def saving(self) -> str | None:
-        """The save that is being written: there, and not committed."""
+        """Return the directory of the save that is being written: it exists and is not committed."""
 
 
 class Aim:
-    """Watches the run and says when the next kill of the plan is due."""
+    """Watches the run and decides when the next kill of the plan is due."""
 
     def __init__(self, plan: Sequence[PlannedKill], save_every: int) -> None:
         self._plan = deque(plan)
@@ -73,12 +73,12 @@ class Aim:
         self._fire_at: float | None = None
 
     def watching_a_save(self, target: KillTarget) -> bool:
-        """Whether a save that is to be hit is near, so that no time must be lost between two looks."""
+        """Return whether a kill inside a save is near, so that the run must be polled without pauses."""
         last = target.last
         return bool(self._plan) and last is not None and self._plan[0].inside_save and last >= self._plan[0].step - 1
 
     def due(self, target: KillTarget, now: float) -> bool:
-        """Whether to kill now."""
+        """Return whether to kill now."""
         last = target.last
         if not self._plan or last is None or last < self._plan[0].step:
             return False
@@ -91,12 +91,12 @@ class Aim:
         return now >= self._fire_at
 
     def fired(self, last: int, inside_save: bool) -> None:
-        """The kill happened after step ``last`` was done. One that missed its save is tried again at a later one."""
+        """Note a kill after step ``last``. A kill that missed its save is repeated at a later save."""
         kill = self._plan.popleft()
         self._fire_at = None
         if kill.inside_save and not inside_save and kill.tries > 1:
             again = next_save(max(kill.step, last) + 1, self._save_every)
             self._plan.appendleft(replace(kill, step=again, moment=kill.moment / 2, tries=kill.tries - 1))
-        if self._plan and self._plan[0].step <= last:  # each life gets some work done
+        if self._plan and self._plan[0].step <= last:  # each process must finish at least one step
             first = self._plan[0]
             self._plan[0] = replace(first, step=next_save(last + 1, self._save_every) if first.inside_save else last + 1)

@@ -1,4 +1,4 @@
-"""One of the two runs: its process, which may be killed and started again, and all that its journal told."""
+"""One of the two runs: its process, which may be killed and restarted, and the entries of its journal."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from relight.demo.shape import DemoSize
 from relight.errors import RelightError
 
 SILENCE_S_MAX = 120.0
-"""A process that tells nothing for so long is given up."""
+"""Seconds without a journal entry after which a process counts as hung."""
 
 
 class DemoRun:
-    """A run of the training script. ``steps`` has every step that was done, those done again as often as they were."""
+    """A run of the training script. ``steps`` has every finished step, and repeated steps more than once."""
 
     def __init__(self, name: str, folder: Path, shape_name: str, shape: DemoSize, seed: int) -> None:
         self.name = name
@@ -65,31 +65,31 @@ class DemoRun:
             )  # fmt: skip
 
     def kill(self) -> tuple[float, str | None]:
-        """SIGKILL to the process and its loader's workers: when that was, and the save it was inside of, if any."""
+        """Send SIGKILL to the process and its loader's workers. Return the Unix time, and the directory of an unfinished save, if any."""
         assert self._process is not None
-        at = time.time()
+        killed_at = time.time()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
         self._process = None
         self.poll()
         inside = witness.unfinished(self.run) - self._left_behind
-        return at, next(iter(inside), None)
+        return killed_at, next(iter(inside), None)
 
     def stop(self) -> None:
-        """Leave nothing running."""
+        """Kill the process if it is running."""
         if self._process is not None:
             self.kill()
 
     @property
     def ended(self) -> bool:
-        """Whether all steps are done and the process is gone. A process that ends before that is an error."""
+        """Whether all steps are done and the process has ended. Raise ``RelightError`` if the process ended earlier, or hangs."""
         if self._process is None:
             return self.digest is not None
         code = self._process.poll()
         if code is None:
             if time.monotonic() - self._heard_s > SILENCE_S_MAX:
-                raise self._trouble(f"told nothing for {SILENCE_S_MAX:.0f} s")
+                raise self._trouble(f"wrote nothing for {SILENCE_S_MAX:.0f} s")
             return False
         self.poll()
         if code or self.digest is None:
@@ -101,10 +101,10 @@ class DemoRun:
         lines = self._output.read_text(errors="replace").splitlines()
         return RelightError(f"the training process of the {self.name} run {what}", details=lines[-12:])
 
-    # -- what it tells -------------------------------------------------------------------------------------------------------
+    # -- the journal ---------------------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Take in what the journal has got since the last time."""
+        """Read the journal's new entries."""
         for entry in self._tail.read():
             self._heard_s = time.monotonic()
             match entry["what"]:
@@ -123,17 +123,20 @@ class DemoRun:
 
     @property
     def step_s(self) -> float:
-        """What a step takes, in seconds."""
+        """Median seconds of a step."""
         gaps = [after - before for before, after in zip(self._times, self._times[1:], strict=False)]
         return median(gaps) if gaps else 0.05
 
     @property
     def save_s(self) -> float:
-        """What a save takes, in seconds."""
+        """Median seconds of a save."""
         return median(self.stalls_s) if self.stalls_s else 0.0
 
     def saving(self) -> str | None:
-        """The save that is being written now. Quick: one directory is listed; the log is read only when there is a new name."""
+        """Return the directory of the save that is being written now.
+
+        Cost: lists one directory; reads the log only after a new name.
+        """
         new = witness.saves(self.run) - self._over
         if new:
             self._over |= new & witness.committed(self.run)
@@ -141,5 +144,5 @@ class DemoRun:
 
 
 def _environment() -> dict[str, str]:
-    """Return the child's environment: each run has one core."""
+    """Return the child's environment, which limits each run to one core."""
     return child_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")

@@ -1,4 +1,4 @@
-"""The picture: both loss curves, one drawn over the other, the kills on them, and the lives of the killed run below."""
+"""The demo's picture: both loss curves, one over the other, with the kills, and below them the processes of the killed run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATCH = {"boxstyle": "square,pad=0.15", "facecolor": PAPER, "edgecolor": "none"
 
 
 def draw(report: DemoReport, straight: Sequence[Finished], killed: Sequence[Finished], path: Path) -> None:
-    """Write the picture to ``path``, as its ending says (``.png``, ``.svg``, ``.pdf``)."""
+    """Write the picture to ``path``, in the format of its suffix (``.png``, ``.svg``, ``.pdf``)."""
     figure = Figure(figsize=(11.5, 7.2), facecolor=PAPER, dpi=150)
     FigureCanvasAgg(figure)
     top, bottom = figure.subplots(2, 1, sharex=True, height_ratios=[3.2, 1.25])
@@ -57,16 +57,16 @@ def _title(figure: Figure, report: DemoReport) -> None:
 
 
 def _curves(axes: Axes, report: DemoReport, straight: Sequence[Finished], killed: Sequence[Finished]) -> None:
-    curve, other = _losses(straight), _losses(killed)
+    curve, killed_curve = _losses(straight), _losses(killed)
     axes.plot(list(curve), list(curve.values()), color=STRAIGHT, linewidth=7, alpha=0.75, solid_capstyle="round", zorder=2)
-    axes.plot(list(other), list(other.values()), color=KILLED, linewidth=1.4, zorder=3)
+    axes.plot(list(killed_curve), list(killed_curve.values()), color=KILLED, linewidth=1.4, zorder=3)
     for kill in report.kills:
         colour, marker = _mark(kill)
-        at = other.get(kill.step, 0.0)
+        loss = killed_curve.get(kill.step, 0.0)
         axes.axvline(kill.step, color=colour, linewidth=0.9, alpha=0.35, linestyle=(0, (4, 3)), zorder=1)
-        _point(axes, kill.step, at, marker, colour, size=11)
-        if kill.resumed_from is not None and kill.resumed_from in other:
-            _point(axes, kill.resumed_from, other[kill.resumed_from], ">", RESUMED, size=9)
+        _point(axes, kill.step, loss, marker, colour, size=11)
+        if kill.resumed_from is not None and kill.resumed_from in killed_curve:
+            _point(axes, kill.resumed_from, killed_curve[kill.resumed_from], ">", RESUMED, size=9)
     if report.difference is not None and report.difference.step is not None:
         axes.axvspan(report.difference.step, report.steps - 1, color=INSIDE, alpha=0.08, linewidth=0)
     axes.set_ylabel("loss, nats per byte", color=INK)
@@ -83,7 +83,7 @@ def _curves(axes: Axes, report: DemoReport, straight: Sequence[Finished], killed
 
 
 def _lives(axes: Axes, report: DemoReport) -> None:
-    """A bar for each life of the killed run, from its first step to its last; what was lost and done again is hatched."""
+    """Draw a bar for each process of the killed run, from its first to its last step. Steps that were lost and repeated are hatched."""
     starts = [0, *(kill.resumed_from or 0 for kill in report.kills)]
     ends = [*(kill.step for kill in report.kills), report.steps - 1]
     lost = [*(kill.resumed_from for kill in report.kills), None]
@@ -112,7 +112,7 @@ def _lives(axes: Axes, report: DemoReport) -> None:
 
 
 def _end(axes: Axes, row: int, kill: Kill) -> None:
-    """The kill that ended a life, and how long it was until the next one worked."""
+    """Draw the kill that ended a process, and the seconds until the next process had finished a step."""
     colour, marker = _mark(kill)
     axes.axvline(kill.step, color=colour, linewidth=0.9, alpha=0.35, linestyle=(0, (4, 3)), zorder=1)
     _point(axes, kill.step + 0.5, row, marker, colour, size=9)

@@ -1,4 +1,4 @@
-"""What the demo found: a value, its JSON, and how it looks in a terminal."""
+"""Result of the demo: a value, its JSON, and its text for terminals."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """One SIGKILL and what came after.
+    """A SIGKILL and its consequences.
 
-    ``step`` was the last one done; ``saving`` names the directory of the save it fell into, None if it fell into none. Training
-    went on from step ``resumed_from``: ``back_s`` after the kill its first step was done, ``caught_up_s`` after the kill the
-    first one that had not been done before.
+    ``step``: the last finished step. ``saving``: the directory of the save that the kill interrupted, or None. Training resumed
+    at step ``resumed_from``. ``back_s``: seconds from the kill until its first step was done. ``caught_up_s``: seconds from the
+    kill until the first step that had not been done before.
     """
 
     number: int
@@ -32,16 +32,16 @@ class Kill:
 
     @property
     def inside_save(self) -> bool:
-        """Whether a save was cut short."""
+        """Whether the kill interrupted a save."""
         return self.saving is not None
 
     @property
     def redone(self) -> int:
-        """Steps that had to be done again."""
+        """Number of steps that had to be repeated."""
         return 0 if self.resumed_from is None else self.step + 1 - self.resumed_from
 
     def after(self, entry: Mapping[str, Any]) -> Kill:
-        """With what the next process wrote into the journal."""
+        """Return the kill, updated with a journal entry of the next process."""
         passed = round(entry["time"] - self.time, 3)
         if entry["what"] == "started" and self.resumed_from is None:
             return replace(self, resumed_from=entry["start"])
@@ -55,7 +55,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoReport:
-    """The answer is ``ok``: enough kills, and no ``difference``. ``stall_ms`` is how long training waits for a save."""
+    """Result of the demo. ``ok``: enough kills, and no ``difference``. ``stall_ms``: milliseconds that training waits for a save."""
 
     seed: int
     quick: bool
@@ -80,21 +80,21 @@ class DemoReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the killed run came out as the straight one, to the bit."""
+        """Whether the killed run equals the straight one to the bit, with enough kills."""
         return self.difference is None and self.problem is None
 
     @property
     def kills_inside_save(self) -> int:
-        """How many of the kills cut a save short."""
+        """Number of kills that interrupted a save."""
         return sum(kill.inside_save for kill in self.kills)
 
     @property
     def redone(self) -> int:
-        """Steps done again, over all kills."""
+        """Number of repeated steps, over all kills."""
         return sum(kill.redone for kill in self.kills)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, for ``json.dumps``."""
+        """Return plain values for ``json.dumps``."""
         own = ("inside_save", "redone")
         kills = [{**asdict(kill), **{name: getattr(kill, name) for name in own}} for kill in self.kills]
         totals = {"kills_inside_save": self.kills_inside_save, "redone": self.redone}
@@ -107,6 +107,6 @@ class DemoReport:
 
 
 def curve_digest(steps: Sequence[Finished]) -> str:
-    """A hash of every bit of a run's losses, by step."""
+    """Return a hash of all losses of a run, by step, with every bit."""
     losses = {entry.step: entry.loss for entry in steps}
     return hashlib.sha256(" ".join(losses[step] for step in sorted(losses)).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""How large the demo is: the model, the data, the steps."""
+"""Sizes of the demo: model, data, steps."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class DemoSize:
-    """One size of the demo. ``kills_saving`` of the ``kills`` are to fall inside a save; a window is ``context`` bytes."""
+    """A size of the demo. ``kills_saving``: how many of the ``kills`` must interrupt a save. A window has ``context`` bytes."""
 
     steps: int
     save_every: int

@@ -1,6 +1,6 @@
-"""Real text that every Python has: the source of its own standard library.
+"""Training text that every Python has: the source of its standard library.
 
-Files are taken in sorted order, so one Python gives the same bytes every time. An installation that was trimmed of its source
+Files are read in sorted order, so a Python installation gives the same bytes every time. An installation without source
 (only compiled files, or a zip of them) still has docstrings: those of the built-in types and of modules written in C.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BYTES_MIN = 50_000
-"""Less text than this is no text to train on."""
+"""Bytes of text that training needs at least."""
 
 BYTES_MAX = 2_000_000
 
@@ -27,9 +27,9 @@ _BUILT_IN = (
 
 
 def read_text(limit: int = BYTES_MAX, *, stdlib: Path | None = None, zips: list[str] | None = None) -> bytes:
-    """At most ``limit`` bytes of text: source files, then source in a zipped library, then docstrings, until it is enough.
+    """Return at most ``limit`` bytes of text: source files, then source in a zipped library, then docstrings, until it is enough.
 
-    ``stdlib`` and ``zips`` are where to look, for tests.
+    ``stdlib`` and ``zips`` replace the places to search, for tests.
     """
     folder = Path(sysconfig.get_path("stdlib")) if stdlib is None else stdlib
     archives = [entry for entry in sys.path if entry.endswith(".zip")] if zips is None else zips
@@ -54,7 +54,7 @@ def _join(pieces: Iterator[bytes], limit: int) -> bytes:
 
 def _files(folder: Path) -> Iterator[bytes]:
     for path in sorted(folder.glob("*.py")):
-        if not path.name.startswith("_sysconfigdata"):  # one long table of where this Python was built
+        if not path.name.startswith("_sysconfigdata"):  # one long table with paths of this Python's build
             yield path.read_bytes().replace(b"\r\n", b"\n")
 
 

@@ -1,4 +1,4 @@
-"""The training script: an ordinary one, and the lines marked ``relight:`` are all that makes it survive ``kill -9``.
+"""The demo's training script. It is an ordinary script; the lines marked ``relight:`` are all that it needs to survive ``kill -9``.
 
 Run it with ``python -m relight.demo.train --store runs --run mine --steps 100``.
 """
@@ -24,7 +24,7 @@ from relight.demo.text import read_text
 
 
 def main() -> None:
-    """Train, from wherever the run has got to."""
+    """Train, starting from the run's newest checkpoint."""
     args = parse_args()
     shape = SHAPES[args.shape]
     torch.set_num_threads(1)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 class TextWindows(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
-    """``count`` pieces of text, spread evenly over all of it: a sample's number, its bytes, and the byte that follows each."""
+    """``count`` windows, evenly spaced in the text. A sample is its number, its bytes, and the byte that follows each."""
 
     def __init__(self, context: int, count: int) -> None:
         self.text = torch.frombuffer(bytearray(read_text()), dtype=torch.uint8)
@@ -84,13 +84,13 @@ class TextWindows(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
         return self.count
 
     def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
-        at = index * (len(self.text) - self.context - 1) // self.count
-        piece = self.text[at : at + self.context + 1].long()
+        offset = index * (len(self.text) - self.context - 1) // self.count
+        piece = self.text[offset : offset + self.context + 1].long()
         return index, piece[:-1], piece[1:]
 
 
 def make_loader(data: TextWindows, shape: DemoSize) -> Any:
-    """A loader that shuffles and has worker processes; torchdata's if it is there, which resumes without reading again."""
+    """Return a shuffling loader with worker processes: torchdata's if installed, which resumes without rereading data."""
     try:
         from torchdata.stateful_dataloader import StatefulDataLoader as Loader
     except ImportError:
@@ -99,20 +99,20 @@ def make_loader(data: TextWindows, shape: DemoSize) -> Any:
 
 
 def forever(loader: Iterable[Any]) -> Iterator[Any]:
-    """Batches, epoch after epoch."""
+    """Yield batches, epoch after epoch."""
     while True:
         yield from loader
 
 
 def warm_up_then_cosine(optimizer: torch.optim.Optimizer, steps: int) -> SequentialLR:
-    """The learning rate: up in a tenth of the steps, then down along a cosine."""
+    """Return a learning-rate schedule: a linear warm-up in a tenth of the steps, then a cosine decay."""
     warm = max(1, steps // 10)
     up, down = LinearLR(optimizer, 0.05, total_iters=warm), CosineAnnealingLR(optimizer, max(1, steps - warm), eta_min=1e-5)
     return SequentialLR(optimizer, [up, down], [warm])
 
 
 def digest(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
-    """A hash of every bit of parameters and optimizer state."""
+    """Return a hash of parameters and optimizer state, with every bit."""
     hasher = hashlib.sha256()
     for name, value in sorted(_flat(model.state_dict(), "model")) + sorted(_flat(optimizer.state_dict(), "optimizer")):
         hasher.update(f"{name}={value if not isinstance(value, Tensor) else (value.dtype, value.shape)}".encode())
@@ -130,7 +130,7 @@ def _flat(value: Any, name: str) -> list[tuple[str, Any]]:
 
 
 def facts(model: nn.Module, loader: Any) -> dict[str, object]:
-    """What the report tells about the training."""
+    """Return facts about the training for the report."""
     return {
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "text_bytes": len(loader.dataset.text),
@@ -140,7 +140,7 @@ def facts(model: nn.Module, loader: Any) -> dict[str, object]:
 
 
 def parse_args() -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", type=Path, required=True)
     parser.add_argument("--run", required=True)
@@ -148,7 +148,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--save-every", type=int, default=0, metavar="STEPS")
     parser.add_argument("--shape", choices=sorted(SHAPES), default="full")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--journal", type=Path, help="where to write what happens (default: beside the run)")
+    parser.add_argument("--journal", type=Path, help="path of the journal (default: next to the run)")
     return parser.parse_args()
 
 

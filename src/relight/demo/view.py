@@ -1,4 +1,4 @@
-"""The demo in a terminal: what happens while it runs, and the table at the end."""
+"""The demo in a terminal: progress while it runs, and the table at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GOOD, BAD, SAVE, QUIET = "bold green", "bold red", "bold magenta", "dim"
 
 
 class DemoView:
-    """Two bars, and a line above them for each kill and each return to work."""
+    """Two progress bars, with a line above them for each kill and each resume."""
 
     def __init__(self, shape: DemoSize, *, enabled: bool, console: Console | None) -> None:
         console = console or Console(stderr=True)
@@ -45,15 +45,15 @@ class DemoView:
         self._bars.stop()
 
     def straight(self, entry: Mapping[str, Any]) -> None:
-        """The straight run's journal has a new entry."""
+        """Show a new journal entry of the straight run."""
         self._advance(self._straight, entry)
 
     def killed(self, entry: Mapping[str, Any]) -> None:
-        """The killed run's journal has a new entry."""
+        """Show a new journal entry of the killed run."""
         self._advance(self._killed, entry)
 
     def kill(self, kill: Kill) -> None:
-        """The run was killed."""
+        """Show a kill."""
         line = Text.assemble((" ✗ ", SAVE if kill.inside_save else BAD), f"kill -9 #{kill.number} ")
         if kill.inside_save:
             line.append(f"inside the save of step {kill.step}").append("  begun, and never committed", QUIET)
@@ -63,7 +63,7 @@ class DemoView:
         self._bars.update(self._killed, state=Text("killed, starting again", BAD).markup)
 
     def back(self, kill: Kill) -> None:
-        """The run is back at work."""
+        """Show that the run has resumed."""
         self._print(Text.assemble((" ↻ ", GOOD), f"back at work after {kill.back_s:.1f} s, from step {kill.resumed_from}"))
 
     def _advance(self, task: Any, entry: Mapping[str, Any]) -> None:
@@ -81,7 +81,7 @@ class DemoView:
 
 
 def render(report: DemoReport) -> Group:
-    """The table, the numbers, the verdict."""
+    """Return the table of kills, the figures and the verdict."""
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("kill -9", "after step", "inside a save", "resumed from", "steps redone", "back at work"):
         table.add_column(heading, justify="left" if heading == "inside a save" else "right")

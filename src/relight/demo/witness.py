@@ -1,4 +1,4 @@
-"""What is in a run's directory, read as ``docs/format.md`` describes it and without the code that wrote it."""
+"""Independent reader of a run's directory, as ``docs/format.md`` describes it, without the code that wrote it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SAVE = re.compile(r"[0-9]{10,}-[0-9a-z]{10}-e[0-9]+\Z")
 
 
 def saves(run: Path) -> set[str]:
-    """Names of the directories that saves have made, committed or not."""
+    """Return the names of the directories that saves have made, committed or not."""
     try:
         return {name for name in os.listdir(run) if _SAVE.match(name)}
     except FileNotFoundError:
@@ -19,20 +19,20 @@ def saves(run: Path) -> set[str]:
 
 
 def committed(run: Path) -> set[str]:
-    """Names of the directories that a COMMIT record names."""
+    """Return the names of the directories that a COMMIT record names."""
     try:
         records = sorted(name for name in os.listdir(run / "log") if name.endswith(".json"))
     except FileNotFoundError:
         return set()
-    found = set()
+    names = set()
     for name in records:
         payload = json.loads((run / "log" / name).read_bytes())["body"]
         if payload["kind"] == "COMMIT":
-            found.add(payload["body"]["dir"])
-    return found
+            names.add(payload["body"]["dir"])
+    return names
 
 
 def unfinished(run: Path) -> set[str]:
-    """Names of the directories of saves that were begun and never committed."""
-    begun = saves(run)  # before the log: what is committed in between is not taken for unfinished
+    """Return the names of the directories of saves that were begun and never committed."""
+    begun = saves(run)  # list before reading the log: a save committed in between then does not count as unfinished
     return begun - committed(run)

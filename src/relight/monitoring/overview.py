@@ -281,7 +281,7 @@ def _why_bad(one: Checkpoint, history: History, known: Mapping[str, Verification
     if one.body.suspect:
         return SUSPECT_WORDS
     if one.id in history.rolled_back_ids:
-        return "set aside: the run went back behind it"
+        return "rolled back: the run resumed from an earlier checkpoint"
     return _damage(one, known, tally)
 
 

@@ -1,6 +1,6 @@
-"""``relight prove``: does this script resume to the bit? Run straight, run killed and resumed, compare; name the first thing that differs.
+"""``relight prove``: tests whether a script resumes to the bit. Compares an uninterrupted run with a killed and resumed one.
 
-May import everything below it. The comparing is pure; only ``recorder`` runs inside the script's process.
+Reports the first difference. May import everything below it. The comparison is pure; only ``recorder`` runs in the script's process.
 """
 
 from relight.prove.compare import FirstDifference, MetricDrift, compare, drift

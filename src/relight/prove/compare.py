@@ -1,4 +1,4 @@
-"""Where two runs first part, and what that means: pure."""
+"""The first difference of two runs, and its likely cause. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SAMPLES, BATCHES, METRICS = "samples", "batches", "metrics"
 
 @dataclass(frozen=True, slots=True)
 class FirstDifference:
-    """The first thing that differs. ``what`` is its path or ``samples``, ``batches``, ``metrics/<name>``; ``also`` what differs with it."""
+    """The first difference. ``what``: a path, ``samples``, ``batches`` or ``metrics/<name>``. ``also``: other differences at that step."""
 
     step: int
     when: str
@@ -22,12 +22,12 @@ class FirstDifference:
     also: tuple[str, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the value of ``--json``."""
         return asdict(self)
 
 
 class MetricDrift(NamedTuple):
-    """A metric of one step after the resume, in both runs; ``relative``: how far off the resumed one's is."""
+    """A metric of one step after the resume, in both runs. ``relative``: relative difference of the resumed run's value."""
 
     step: int
     metric: str
@@ -37,52 +37,55 @@ class MetricDrift(NamedTuple):
 
 
 def drift(straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry]) -> tuple[MetricDrift, ...]:
-    """Every metric that is a number, of every step that both have."""
+    """Return every numeric metric of every step that both runs have."""
     by_step, rows = {entry.step: entry for entry in straight if entry.kind == "step"}, []
     for entry in resumed:
-        other = by_step.get(entry.step) if entry.kind == "step" else None
-        if other is None:
+        straight_entry = by_step.get(entry.step) if entry.kind == "step" else None
+        if straight_entry is None:
             continue
         for name, text in entry.metrics.items():
             try:
-                one, two = float.fromhex(other.metrics[name]), float.fromhex(text)
+                straight_value, resumed_value = float.fromhex(straight_entry.metrics[name]), float.fromhex(text)
             except (KeyError, ValueError, OverflowError):
                 continue
-            rows.append(MetricDrift(entry.step, name, one, two, abs(two - one) / max(abs(one), 1e-30)))
+            apart = abs(resumed_value - straight_value) / max(abs(straight_value), 1e-30)
+            rows.append(MetricDrift(entry.step, name, straight_value, resumed_value, apart))
     return tuple(rows)
 
 
 def compare(straight: Sequence[TraceEntry], resumed: Sequence[TraceEntry], *, kinds: dict[str, str]) -> tuple[int, FirstDifference | None]:
-    """``(steps that agree, first difference)``. ``kinds`` maps component names to their kinds.
+    """Return the number of equal steps, and the first difference or None. ``kinds`` maps component names to their kinds.
 
-    Within a step, differences are ordered as effects follow causes: which samples, what was in them, random numbers, the loss, scaler,
-    scheduler, optimizer, model. The first of those is what to look at; the rest follow from it.
+    Within a step, differences are in the order of cause and effect: samples, their contents, random numbers, metrics, scaler,
+    scheduler, optimizer, model. The first one is the one to investigate; the others usually follow from it.
     """
     by_step = {entry.step: entry for entry in straight if entry.kind == "step"}
     agreed = 0
     for entry in resumed:
-        other = by_step.get(entry.step)
-        if other is None:
+        straight_entry = by_step.get(entry.step)
+        if straight_entry is None:
             continue
         restored = entry.kind == "restored"
-        found = _differences(other, entry, kinds, state_only=restored)
-        if found:
+        differences = _differences(straight_entry, entry, kinds, state_only=restored)
+        if differences:
             when = "right after the restore" if restored else f"at the end of step {entry.step}"
-            return agreed, FirstDifference(entry.step, when, found[0], explain(found, kinds, restored), tuple(found[1:40]))
+            return agreed, FirstDifference(
+                entry.step, when, differences[0], explain(differences, kinds, restored), tuple(differences[1:40])
+            )
         agreed += not restored
     return agreed, None
 
 
 def _differences(a: TraceEntry, b: TraceEntry, kinds: dict[str, str], *, state_only: bool) -> list[str]:
-    found: list[str] = []
+    paths: list[str] = []
     if not state_only:
         if a.samples != b.samples:
-            found.append(SAMPLES)
+            paths.append(SAMPLES)
         if a.batches != b.batches:
-            found.append(BATCHES)
-        found += [f"{METRICS}/{name}" for name in sorted({*a.metrics, *b.metrics}) if a.metrics.get(name) != b.metrics.get(name)]
-    found += [path for path in sorted({*a.state, *b.state}) if a.state.get(path) != b.state.get(path)]
-    return sorted(found, key=lambda path: (_rank(path, kinds), path))
+            paths.append(BATCHES)
+        paths += [f"{METRICS}/{name}" for name in sorted({*a.metrics, *b.metrics}) if a.metrics.get(name) != b.metrics.get(name)]
+    paths += [path for path in sorted({*a.state, *b.state}) if a.state.get(path) != b.state.get(path)]
+    return sorted(paths, key=lambda path: (_rank(path, kinds), path))
 
 
 _ORDER = ("loader", "rng", METRICS, "scaler", "scheduler", "optimizer", "module")
@@ -99,7 +102,7 @@ def _rank(path: str, kinds: dict[str, str]) -> int:
 
 
 def explain(found: Sequence[str], kinds: dict[str, str], restored: bool) -> str:
-    """One sentence: what the first difference usually means."""
+    """Return one sentence: the usual cause of the first difference."""
     first = found[0]
     head = first.split("/", 1)[0]
     kind = head if head in (SAMPLES, BATCHES, METRICS, "rng") else kinds.get(head, "")

@@ -1,4 +1,4 @@
-"""Three runs of one script: straight, killed behind a save, resumed."""
+"""Three runs of a script: uninterrupted, killed after a save, resumed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from relight.prove.recorder_config import RecorderConfig
 from relight.prove.trace import read_trace
 
 TRACE_FILE = r"(straight|killed|resumed)\.trace"
-"""The form of the names of the three recordings that a proof makes."""
+"""Names of the three recordings of a proof."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProveOptions:
-    """``n`` steps, kill, resume, ``k`` steps more; ``script`` with its ``args``. ``keep`` is a directory for what the runs leave."""
+    """``n``: steps before the kill. ``k``: steps after the resume. ``keep``: directory to keep the runs in; None: they are removed."""
 
     script: str
     args: Sequence[str] = ()
@@ -37,14 +37,14 @@ class ProveOptions:
     k: int = 3
     keep: str | None = None
     lossy: Sequence[str] = ()
-    """``PATTERN=WAY``: what the killed run stores inexactly; what that does to the metrics is told then, not whether all is equal."""
+    """``PATTERN=WAY``: tensors that the killed run stores inexactly. The report then has the change in metrics instead of equality."""
     timeout_s: float = 3600.0
     say: Callable[[str], None] = field(default=lambda text: None)
 
 
 @dataclass(frozen=True, slots=True)
 class ProveReport:
-    """Whether the resumed run equals the straight one to the bit, over how many steps, and where not."""
+    """Whether the resumed run equals the straight one to the bit, the number of equal steps, and the first difference."""
 
     ok: bool
     n: int
@@ -56,7 +56,7 @@ class ProveReport:
     drift: tuple[MetricDrift, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """For ``--json``."""
+        """Return the value of ``--json``."""
         return {
             "ok": self.ok,
             "n": self.n,
@@ -65,12 +65,12 @@ class ProveReport:
             "things_compared": self.things_compared,
             "difference": self.difference.to_dict() if self.difference else None,
             "seconds": round(self.seconds, 3),
-            "drift": [one._asdict() for one in self.drift],
+            "drift": [row._asdict() for row in self.drift],
         }
 
 
 def run(options: ProveOptions) -> ProveReport:
-    """Prove it, or name the first thing that differs. Takes three starts of the script and ``2(n+k)`` of its steps."""
+    """Compare the runs. Return the report with the first difference, if any. Cost: three starts of the script and ``2(n+k)`` steps."""
     if options.n < 1 or options.k < 1:
         raise ConfigError("n and k are at least 1")
     if not Path(options.script).is_file():
@@ -87,10 +87,10 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     n, k = options.n, options.k
     try:
         with OwnFiles(folder, TRACE_FILE) as old:
-            for one in list(old):
-                old.remove(one.name)
+            for recording in list(old):
+                old.remove(recording.name)
     except PermissionError as error:
-        raise ConfigError(f"recordings cannot be kept there: {error}", where=str(folder), hint="name a directory of your own") from None
+        raise ConfigError(f"the recordings cannot be written: {error}", where=str(folder), hint="name a directory of your own") from None
     last = n + k - 1
     options.say(f"1/3 straight: {n + k} steps without interruption")
     _start(options, folder, "straight", record_from=n - 1, stop_after=last, kill=False, run="straight")
@@ -104,7 +104,7 @@ def _run(options: ProveOptions, folder: Path, started: float) -> ProveReport:
     if options.lossy:
         rows = drift(straight, resumed)
         if not rows:
-            raise ConfigError("the runs told no metric to compare", hint="ckpt.step(step, loss=loss) tells one")
+            raise ConfigError("the runs reported no metric to compare", hint="report one: ckpt.step(step, loss=loss)")
         return ProveReport(True, n, k, len({row.step for row in rows}), len(rows), None, time.monotonic() - started, rows)
     kinds = from_json_bytes((folder / "straight.kinds").read_bytes(), dict[str, str])
     _, unstable = compare(straight, killed, kinds=kinds)
@@ -144,7 +144,7 @@ def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, 
     environment = {**os.environ, LOSSY: " ".join(options.lossy)} if options.lossy and name != "straight" else None
     with output.open("wb") as log:
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, timeout=options.timeout_s,
                 check=False, env=environment,
             )  # fmt: skip
@@ -152,7 +152,7 @@ def _start(options: ProveOptions, folder: Path, name: str, *, record_from: int, 
             raise ConfigError(f"the {name} run took more than {options.timeout_s:g} s", hint="fewer steps: -n and -k") from None
     wanted = -signal.SIGKILL if kill else 0
     reached = os.path.exists(config.kinds)
-    if done.returncode != wanted or not reached:
+    if process.returncode != wanted or not reached:
         tail = output.read_text(errors="replace").strip().splitlines()[-15:]
-        what = "ended before its last step" if done.returncode == 0 else f"ended with status {done.returncode}"
+        what = "ended before its last step" if process.returncode == 0 else f"ended with status {process.returncode}"
         raise ConfigError(f"the {name} run {what}", where=options.script, details=tail, hint=f"it needs at least {stop_after + 1} steps")

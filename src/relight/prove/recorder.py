@@ -29,7 +29,7 @@ SLICE_BYTES = 8 << 20
 
 
 class StepRecorder:
-    """An observer of the script's Checkpointer; the first one made counts."""
+    """Observer that records the script's first Checkpointer."""
 
     def __init__(self, config: RecorderConfig) -> None:
         self._config = config
@@ -38,25 +38,25 @@ class StepRecorder:
         self._watched: Checkpointer | None = None
 
     def place(self, url: str, run: str) -> tuple[str, str]:
-        """A store of the proof's own, so that the script's real one is not touched."""
+        """Replace the script's store and run by those of the proof, so that the script's own store is not touched."""
         return self._config.store, self._config.run
 
     def on_start(self, ckpt: Checkpointer) -> None:
-        """Watch what the loaders deliver."""
+        """Record the batches that the loaders deliver."""
         if self._watched is None:
             self._watched = ckpt
             observe_batches(ckpt.components, lambda batch: self._batches.append(_digest_any(batch)))
 
     def on_restore(self, ckpt: Checkpointer, step: int, checkpoint_id: str | None) -> None:
-        """Record the state as restored."""
+        """Record the restored state."""
         if ckpt is self._watched and checkpoint_id is not None:
             self._trace.write(TraceEntry(kind="restored", step=step - 1, state=digest_state(ckpt.components)))
 
     def on_end(self, ckpt: Checkpointer) -> None:
-        """Nothing of it is compared."""
+        """Do nothing: the end of a run is not compared."""
 
     def on_step(self, ckpt: Checkpointer, step: int, metrics: Mapping[str, Any], samples: Any) -> None:
-        """Record the step; at the last one, end."""
+        """Record the step. After the last step, end the process."""
         if ckpt is not self._watched:
             return
         batches, self._batches[:] = list(self._batches), []
@@ -83,11 +83,11 @@ class StepRecorder:
 
 
 def digest_state(components: Mapping[str, object]) -> dict[str, str]:
-    """A digest for every tensor and value of the state, by path."""
+    """Return a digest of every tensor and value of the state, by path."""
     state = capture(components)
-    found = {item.name: f"{item.dtype}{list(item.shape)}:{_digest_item(item)}" for item in state.items}
-    _values(state.tree, "", found)
-    return found
+    digests = {item.name: f"{item.dtype}{list(item.shape)}:{_digest_item(item)}" for item in state.items}
+    _values(state.tree, "", digests)
+    return digests
 
 
 def _digest_item(item: Item) -> str:
@@ -116,7 +116,7 @@ def _values(node: Any, path: str, found: dict[str, str]) -> None:
 
 
 def _digest_any(value: Any) -> str:
-    """A digest of a batch or of sample ids: whatever tensors, arrays and plain values it is made of."""
+    """Return a digest of a batch or of sample ids, made of tensors, arrays and plain values."""
     hasher = Digest()
 
     def walk(node: Any) -> None:
@@ -126,8 +126,8 @@ def _digest_any(value: Any) -> str:
                 walk(node[key])
         elif isinstance(node, (list, tuple, set, frozenset)):
             hasher.update(f"{type(node).__name__}{len(node)}".encode())
-            for one in sorted(node, key=repr) if isinstance(node, (set, frozenset)) else node:
-                walk(one)
+            for member in sorted(node, key=repr) if isinstance(node, (set, frozenset)) else node:
+                walk(member)
         elif hasattr(node, "detach") and hasattr(node, "cpu"):
             state = capture({"batch": node}, rng=False)
             for item in state.items:

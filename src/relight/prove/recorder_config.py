@@ -1,4 +1,4 @@
-"""What the driver tells the recorder; its own file so that the driver need not import torch."""
+"""Configuration of the recorder. In its own file, so that the driver need not import torch."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import msgspec
 
 
 class RecorderConfig(msgspec.Struct, kw_only=True):
-    """What the driver wants. The run ends after step ``stop_after``, by SIGKILL behind a save if ``kill``.
+    """Configuration of one run. The run ends after step ``stop_after``; with ``kill``, it then saves and ends by SIGKILL.
 
-    ``seed`` is for generators the script does not seed itself; the resumed run gets another one, so that nothing agrees by luck.
+    ``seed``: for generators that the script does not seed itself. The resumed run gets another seed, so that no values agree by chance.
     """
 
     trace: str

@@ -1,4 +1,4 @@
-"""What a proved script did, step by step: one JSON line an entry."""
+"""Trace of a script's steps: one JSON line for each step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from relight.errors import ConfigError
 
 
 class TraceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """One step (or, for ``kind`` ``restored``, the moment after a restore). Digests are hexadecimal, floats exact (``float.hex``).
+    """A step, or, with ``kind`` ``restored``, the state after a restore. Digests are hexadecimal, floats exact (``float.hex``).
 
-    ``state`` maps the path of every tensor and value to its digest; ``batches`` are the digests of what the loaders delivered since the
-    entry before; ``samples`` is what the script passed as ``samples=``.
+    ``state`` maps the path of every tensor and value to its digest. ``batches``: digests of the batches delivered since the previous
+    entry. ``samples``: digest of what the script passed as ``samples=``.
     """
 
     kind: str
@@ -28,7 +28,7 @@ class TraceEntry(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class StepTrace:
-    """Written by the script's process, flushed with every entry, as the process may be killed right behind it."""
+    """Writer of a trace in the script's process. Entries are unbuffered, because the process may be killed right after one."""
 
     def __init__(self, path: str) -> None:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
@@ -39,7 +39,7 @@ class StepTrace:
 
 
 def read_trace(path: Path) -> list[TraceEntry]:
-    """The entries of a trace; a line cut short by a kill is left out."""
+    """Return the entries of a trace, without a line cut short by a kill. Raise ``ConfigError`` if there is no trace."""
     if not path.exists():
         raise ConfigError(
             "the script never reached ckpt.restore() or ckpt.step()",
@@ -56,7 +56,7 @@ def read_trace(path: Path) -> list[TraceEntry]:
 
 
 def hexed(value: object) -> str:
-    """A metric, exactly: equal texts exactly if equal bits."""
+    """Return a metric as text. Two texts are equal exactly if the bits are."""
     try:
         return float(value).hex()  # type: ignore[arg-type]
     except (TypeError, ValueError):

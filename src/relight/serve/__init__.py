@@ -1,5 +1,5 @@
-"""The dashboard and its API: an index of what stores say, pages and JSON made of it, who may do what, and actions that are commands.
+"""The dashboard and its API: an index of the stores, pages and JSON made from it, roles, and actions that correspond to commands.
 
-Always holds: everything shown can be read again from the stores; a page asks the index, never a store; nobody without a token writes; what
-somebody may not see is not there for him. May import everything below it. Torch-free.
+Always holds: everything shown can be read again from the stores; a page queries the index, never a store; writing needs a token; objects
+outside a caller's scope are absent from its answers. May import everything below it. Torch-free.
 """

@@ -1,6 +1,6 @@
-"""What can be done from a page or the API: each the very calls that the command of that name makes. Planned, shown, then executed.
+"""Actions of pages and the API. Each makes the calls of the command of its name. An action is planned, shown, then executed.
 
-Executing writes the audit log before and after; where it cannot be written, nothing is done.
+Execution writes to the audit log before and after. If the audit log cannot be written, nothing is done.
 """
 
 from __future__ import annotations
@@ -49,26 +49,27 @@ FIELDS = {
     "promote": ("store", "run", "which", "stage", "why"),
     "revoke": ("id",),
 }
-"""What each takes; anything else is refused."""
+"""Fields of each action. Any other field is refused."""
 SAVE_S = 600.0
-"""How long a save that was asked for is waited for."""
+"""Seconds to wait for a requested save."""
 WATCHED_S = 180.0
-"""``relight run`` writes down once a minute where the time went: when that is older, it is likely not there any more."""
+"""Age in seconds of the last goodput record above which ``relight run``, which writes one each minute, has probably ended."""
 RECORDED_S = 60.0
+"""Seconds between two audit entries for refusals of the same token and action."""
 assert FIELDS.keys() == ACTIONS.keys()
 Prepared = tuple[Planned, Callable[[], ActionOutcome], ActionFacts]
 
 
 class Actions:
-    """Plans and executes for whoever is asking. ``done`` is called when a store was changed, with its id."""
+    """Plans and executes actions for a caller. ``done`` is called with a store's id after the store was changed."""
 
     def __init__(self, index: Index, state: TokenFile, book: AuditLog, tasks: Tasks, done: Callable[[str], None] = lambda _: None) -> None:
         self._index, self._state, self._book, self._tasks, self._done = index, state, book, tasks, done
         self._recorded: dict[tuple[str, str], float] = {}
-        """When a refusal by role was recorded last, by token and action."""
+        """Monotonic time at which a refusal by role was last recorded, by token and action."""
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Caller) -> Planned:
-        """What it would do; changes nothing. A plan that is refused is recorded: it shows what a caller tried."""
+        """Return what the action would do. Change nothing. A refused plan is recorded in the audit log: it shows what a caller tried."""
         try:
             return self._prepared(verb, fields, who)[0]
         except (ConfigError, CheckpointNotFound) as error:
@@ -76,14 +77,14 @@ class Actions:
             raise
 
     def refused(self, verb: str, who: Caller, reason: str) -> None:
-        """Record that the role of ``who`` did not suffice, once every ``RECORDED_S`` for a token and action. Nothing is raised."""
+        """Record that the role of ``who`` did not suffice, at most once in ``RECORDED_S`` for a token and action. Never raise."""
         verb, now = verb if verb in FIELDS else "another action", time.monotonic()
         if now - self._recorded.get((who.token, verb), -RECORDED_S) >= RECORDED_S:
             self._recorded[who.token, verb] = now
             self._record(verb, {}, who, reason)
 
     def _record(self, verb: str, fields: Mapping[str, str], who: Caller, reason: str) -> None:
-        """Add a refusal to the audit log. A failure of that is an event: nothing was done that would have to be in it."""
+        """Add a refusal to the audit log. If that fails, emit an event: no action was done, so the log misses none."""
         try:
             seq = self._book.begin(who.name, verb, self._on(fields), who.role, token=who.token, facts=_given(verb, fields))
             self._book.end(seq, "refused", reason)
@@ -91,15 +92,15 @@ class Actions:
             emit("audit.failed", f"a refused request to {verb} is not in the audit log: {unwritten}", error=str(unwritten)[:500])
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Caller, digest: str = "") -> ActionOutcome:
-        """Do it. With ``digest``: only if it is still what that plan said, else ``Fenced``."""
+        """Execute the action. With ``digest``, raise ``Fenced`` if the plan has changed since the digest was computed."""
         on = self._on(fields)
         if not who.may(ACTIONS.get(verb, "admin")):
             raise ConfigError(f"{verb[:20]!r} takes the role {ACTIONS.get(verb, 'admin')}")
         prepared, refused, facts = None, None, _given(verb, fields)
         try:
-            prepared = self._prepared(verb, fields, who)  # changes nothing; the first record has what it found
-            found = prepared[2]
-            facts = replace(facts, checkpoint=found.checkpoint, before=found.before, after=found.after)
+            prepared = self._prepared(verb, fields, who)  # changes nothing; the first record needs its facts
+            details = prepared[2]
+            facts = replace(facts, checkpoint=details.checkpoint, before=details.before, after=details.after)
         except (RelightError, OSError) as error:
             refused = error
         seq = self._book.begin(who.name, verb, on, who.role, token=who.token, facts=facts)
@@ -108,8 +109,8 @@ class Actions:
                 raise refused or Fenced("the action could not be prepared")
             planned, do, _ = prepared
             if digest and planned.digest != digest:
-                raise Fenced("this is not what was shown: something has changed since", hint="look at the plan again")
-            done = do()
+                raise Fenced("the plan has changed since it was shown", hint="check the new plan")
+            outcome = do()
         except BaseException as error:
             self._book.end(
                 seq,
@@ -117,11 +118,11 @@ class Actions:
                 f"{type(error).__name__}: {error}",
             )
             raise
-        if done.task:
-            self._tasks.get(done.task).when_over(lambda ended: self._over(seq, fields, ended))
+        if outcome.task:
+            self._tasks.get(outcome.task).when_over(lambda ended: self._over(seq, fields, ended))
         else:
-            self._over(seq, fields, done)
-        return done
+            self._over(seq, fields, outcome)
+        return outcome
 
     def _over(self, seq: int, fields: Mapping[str, str], done: ActionOutcome) -> None:
         self._book.end(seq, "ok" if done.ok else "failed", done.says)
@@ -136,12 +137,12 @@ class Actions:
 
     def _prepared(self, verb: str, fields: Mapping[str, str], who: Caller) -> Prepared:
         if verb not in FIELDS:
-            raise ConfigError(f"there is no action {verb[:40]!r}", hint=f"there are {', '.join(FIELDS)}")
-        odd = [name for name in fields if name not in FIELDS[verb]]
-        if odd:
-            raise ConfigError(f"{verb} takes no {odd[0][:40]!r}", hint=f"it takes {', '.join(FIELDS[verb])}")
+            raise ConfigError(f"there is no action {verb[:40]!r}", hint=f"the actions are {', '.join(FIELDS)}")
+        unknown = [name for name in fields if name not in FIELDS[verb]]
+        if unknown:
+            raise ConfigError(f"{verb} takes no {unknown[0][:40]!r}", hint=f"it takes {', '.join(FIELDS[verb])}")
         if any(not value.isprintable() or len(value) > 400 for value in fields.values()):
-            raise ConfigError("a field is at most 400 letters long, all of which can be printed")
+            raise ConfigError("a field has at most 400 characters, all printable")
         if verb == "revoke":
             require("revoke token", who)
             return self._revoke(fields)
@@ -164,7 +165,7 @@ class Actions:
 
     def _run(self, fields: Mapping[str, str]) -> Run:
         store, name = fields.get("store", ""), fields.get("run", "")
-        self._index.state(store, name)  # what whoever is asking may not see is not there
+        self._index.state(store, name)  # raises if the caller may not see this run
         return Run(self._index.reader(store).store, name)
 
     def _one(self, fields: Mapping[str, str]) -> tuple[Run, Checkpoint]:
@@ -172,42 +173,45 @@ class Actions:
         return run, self._index.find(fields["store"], fields["run"], fields.get("which", "") or "latest")
 
     def _tag(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, one = self._one(fields)
+        run, checkpoint = self._one(fields)
         name = check_free(fields.get("name", ""))
         before = run.history().tags.get(name)
-        says = f"The tag {name} will name checkpoint {one.id} (step {one.step})" + (
-            f" instead of {before}." if before not in (None, one.id) else "."
+        says = f"The tag {name} will name checkpoint {checkpoint.id} (step {checkpoint.step})" + (
+            f" instead of {before}." if before not in (None, checkpoint.id) else "."
         )
 
         def do() -> ActionOutcome:
-            run.tag(name, one.id, by=who.name)
-            return ActionOutcome(True, f"{name} names {one.id} (step {one.step})")
+            run.tag(name, checkpoint.id, by=who.name)
+            return ActionOutcome(True, f"{name} names {checkpoint.id} (step {checkpoint.step})")
 
-        facts = ActionFacts(checkpoint=one.id, before=before or "", after=one.id)
-        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {one.id}", (one.id, name, before)), do, facts
+        facts = ActionFacts(checkpoint=checkpoint.id, before=before or "", after=checkpoint.id)
+        return _planned("Tag", says, f"relight tag {_at(fields)} {name} {checkpoint.id}", (checkpoint.id, name, before)), do, facts
 
     def _branch(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, one = self._one(fields)
+        run, checkpoint = self._one(fields)
         to = check_run_name(fields.get("to", ""))
 
         def do() -> ActionOutcome:
-            made = branch(run, one, to, by=who.name, why=fields.get("why", ""))
-            return ActionOutcome(True, f"{made.name} goes on from {one.id} (step {one.step})" + ("" if made.made else ", as before"))
+            new_branch = branch(run, checkpoint, to, by=who.name, why=fields.get("why", ""))
+            return ActionOutcome(
+                True,
+                f"{new_branch.name} continues from {checkpoint.id} (step {checkpoint.step})" + ("" if new_branch.made else ", as before"),
+            )
 
         return (
             _planned(
                 "Branch",
-                f"A run {to} will go on from checkpoint {one.id} (step {one.step}).",
-                f"relight branch {_at(fields)}@{one.id} {to}",
-                (one.id, to),
+                f"A run {to} will continue from checkpoint {checkpoint.id} (step {checkpoint.step}).",
+                f"relight branch {_at(fields)}@{checkpoint.id} {to}",
+                (checkpoint.id, to),
             ),
             do,
-            ActionFacts(checkpoint=one.id, after=to),
+            ActionFacts(checkpoint=checkpoint.id, after=to),
         )
 
     def _pin(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, one = self._one(fields)
-        held = holds_of(run.history()).get(one.id)
+        run, checkpoint = self._one(fields)
+        hold_reason = holds_of(run.history()).get(checkpoint.id)
 
         def words(reason: str | None) -> str:
             return "" if reason is None else f"held: {reason}"
@@ -215,50 +219,52 @@ class Actions:
         why = fields.get("why", "") or f"pinned by {who.name}"
 
         def do() -> ActionOutcome:
-            if held is None:
-                hold(run.store, run.name, one.id, why)
+            if hold_reason is None:
+                hold(run.store, run.name, checkpoint.id, why)
             else:
-                release(run.store, run.name, one.id, why)
-            return ActionOutcome(True, f"{one.id} (step {one.step}) is {'on hold' if held is None else 'released'}")
+                release(run.store, run.name, checkpoint.id, why)
+            return ActionOutcome(True, f"{checkpoint.id} (step {checkpoint.step}) is {'on hold' if hold_reason is None else 'released'}")
 
         says = (
-            f"Checkpoint {one.id} (step {one.step}) will be kept whatever the rules say."
-            if held is None
-            else f"Its hold ({held}) will be released: the rules decide again."
+            f"Checkpoint {checkpoint.id} (step {checkpoint.step}) will be kept regardless of the retention rules."
+            if hold_reason is None
+            else f"Its hold ({hold_reason}) will be released: the retention rules apply again."
         )
         return (
             _planned(
-                "Pin" if held is None else "Release",
+                "Pin" if hold_reason is None else "Release",
                 says,
-                f"relight hold {_at(fields)} {one.id}" + (" --release" if held is not None else ""),
-                (one.id, held),
+                f"relight hold {_at(fields)} {checkpoint.id}" + (" --release" if hold_reason is not None else ""),
+                (checkpoint.id, hold_reason),
             ),
             do,
-            ActionFacts(checkpoint=one.id, before=words(held), after="" if held is not None else words(why)),
+            ActionFacts(checkpoint=checkpoint.id, before=words(hold_reason), after="" if hold_reason is not None else words(why)),
         )
 
     def _verify(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, one = self._one(fields)
+        run, checkpoint = self._one(fields)
         store = fields["store"]
 
         def verified(ok: bool) -> None:
             if ok:
-                self._index.verified[store, run.name, one.id] = time.time()
+                self._index.verified[store, run.name, checkpoint.id] = time.time()
 
         def do() -> ActionOutcome:
-            known = self._tasks.under_way("verify", store, run.name, one.id)
-            task = known or self._tasks.begin("verify", store, run.name, who.name, lambda task: verify(task, run, one, verified), one.id)
+            known = self._tasks.under_way("verify", store, run.name, checkpoint.id)
+            task = known or self._tasks.begin(
+                "verify", store, run.name, who.name, lambda task: verify(task, run, checkpoint, verified), checkpoint.id
+            )
             return ActionOutcome(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
 
         return (
             _planned(
                 "Verify",
-                f"Every byte of checkpoint {one.id} (step {one.step}) will be read and compared.",
-                f"relight verify {_at(fields)} {one.id}",
-                (one.id,),
+                f"Every byte of checkpoint {checkpoint.id} (step {checkpoint.step}) will be read and compared.",
+                f"relight verify {_at(fields)} {checkpoint.id}",
+                (checkpoint.id,),
             ),
             do,
-            ActionFacts(checkpoint=one.id),
+            ActionFacts(checkpoint=checkpoint.id),
         )
 
     def _prune(self, fields: Mapping[str, str], who: Caller) -> Prepared:
@@ -272,7 +278,8 @@ class Actions:
         )
         if rules.is_everything:
             raise ConfigError(
-                "no rule was given, so everything stays", hint="keep_last, keep_every or keep_best: how many, or each how manieth step"
+                "no rule was given, so everything stays",
+                hint="keep_last and keep_best are numbers of checkpoints, keep_every is a number of steps",
             )
         plan = plan_prune(run.store, run.name, rules)
         words = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in numbers.items()) + (
@@ -280,56 +287,67 @@ class Actions:
         )
         says = f"{len(plan.going)} of {len(plan.verdicts)} checkpoints will go." if plan.going else "Nothing would go."
         hidden = self._index.hidden_branches(fields["store"], fields["run"])
-        rows = [(one.id, str(one.step), "stays" if one.keep else "goes", _without(one.reason, hidden)) for one in plan.verdicts]
-        what = [(one.id, one.keep) for one in plan.verdicts] + list(plan.due)
+        rows = [
+            (verdict.id, str(verdict.step), "stays" if verdict.keep else "goes", _without(verdict.reason, hidden))
+            for verdict in plan.verdicts
+        ]
+        what = [(verdict.id, verdict.keep) for verdict in plan.verdicts] + list(plan.due)
         planned = _planned("Prune", says, f"relight prune {_at(fields)} {words}", what)._replace(
             columns=("id", "step", "fate", "because"), rows=rows, danger=True
         )
-        stay = [one.id for one in plan.verdicts if one.keep]
-        return planned, lambda: _pruned(plan, run), ActionFacts(before=", ".join(one.id for one in plan.verdicts), after=", ".join(stay))
+        stay = [verdict.id for verdict in plan.verdicts if verdict.keep]
+        return (
+            planned,
+            lambda: _pruned(plan, run),
+            ActionFacts(before=", ".join(verdict.id for verdict in plan.verdicts), after=", ".join(stay)),
+        )
 
     def _promote(self, fields: Mapping[str, str], who: Caller) -> Prepared:
-        run, one = self._one(fields)
+        run, checkpoint = self._one(fields)
         stage = fields.get("stage", "") or STAGES[-1]
         if stage not in STAGES:
-            raise ConfigError(f"{stage[:40]!r} is no stage", hint=f"they are {', '.join(STAGES)}")
+            raise ConfigError(f"{stage[:40]!r} is not a stage", hint=f"the stages are {', '.join(STAGES)}")
         before = run.history().tags.get(stage)
 
         def do() -> ActionOutcome:
-            promote(run, one, stage, why=fields.get("why", ""), by=who.name)
-            return ActionOutcome(True, f"{stage} is {one.id} (step {one.step})")
+            promote(run, checkpoint, stage, why=fields.get("why", ""), by=who.name)
+            return ActionOutcome(True, f"{stage} is {checkpoint.id} (step {checkpoint.step})")
 
-        says = f"{stage} will be checkpoint {one.id} (step {one.step})" + (f" instead of {before}." if before else ".")
-        facts = ActionFacts(checkpoint=one.id, before=before or "", after=one.id)
-        return _planned("Promote", says, f"relight promote {_at(fields)}@{one.id} {stage}", (one.id, stage, before)), do, facts
+        says = f"{stage} will be checkpoint {checkpoint.id} (step {checkpoint.step})" + (f" instead of {before}." if before else ".")
+        facts = ActionFacts(checkpoint=checkpoint.id, before=before or "", after=checkpoint.id)
+        return (
+            _planned("Promote", says, f"relight promote {_at(fields)}@{checkpoint.id} {stage}", (checkpoint.id, stage, before)),
+            do,
+            facts,
+        )
 
     def _revoke(self, fields: Mapping[str, str]) -> Prepared:
         token_id = fields.get("id", "").removeprefix("rl_").partition(".")[0]
-        found = next((one for one in self._state.tokens() if one.id == token_id), None)
-        if found is None or not everything():  # tokens are not below any run
+        token = next((row for row in self._state.tokens() if row.id == token_id), None)
+        if token is None or not everything():  # tokens do not belong to a run, so a caller with a scope sees none
             raise CheckpointNotFound(f"no token {token_id[:40]!r}")
 
         def do() -> ActionOutcome:
             self._state.revoke(token_id)
-            return ActionOutcome(True, f"the token {found.name} opens nothing any more")
+            return ActionOutcome(True, f"the token {token.name} is no longer valid")
 
         planned = _planned(
             "Revoke",
-            f"The token {found.name} ({found.role}) will open nothing any more, at once.",
+            f"The token {token.name} ({token.role}) will be invalid at once.",
             f"relight token revoke {token_id}",
-            (token_id, found.state),
+            (token_id, token.state),
         )
-        return planned._replace(danger=True), do, ActionFacts(before=found.state, after="revoked")
+        return planned._replace(danger=True), do, ActionFacts(before=token.state, after="revoked")
 
     def _save(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run, why = self._run(fields), fields.get("why", "")
-        told_at = newest_account_time(self._index.state(fields["store"], run.name).accounts)
-        ago_s = time.time() - told_at if told_at is not None else None
+        recorded_at = newest_account_time(self._index.state(fields["store"], run.name).accounts)
+        ago_s = time.time() - recorded_at if recorded_at is not None else None
         watched = (
-            f"relight run told of it {max(0.0, ago_s):.0f} s ago: it looks every {LOOK_S:.0f} s whether it is asked."
+            f"relight run recorded its goodput {max(0.0, ago_s):.0f} s ago: it checks for requests every {LOOK_S:.0f} s."
             if ago_s is not None and ago_s < WATCHED_S
-            else f"No relight run has told of it within {WATCHED_S / 60:.0f} minutes, and without one nobody hears: "
-            "kill -USR1 of the training process, where it runs, has it save."
+            else f"No relight run has recorded anything within {WATCHED_S / 60:.0f} minutes, and no other process receives the request: "
+            "send SIGUSR1 to the training process on its own machine instead."
         )
 
         def do() -> ActionOutcome:
@@ -337,9 +355,9 @@ class Actions:
             task = self._tasks.begin("save", fields["store"], run.name, who.name, lambda task: wait_for(task, run, seq, SAVE_S))
             return ActionOutcome(True, f"asked, in record {seq} of its log", task=task.id)
 
-        says = f"The job of {run.name} is asked to save at the end of its step, in your name."
+        says = f"The job of {run.name} will be asked in your name to save at the end of its current step."
         planned = _planned("Save now", says, f"relight save {_at(fields)}", (run.name, why))
-        return planned._replace(says=f"{says} {watched}"), do, ActionFacts()  # seconds pass, and it is the same plan
+        return planned._replace(says=f"{says} {watched}"), do, ActionFacts()  # after the digest: seconds pass, and it is the same plan
 
     def _drill(self, fields: Mapping[str, str], who: Caller) -> Prepared:
         run = self._run(fields)
@@ -351,33 +369,33 @@ class Actions:
             return ActionOutcome(True, "under way" if known is None else f"under way already, begun by {known.who}", task=task.id)
 
         says = (
-            "The newest two checkpoints are copied to this server's machine. There the newest is read to the byte and restored; damaged, "
-            "robbed of a file and of its record, each of which must be noticed, and the one before be restored; and pruned. "
-            "Neither the run nor its job notices; copies are removed. Failures of the job itself need its script: "
-            f"relight drill --from {_at(fields)} train.py, where it runs."
+            "The newest two checkpoints are copied to this server's machine. There the newest is verified and restored. Then it is "
+            "damaged, a file of it is deleted, and its record is deleted: each fault must be detected, and the checkpoint before it "
+            "restored. Then it is pruned. The run and its job are unaffected, and the copies are removed. "
+            f"To test failures of the job itself: relight drill --from {_at(fields)} train.py, on the job's machine."
         )
         return _planned("Drill", says, f"relight drill --copy {_at(fields)}", (run.name,)), do, ActionFacts()
 
 
 def _pruned(plan: PrunePlan, run: Run) -> ActionOutcome:
     report = execute(plan, run.store)
-    return ActionOutcome(True, f"{len(report.retired)} checkpoints have gone", "\n".join(report.retired[:50]))
+    return ActionOutcome(True, f"{len(report.retired)} checkpoints retired", "\n".join(report.retired[:50]))
 
 
 def newest_account_time(accounts: Sequence[Account]) -> float | None:
-    """When a supervisor of the run wrote down last where the time went; None if none ever did."""
-    ends = [began + one.seconds for one in accounts if (began := seconds_since_epoch(one.began)) is not None]
+    """Return the Unix time up to which supervisors of the run have recorded its goodput; None without a record."""
+    ends = [began + account.seconds for account in accounts if (began := seconds_since_epoch(account.began)) is not None]
     return max(ends, default=None)
 
 
 def _given(verb: str, fields: Mapping[str, str]) -> ActionFacts:
-    """Return the fields that the action has: a caller chooses the names of any others, and so could fill the log."""
+    """Return the facts of the action's known fields. Callers could fill the log with unknown ones, whose names they choose."""
     known = {name: fields[name] for name in FIELDS.get(verb, ()) if name in fields}
     return ActionFacts(run=known.get("run", ""), why=known.get("why", ""), given=known)
 
 
 def _without(text: str, hidden: Sequence[str]) -> str:
-    """Return ``text`` without the names of branches that the asker may not know of."""
+    """Return ``text`` without the names of branches outside the caller's scope."""
     for name in hidden:
         text = text.replace(name, "a branch")
     return text
@@ -394,5 +412,5 @@ def _at(fields: Mapping[str, str]) -> str:
 
 def _number(name: str, text: str) -> int:
     if not text.isdecimal() or not text.isascii() or not 0 < int(text[:10]) < 10**9 or len(text) > 9:
-        raise ConfigError(f"{name} is a number from 1 on, not {text[:20]!r}")
+        raise ConfigError(f"{name} must be a positive integer, not {text[:20]!r}")
     return int(text)

@@ -1,4 +1,4 @@
-"""The API, ``/api/v1``: what pages show as JSON, and actions in two steps. Each route says its role in its declaration."""
+"""The API, ``/api/v1``: the data of the pages as JSON, and actions in two steps. Each route declares the role that it needs."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from relight.serve.values import Working
 
 PREFIX = "/api/v1"
 LIMIT_MAX = 500
-Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="How many rows at most.")]
-After = Annotated[str | None, Query(max_length=400, description="What the piece before said under next.")]
+Limit = Annotated[int, Query(ge=1, le=LIMIT_MAX, description="Maximum number of rows.")]
+After = Annotated[str | None, Query(max_length=400, description="The value of next from the piece before.")]
 Name = Annotated[str, Path(max_length=255)]
-Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as its checkpoint lists it.")]
-Find = Annotated[str, Query(max_length=400, description="A part of the path of the tensors that are wanted.")]
-Changed = Annotated[bool, Query(description="Leave out tensors that are the same.")]
+Path400 = Annotated[str, Query(max_length=400, description="A tensor's path, as listed in its checkpoint.")]
+Find = Annotated[str, Query(max_length=400, description="Only tensors with this text in their path.")]
+Changed = Annotated[bool, Query(description="Omit equal tensors.")]
 Spec = Annotated[str, Query(max_length=400, description="A checkpoint: [STORE/]RUN@WHICH.")]
 
 
 class ActionRequest(BaseModel):
-    """An action. Without ``confirm`` the answer is the plan; with the plan's digest it is done, if it is still the same."""
+    """An action. Without ``confirm`` the answer is the plan. With the plan's digest the action is done, unless the plan has changed."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
     fields: dict[Annotated[str, Field(max_length=40)], Annotated[str, Field(max_length=400)]] = Field(max_length=12)
@@ -42,7 +42,7 @@ class ActionRequest(BaseModel):
 
 
 class Problem(BaseModel):
-    """What was wrong: ``kind`` for programs, the rest for people."""
+    """An error: ``kind`` for programs, the rest for people."""
 
     kind: str
     what: str
@@ -52,21 +52,22 @@ class Problem(BaseModel):
 
 
 class ProblemAnswer(BaseModel):
-    """Every answer that is no answer."""
+    """Body of every error response."""
 
     error: Problem
 
 
 _PROBLEMS = {
-    400: "Not how this server is asked", 401: "No valid token", 403: "Not with this role", 404: "Not there, or not yours to see",
-    405: "No such method here", 409: "It has changed since it was planned", 413: "Too long", 415: "Not application/json",
-    422: "This cannot be asked so", 429: "Too often", 503: "The store did not answer",
+    400: "Invalid request, host or Content-Length", 401: "No valid token", 403: "Not with this role",
+    404: "Not found, or not visible to you", 405: "Method not allowed", 409: "It has changed since it was planned",
+    413: "Body too long", 415: "Not application/json",
+    422: "Invalid parameter or field", 429: "Too many requests", 503: "The store did not answer",
 }  # fmt: skip
 _RESPONSES: dict[int | str, dict[str, Any]] = {status: {"description": says, "model": ProblemAnswer} for status, says in _PROBLEMS.items()}
 
 
 def status_of(error: RelightError) -> int:
-    """Which number of HTTP an error of ours is."""
+    """Return the HTTP status of an error."""
     if isinstance(error, CheckpointNotFound):
         return 404
     if isinstance(error, ConfigError):
@@ -77,12 +78,12 @@ def status_of(error: RelightError) -> int:
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """Any of our values as JSON; numbers that JSON lacks are null."""
+    """Return a value as a JSON response. NaN and infinite numbers are null."""
     return Response(shown_json(msgspec.json.encode(value, enc_hook=str)), status, media_type="application/json")
 
 
 def error_answer(error: RelightError) -> JSONResponse:
-    """What, where, and what to do; without names of runs that the asker does not reach."""
+    """Return an error as JSON, without names of runs outside the caller's scope."""
     error = masked_error(error)
     body = {
         "error": {
@@ -97,13 +98,13 @@ def error_answer(error: RelightError) -> JSONResponse:
 
 
 def _ascii(value: Any) -> Any:
-    """Text without what cannot be encoded."""
+    """Return ``value`` with lone surrogates in its strings replaced, and NaN and infinite numbers as None."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if isinstance(value, Mapping):
-        return {name: _ascii(one) for name, one in value.items()}
+        return {name: _ascii(item) for name, item in value.items()}
     return (
-        [_ascii(one) for one in value]
+        [_ascii(item) for item in value]
         if isinstance(value, list)
         else value
         if not isinstance(value, float) or math.isfinite(value)
@@ -112,12 +113,12 @@ def _ascii(value: Any) -> Any:
 
 
 def router() -> APIRouter:
-    """All of it."""
-    made = APIRouter(prefix=PREFIX, tags=["v1"], responses=_RESPONSES)
-    _reading(made)
-    _more_reading(made)
+    """Return all routes of the API."""
+    routes = APIRouter(prefix=PREFIX, tags=["v1"], responses=_RESPONSES)
+    _reading(routes)
+    _more_reading(routes)
 
-    @made.post("/actions/{verb}", dependencies=[needs("operator")], summary="Plan an action, or do what was planned")
+    @routes.post("/actions/{verb}", dependencies=[needs("operator")], summary="Plan an action, or do what was planned")
     async def act(request: Request, verb: Name, asked: ActionRequest) -> Response:
         who: Caller = request.state.who
         if verb not in ACTIONS:
@@ -129,21 +130,21 @@ def router() -> APIRouter:
             return json_response((await run_in_threadpool(acts.execute, verb, asked.fields, who, asked.confirm))._asdict())
         return json_response((await run_in_threadpool(acts.plan, verb, asked.fields, who))._asdict())
 
-    @made.get("/openapi.json", dependencies=[needs("viewer")], include_in_schema=False)
+    @routes.get("/openapi.json", dependencies=[needs("viewer")], include_in_schema=False)
     def schema(request: Request) -> JSONResponse:
         return JSONResponse(request.app.openapi())
 
-    return made
+    return routes
 
 
 def _reading(made: APIRouter) -> None:
     viewer = [needs("viewer")]
 
-    @made.get("/stores", dependencies=viewer, summary="All stores that are followed")
+    @made.get("/stores", dependencies=viewer, summary="All followed stores")
     def stores(request: Request) -> Response:
         return json_response(request.app.state.index.stores())
 
-    @made.get("/runs", dependencies=viewer, summary="Runs, those first that need somebody")
+    @made.get("/runs", dependencies=viewer, summary="Runs: failed ones first, then late, good and idle ones")
     def runs(request: Request, after: After = None, limit: Limit = 100) -> Response:
         return json_response(request.app.state.index.runs(after, limit))
 
@@ -151,11 +152,11 @@ def _reading(made: APIRouter) -> None:
     def run(request: Request, store: Name, run: Name) -> Response:
         return json_response(pieces.bounded_run(request.app.state.index.run(store, run)))
 
-    @made.get("/runs/{store}/{run}/checkpoints", dependencies=viewer, summary="Its checkpoints, the newest first")
+    @made.get("/runs/{store}/{run}/checkpoints", dependencies=viewer, summary="Checkpoints of a run, newest first")
     def checkpoints(request: Request, store: Name, run: Name, after: After = None, limit: Limit = 100) -> Response:
         return json_response(request.app.state.index.checkpoints(store, run, after, limit))
 
-    @made.get("/runs/{store}/{run}/checkpoints/{which:path}/values", dependencies=viewer, summary="A tensor in numbers")
+    @made.get("/runs/{store}/{run}/checkpoints/{which:path}/values", dependencies=viewer, summary="Statistics of a tensor's values")
     def values(request: Request, store: Name, run: Name, which: Name, path: Path400) -> Response:
         return json_response(request.app.state.index.values(store, run, which, path))
 
@@ -165,10 +166,10 @@ def _reading(made: APIRouter) -> None:
     ) -> Response:
         return json_response(pieces.checkpoint_piece(request.app.state.index.checkpoint(store, run, which), after, limit, find))
 
-    @made.get("/diff", dependencies=viewer, summary="A piece of what differs between two checkpoints, or how far that is")
+    @made.get("/diff", dependencies=viewer, summary="Difference of two checkpoints in pieces, or the comparison's progress")
     def diff(request: Request, a: Spec, b: Spec, after: After = None, limit: Limit = 100, changed: Changed = False) -> Response:
-        found = request.app.state.index.diff(a, b)
-        return json_response(found if isinstance(found, Working) else pieces.diff_piece(found, after, limit, changed))
+        difference = request.app.state.index.diff(a, b)
+        return json_response(difference if isinstance(difference, Working) else pieces.diff_piece(difference, after, limit, changed))
 
 
 def _more_reading(made: APIRouter) -> None:
@@ -178,35 +179,35 @@ def _more_reading(made: APIRouter) -> None:
     def lineage(request: Request, store: Name, after: After = None, limit: Limit = 100) -> Response:
         return json_response(pieces.lineage_piece(request.app.state.index.lineage(store), after, limit))
 
-    @made.get("/storage/{store}", dependencies=viewer, summary="What a store holds, and what goes next")
+    @made.get("/storage/{store}", dependencies=viewer, summary="A store's size, and what retention deletes next")
     def storage(request: Request, store: Name) -> Response:
         return json_response(pieces.bounded_storage(request.app.state.index.storage(store)))
 
-    @made.get("/incidents", dependencies=viewer, summary="What happened to runs, the newest first")
+    @made.get("/incidents", dependencies=viewer, summary="Incidents, newest first")
     def incidents(request: Request, after: After = None, limit: Limit = 100) -> Response:
-        found = request.app.state.index.incidents(after, limit)
-        return json_response(replace(found, rows=[pieces.bare(one) for one in found.rows]))
+        page = request.app.state.index.incidents(after, limit)
+        return json_response(replace(page, rows=[pieces.bare(incident) for incident in page.rows]))
 
     @made.get("/incidents/{store}/{run}/{which}", dependencies=viewer, summary="One incident, with its evidence")
     def incident(request: Request, store: Name, run: Name, which: Name) -> Response:
         return json_response(request.app.state.index.incident(store, run, which))
 
-    @made.get("/risk", dependencies=viewer, summary="Machines that look like failing")
+    @made.get("/risk", dependencies=viewer, summary="Machines that are likely to fail")
     def risk(request: Request) -> Response:
         return json_response(request.app.state.index.risk()[: pieces.LISTED_MAX])
 
-    @made.get("/tasks", dependencies=viewer, summary="What actions have begun that takes its time, the newest first")
+    @made.get("/tasks", dependencies=viewer, summary="Tasks that actions started, newest first")
     def tasks(request: Request, limit: Limit = 100) -> Response:
-        return json_response([pieces.short_task(one.shown(time.time())) for one in request.app.state.tasks.all()[:limit]])
+        return json_response([pieces.short_task(task.shown(time.time())) for task in request.app.state.tasks.all()[:limit]])
 
-    @made.get("/tasks/{task}", dependencies=viewer, summary="One of them: what it says, and how it ended")
+    @made.get("/tasks/{task}", dependencies=viewer, summary="One task: its output and its result")
     def task(request: Request, task: Name) -> Response:
         return json_response(request.app.state.tasks.get(task).shown(time.time()))
 
-    @made.get("/audit", dependencies=[needs("operator")], summary="Who did what, the newest first")
+    @made.get("/audit", dependencies=[needs("operator")], summary="Audit entries, newest first")
     def audit(request: Request, after: After = None, limit: Limit = 100) -> Response:
         return json_response(request.app.state.index.audit(after, limit))
 
-    @made.get("/settings", dependencies=[needs("admin")], summary="Tokens without their secrets, and what tiers keep")
+    @made.get("/settings", dependencies=[needs("admin")], summary="Tokens without their secrets, alert rules, and retention rules of tiers")
     def settings(request: Request) -> Response:
         return json_response(request.app.state.index.settings())

@@ -1,4 +1,4 @@
-"""The server as one application: readers, index, pages, API, event streams, behind the doors."""
+"""The server's ASGI application: store followers, index, pages, API and event streams, behind the authentication middleware."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ Asked = Annotated[str, Query(max_length=200)]
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What a server is started with. ``audit``: the audit store's URL; by default ``RELIGHT_AUDIT``, else beside the state file.
-    ``alerts``: the file with ``[alerts]``; by default ``relight.toml`` here."""
+    """Settings of a server. ``audit``: the audit store's URL; by default ``RELIGHT_AUDIT``, else a directory next to the state file.
+    ``alerts``: the file with ``[alerts]``; by default ``relight.toml`` in the working directory."""
 
     stores: Sequence[str]
     state: Path | None = None
@@ -60,19 +60,22 @@ class ServerSettings:
 
 
 def create_app(settings: ServerSettings) -> FastAPI:
-    """The application. Its readers begin when it is served. ``RelightError`` if a store is none, or the state file cannot be used."""
+    """Return the application. Its followers start with the server.
+
+    Raise ``RelightError`` for an invalid store, or a state file that cannot be used.
+    """
     hub = Hub()
     readers = open_readers(settings.stores, hub.changed, settings.poll_s)
     state = TokenFile(settings.state)
-    book = AuditLog(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
+    audit_log = AuditLog(open_bytes(absolute(settings.audit or os.environ.get(SETTING, "") or f"{state.path.resolve()}.audit")))
     jobs, tasks = Jobs(hub.changed, progressed=hub.progressed), Tasks(hub.changed)
-    ids = {one.store.url: one.id for one in readers}
+    ids = {follower.store.url: follower.id for follower in readers}
     around = EventFeed(
         readers, read_alerting(settings.alerts), lambda url, run: hub.changed(ids[url], {run}) if url in ids else None,
         kept=state.alarms(), keep=state.keep_alarms,
     )  # fmt: skip
-    index = Index(readers, jobs, tokens=state.tokens, audited=lambda: _audited(book), around=around)
-    by_id = {one.id: one for one in readers}
+    index = Index(readers, jobs, tokens=state.tokens, audited=lambda: _audited(audit_log), around=around)
+    by_id = {follower.id: follower for follower in readers}
 
     def done(store: str) -> None:
         if store in by_id:
@@ -81,8 +84,8 @@ def create_app(settings: ServerSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        for one in readers:
-            one.start()
+        for follower in readers:
+            follower.start()
         around.start()
         yield
         hub.close()
@@ -99,17 +102,17 @@ def create_app(settings: ServerSettings) -> FastAPI:
         openapi_url=None,
         lifespan=lifespan,
         redirect_slashes=False,
-        description="What the dashboard shows, as JSON. Send a token as Authorization: Bearer rl_…",
+        description="The dashboard's data as JSON. Send a token as Authorization: Bearer rl_…",
     )
     app.state.index, app.state.acts, app.state.hub, app.state.store, app.state.readers = (
         index,
-        Actions(index, state, book, tasks, done),
+        Actions(index, state, audit_log, tasks, done),
         hub,
         state,
         readers,
     )
     app.state.tasks = tasks
-    app.state.book, app.state.failures = book, failures_of(settings.rules)
+    app.state.book, app.state.failures = audit_log, failures_of(settings.rules)
     app.include_router(pages.router(needs))
     app.include_router(pages_actions.router(needs))
     app.include_router(api.router())
@@ -126,14 +129,17 @@ AUDIT_SHOWN = 2000
 
 
 def _end(readers: Sequence[StoreFollower], state: TokenFile) -> None:
-    for one in readers:
-        one.close()
+    for follower in readers:
+        follower.close()
     state.close()
 
 
 def _audited(book: AuditLog) -> list[AuditRow]:
     rows = book.newest(AUDIT_SHOWN)
-    return [AuditRow(one.seq, one.at, one.who, one.what, one.on, one.how, one.role, one.token, dict(one.fields)) for one in rows]
+    return [
+        AuditRow(entry.seq, entry.at, entry.who, entry.what, entry.on, entry.how, entry.role, entry.token, dict(entry.fields))
+        for entry in rows
+    ]
 
 
 def _streams(app: FastAPI, hub: Hub, state: TokenFile) -> None:
@@ -156,13 +162,13 @@ def _streams(app: FastAPI, hub: Hub, state: TokenFile) -> None:
 
 
 def _remembered(ask: Callable[[Caller], bool], for_s: float = LOOK_S / 2) -> Callable[[Caller], bool]:
-    """``ask``, whose answer holds for a moment: a thousand streams of one token look it up once."""
+    """Cache the answers of ``ask`` for ``for_s`` seconds: a thousand streams of one token then cost one query."""
     known: dict[Caller, tuple[float, bool]] = {}
 
     def asked(who: Caller) -> bool:
         now = time.monotonic()
         if who not in known or now - known[who][0] > for_s:
-            for old in [one for one, (at, _) in known.items() if now - at > 60]:
+            for old in [caller for caller, (moment, _) in known.items() if now - moment > 60]:
                 del known[old]
             known[who] = now, ask(who)
         return known[who][1]
@@ -172,16 +178,16 @@ def _remembered(ask: Callable[[Caller], bool], for_s: float = LOOK_S / 2) -> Cal
 
 def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
     @app.get("/healthz", include_in_schema=False)
-    async def healthz() -> JSONResponse:  # in the loop: it waits for no thread
+    async def healthz() -> JSONResponse:  # runs in the event loop, so that it never waits for a thread
         return JSONResponse(HEALTHY)
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz(request: Request) -> JSONResponse:
-        ready = all(one.now.state != NOT_YET for one in request.app.state.readers)
+        ready = all(follower.now.state != NOT_YET for follower in request.app.state.readers)
         return JSONResponse({"ok": ready}, 200 if ready else 503)
 
     @app.get("/login", include_in_schema=False)
-    async def login(request: Request) -> HTMLResponse:  # in the loop: it waits for no thread and no slot
+    async def login(request: Request) -> HTMLResponse:  # runs in the event loop, so that it never waits for a thread or a slot
         return HTMLResponse(_login_page(""))
 
     @app.post("/login", include_in_schema=False)
@@ -192,9 +198,9 @@ def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
         if who is None:
             if wait := await failures.wrong(request.state.client, token):
                 raise HttpRefusal(429, "too many wrong tokens", wait)
-            return HTMLResponse(_login_page("That is no valid token."), 401)
-        made = RedirectResponse("/", 303)
-        made.set_cookie(
+            return HTMLResponse(_login_page("This token is not valid."), 401)
+        response = RedirectResponse("/", 303)
+        response.set_cookie(
             rules.cookie,
             state.begin_session(who),
             max_age=int(SESSION_S),
@@ -203,24 +209,24 @@ def _sessions(app: FastAPI, state: TokenFile, rules: AccessRules) -> None:
             httponly=True,
             samesite="strict",
         )
-        return made
+        return response
 
     @app.post("/logout", dependencies=[needs("viewer")], include_in_schema=False)
     async def leave(request: Request) -> Response:
         state.end_session(request.state.who.session)
-        made = RedirectResponse("/login", 303)
-        made.delete_cookie(rules.cookie, path="/", secure=rules.is_secure, httponly=True, samesite="strict")
-        return made
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(rules.cookie, path="/", secure=rules.is_secure, httponly=True, samesite="strict")
+        return response
 
 
 @lru_cache(4)
 def _login_page(wrong: str) -> str:
-    """A form, and what was wrong."""
+    """Return the login page, with an error message if there is one. Cached."""
     return render("login.html", "", wrong=wrong)
 
 
 def _errors(app: FastAPI) -> None:
-    """Errors as pages for people, as JSON for programs; nothing of how it is made."""
+    """Add error handlers: pages for browsers, JSON for programs, without internals such as tracebacks."""
 
     def for_people(request: Request) -> bool:
         return "text/html" in request.headers.get("accept", "") and not request.url.path.startswith("/api/")
@@ -235,13 +241,13 @@ def _errors(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def malformed(request: Request, error: RequestValidationError) -> Response:
-        wrong = [f"{'.'.join(str(part) for part in one['loc'])}: {one['msg']}" for one in error.errors()[:10]]
+        lines = [f"{'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}" for problem in error.errors()[:10]]
         return JSONResponse(
             {
                 "error": {
                     "kind": "config",
-                    "what": "this cannot be asked so",
-                    "details": [one.encode("utf-8", "replace").decode()[:300] for one in wrong],
+                    "what": "invalid request",
+                    "details": [line.encode("utf-8", "replace").decode()[:300] for line in lines],
                 }
             },
             422,

@@ -1,6 +1,6 @@
-"""What stands before every page and answer: which host was meant, who is asking, how often, how much; and the headers that browsers go by.
+"""Middleware before every page and API answer: checks of host, origin, credentials, rate and body size; security headers.
 
-In front of the application, so that nothing can be reached around it. Roles are the routes' own (``needs``).
+It wraps the whole application, so that no route is reachable without it. Each route declares its role itself (``needs``).
 """
 
 from __future__ import annotations
@@ -29,14 +29,16 @@ from relight.serve.slots import StreamSlots
 from relight.serve.state import TokenFile
 
 OPEN = ("/login", "/healthz", "/readyz")
-"""Addresses that answer whoever asks, besides ``/static``; no count of requests closes them."""
+"""Paths that need no credentials and have no rate limit, as does ``/static``."""
 UNCOUNTED = ("/healthz", "/readyz", "/events")
-"""Answered without a slot: health must never wait, and event streams last; they have a bound of their own."""
+"""Paths that take no slot: health checks must never wait, and event streams last long. Streams have their own limit."""
 LOGIN = "/login"
-"""Takes no slot either: once its body has been read, it never waits but for the delay of a wrong token, and requests without credentials
-must not keep others from logging in."""
+"""This path takes no slot either: requests without credentials must not keep users from logging in.
+
+Once its body has been read, a login waits only for the delay of a wrong token.
+"""
 BODY_BYTES_MAX, LOGIN_BYTES_MAX = 64 << 10, 4 << 10
-"""Bytes of a request's body: with credentials, and without any, which only ``/login`` takes."""
+"""Largest request body in bytes: with credentials, and without, as for ``/login``."""
 _TOKEN_CHARS_MAX, _COOKIES_MAX = 200, 4
 _SAFE = ("GET", "HEAD", "OPTIONS")
 _IN_THE_QUERY = {"token", "access_token", "auth", "authorization", "api_key"}
@@ -53,7 +55,7 @@ HEADERS = {
 
 
 class HttpRefusal(Exception):
-    """An answer in place of what was asked for."""
+    """A request refused by the server, with the HTTP status and the seconds to wait before a retry."""
 
     def __init__(self, status: int, says: str, wait_s: float = 0.0) -> None:
         super().__init__(says)
@@ -62,18 +64,18 @@ class HttpRefusal(Exception):
 
 @dataclass(frozen=True)
 class AccessRules:
-    """Who may come in, and how. ``hosts``: names by which the server is reached, beside ``localhost`` and addresses."""
+    """Rules for access. ``hosts``: names of the server, in addition to ``localhost`` and IP addresses."""
 
     hosts: tuple[str, ...] = ()
     anonymous_read: bool = False
     secure: bool = False
-    """TLS: cookies are for it alone."""
+    """Whether this server has TLS: cookies are then sent over TLS only."""
     public: str = ""
-    """The origin that people use, ``https://NAME``, if a proxy has the TLS: it decides Origin, Host, ``Secure`` and HSTS."""
+    """The public origin, ``https://NAME``, if a proxy terminates TLS. It decides Origin, Host, ``Secure`` and HSTS."""
     proxy_header: str = ""
-    """In which a proxy that logs people in says who it is; believed from ``proxy_from`` alone."""
+    """Header in which an authenticating proxy names the user. It is trusted only from ``proxy_from``."""
     proxy_from: tuple[str, ...] = ()
-    """Addresses and networks of proxies whose ``X-Forwarded-For`` and ``proxy_header`` are believed."""
+    """Addresses and networks of trusted proxies: their ``X-Forwarded-For`` and ``proxy_header`` count."""
     proxy_role: str = "viewer"
     requests_per_second: float = 50.0
     burst: int = 300
@@ -81,17 +83,17 @@ class AccessRules:
 
     @property
     def cookie(self) -> str:
-        """The session cookie's name: with TLS one that no other host can set."""
+        """Name of the session cookie. With TLS it has the prefix ``__Host-``, so that no other host can set it."""
         return "__Host-relight" if self.is_secure else "relight"
 
     @property
     def is_secure(self) -> bool:
-        """Whether browsers reach the server by TLS, its own or a proxy's."""
+        """Whether browsers reach the server by TLS, either its own or a proxy's."""
         return self.secure or bool(self.public)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names of the server: ``hosts``, and the one in ``public``."""
+        """All names of the server: ``hosts`` and the host of ``public``."""
         return (*self.hosts, host_of(self.public)) if self.public else self.hosts
 
 
@@ -101,7 +103,7 @@ def failures_of(rules: AccessRules) -> Guesses:
 
 
 class AuthMiddleware:
-    """The application, guarded."""
+    """ASGI middleware that authenticates and limits every request to the application."""
 
     def __init__(self, app: ASGIApp, state: TokenFile, rules: AccessRules, failures: Guesses) -> None:
         self._app, self._state, self.rules, self.failures = app, state, rules, failures
@@ -111,26 +113,26 @@ class AuthMiddleware:
         self._key = secrets.token_bytes(32)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
+        """Answer one request, as ASGI specifies."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         if scope["type"] != "http":
-            return  # there are no web sockets here
+            return  # web sockets are not supported
         headers = Headers(scope=scope)
         sender = self._with_headers(scope, send)
-        given = scope.setdefault("state", {})
-        given["client"] = asker_of(self._proxies.client_of(_address(scope), headers.getlist("x-forwarded-for")))
+        state = scope.setdefault("state", {})
+        state["client"] = asker_of(self._proxies.client_of(_address(scope), headers.getlist("x-forwarded-for")))
         try:
             self._check_request(scope, headers)
             who, csrf = await self._who(scope, headers)
-            given["asker"] = asker = _asker(who, given["client"])
+            state["asker"] = asker = _asker(who, state["client"])
             if scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
                 self._limit(asker)
             self._check_origin(scope, headers)
             if who is None and scope["path"] not in OPEN and not scope["path"].startswith("/static/"):
                 raise HttpRefusal(401, "authentication required: log in, or send Authorization: Bearer rl_…")
-            if scope["path"] not in UNCOUNTED:  # a slow sender must hold its connection only, and no slot
+            if scope["path"] not in UNCOUNTED:  # read the body before taking a slot: a slow client must not occupy one
                 received = await _whole(receive, BODY_BYTES_MAX if who is not None else LOGIN_BYTES_MAX)
                 if received is None:
                     return
@@ -139,7 +141,7 @@ class AuthMiddleware:
             await answer(refused, headers)(scope, receive, sender)
             return
         shown = f"{who.name}, {who.role}" + (f" of {who.scope}" if who.scope else "") if who is not None else ""
-        given |= {"who": who, "csrf": csrf, "who_name": shown}
+        state |= {"who": who, "csrf": csrf, "who_name": shown}
         with asking(who.scope if who is not None else NOTHING, asker), suppress(ClientDisconnect):
             if scope["path"] in UNCOUNTED:
                 await self._app(scope, _bounded(receive), sender)
@@ -154,40 +156,44 @@ class AuthMiddleware:
                 await answer(HttpRefusal(503, "the server is busy", 1.0), headers)(scope, receive, sender)
 
     def _check_request(self, scope: Scope, headers: Headers) -> None:
-        """What does not depend on who it is."""
+        """Check method, host, length and content type, which do not depend on the caller. Raise ``HttpRefusal``."""
         if scope["method"] not in ("GET", "HEAD", "POST"):
-            raise HttpRefusal(405, "this server knows GET and POST")
+            raise HttpRefusal(405, "this server supports GET and POST")
         if not is_host(headers.getlist("host"), ("localhost", *self.rules.names)):
-            raise HttpRefusal(400, "this server is not called that: relight serve --host NAME says what it is called")
+            raise HttpRefusal(400, "unknown host name: give the server its names with relight serve --host NAME")
         length = headers.get("content-length", "0")
         if not length.isdecimal() or len(length) > 18:
-            raise HttpRefusal(400, "a length that is none")
+            raise HttpRefusal(400, "invalid Content-Length")
         if int(length) > BODY_BYTES_MAX:
             raise HttpRefusal(413, f"more than {BODY_BYTES_MAX} bytes")
         if any(name.lower() in _IN_THE_QUERY for name, _ in parse_qsl(scope["query_string"].decode("latin-1"))):
-            raise HttpRefusal(400, "a token in an address is in every log: send it as a header, Authorization: Bearer …")
+            raise HttpRefusal(400, "an address with a token ends up in logs: send the token as a header, Authorization: Bearer …")
         path = scope["path"]
         if (
             scope["method"] == "POST"
             and path.startswith("/api/")
             and headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json"
         ):
-            raise HttpRefusal(415, "the API takes application/json")
+            raise HttpRefusal(415, "the API accepts application/json only")
 
     def _limit(self, asker: str) -> None:
-        """Count one request."""
+        """Count one request. Raise ``HttpRefusal`` if the caller has sent too many."""
         if wait := self._all.wait_s(asker):
             raise HttpRefusal(429, "too many requests", wait)
 
     async def _who(self, scope: Scope, headers: Headers) -> tuple[Caller | None, str]:
-        """Who is asking, and his word for forms. ``Refused`` for credentials that are none: they never fall back to less."""
+        """Return the caller and its CSRF token. Raise ``HttpRefusal`` for invalid credentials: they never fall back to anonymous access."""
         scope["state"]["bearer"] = False
-        told = headers.getlist("authorization")
-        if self._proxies.trusts(_address(scope)):  # a proxy that logs people in forwards the credentials it was given, such as Basic
-            told = [one for one in told if _is_bearer(one)]
-        if told:
-            scheme, _, token = told[0].partition(" ")
-            who = None if len(told) > 1 or scheme.lower() != "bearer" or len(token) > _TOKEN_CHARS_MAX else self._state.who(token.strip())
+        credentials = headers.getlist("authorization")
+        if self._proxies.trusts(_address(scope)):  # an authenticating proxy forwards the user's own credentials, such as Basic
+            credentials = [line for line in credentials if _is_bearer(line)]
+        if credentials:
+            scheme, _, token = credentials[0].partition(" ")
+            who = (
+                None
+                if len(credentials) > 1 or scheme.lower() != "bearer" or len(token) > _TOKEN_CHARS_MAX
+                else self._state.who(token.strip())
+            )
             if who is None:
                 self._limit(_asker(None, scope["state"]["client"]))
                 if wait := await self.failures.wrong(scope["state"]["client"], token):
@@ -198,24 +204,24 @@ class AuthMiddleware:
         if self.rules.proxy_header and self._proxies.trusts(_address(scope)):
             names = headers.getlist(self.rules.proxy_header)
             if len(names) == 1 and 0 < len(names[0]) <= 80 and names[0].isprintable():
-                word = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
-                return Caller(names[0], self.rules.proxy_role, session="proxy"), word
+                csrf = hmac.new(self._key, names[0].encode("utf-8", "replace"), hashlib.sha256).hexdigest()
+                return Caller(names[0], self.rules.proxy_role, session="proxy"), csrf
         for cookie in self._cookies(headers):
-            if (found := self._state.session_user(cookie)) is not None:
-                return found
+            if (session := self._state.session_user(cookie)) is not None:
+                return session
         return (Caller("anonymous", "viewer"), "") if self.rules.anonymous_read else (None, "")
 
     def _cookies(self, headers: Headers) -> list[str]:
         """Return the values of cookies with this server's exact name.
 
-        Programs on other ports of this host send their cookies here as well. A strict parser stops at the first odd one, and the user
-        would be logged out.
+        Browsers also send the cookies of programs on other ports of this host. A strict parser stops at the first invalid cookie, which
+        would log the user out.
         """
         pairs = [pair.strip().partition("=") for line in headers.getlist("cookie") for pair in line.split(";")]
         return [value for name, _, value in pairs if name == self.rules.cookie and 0 < len(value) <= _TOKEN_CHARS_MAX][:_COOKIES_MAX]
 
     def _check_origin(self, scope: Scope, headers: Headers) -> None:
-        """Whether a page of this very server sends this; programs with a token are not asked."""
+        """Raise ``HttpRefusal`` unless a page of this server sent the request. Programs with a token are exempt."""
         if scope["method"] in _SAFE or scope["state"]["bearer"]:
             return
         origins = headers.getlist("origin")
@@ -246,23 +252,23 @@ def security_headers(rules: AccessRules) -> dict[str, str]:
 
 
 def needs(role: str) -> Any:
-    """A route's declaration: only those who may at least ``role``. Posts of a browser must bring the word that its page was given."""
+    """Return a route's dependency that admits callers with at least ``role``. A browser's POST must carry its page's CSRF token."""
 
     async def check(request: Request) -> None:
         who: Caller | None = request.state.who
         if who is None:
-            raise HttpRefusal(401, "who are you? A token is needed here")
+            raise HttpRefusal(401, "authentication required")
         if not who.may(role):
             raise await refuse_role(request, role)
         if request.method not in _SAFE and not request.state.bearer:
             await check_csrf(request)
 
-    check.role = role  # type: ignore[attr-defined] # the matrix of routes and roles is made from it
+    check.role = role  # type: ignore[attr-defined] # tests read it to build the matrix of routes and roles
     return Depends(check)
 
 
 async def refuse_role(request: Request, role: str) -> HttpRefusal:
-    """Return the refusal of a token whose role does not suffice. One of an action is in the audit log."""
+    """Return the refusal for a role that does not suffice. If the request was an action, record it in the audit log."""
     who: Caller = request.state.who
     reason = f"this takes the role {role}; {who.name} has {who.role}"
     if request.method not in _SAFE:
@@ -271,26 +277,29 @@ async def refuse_role(request: Request, role: str) -> HttpRefusal:
 
 
 async def check_csrf(request: Request) -> None:
-    """The word is in the form, or in a header."""
+    """Raise ``HttpRefusal`` unless the CSRF token in the form or in the header is the caller's."""
     given = request.headers.get("x-csrf-token", "")
     if not given and "form" in request.headers.get("content-type", ""):
         given = str((await request.form(**FORM)).get("csrf", ""))  # type: ignore[arg-type]
     if not request.state.csrf or not hmac.compare_digest(given.encode("utf-8", "replace"), request.state.csrf.encode()):
-        raise HttpRefusal(403, "this form is not one of yours, or too old: open the page again")
+        raise HttpRefusal(403, "this form is not yours, or too old: open the page again")
 
 
 def answer(refused: HttpRefusal, headers: Headers) -> Response:
-    """As a program, or a browser, reads it."""
-    extra = {"retry-after": str(int(refused.wait_s) + 1)} if refused.wait_s else {}
+    """Return a refusal as JSON, or as a redirect to the login page for a browser without credentials."""
+    extra_headers = {"retry-after": str(int(refused.wait_s) + 1)} if refused.wait_s else {}
     if refused.status == 401:
-        if "text/html" in headers.get("accept", "") and not any(_is_bearer(one) for one in headers.getlist("authorization")):
+        if "text/html" in headers.get("accept", "") and not any(_is_bearer(line) for line in headers.getlist("authorization")):
             return RedirectResponse("/login", 303)
-        extra["www-authenticate"] = "Bearer"
-    return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra)
+        extra_headers["www-authenticate"] = "Bearer"
+    return JSONResponse({"error": {"kind": "refused", "what": refused.says}}, refused.status, extra_headers)
 
 
 async def _whole(receive: Receive, most: int) -> Receive | None:
-    """Read a request's body and return a channel that repeats it; None if the client hung up. ``Refused`` for more than ``most`` bytes."""
+    """Read a request's body and return a channel that repeats it. None if the client disconnected.
+
+    Raise ``HttpRefusal`` for more than ``most`` bytes.
+    """
     body = b""
     while True:
         message = await receive()
@@ -310,14 +319,14 @@ async def _whole(receive: Receive, most: int) -> Receive | None:
 
 
 def _bounded(receive: Receive) -> Receive:
-    """A body that does not say how long it is, is cut off all the same."""
-    had = 0
+    """Limit a body whose length is not declared. Raise ``HttpRefusal`` after ``BODY_BYTES_MAX`` bytes."""
+    received = 0
 
     async def bounded() -> Message:
-        nonlocal had
+        nonlocal received
         message = await receive()
-        had += len(message.get("body", b""))
-        if had > BODY_BYTES_MAX:
+        received += len(message.get("body", b""))
+        if received > BODY_BYTES_MAX:
             raise HttpRefusal(413, f"more than {BODY_BYTES_MAX} bytes")
         return message
 
@@ -325,14 +334,17 @@ def _bounded(receive: Receive) -> Receive:
 
 
 def _proxy_hint(origins: list[str], here: str) -> str:
-    """Return the way out for a browser that came through a TLS proxy that this server does not know of."""
+    """Return a hint for a browser that came through a TLS proxy that this server was not configured for."""
     if not here.startswith("http://") or len(origins) != 1 or not origins[0].startswith("https://"):
         return ""
     return ", which has no TLS; if a TLS proxy forwards to it: relight serve --public https://NAME"
 
 
 def _asker(who: Caller | None, client: str) -> str:
-    """Return what limits count a request by: its token or its user, so that a flood from one address does not stop the others there."""
+    """Return the key of a request in rate limits: its token or user, else its address.
+
+    Requests without credentials from an address then do not use up the limit of users with a token there.
+    """
     if who is not None and who.token:
         return f"token {who.token}"
     return f"user {who.name}" if who is not None and who.session else f"{ANONYMOUS}{client}"

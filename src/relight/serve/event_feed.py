@@ -1,7 +1,7 @@
-"""What processes of this machine tell of runs, and what alerts make of it, by threads of its own; what logs say the readers know already.
+"""Events of processes on this machine, followed by a thread, and the alerts computed from them and from the stores.
 
-Stores do not say how a save went, or that a machine looks like failing; events do, where the server is on a machine that trains. Elsewhere
-all of this is empty.
+Stores do not record how long a save's phases took, or that a machine is likely to fail. Events do, if the server runs on a machine that
+trains. On another machine all of this is empty.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from relight.serve.values import AlertRow, RiskRow, SpanRow
 TELLS = ("save.span", "drain.done")
 STEPS = "steps.done"
 CURVES_MAX, METRICS_MAX, POINTS_MAX = 200, 12, 4000
-"""Runs of which what was told of steps is kept, metrics of each, and points of each: of more, every other one is let go."""
+"""Runs with metrics from events, metrics of each run, and points of each metric. With more points, every other one is dropped."""
 SAVES_MAX, TOLD_MAX = 500, 2000
-"""Saves of which what was told is kept, of all runs together, and how much of each."""
+"""Saves, of all runs together, whose events are kept, and events of each save."""
 POLL_S = 2.0
 ROUNDS_MAX = 50
 FIRST_S = 120.0
-"""How long alerts wait for the first look at all stores: until then none of them is taken to be over, or to be new."""
+"""Seconds that alerts wait until all stores were read once. Before that, no alert begins or ends."""
 SILENT_S = 300.0
-"""A store whose reader has not come to an end for so long does not answer."""
+"""Seconds since its last complete read after which a store counts as not answering."""
 
 
 class EventFeed:
-    """Of the stores that these readers follow. ``changed`` is called with a store's URL and a run when a save of it was told of."""
+    """Events and alerts of the followed stores. ``changed`` is called with a store's URL and a run for each run with new events."""
 
     def __init__(
         self, readers: Sequence[StoreFollower], alerting: Alerting, changed: Callable[[str, str], None] = lambda store, run: None, *,
         events: Path | None = None, poll_s: float = POLL_S, every_s: float = EVERY_S,
         kept: bytes = b"", keep: Callable[[bytes], None] = lambda _: None,
     ) -> None:  # fmt: skip
-        """``kept``: what ``keep`` was given last by the server before this one, of alerts and what was told of them."""
+        """``kept``: the last value that the previous server passed to ``keep``: alert states and undelivered notifications."""
         self._files = EventFiles(events)
         self._readers, self._alerting = readers, alerting
-        self._watcher = Watcher([one.url for one in readers], events=events, reads=self._reads)
+        self._watcher = Watcher([reader.url for reader in readers], events=events, reads=self._reads)
         state, ledger = decode_alarms(kept, time.time())
         self._keep, self._kept_some = keep, bool(kept)
         self._alarms = Alarms(alerting, state, ledger, self._keeps)
@@ -62,12 +62,12 @@ class EventFeed:
         self._thread = threading.Thread(target=self._follow, name="relight-serve-events", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow, and to tell alerts."""
+        """Begin to follow events, and to send alerts."""
         self._thread.start()
         self._looking = AlertLoop(self._watcher, self._alarms, every_s=self._every_s, stop=self._ending)
 
     def close(self) -> None:
-        """End; what hangs is left to itself."""
+        """Stop both threads. A thread that does not end within seconds is left running; it is a daemon."""
         self._ending.set()
         if self._looking is not None:
             self._looking.stop()
@@ -75,47 +75,47 @@ class EventFeed:
             self._thread.join(5)
 
     def save(self, store: str, run: str, id_: str) -> tuple[float | None, list[SpanRow]]:
-        """How long a save took until it was durable, and its parts by rank, from its begin on; None and nothing if nobody told of it."""
+        """Return the seconds until a save was durable, and its phases by rank, in seconds from its start. None and [] without events."""
         with self._lock:
-            told = list(self._told.get((store, run, id_), ()))
-        trace = trace_of(store, run, id_, told) if told else None
+            events = list(self._told.get((store, run, id_), ()))
+        trace = trace_of(store, run, id_, events) if events else None
         if trace is None:
             return None, []
-        spans = [SpanRow(one.rank, one.part, one.start - trace.start, one.end - trace.start) for one in trace.spans]
+        spans = [SpanRow(span.rank, span.part, span.start - trace.start, span.end - trace.start) for span in trace.spans]
         return trace.durable_s if trace.committed else None, spans
 
     def curves(self, store: str, run: str) -> dict[str, dict[int, float | None]]:
-        """What was told of steps: a value a step, by metric; some of them, not all."""
+        """Return values by step for each metric that events reported. Some steps may be missing."""
         with self._lock:
             return {name: dict(points) for name, points in self._curves.get((store, run), {}).items()}
 
     def damage(self, store: str, run: str) -> dict[str, str]:
-        """Checkpoints that were told to be damaged, or are not good for another reason, and why."""
+        """Return the ids of damaged, suspect and rolled-back checkpoints, each with the reason."""
         seen = self._seen(store, run)
         return dict(seen.bad) if seen is not None else {}
 
     def over(self, store: str, run: str) -> bool:
-        """Whether the run's process has told that it came to its end."""
+        """Return whether the run's process reported that it ended."""
         seen = self._seen(store, run)
         return seen is not None and seen.heard_at is not None and not seen.active
 
     def risk(self, store: str, run: str) -> float | None:
-        """The last alarm's, while it counts; None if no process here tells of that run."""
+        """Return the failure risk of the run's last alarm while the alarm is valid, else 0. None if no process here reports on that run."""
         seen = self._seen(store, run)
         return seen.risk if seen is not None and seen.heard_at is not None else None
 
     def risks(self) -> list[RiskRow]:
-        """Of all runs, the highest first; ``store`` is its URL."""
-        found = [RiskRow(one.store, one.run, "", one.heard_at, "", one.risk, one.risk_why) for one in self._runs() if one.risk > 0]
-        return sorted(found, key=lambda row: -(row.risk or 0.0))
+        """Return runs with a failure risk, highest first. ``store`` is the store's URL."""
+        rows = [RiskRow(run.store, run.run, "", run.heard_at, "", run.risk, run.risk_why) for run in self._runs() if run.risk > 0]
+        return sorted(rows, key=lambda row: -(row.risk or 0.0))
 
     def alerts(self) -> list[AlertRow]:
-        """The rules, as they are set, and which hold now and for what."""
+        """Return the configured rules, and for which runs each fires now."""
         firing: dict[str, list[str]] = {}
-        for one in self._alarms.alerts:
-            if one.state == FIRING:
-                for_s = max(0.0, time.time() - (one.fired_at or one.since))
-                firing.setdefault(one.kind, []).append(f"{one.run}, for {spell(for_s)}: {one.reason}")
+        for alert in self._alarms.alerts:
+            if alert.state == FIRING:
+                for_s = max(0.0, time.time() - (alert.fired_at or alert.since))
+                firing.setdefault(alert.kind, []).append(f"{alert.run}, for {spell(for_s)}: {alert.reason}")
         return [
             AlertRow(rule.kind, "; ".join([KINDS[rule.kind].says, *firing.get(rule.kind, [])])[:500], rule.severity, rule.kind in firing)
             for rule in self._alerting.rules
@@ -127,19 +127,19 @@ class EventFeed:
         return self._looking.seen if self._looking is not None else []
 
     def _seen(self, store: str, run: str) -> RunSeen | None:
-        return next((one for one in self._runs() if (one.store, one.run) == (store, run)), None)
+        return next((row for row in self._runs() if (row.store, row.run) == (store, run)), None)
 
     def _keeps(self, state: State, ledger: Ledger, now: float) -> None:
-        """For the next server. As long as nothing is the matter, nothing is written."""
+        """Store alert states for the next server. Nothing is written while there is no alert."""
         some = bool(state or ledger.waiting)
         if some or self._kept_some:
             self._keep(encode_alarms(state, ledger, now))
             self._kept_some = some
 
     def _reads(self) -> Iterator[KnownRun]:
-        """What the readers have read last, once each has: before that nobody knows which runs there are."""
+        """Yield the last read state of every run. Wait up to ``FIRST_S`` for the first read of each store, which lists its runs."""
         ends = time.monotonic() + FIRST_S
-        while any(one.now.state == NOT_YET for one in self._readers) and time.monotonic() < ends and not self._ending.wait(0.05):
+        while any(reader.now.state == NOT_YET for reader in self._readers) and time.monotonic() < ends and not self._ending.wait(0.05):
             pass
         for reader in self._readers:
             now = reader.now
@@ -149,8 +149,8 @@ class EventFeed:
             elif silent_s > SILENT_S:
                 yield KnownRun(reader.store, error=f"the store has not answered for {spell(silent_s)}")
             else:
-                for one in now.runs.values():
-                    yield KnownRun(reader.store, one.name, one.history, one.told, one.accounts, one.error if one.unread else "")
+                for state in now.runs.values():
+                    yield KnownRun(reader.store, state.name, state.history, state.told, state.accounts, state.error if state.unread else "")
 
     def _follow(self) -> None:
         while not self._ending.is_set():
@@ -159,23 +159,23 @@ class EventFeed:
             self._ending.wait(self._poll_s)
 
     def _read_new(self) -> set[tuple[str, str]]:
-        """What is new, kept by save; the runs that it is of."""
+        """Read new events and keep those of saves and steps. Return the store and run of each."""
         touched = set()
         for _ in range(ROUNDS_MAX):
             new = list(self._files.new())
-            for one in new:
-                if one.name == STEPS and self._steps(one):
-                    touched.add((one.head.store, one.head.run))
+            for event in new:
+                if event.name == STEPS and self._steps(event):
+                    touched.add((event.head.store, event.head.run))
                     continue
-                id_ = one.fields.get("id")
-                if one.name not in TELLS or not isinstance(id_, str) or not 0 < len(id_) < 80:
+                id_ = event.fields.get("id")
+                if event.name not in TELLS or not isinstance(id_, str) or not 0 < len(id_) < 80:
                     continue
-                key = one.head.store, one.head.run, id_
+                key = event.head.store, event.head.run, id_
                 with self._lock:
                     kept = self._told.setdefault(key, [])
                     self._told.move_to_end(key)
                     if len(kept) < TOLD_MAX:
-                        kept.append(one)
+                        kept.append(event)
                     while len(self._told) > SAVES_MAX:
                         self._told.popitem(last=False)
                 touched.add(key[:2])
@@ -184,7 +184,7 @@ class EventFeed:
         return touched
 
     def _steps(self, one: Heard) -> bool:
-        """Keep what an event tells of steps; whether there was anything. It may say anything: it is a file's."""
+        """Keep the metrics of an event about steps. Return whether it had any. Its fields are unchecked: they come from a file."""
         steps, metrics = one.fields.get("steps"), one.fields.get("metrics")
         if not isinstance(steps, list) or not isinstance(metrics, dict):
             return False
@@ -205,12 +205,12 @@ class EventFeed:
             for name, points in kept.items():
                 if name not in known and len(known) >= METRICS_MAX:
                     continue
-                held = known.setdefault(name, {})
-                held.update(points)
-                if len(held) > POINTS_MAX:
-                    known[name] = dict(sorted(held.items())[::2])
+                values_by_step = known.setdefault(name, {})
+                values_by_step.update(points)
+                if len(values_by_step) > POINTS_MAX:
+                    known[name] = dict(sorted(values_by_step.items())[::2])
         return True
 
 
 def _finite(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None  # NaN is not less; an int may be longer
+    return float(value) if isinstance(value, int | float) and abs(value) < 1e300 else None  # false for NaN; an int may exceed a float

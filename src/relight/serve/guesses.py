@@ -1,4 +1,4 @@
-"""Wrong tokens: counted by client and by token, and answered later and later. A valid token is never delayed or refused."""
+"""Rate limit for wrong tokens, by client and by token: each answer is later than the last. Valid tokens are never delayed or refused."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from collections.abc import Awaitable, Callable
 from relight.serve.limits import ASKERS_MAX
 
 FIRST_S, LAST_S = 0.1, 5.0
-"""Delay of the first wrong token above the free ones; it doubles with each further one, up to the second."""
+"""Seconds of delay for the first wrong token above the allowed rate. The delay doubles with each further one, up to ``LAST_S``."""
 HELD_MAX, HELD_OF_ONE_MAX = 32, 4
-"""Answers that are delayed at a time: of all clients, and of one. Further wrong tokens are refused at once, so that delays hold no
-connection that others need."""
+"""Answers that are delayed at a time: of all clients, and of one. Further wrong tokens are refused at once, so that delayed answers do not
+use up the connections that other clients need."""
 
 
 class Guesses:
-    """Counts wrong tokens. The counts fall by ``per_minute`` each minute; that many are answered without delay. Belongs to the loop."""
+    """Counts of wrong tokens. A count falls by ``per_minute`` each minute; below ``per_minute`` there is no delay. Event loop only."""
 
     def __init__(
         self,
@@ -31,7 +31,10 @@ class Guesses:
         self._held: Counter[str] = Counter()
 
     async def wrong(self, asker: str, token: str) -> float:
-        """Count one wrong token and wait out its delay. Return 0, or the seconds to ask the client to wait if it was refused instead."""
+        """Count a wrong token, wait for its delay, and return 0.
+
+        If too many answers are delayed already, return the seconds for ``Retry-After`` at once.
+        """
         digest = hashlib.sha256(token.encode("utf-8", "replace")).hexdigest()
         delay = max(self._delay(f"from {asker}"), self._delay(f"token {digest}"))
         if not delay:
@@ -48,10 +51,10 @@ class Guesses:
         return 0.0
 
     def _delay(self, key: str) -> float:
-        """Count one more, and return the delay of its answer."""
+        """Count one more wrong token and return the delay of its answer in seconds."""
         now = self._clock()
-        count, at = self._counts.pop(key, (0.0, now))
-        count = max(0.0, count - (now - at) * self._per_minute / 60) + 1
+        count, counted_at = self._counts.pop(key, (0.0, now))
+        count = max(0.0, count - (now - counted_at) * self._per_minute / 60) + 1
         self._counts[key] = count, now
         while len(self._counts) > ASKERS_MAX:
             self._counts.popitem(last=False)

@@ -1,4 +1,7 @@
-"""What pages and API ask: rows made of what the readers hold. Nothing here waits for a store for longer than a glance."""
+"""The read model of pages and the API: rows computed from what the store followers have read.
+
+No method waits for a store for longer than ``GLANCE_S``.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +58,14 @@ from relight.versions.difference import ONLY_A, ONLY_B, SAME, diff
 from relight.versions.stages import STAGES
 
 GLANCE_S = 0.15
-"""How long a page may wait for a checkpoint's metadata, which is read once."""
+"""Seconds that a page waits for a checkpoint's metadata, which is read once."""
 DIFF_GLANCE_S = 0.1
+"""Seconds that a page waits for a comparison or a tensor's values."""
 SAVES_MAX, FACTS_MAX, SERIES_MAX = 50, 60, 2000
 VALUES_MAX = 8 << 30
-"""Bytes of a tensor that is read for a page."""
+"""Largest tensor, in bytes, that is read for a page."""
 STRANGERS_BYTES_MAX = 8 << 30
-"""Bytes of two checkpoints that are compared for clients without a token."""
+"""Largest size, in bytes, of two checkpoints together that are compared for a client without a token."""
 WEEK_S = 7 * 86400.0
 _HEALTH = {"failed": 0, "late": 1, "good": 2, "idle": 3}
 _STATES = {SAME: "same", ONLY_A: "removed", ONLY_B: "added"}
@@ -69,7 +73,10 @@ T = TypeVar("T")
 
 
 class Index:
-    """All stores. What whoever is asking may not see is not there (``scope``). ``audited`` and ``tokens`` give what is kept elsewhere."""
+    """Queries on all followed stores. Objects outside the caller's scope are absent from every answer (``scope``).
+
+    ``audited`` and ``tokens`` return the rows of the audit log and of the token file.
+    """
 
     def __init__(
         self,
@@ -81,25 +88,25 @@ class Index:
         around: EventFeed | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self._readers = {one.id: one for one in readers}
+        self._readers = {follower.id: follower for follower in readers}
         self.jobs = jobs
         self._tokens, self._audited, self._around, self._clock = tokens, audited, around, clock
         self.verified: dict[tuple[str, str, str], float] = {}
-        """When checkpoints were verified to the byte by this server, and found to be as committed."""
+        """When this server last verified every byte of a checkpoint successfully, by store, run and checkpoint id."""
 
     def reader(self, store: str) -> StoreFollower:
-        """The one that follows a store."""
-        found = self._readers.get(store)
-        if found is None or not reaches(store):
+        """Return the follower of a store. Raise ``CheckpointNotFound`` if no such store is followed, or the caller may not see it."""
+        follower = self._readers.get(store)
+        if follower is None or not reaches(store):
             raise CheckpointNotFound(f"no store {store[:80]!r} here")
-        return found
+        return follower
 
     def state(self, store: str, run: str) -> RunState:
-        """A run as it was read last."""
-        found = self._readers[store].now.runs.get(dir_of(run)) if store in self._readers and reaches(store, run) else None
-        if found is None:
+        """Return the last read state of a run. Raise ``CheckpointNotFound`` if there is none, or the caller may not see it."""
+        state = self._readers[store].now.runs.get(dir_of(run)) if store in self._readers and reaches(store, run) else None
+        if state is None:
             raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
-        return found
+        return state
 
     def hidden_branches(self, store: str, run: str) -> list[str]:
         """Return the branch tags of a run that name runs outside the asker's scope, longest first."""
@@ -107,27 +114,31 @@ class Index:
         return sorted((name for name in names if not reaches(store, name.removeprefix(PREFIX))), key=len, reverse=True)
 
     def find(self, store: str, run: str, which: str) -> Checkpoint:
-        """Return the checkpoint of ``choose``."""
+        """Return the checkpoint that ``choose`` selects."""
         return self.choose(store, run, which).checkpoint
 
     def choose(self, store: str, run: str, which: str) -> Chosen:
         """Return a checkpoint by id, step, tag, ``latest``, ``best`` or ``best:METRIC``; ``step=N`` for N."""
         history = self.state(store, run).history
         if hidden := set(self.hidden_branches(store, run)):  # whether a hidden run exists must not show in which tags there are
-            history = replace(history, tags={name: one for name, one in history.tags.items() if name not in hidden})
+            history = replace(history, tags={name: target for name, target in history.tags.items() if name not in hidden})
         return choose(history, which.removeprefix("step="))
 
     def stores(self) -> list[StoreRow]:
-        """All that are followed."""
+        """Return a row for each followed store."""
         rows = []
-        for one in self._readers.values():
-            if reaches(one.id):
-                runs = [state for name, state in one.now.runs.items() if reaches(one.id, name)]
-                rows.append(StoreRow(one.id, one.url, len(runs), sum(state.bytes for state in runs), _state_of(one), one.now.read_at))
+        for follower in self._readers.values():
+            if reaches(follower.id):
+                runs = [state for name, state in follower.now.runs.items() if reaches(follower.id, name)]
+                rows.append(
+                    StoreRow(
+                        follower.id, follower.url, len(runs), sum(state.bytes for state in runs), _state_of(follower), follower.now.read_at
+                    )
+                )
         return rows
 
     def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
-        """Of all stores, those first that need somebody."""
+        """Return runs of all stores: failed ones first, then late, good and idle ones."""
         now = self._clock()
         ranked = sorted((_HEALTH[self._health(store, state, now)[0]], store, name) for store, name, state in self._all())
         keys = [f"{rank}/{store}/{name}" for rank, store, name in ranked]
@@ -136,23 +147,23 @@ class Index:
         return ListPage(rows, more, len(ranked))
 
     def run(self, store: str, run: str) -> RunDetail:
-        """One run."""
+        """Return everything that the page of a run shows."""
         state = self.state(store, run)
         history = state.history
         account = merged(list(state.accounts)) if state.accounts else None
         parts = [GoodputPart(part, cause, seconds) for cause, part, seconds in account.rows()] if account is not None else []
         tags = [
-            (name, one.step)
+            (name, checkpoint.step)
             for name, target in sorted(history.tags.items())
-            if not name.startswith(PREFIX) and (one := history.find(target))
+            if not name.startswith(PREFIX) and (checkpoint := history.find(target))
         ]
         branches = [name.removeprefix(PREFIX) for name in sorted(history.tags) if name.startswith(PREFIX)]
-        saves = [self._save(store, run, one) for one in history.live[: -SAVES_MAX - 1 : -1]]
+        saves = [self._save(store, run, checkpoint) for checkpoint in history.live[: -SAVES_MAX - 1 : -1]]
         return RunDetail(
             self._row(store, state, self._clock()),
             {name: thinned(points, SERIES_MAX) for name, points in self._series(store, state).items()},
             saves,
-            [_masked_incident(one) for one in reversed(state.incidents)],
+            [_masked_incident(incident) for incident in reversed(state.incidents)],
             parts,
             [pair for pair in tags if pair[0] not in STAGES],
             [branch for branch in branches if reaches(store, branch)],
@@ -160,70 +171,86 @@ class Index:
         )
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
-        """Of a run, the newest first."""
+        """Return checkpoints of a run, newest first."""
         history = self.state(store, run).history
         newest_first = history.live[::-1]
-        picked, more = _page(newest_first, [f"{one.seq:012d}" for one in newest_first], after, limit, reverse=True, known=_seq)
+        picked, more = _page(
+            newest_first, [f"{checkpoint.seq:012d}" for checkpoint in newest_first], after, limit, reverse=True, known=_seq
+        )
         return ListPage(self._listed(store, run, picked, history), more, len(newest_first))
 
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
-        """One. Its tensors come when its metadata has been read, which is once, and for a small one at once."""
+        """Return one checkpoint. Its tensors are missing while a job reads its metadata for longer than ``GLANCE_S``."""
         state, chosen = self.state(store, run), self.choose(store, run, which)
-        one = chosen.checkpoint
-        tensors, facts = self._metadata(store, state, one) or ((), [("tensors", "being read: look again in a moment")])
-        home = one.body.home or state.name
-        facts = [(name, value if name != "directory" or reaches(store, home) else one.body.dir) for name, value in facts]
+        checkpoint = chosen.checkpoint
+        tensors, facts = self._metadata(store, state, checkpoint) or ((), [("tensors", "being read: try again in a moment")])
+        home = checkpoint.body.home or state.name
+        facts = [(name, value if name != "directory" or reaches(store, home) else checkpoint.body.dir) for name, value in facts]
         facts = [("chosen", chosen.explanation), *facts] if chosen.explanation else facts
-        row = self._listed(store, run, [one], state.history)[0]
-        known = checked(state.history).get(one.id)
-        noted = seconds_since_epoch(known.at) if known is not None and not known.damage else None
-        verified = max((at for at in (noted, self.verified.get((store, state.name, one.id))) if at is not None), default=None)
-        return CheckpointDetail(row, tensors, self._tiers(store, state, one), one.body.metrics, facts, verified, largest_first=True)
+        row = self._listed(store, run, [checkpoint], state.history)[0]
+        verification = checked(state.history).get(checkpoint.id)
+        recorded_at = seconds_since_epoch(verification.at) if verification is not None and not verification.damage else None
+        verified = max(
+            (moment for moment in (recorded_at, self.verified.get((store, state.name, checkpoint.id))) if moment is not None), default=None
+        )
+        return CheckpointDetail(
+            row, tensors, self._tiers(store, state, checkpoint), checkpoint.body.metrics, facts, verified, largest_first=True
+        )
 
     def values(self, store: str, run: str, which: str, path: str) -> Statistics | Working:
-        """Of one tensor of a checkpoint, from its bytes, which are verified on the way: read once, by a job, when somebody asks.
+        """Return statistics of one tensor's values, or the progress of the job that reads them. Every byte is verified.
 
-        ``ConfigError`` for one that is too long to be read for a page."""
-        state, one = self.state(store, run), self.find(store, run, which)
-        metadata = self._metadata(store, state, one)
+        The result is cached. Raise ``ConfigError`` for a tensor of more than ``VALUES_MAX`` bytes.
+        """
+        state, checkpoint = self.state(store, run), self.find(store, run, which)
+        metadata = self._metadata(store, state, checkpoint)
         if metadata is None:
             return Working(0.0, "the checkpoint is being read")
         total = next((tensor.bytes for tensor in metadata[0] if tensor.path == path), 0)
         if not total:
-            raise CheckpointNotFound(f"no tensor {path[:80]!r} with bytes in checkpoint {one.id}")
+            raise CheckpointNotFound(f"no tensor {path[:80]!r} with bytes in checkpoint {checkpoint.id}")
         if total > VALUES_MAX:
-            said = f"{path[:80]!r} has {total / 1e9:.0f} GB, more than is read for a page"
-            raise ConfigError(said, hint="at a terminal: relight show RUN@WHICH --stats")
-        key = f"values {store}/{run}@{one.id} {path}"
-        job = self.jobs.ask(key, 2 * total, lambda advance: statistics_of(self._open(store, state, one), path, advance))
+            message = f"{path[:80]!r} has {total / 1e9:.0f} GB, more than is read for a page"
+            raise ConfigError(message, hint="at a terminal: relight show RUN@WHICH --stats")
+        key = f"values {store}/{run}@{checkpoint.id} {path}"
+        job = self.jobs.ask(key, 2 * total, lambda advance: statistics_of(self._open(store, state, checkpoint), path, advance))
         return job.result_within(DIFF_GLANCE_S) or Working(job.done, "its values are being read")
 
     def diff(self, a: str, b: str) -> DiffDetail | Working:
-        """Two checkpoints as ``[STORE/]RUN@WHICH``. Tensors whose hashes are the same are not read; the others are, by a job."""
+        """Compare two checkpoints, named as ``[STORE/]RUN@WHICH``. Return the difference, or the progress of the job that reads tensors.
+
+        Tensors with equal hashes are not read.
+        """
         sides = [self._named(a), self._named(b)]
-        total = sum(one.body.logical_bytes for _, _, one in sides)
+        total = sum(checkpoint.body.logical_bytes for _, _, checkpoint in sides)
         if asker().startswith(ANONYMOUS) and total > STRANGERS_BYTES_MAX:
-            said = f"these checkpoints hold {total / 1e9:.0f} GB, more than is compared for clients without a token"
-            raise ConfigError(said, hint="log in, or at a terminal: relight diff")
-        key = "diff " + " ".join(f"{store}/{state.name}@{one.id}" for store, state, one in sides)
-        job = self.jobs.ask(key, total, lambda advance: self._diff(sides, advance), rows=lambda found: len(found.tensors))
-        found = job.result_within(DIFF_GLANCE_S)
-        # the job may be another asker's, and so would be the words that name the two
-        return replace(found, a=a, b=b) if found is not None else Working(job.done, "tensors that differ are being read")
+            message = f"these checkpoints hold {total / 1e9:.0f} GB, more than is compared for clients without a token"
+            raise ConfigError(message, hint="log in, or at a terminal: relight diff")
+        key = "diff " + " ".join(f"{store}/{state.name}@{checkpoint.id}" for store, state, checkpoint in sides)
+        job = self.jobs.ask(key, total, lambda advance: self._diff(sides, advance), rows=lambda detail: len(detail.tensors))
+        difference = job.result_within(DIFF_GLANCE_S)
+        # another caller may have started this job and named the checkpoints differently
+        return replace(difference, a=a, b=b) if difference is not None else Working(job.done, "tensors that differ are being read")
 
     def lineage(self, store: str) -> list[LineageRow]:
-        """The runs of a store, parents before their branches."""
+        """Return the runs of a store, parents before their branches."""
         states = {name: state for name, state in self.reader(store).now.runs.items() if reaches(store, name)}
         rows = {}
         for name, state in states.items():
-            first = next((one for one in sorted([*state.history.live, *state.history.retired.values()], key=lambda one: one.seq)), None)
+            first = next(
+                (
+                    checkpoint
+                    for checkpoint in sorted([*state.history.live, *state.history.retired.values()], key=lambda checkpoint: checkpoint.seq)
+                ),
+                None,
+            )
             parent = first.body.home if first is not None and first.body.home in states else ""
             tags = [
-                (one.step, tag)
+                (checkpoint.step, tag)
                 for tag, target in sorted(state.history.tags.items())
-                if not tag.startswith(PREFIX) and (one := state.history.find(target))
+                if not tag.startswith(PREFIX) and (checkpoint := state.history.find(target))
             ]
-            own = [one.step for one in state.history.live if not one.body.home]
+            own = [checkpoint.step for checkpoint in state.history.live if not checkpoint.body.home]
             rows[name] = LineageRow(name, own, parent or None, first.step if first is not None and parent else None, tags)
         order: list[LineageRow] = []
         placed: set[str] = set()
@@ -236,62 +263,64 @@ class Index:
         return order
 
     def storage(self, store: str) -> StorageDetail:
-        """What a store holds, how that grew, when it is full at the pace of the last week, and what is let go next."""
+        """Return a store's size over time, when it will be full at the rate of the last week, and what retention deletes next."""
         reader = self.reader(store)
         states = [state for name, state in reader.now.runs.items() if reaches(store, name)]
-        held, trend = 0, []
-        for at, grew in sorted(point for state in states for point in state.trend):
-            held += grew
-            trend.append((at, float(held)))
+        size_then, trend = 0, []
+        for moment, grew in sorted(point for state in states for point in state.trend):
+            size_then += grew
+            trend.append((moment, float(size_then)))
         free = reader.now.free if everything() else None
         used = float(sum(state.bytes for state in states))
         tiers = [TierUse(reader.url, used, used + free if free is not None else None, free)]
-        going = [(state, one, record) for state in states for one, record in state.history.recallable.items()]
+        going = [(state, checkpoint_id, record) for state in states for checkpoint_id, record in state.history.recallable.items()]
         retention = [
             PlanRow(
                 state.name,
-                one,
-                state.history.retired[one].step,
-                "delete" if one in state.due else "retired",
+                checkpoint_id,
+                state.history.retired[checkpoint_id].step,
+                "delete" if checkpoint_id in state.due else "retired",
                 getattr(record.body, "reason", ""),
-                state.history.retired[one].body.new_bytes,
+                state.history.retired[checkpoint_id].body.new_bytes,
             )
-            for state, one, record in going
+            for state, checkpoint_id, record in going
         ]
-        return StorageDetail(tiers, [(at, size) for at, size in thinned(trend, SERIES_MAX)], full_at(trend, free, self._clock()), retention)
+        return StorageDetail(
+            tiers, [(moment, size) for moment, size in thinned(trend, SERIES_MAX)], full_at(trend, free, self._clock()), retention
+        )
 
     def incidents(self, after: str | None, limit: int) -> ListPage[IncidentRow]:
-        """Of all runs, the newest first."""
-        found = sorted(
-            (one for _, _, state in self._all() for one in state.incidents), key=lambda one: (one.id, one.store, one.run), reverse=True
+        """Return incidents of all runs, newest first."""
+        rows = sorted(
+            (row for _, _, state in self._all() for row in state.incidents), key=lambda row: (row.id, row.store, row.run), reverse=True
         )
-        picked, more = _page(found, [f"{one.id}/{one.store}/{one.run}" for one in found], after, limit, reverse=True)
-        return ListPage([_masked_incident(one) for one in picked], more, len(found))
+        picked, more = _page(rows, [f"{row.id}/{row.store}/{row.run}" for row in rows], after, limit, reverse=True)
+        return ListPage([_masked_incident(row) for row in picked], more, len(rows))
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
-        """One, whole."""
-        found = next((one for one in self.state(store, run).incidents if one.id == which), None)
-        if found is None:
+        """Return one incident with its evidence."""
+        incident = next((row for row in self.state(store, run).incidents if row.id == which), None)
+        if incident is None:
             raise CheckpointNotFound(f"no incident {which[:80]!r} of run {run[:80]!r}")
-        return _masked_incident(found)
+        return _masked_incident(incident)
 
     def risk(self) -> list[RiskRow]:
-        """Runs whose machine looks like failing, as processes of this machine tell: stores do not say."""
-        ids = {one.store.url: one.id for one in self._readers.values()}
-        found = [replace(one, store=ids[one.store]) for one in self._around.risks() if one.store in ids] if self._around is not None else []
-        return [one for one in found if reaches(one.store, one.run)]
+        """Return runs on machines that are likely to fail. Stores have no such records: only events of processes on this machine do."""
+        ids = {follower.store.url: follower.id for follower in self._readers.values()}
+        rows = [replace(row, store=ids[row.store]) for row in self._around.risks() if row.store in ids] if self._around is not None else []
+        return [row for row in rows if reaches(row.store, row.run)]
 
     def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
-        """Who did what, the newest first; all of it only for those who may see everything."""
+        """Return audit entries, newest first. A caller with a scope gets only entries of its runs, without token ids and fields."""
         rows = list(self._audited())
         if not everything():  # an entry's fields may name other runs
-            rows = [replace(one, token="", fields={}) for one in rows if reaches(*_place_of(one.on))]
-        rows.sort(key=lambda one: -one.seq)
-        picked, more = _page(rows, [f"{one.seq:012d}" for one in rows], after, limit, reverse=True, known=_seq)
-        return ListPage([short_audit(one) for one in picked], more, len(rows))
+            rows = [replace(row, token="", fields={}) for row in rows if reaches(*_place_of(row.on))]
+        rows.sort(key=lambda row: -row.seq)
+        picked, more = _page(rows, [f"{row.seq:012d}" for row in rows], after, limit, reverse=True, known=_seq)
+        return ListPage([short_audit(row) for row in picked], more, len(rows))
 
     def settings(self) -> SettingsDetail:
-        """Tokens without their secrets, and what further tiers keep as runs have said."""
+        """Return tokens without their secrets, alert rules, and the retention rules of further tiers that runs recorded."""
         policies = []
         for store, name, state in self._all():
             for note in state.history.notes[::-1]:
@@ -306,20 +335,25 @@ class Index:
         return SettingsDetail(list(self._tokens()) if everything() else [], alerts, policies)
 
     def _all(self) -> list[tuple[str, str, RunState]]:
-        return [(one.id, name, state) for one in self._readers.values() for name, state in one.now.runs.items() if reaches(one.id, name)]
+        return [
+            (follower.id, name, state)
+            for follower in self._readers.values()
+            for name, state in follower.now.runs.items()
+            if reaches(follower.id, name)
+        ]
 
     def _health(self, store: str, state: RunState, now: float) -> tuple[str, str]:
-        """As the store has it; but a run whose process has told that it came to its end is not late."""
+        """Return a run's health and the reason. A run whose process reported its end is idle, not late."""
         health, why = state.health(now)
         if health == "late" and self._around is not None and self._around.over(self._readers[store].store.url, state.name):
-            return "idle", "it has come to its end"
+            return "idle", "the run has ended"
         return health, why
 
     def _listed(self, store: str, run: str, chosen: Sequence[Checkpoint], history: History) -> list[CheckpointRow]:
-        """Checkpoints in a list: what their store says, and what processes of this machine have told of them."""
+        """Return rows of checkpoints, from their store's records and from events of processes on this machine."""
         tags, set_aside = _tags_by_id(store, history.tags), history.rolled_back_ids
-        known = damage(history)
-        rows = [_checkpoint_row(one, tags.get(one.id, ()), set_aside, known.get(one.id)) for one in chosen]
+        damaged = damage(history)
+        rows = [_checkpoint_row(checkpoint, tags.get(checkpoint.id, ()), set_aside, damaged.get(checkpoint.id)) for checkpoint in chosen]
         if self._around is None:
             return rows
         url = self._readers[store].store.url
@@ -348,9 +382,9 @@ class Index:
         )
 
     def _series(self, store: str, state: RunState) -> dict[str, list[tuple[int, float | None]]]:
-        """What checkpoints say, and between them what processes of this machine have told of steps."""
-        told = self._around.curves(self._readers[store].store.url, state.name) if self._around is not None else {}
-        both = {name: {**told.get(name, {}), **dict(state.series.get(name, ()))} for name in {*told, *state.series}}
+        """Return metrics by step: those recorded in checkpoints, and between them those in events of processes on this machine."""
+        reported = self._around.curves(self._readers[store].store.url, state.name) if self._around is not None else {}
+        both = {name: {**reported.get(name, {}), **dict(state.series.get(name, ()))} for name in {*reported, *state.series}}
         return {name: sorted(points.items()) for name, points in both.items()}
 
     def _save(self, store: str, run: str, one: Checkpoint) -> SaveRow:
@@ -359,20 +393,20 @@ class Index:
         return SaveRow(one.id, one.step, one.time, seconds, one.body.new_bytes, spans)
 
     def _tiers(self, store: str, state: RunState, one: Checkpoint) -> list[TierRow]:
-        """This store, and any other followed one that has the very same checkpoint."""
-        found = [TierRow(self._readers[store].url, True, one.body.stored_bytes)]
-        for other in self._readers.values():
-            if other.id != store and reaches(other.id):
-                for name, there in other.now.runs.items():
-                    if reaches(other.id, name) and any(here.original_id == one.original_id for here in there.history.live):
-                        found.append(TierRow(other.url, True, None))
+        """Return this store, and every other followed store that has a copy of the checkpoint."""
+        rows = [TierRow(self._readers[store].url, True, one.body.stored_bytes)]
+        for follower in self._readers.values():
+            if follower.id != store and reaches(follower.id):
+                for name, candidate in follower.now.runs.items():
+                    if reaches(follower.id, name) and any(copy.original_id == one.original_id for copy in candidate.history.live):
+                        rows.append(TierRow(follower.url, True, None))
                         break
-        return found
+        return rows
 
     def _metadata(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]] | None:
-        """Of a checkpoint: read once, and for a small one at once; None as long as it is being read."""
+        """Return a checkpoint's tensors and facts, or None while a job reads them. The result is cached."""
         key = f"open {store}/{state.name}@{one.id}"
-        job = self.jobs.ask(key, 0, lambda _: self._opened(store, state, one), quick=True, rows=lambda found: len(found[0]))
+        job = self.jobs.ask(key, 0, lambda _: self._opened(store, state, one), quick=True, rows=lambda contents: len(contents[0]))
         return job.result_within(GLANCE_S)
 
     def _opened(self, store: str, state: RunState, one: Checkpoint) -> tuple[list[TensorRow], list[tuple[str, Any]]]:
@@ -402,34 +436,34 @@ class Index:
         return open_checkpoint(self._readers[store].store, state.name, one, store_id=state.view.store_id, run_id=state.view.run_id)
 
     def _named(self, spec: str) -> tuple[str, RunState, Checkpoint]:
-        run, at, which = spec.rpartition("@")
-        if not at or not run or not which:
+        run, separator, which = spec.rpartition("@")
+        if not separator or not run or not which:
             raise ConfigError(f"{spec[:80]!r} names no checkpoint", hint="[STORE/]RUN@WHICH, such as demo@latest")
         store, slash, name = run.partition("/")
         if not slash:
-            holders = [one for one, known, _ in self._all() if known == dir_of(run)]
+            holders = [holder for holder, known, _ in self._all() if known == dir_of(run)]
             if len(holders) > 1:
                 raise ConfigError(
-                    f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{one}/{run}@{which}" for one in holders)[:300]
+                    f"{len(holders)} stores have a run {run[:80]!r}", hint=", ".join(f"{holder}/{run}@{which}" for holder in holders)[:300]
                 )
             store, name = (holders[0] if holders else ""), run
         return store, self.state(store, name), self.find(store, name, which)
 
     def _diff(self, sides: Sequence[tuple[str, RunState, Checkpoint]], advance: Progress) -> DiffDetail:
         left, right = (self._open(*side) for side in sides)
-        found = diff(left, right, progress=advance)
+        result = diff(left, right, progress=advance)
         rows = []
-        for one in found.tensors:
-            apart, of = one.apart, one.a or one.b
+        for item in result.tensors:
+            apart, of = item.apart, item.a or item.b
             changed = apart.changed / apart.elements if apart is not None and apart.elements else None
             size = _bytes_of(of.shape, of.dtype) if of is not None else 0
-            rows.append(DiffRow(one.name, _STATES.get(one.state, "changed"), changed, apart.largest if apart is not None else None, size))
-        values = [(one.path, one.a if one.in_a else None, one.b if one.in_b else None) for one in [*found.values, *found.facts]]
-        return DiffDetail("", "", rows, [(path, _short(one), _short(other)) for path, one, other in values])
+            rows.append(DiffRow(item.name, _STATES.get(item.state, "changed"), changed, apart.largest if apart is not None else None, size))
+        values = [(item.path, item.a if item.in_a else None, item.b if item.in_b else None) for item in [*result.values, *result.facts]]
+        return DiffDetail("", "", rows, [(path, _short(left_value), _short(right_value)) for path, left_value, right_value in values])
 
 
 def full_at(trend: Sequence[tuple[float, float]], free: int | None, now: float) -> float | None:
-    """When the free bytes are gone at the pace of the last week; None if it does not grow, or nobody knows what is free."""
+    """Return when no byte is free, at the rate of the last week. None if the store does not grow, or its free space is unknown."""
     recent = [point for point in trend if point[0] >= now - WEEK_S]
     if free is None or len(recent) < 2:
         return None
@@ -440,7 +474,10 @@ def full_at(trend: Sequence[tuple[float, float]], free: int | None, now: float) 
 def _page(
     rows: Sequence[T], keys: Sequence[str], after: str | None, limit: int, *, reverse: bool = False, known: Callable[[str], str] = str
 ) -> tuple[list[T], str | None]:
-    """The rows behind a key, which need not be there any more; ``keys`` are in order."""
+    """Return the rows after the key ``after``, and the key of the last one if more follow.
+
+    ``keys`` are sorted. The row of ``after`` may have been deleted since.
+    """
     start = 0
     if after:
         start = sum((key >= known(after)) if reverse else (key <= known(after)) for key in keys)
@@ -450,12 +487,18 @@ def _page(
 
 def _seq(text: str) -> str:
     if not text.isascii() or not text.isdecimal() or len(text) > 12:
-        raise ConfigError(f"{text[:40]!r} is no place in this list", hint="take what the piece before said under next")
+        raise ConfigError(f"{text[:40]!r} is not a position in this list", hint="take the value of next from the piece before")
     return text.zfill(12)
 
 
 def _checkpoint_row(one: Checkpoint, tags: Sequence[str], set_aside: set[str], known: VerificationResult | None) -> CheckpointRow:
-    why = "suspect: its loss was odd" if one.body.suspect else "rolled back: training went on from before it" if one.id in set_aside else ""
+    why = (
+        "suspect: its loss was odd"
+        if one.body.suspect
+        else "rolled back: training continued from an earlier checkpoint"
+        if one.id in set_aside
+        else ""
+    )
     if known is not None:
         why = f"damaged: {masked(known.damage)} (found by {known.by})"
     return CheckpointRow(one.id, one.step, one.time, one.body.stored_bytes, None, not why, tags, why)
@@ -466,12 +509,12 @@ def _masked_incident(one: IncidentRow) -> IncidentRow:
 
 
 def _tags_by_id(store: str, tags: dict[str, str]) -> dict[str, list[str]]:
-    """The tags on each checkpoint, without those that name runs which the asker may not know of."""
-    found: dict[str, list[str]] = {}
+    """Return the tags of each checkpoint, without branch tags of runs outside the caller's scope."""
+    names: dict[str, list[str]] = {}
     for name, target in sorted(tags.items()):
         if not name.startswith(PREFIX) or reaches(store, name.removeprefix(PREFIX)):
-            found.setdefault(target, []).append(name)
-    return found
+            names.setdefault(target, []).append(name)
+    return names
 
 
 def _tensor_row(tensor: Any, codec: str | None, ratio: float) -> TensorRow:
@@ -480,13 +523,16 @@ def _tensor_row(tensor: Any, codec: str | None, ratio: float) -> TensorRow:
 
 def _bytes_of(shape: Sequence[int], dtype: str) -> int:
     size: int = DTYPES[dtype].itemsize
-    for one in shape:
-        size *= one
+    for length in shape:
+        size *= length
     return size
 
 
 def _state_of(reader: StoreFollower) -> str:
-    """What the last look at a store amounted to. An error's words may name any run, so a token with a scope gets its kind alone."""
+    """Return ``ok`` or the error of the last read of a store.
+
+    A caller with a scope gets only the error's kind, because the message may name any run.
+    """
     state = reader.now.state
     return state if everything() or state in ("ok", NOT_YET) else state.partition(":")[0]
 

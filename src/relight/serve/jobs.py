@@ -1,4 +1,4 @@
-"""Reading work for pages: a few jobs at a time, shared out among askers, each done once. A job without clients is cancelled."""
+"""Jobs that read data for pages: a few at a time, divided fairly among callers, each done once. A job without clients is cancelled."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from relight.serve.scope import ANONYMOUS, asker
 
 T = TypeVar("T")
 KEPT_MAX, ROWS_KEPT_MAX = 256, 400_000
-"""Results that are kept, and the rows in all of them together: about 200 MB."""
+"""Number of cached results, and of rows in all of them together (about 200 MB)."""
 WAITING_MAX, OF_ONE_MAX, OF_ANONYMOUS_MAX = 32, 4, 8
-"""Unfinished jobs: of all askers, of one, and of all clients without credentials together."""
+"""Unfinished jobs: of all callers, of one caller, and of all clients without credentials together."""
 QUICK_MAX, QUICK_OF_ONE_MAX = 64, 8
 ABANDONED_S = 60.0
-"""A job that no client has asked for within this time is cancelled: its clients have left."""
+"""Seconds since the last request for a job after which it is cancelled: its clients have left."""
 PROGRESS_S = 5.0
-"""Seconds between notices that running jobs advance; pages that wait for one ask again then."""
+"""Seconds between notifications that jobs advance. Pages that wait for a job then load again."""
 Progress = Callable[[int], None]
 
 
 class PooledJob(Generic[T]):
-    """One piece of work: ``key`` names it, ``total`` is how many bytes it will read. ``quick``: it reads metadata only."""
+    """One job. ``key`` identifies it, ``total`` is the number of bytes that it will read. ``quick``: it reads metadata only."""
 
     def __init__(self, key: str, total: int, quick: bool = False, heard: Callable[[], None] = lambda: None) -> None:
         self.key, self.total, self.bytes_done = key, total, 0
@@ -36,7 +36,7 @@ class PooledJob(Generic[T]):
 
     @property
     def is_anonymous(self) -> bool:
-        """Whether a client without credentials began it."""
+        """Whether a client without credentials started it."""
         return self.asker.startswith(ANONYMOUS)
 
     @property
@@ -45,7 +45,7 @@ class PooledJob(Generic[T]):
         return time.monotonic() - self.asked_at > ABANDONED_S
 
     def advance(self, count: int) -> None:
-        """Count bytes that were read, from any thread. Raises once the job is abandoned, which ends the work."""
+        """Count bytes that were read. Any thread may call it. Raise ``StoreUnavailable`` if the job is abandoned, which ends it."""
         with self._lock:
             self.bytes_done += count
         self._heard()
@@ -54,13 +54,13 @@ class PooledJob(Generic[T]):
 
     @property
     def done(self) -> float:
-        """How far it is, 0 to 1."""
+        """Progress, 0 to 1."""
         if self.future.done():
             return 1.0
         return min(0.99, self.bytes_done / self.total) if self.total else 0.0
 
     def result_within(self, seconds: float) -> T | None:
-        """What came out, if it is there by then. Its error, if it ended so."""
+        """Return the result, or None if the job has not ended after ``seconds``. Raise the job's error if it failed."""
         try:
             return self.future.result(seconds)
         except TimeoutError:
@@ -70,10 +70,10 @@ class PooledJob(Generic[T]):
 
 
 class Jobs:
-    """All of them. ``changed`` is called when one has ended, ``progressed`` now and then while some advance.
+    """Queue and workers of all jobs. ``changed`` is called after a job ended, ``progressed`` every ``PROGRESS_S`` while jobs advance.
 
-    Jobs that read metadata have workers of their own, so that long reads do not hold up pages. Clients without credentials never have
-    the last worker for long reads. A free worker takes the job of the asker that has the fewest running.
+    Jobs that read metadata have separate workers, so that long reads do not delay pages. Clients without credentials never occupy
+    the last worker for long reads. A free worker takes a job of the caller with the fewest running jobs.
     """
 
     def __init__(self, changed: Callable[[], None] = lambda: None, workers: int = 2, progressed: Callable[[], None] = lambda: None) -> None:
@@ -89,9 +89,9 @@ class Jobs:
     def ask(
         self, key: str, total: int, work: Callable[[Progress], T], *, quick: bool = False, rows: Callable[[T], int] = lambda _: 1
     ) -> PooledJob[T]:
-        """The job of that key: begun now, unless it is known. One that failed is begun again. ``rows`` counts those of its result.
+        """Return the job with that key. Start it if it is unknown or has failed. ``rows`` counts the rows of its result.
 
-        ``StoreUnavailable`` if too many jobs wait, of all askers or of this one.
+        Raise ``StoreUnavailable`` if too many jobs wait, of all callers or of this one.
         """
         with self._lock:
             known = self._known.get(key)
@@ -110,9 +110,9 @@ class Jobs:
         return job
 
     def _check_quota(self, quick: bool) -> None:
-        open_jobs = [one for one in self._known.values() if one.quick == quick and not one.future.done()]
-        mine = sum(one.asker == asker() for one in open_jobs)
-        strangers = sum(one.is_anonymous for one in open_jobs)
+        open_jobs = [job for job in self._known.values() if job.quick == quick and not job.future.done()]
+        mine = sum(job.asker == asker() for job in open_jobs)
+        strangers = sum(job.is_anonymous for job in open_jobs)
         most, of_one = (QUICK_MAX, QUICK_OF_ONE_MAX) if quick else (WAITING_MAX, OF_ONE_MAX)
         if len(open_jobs) >= most:
             raise StoreUnavailable(f"{most} such tasks are waiting already", hint="try again in a minute", retryable=True)
@@ -123,19 +123,19 @@ class Jobs:
 
     def _drop_abandoned(self) -> None:
         """End pending jobs whose clients have left."""
-        gone = [one for one in self._pending if one[0].is_abandoned]
-        self._pending = [one for one in self._pending if not one[0].is_abandoned]
+        gone = [entry for entry in self._pending if entry[0].is_abandoned]
+        self._pending = [entry for entry in self._pending if not entry[0].is_abandoned]
         for job, _, _ in gone:
             job.future.set_exception(clients_left())
 
     def _forget(self) -> None:
-        """Drop the oldest results until few enough, with few enough rows, are left."""
-        rows = sum(one.rows for one in self._known.values())
-        for key, one in list(self._known.items())[:-1]:
+        """Drop the oldest results until at most ``KEPT_MAX`` with ``ROWS_KEPT_MAX`` rows are left."""
+        rows = sum(job.rows for job in self._known.values())
+        for key, job in list(self._known.items())[:-1]:
             if len(self._known) <= KEPT_MAX and rows <= ROWS_KEPT_MAX:
                 break
-            if one.future.done():
-                rows -= one.rows
+            if job.future.done():
+                rows -= job.rows
                 del self._known[key]
 
     def _start(self) -> None:
@@ -147,13 +147,13 @@ class Jobs:
                 self._pool.submit(self._work, *chosen)
 
     def _next(self, quick: bool) -> tuple[PooledJob[Any], Callable[[Progress], Any], Callable[[Any], int]] | None:
-        running = [one for one in self._running if one.quick == quick]
+        running = [job for job in self._running if job.quick == quick]
         if len(running) >= self._workers:
             return None
-        strangers_may = self._workers == 1 or sum(one.is_anonymous for one in running) < self._workers - 1
-        waiting = [one for one in self._pending if one[0].quick == quick and (strangers_may or not one[0].is_anonymous)]
-        busy = Counter(one.asker for one in running)
-        return min(waiting, key=lambda one: (busy[one[0].asker], one[0].is_anonymous), default=None)
+        strangers_may = self._workers == 1 or sum(entry.is_anonymous for entry in running) < self._workers - 1
+        waiting = [entry for entry in self._pending if entry[0].quick == quick and (strangers_may or not entry[0].is_anonymous)]
+        busy = Counter(entry.asker for entry in running)
+        return min(waiting, key=lambda entry: (busy[entry[0].asker], entry[0].is_anonymous), default=None)
 
     def _work(self, job: PooledJob[Any], work: Callable[[Progress], Any], rows: Callable[[Any], int]) -> None:
         try:
@@ -161,7 +161,7 @@ class Jobs:
                 raise clients_left()
             result = work(job.advance)
             job.rows = rows(result)
-        except BaseException as error:  # noqa: BLE001 (the job's client gets it)
+        except BaseException as error:  # noqa: BLE001 (raised to the job's clients)
             job.future.set_exception(error)
         else:
             job.future.set_result(result)
@@ -178,7 +178,7 @@ class Jobs:
             self._progressed()
 
     def close(self) -> None:
-        """Begin nothing more; what runs is waited for no longer than it takes."""
+        """Fail pending jobs, and return without waiting for running ones."""
         with self._lock:
             self._ending, pending, self._pending = True, self._pending, []
         for job, _, _ in pending:
@@ -187,5 +187,5 @@ class Jobs:
 
 
 def clients_left() -> StoreUnavailable:
-    """The error of a job that was cancelled because its clients left."""
+    """Return the error of a job that was cancelled because its clients left."""
     return StoreUnavailable(f"cancelled: no client asked for the result within {ABANDONED_S:.0f} s", hint="ask again", retryable=True)

@@ -1,4 +1,4 @@
-"""Rate limits: one token bucket for each of a bounded number of askers."""
+"""Rate limits: one token bucket for each of a bounded number of callers."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ ASKERS_MAX = 10_000
 
 
 class Limiter:
-    """Allow each asker ``per_second`` requests on average and ``burst`` at once.
+    """Allow each caller ``per_second`` requests on average and ``burst`` at once.
 
-    The least recently seen askers are forgotten first.
+    At more than ``ASKERS_MAX`` callers, the least recently seen ones are forgotten.
     """
 
     def __init__(self, per_second: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -20,12 +20,12 @@ class Limiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, asker: str, cost: float = 1.0) -> float:
-        """Return 0 and count the request ``cost`` times, or return the seconds to wait. A cost of 0 only checks."""
+        """Return 0 and take ``cost`` tokens, or return the seconds until a request is allowed. A cost of 0 only checks."""
         now = self._clock()
-        left, at = self._buckets.pop(asker, (float(self._burst), now))
-        left = min(float(self._burst), left + (now - at) * self._per_second)
-        may = left >= 1.0
-        self._buckets[asker] = (left - cost if may else left, now)
+        tokens, filled_at = self._buckets.pop(asker, (float(self._burst), now))
+        tokens = min(float(self._burst), tokens + (now - filled_at) * self._per_second)
+        may = tokens >= 1.0
+        self._buckets[asker] = (tokens - cost if may else tokens, now)
         while len(self._buckets) > ASKERS_MAX:
             self._buckets.popitem(last=False)
-        return 0.0 if may else (1.0 - left) / self._per_second
+        return 0.0 if may else (1.0 - tokens) / self._per_second

@@ -15,12 +15,12 @@ STREAMS_OF_ONE_MAX = 1200
 STREAMS_OF_STRANGER_MAX = 32
 """Streams of one address without credentials."""
 TOGETHER_S = 0.25
-"""Seconds within which changes become one event."""
+"""Seconds within which changes are merged into one event."""
 LOOK_S = 0.5
 """Seconds between checks of a stream's token: revoking the token ends the stream within a second."""
 PING_S = 15.0
 _NO_STORE = "\0"
-"""A store's name that no store has: only streams that listen to all stores are woken."""
+"""A name that no store has: only streams that listen to all stores are woken."""
 
 
 @dataclass(eq=False)
@@ -44,9 +44,9 @@ class Hub:
         self._news: list[tuple[str, set[str]]] = []
         self._ending = False
         self.most = STREAMS_MAX
-        """Streams that may be open; fewer where the process may open few files."""
+        """Maximum number of open streams; fewer where the process may open few files."""
         self.of_one = self.most
-        """Streams that one asker may have open."""
+        """Maximum number of open streams of one caller."""
 
     @property
     def count(self) -> int:
@@ -71,25 +71,25 @@ class Hub:
     def close(self) -> None:
         """End all streams."""
         self._ending = True
-        for one in self._streams:
-            one.woken.set()
+        for stream in self._streams:
+            stream.woken.set()
 
     def _publish(self) -> None:
         with self._lock:
             news, self._news = self._news, []
-        for one in self._streams:
+        for stream in self._streams:
             if any(
-                in_scope(one.scope, store, runs)
-                and (not one.store or not store or (store == one.store and (not one.run or not runs or one.run in runs)))
+                in_scope(stream.scope, store, runs)
+                and (not stream.store or not store or (store == stream.store and (not stream.run or not runs or stream.run in runs)))
                 for store, runs in news
             ):
-                one.woken.set()
+                stream.woken.set()
 
     def full(self, asker: str) -> bool:
-        """Return whether the asker may open no further stream. Clients without credentials have at most half."""
-        mine = sum(one.asker == asker for one in self._streams)
+        """Return whether the caller has too many streams to open another. Clients without credentials together have at most half."""
+        mine = sum(stream.asker == asker for stream in self._streams)
         if asker.startswith(ANONYMOUS):
-            strangers = sum(one.asker.startswith(ANONYMOUS) for one in self._streams)
+            strangers = sum(stream.asker.startswith(ANONYMOUS) for stream in self._streams)
             if mine >= STREAMS_OF_STRANGER_MAX or strangers >= self.most // 2:
                 return True
         return len(self._streams) >= self.most or mine >= min(STREAMS_OF_ONE_MAX, self.of_one)

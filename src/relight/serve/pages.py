@@ -1,6 +1,6 @@
-"""The pages: an address, a role that may see it, and what it shows. They ask the index alone, never a store.
+"""The pages: for each its address, the role that it needs, and the function that renders it. They query the index, never a store.
 
-Actions are forms: the first post shows what would be done, the second, behind it, does it; both are the server's (``serve/actions``).
+Actions are forms: the first POST shows the plan, the second executes it (``serve/actions``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TEXT_MAX = 400
 
 
 class WebRoute(NamedTuple):
-    """One address."""
+    """Address, role and function of a page."""
 
     path: str
     role: str
@@ -37,7 +37,7 @@ PAGES: list[WebRoute] = []
 
 
 def page(path: str, role: str = "viewer") -> Callable[[Callable[..., HTMLResponse]], Callable[..., HTMLResponse]]:
-    """Put a function behind an address, for those who have at least that role."""
+    """Register a function as the page at an address, for callers with at least that role."""
 
     def put(show: Callable[..., HTMLResponse]) -> Callable[..., HTMLResponse]:
         PAGES.append(WebRoute(path, role, show))
@@ -47,15 +47,15 @@ def page(path: str, role: str = "viewer") -> Callable[[Callable[..., HTMLRespons
 
 
 def router(needs: Callable[[str], Any]) -> APIRouter:
-    """All pages as routes. ``needs(role)`` is the dependency that lets only that role through."""
-    made = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
-    for one in PAGES:
-        made.add_api_route(one.path, one.show, methods=["GET"], dependencies=[needs(one.role)], name=one.show.__name__)
-    return made
+    """Return all pages as routes. ``needs(role)`` returns the dependency that admits callers with at least that role."""
+    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    for route in PAGES:
+        routes.add_api_route(route.path, route.show, methods=["GET"], dependencies=[needs(route.role)], name=route.show.__name__)
+    return routes
 
 
 def shown(request: Request, template: str, here: str, *, live: str = "", status: int = 200, **given: Any) -> HTMLResponse:
-    """A page as an answer; ``live`` says which changes it wants to hear of."""
+    """Return a page as a response. ``live``: the query of its event stream, which selects the changes that reload it; empty for none."""
     address = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     who: Caller | None = getattr(request.state, "who", None)
     usual = {
@@ -68,42 +68,42 @@ def shown(request: Request, template: str, here: str, *, live: str = "", status:
 
 
 def allowed(request: Request, actions: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of these actions, what whoever asks may do."""
+    """Return those of ``actions`` that the caller's role allows."""
     who: Caller | None = getattr(request.state, "who", None)
-    return [one for one in actions if who is not None and who.may(views.ACTIONS[one["verb"]])]
+    return [candidate for candidate in actions if who is not None and who.may(views.ACTIONS[candidate["verb"]])]
 
 
 @page("/")
 def overview(request: Request, after: str = "") -> HTMLResponse:
-    """All runs."""
+    """Show all runs."""
     index = request.app.state.index
-    found = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
-    context = views.overview(found.rows, index.stores(), time.time())
-    return shown(request, "overview.html", "/", live="?", **context, more="/" + query(after=found.next) if found.next else "")
+    page_of_runs = index.runs(after[:_TEXT_MAX] or None, RUNS_A_PAGE)
+    context = views.overview(page_of_runs.rows, index.stores(), time.time())
+    return shown(request, "overview.html", "/", live="?", **context, more="/" + query(after=page_of_runs.next) if page_of_runs.next else "")
 
 
 @page("/runs/{store}/{run}")
 def run(request: Request, store: str, run: str, after: str = "") -> HTMLResponse:
-    """One run."""
+    """Show one run."""
     index = request.app.state.index
-    detail, found = index.run(store, run), index.checkpoints(store, run, after[:_TEXT_MAX] or None, CHECKPOINTS_A_PAGE)
+    detail, page_of_checkpoints = index.run(store, run), index.checkpoints(store, run, after[:_TEXT_MAX] or None, CHECKPOINTS_A_PAGE)
     here = of_run(store, run)
     return shown(
         request,
         "run.html",
         here,
         live=query(store=store, run=run),
-        **views.run(detail, found.rows, time.time()),
+        **views.run(detail, page_of_checkpoints.rows, time.time()),
         tabs=tabs_of(store, run),
         crumbs=[("Runs", "/")],
-        more=here + query(after=found.next) + "#checkpoints" if found.next else "",
+        more=here + query(after=page_of_checkpoints.next) + "#checkpoints" if page_of_checkpoints.next else "",
         actions=allowed(request, views.actions_of_run(store, run)),
     )
 
 
 @page("/runs/{store}/{run}/checkpoints/{which:path}")
 def checkpoint(request: Request, store: str, run: str, which: str, find: str = "", tensor: str = "", after: str = "") -> HTMLResponse:
-    """One checkpoint; of one of its tensors its values, too, if it is asked for."""
+    """Show one checkpoint, and statistics of the tensor that ``tensor`` names."""
     index, tensor = request.app.state.index, tensor[:_TEXT_MAX]
     detail = index.checkpoint(store, run, which)
     picked = contents.one_tensor(detail, tensor, _values(index, store, run, detail.row.id, tensor)) if tensor else None
@@ -122,17 +122,17 @@ def checkpoint(request: Request, store: str, run: str, which: str, find: str = "
 
 
 def _values(index: Any, store: str, run: str, which: str, tensor: str) -> Statistics | Working | str:
-    """What there is of them, or in words why there is nothing: the rest of the page is there all the same."""
+    """Return a tensor's statistics, the progress of the job that reads them, or an error's text: the page is shown in any case."""
     try:
-        found: Statistics | Working = index.values(store, run, which, tensor)
+        values: Statistics | Working = index.values(store, run, which, tensor)
     except RelightError as error:
         return str(masked_error(error))
-    return found
+    return values
 
 
 @page("/compare")
 def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
-    """Two checkpoints: what differs."""
+    """Show the difference of two checkpoints."""
     a, b = a[:_TEXT_MAX], b[:_TEXT_MAX]
     context: dict[str, Any] = {"found": False, "waiting": "", "wrong": ""}
     if a and b:
@@ -146,85 +146,85 @@ def compare(request: Request, a: str = "", b: str = "") -> HTMLResponse:
 
 @page("/lineage")
 def lineage(request: Request) -> HTMLResponse:
-    """Where runs come from."""
+    """Show the runs of each store with their branches."""
     index = request.app.state.index
     return shown(
         request,
         "lineage.html",
         "/lineage",
         live="?",
-        stores=[around.lineage(one.name, index.lineage(one.id), one.id) for one in index.stores()],
+        stores=[around.lineage(row.name, index.lineage(row.id), row.id) for row in index.stores()],
     )
 
 
 @page("/storage")
 def storage(request: Request) -> HTMLResponse:
-    """What stores hold, when they are full, what goes next."""
+    """Show each store's size, when it will be full, and what retention deletes next."""
     index, now = request.app.state.index, time.time()
-    stores = [around.storage(one, index.storage(one.id), now) for one in index.stores()]
+    stores = [around.storage(row, index.storage(row.id), now) for row in index.stores()]
     return shown(request, "storage.html", "/storage", live="?", stores=stores)
 
 
 @page("/incidents")
 def incidents(request: Request, after: str = "") -> HTMLResponse:
-    """What has happened to runs."""
-    found = request.app.state.index.incidents(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
-    more = "/incidents" + query(after=found.next) if found.next else ""
-    return shown(request, "incidents.html", "/incidents", live="?", **around.incidents(found.rows, time.time()), more=more)
+    """Show incidents of all runs."""
+    page_of_incidents = request.app.state.index.incidents(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
+    more = "/incidents" + query(after=page_of_incidents.next) if page_of_incidents.next else ""
+    return shown(request, "incidents.html", "/incidents", live="?", **around.incidents(page_of_incidents.rows, time.time()), more=more)
 
 
 @page("/incidents/{store}/{run}/{which}")
 def incident(request: Request, store: str, run: str, which: str) -> HTMLResponse:
-    """One incident, with its evidence."""
-    found = request.app.state.index.incident(store, run, which)
+    """Show one incident with its evidence."""
+    row = request.app.state.index.incident(store, run, which)
     return shown(
         request,
         "incident.html",
         "/incidents",
-        **around.incident(found, time.time()),
+        **around.incident(row, time.time()),
         crumbs=[("Incidents", "/incidents"), (run, of_run(store, run))],
     )
 
 
 @page("/risk")
 def risk(request: Request) -> HTMLResponse:
-    """Machines that look like failing."""
+    """Show machines that are likely to fail."""
     return shown(request, "risk.html", "/risk", live="?", rows=around.risk(request.app.state.index.risk(), time.time()))
 
 
 @page("/tasks/{task}")
 def task(request: Request, task: str) -> HTMLResponse:
-    """Something that was begun and takes its time: what it says, and how it ended."""
-    found = request.app.state.tasks.get(task)
-    context = views.task(found.shown(time.time()), time.time())
-    live = query(store=found.store, run=found.run) if found.done is None else ""
-    back = of_run(found.store, found.run)
-    crumbs = [("Runs", "/"), (found.run, back)]
-    return shown(request, "task.html", back, live=live, **context, tabs=tabs_of(found.store, found.run), crumbs=crumbs)
+    """Show a task: its output and its result."""
+    server_task = request.app.state.tasks.get(task)
+    context = views.task(server_task.shown(time.time()), time.time())
+    live = query(store=server_task.store, run=server_task.run) if server_task.done is None else ""
+    back = of_run(server_task.store, server_task.run)
+    crumbs = [("Runs", "/"), (server_task.run, back)]
+    return shown(request, "task.html", back, live=live, **context, tabs=tabs_of(server_task.store, server_task.run), crumbs=crumbs)
 
 
 @page("/audit", "operator")
 def audit(request: Request, after: str = "") -> HTMLResponse:
-    """Who did what."""
-    found = request.app.state.index.audit(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
+    """Show the audit log."""
+    page_of_entries = request.app.state.index.audit(after[:_TEXT_MAX] or None, ROWS_A_PAGE)
     return shown(
         request,
         "audit.html",
         "/audit",
-        rows=around.audit(found.rows, time.time()),
-        more="/audit" + query(after=found.next) if found.next else "",
+        rows=around.audit(page_of_entries.rows, time.time()),
+        more="/audit" + query(after=page_of_entries.next) if page_of_entries.next else "",
     )
 
 
 @page("/settings", "admin")
 def settings(request: Request) -> HTMLResponse:
-    """Who has a token, what is alerted on, what runs keep."""
+    """Show tokens, alert rules and retention rules."""
     return shown(request, "settings.html", "/settings", **around.settings(request.app.state.index.settings(), time.time()))
 
 
 def refused(request: Request, error: RelightError, status: int) -> HTMLResponse:
-    """An error of ours as a page: what, why, what to do."""
+    """Return an error as a page."""
     return shown(
-        request, "error.html", "", name="Not found" if status == 404 else "That did not work", says=str(masked_error(error)), todo="",
+        request, "error.html", "", name="Not found" if status == 404 else "Request failed", says=str(masked_error(error)), todo="",
         status=status,
     )  # fmt: skip

@@ -1,6 +1,6 @@
-"""Actions as pages: the first post shows what would be done, the second does it, if it is still the same.
+"""Pages of actions: the first POST shows the plan, the second executes it unless the plan has changed.
 
-What an action is, is said elsewhere: these pages are given something that plans and executes, as the command of the same name does.
+The actions themselves are in ``serve/actions``.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _OURS = ("csrf", "go", "back")
 
 
 class Planned(NamedTuple):
-    """What would be done, in words and rows, before anything is."""
+    """Plan of an action, in words and rows."""
 
     name: str
     says: str
     digest: str
-    """Of what would be done: it is done only if it is the same when it is confirmed."""
+    """Hash of the plan. The action is executed only if the plan still has this digest when the user confirms."""
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[str]] = ()
     command: str = ""
@@ -36,31 +36,31 @@ class Planned(NamedTuple):
 
 
 class ActionOutcome(NamedTuple):
-    """How it ended."""
+    """Result of an action."""
 
     ok: bool
     says: str
     details: str = ""
     task: str = ""
-    """Of what goes on behind it: its page says how that ends."""
+    """Id of the task that the action started; its page shows progress and result. Empty if the action is complete."""
 
 
 class Acts(Protocol):
-    """Whoever plans and executes. Both raise ``RelightError``; ``execute`` writes the audit log before and after."""
+    """Planner and executor of actions. Both methods raise ``RelightError``. ``execute`` writes to the audit log before and after."""
 
     def plan(self, verb: str, fields: Mapping[str, str], who: Any) -> Planned:
-        """What the action would do; changes nothing."""
+        """Return what the action would do. Change nothing."""
 
     def execute(self, verb: str, fields: Mapping[str, str], who: Any, digest: str = "") -> ActionOutcome:
-        """Do it, if it is still what had this digest."""
+        """Execute the action. Raise if its plan no longer has this digest."""
 
 
 def router(needs: Callable[[str], Any]) -> APIRouter:
-    """A route for each action, behind the role that it takes."""
-    made = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
+    """Return a route for each action, with the role that it needs."""
+    routes = APIRouter(include_in_schema=False, default_response_class=HTMLResponse)
     for verb, role in ACTIONS.items():
-        made.add_api_route(f"/act/{verb}", _asked(verb), methods=["POST"], dependencies=[needs(role)], name=f"act_{verb}")
-    return made
+        routes.add_api_route(f"/act/{verb}", _asked(verb), methods=["POST"], dependencies=[needs(role)], name=f"act_{verb}")
+    return routes
 
 
 def _asked(verb: str) -> Callable[..., Any]:
@@ -72,8 +72,8 @@ def _asked(verb: str) -> Callable[..., Any]:
                 request,
                 "error.html",
                 "",
-                name="That did not work",
-                says=f"no field may be longer than {_VALUE_MAX} letters",
+                name="Request failed",
+                says=f"a field has at most {_VALUE_MAX} characters",
                 todo="",
                 status=422,
             )
@@ -83,7 +83,7 @@ def _asked(verb: str) -> Callable[..., Any]:
 
 
 def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
-    """Ask, or do."""
+    """Execute a confirmed action, else show its plan."""
     acts: Acts = request.app.state.acts
     fields = {name: value for name, value in given.items() if name not in _OURS}
     who, back = getattr(request.state, "who", None), _local(given.get("back") or request.headers.get("referer", ""))
@@ -91,13 +91,13 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
         planned = acts.plan(verb, fields, who)
         confirmed = given.get("go", "")
         if confirmed and hmac.compare_digest(confirmed.encode(), planned.digest.encode()):
-            done = acts.execute(verb, fields, who, confirmed)
-            if done.task:
-                return RedirectResponse(f"/tasks/{done.task}", 303)
-            return shown(request, "done.html", "", name=planned.name, ok=done.ok, says=done.says, lines=done.details, back=back)
+            outcome = acts.execute(verb, fields, who, confirmed)
+            if outcome.task:
+                return RedirectResponse(f"/tasks/{outcome.task}", 303)
+            return shown(request, "done.html", "", name=planned.name, ok=outcome.ok, says=outcome.says, lines=outcome.details, back=back)
     except RelightError as error:
         return refused(request, error, 409)
-    changed = "It has changed since it was shown: look again." if confirmed else ""
+    changed = "The plan has changed since it was shown: check it again." if confirmed else ""
     return shown(
         request,
         "confirm.html",
@@ -117,10 +117,10 @@ def _answer(request: Request, verb: str, given: dict[str, str]) -> Response:
 
 
 def _local(address: str) -> str:
-    """An address of this server alone: its path and question."""
+    """Return path and query of an address on this server; ``/`` for any other address."""
     try:
-        found = urlsplit(address)
+        parts = urlsplit(address)
     except ValueError:
         return "/"
-    path = found.path if found.path.startswith("/") and not found.path.startswith(("//", "/\\")) else "/"
-    return path + (f"?{found.query}" if found.query else "")
+    path = parts.path if parts.path.startswith("/") and not parts.path.startswith(("//", "/\\")) else "/"
+    return path + (f"?{parts.query}" if parts.query else "")

@@ -1,4 +1,4 @@
-"""What is around runs, for templates: lineage, storage, incidents, risk, audit, settings. Pure."""
+"""Template values of the pages other than runs and checkpoints: lineage, storage, incidents, risk, audit, settings. Pure."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ ROWS_MAX, TAGS_MAX = 200, 20
 
 
 def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]:
-    """The runs of one store: each a line."""
+    """Return the template values of one store's lineage."""
     forks = [
-        Fork(one.run, sorted(one.steps), [(step, tag) for step, tag in one.tags], one.parent or "", one.at_step, of_run(store, one.run))
-        for one in rows
+        Fork(row.run, sorted(row.steps), [(step, tag) for step, tag in row.tags], row.parent or "", row.at_step, of_run(store, row.run))
+        for row in rows
     ]
     return {
         "name": name,
@@ -35,42 +35,38 @@ def lineage(name: str, rows: Sequence[LineageRow], store: str) -> dict[str, Any]
         "picture": graph(forks, f"{plural(len(forks), 'run')} and where each began") if forks else None,
         "rows": [
             {
-                "href": of_run(store, one.run),
-                "run": one.run,
-                "began": f"{one.parent}, step {number(one.at_step)}" if one.parent else "a run of its own",
-                "count": len(one.steps),
-                "newest": max(one.steps, default=None),
-                "tags": [tag for _, tag in one.tags[-TAGS_MAX:]],
+                "href": of_run(store, row.run),
+                "run": row.run,
+                "began": f"{row.parent}, step {number(row.at_step)}" if row.parent else "a new run",
+                "count": len(row.steps),
+                "newest": max(row.steps, default=None),
+                "tags": [tag for _, tag in row.tags[-TAGS_MAX:]],
             }
-            for one in rows[:ROWS_MAX]
+            for row in rows[:ROWS_MAX]
         ],
         "cut": f"The first {ROWS_MAX} of {plural(len(rows), 'run')}; the API has all of them." if len(rows) > ROWS_MAX else "",
     }
 
 
 def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
-    """One store: its tiers, how it grew, what goes next."""
-    trend = [(moment, held) for moment, held in detail.trend]
+    """Return the template values of one store: tiers, growth, and what retention deletes next."""
+    trend = [(moment, stored) for moment, stored in detail.trend]
     newest = trend[-1][0] if trend else 0.0
     long = newest - trend[0][0] if trend else 0.0
     unit, seconds = next(((name, count) for name, count in (("days", 86400), ("hours", 3600)) if long > 2 * count), ("minutes", 60))
-    curve = Curve("bytes", [(moment - newest) / seconds for moment, _ in trend], [float(held) for _, held in trend])
+    curve = Curve("bytes", [(moment - newest) / seconds for moment, _ in trend], [float(stored) for _, stored in trend])
     freed = sum(row.bytes or 0 for row in detail.retention)
     full = detail.full_at
-    said = (
-        f"Full {ago(now - full)}, if it goes on like this."
-        if full
-        else "Whether it fills up cannot be said: it has no limit, or does not grow."
-    )
+    forecast = f"Full {ago(now - full)} at the rate of the last week." if full else "No forecast: the store has no limit, or does not grow."
     return {
         "id": one.id,
         "name": one.name,
         "actions": [],
         "facts": [
             ("Stored", size(one.bytes), plural(one.runs, "run")),
-            ("Full", ago(now - full) if full else NOTHING, "at the present pace" if full else "not in sight"),
+            ("Full", ago(now - full) if full else NOTHING, "at the rate of the last week" if full else "no forecast"),
             (
-                "Retention takes next",
+                "Retention deletes next",
                 size(freed) if detail.retention else NOTHING,
                 plural(len(detail.retention), "checkpoint") if detail.retention else "",
             ),
@@ -87,41 +83,41 @@ def storage(one: StoreRow, detail: StorageDetail, now: float) -> dict[str, Any]:
         ],
         "trend": line([curve], [], f"bytes of {one.name} over {unit}") if len(trend) > 1 else None,
         "trend_data": chart_data(curve, [], unit),
-        "forecast": f"{unit.capitalize()} before the newest save; bytes. {said}",
+        "forecast": f"{unit.capitalize()} before the newest save; bytes. {forecast}",
         "retention": [
             {"run": row.run, "id": row.id, "step": row.step, "what": row.what, "why": row.why, "bytes": row.bytes}
             for row in detail.retention[:ROWS_MAX]
         ],
-        "retention_says": "Nothing: no run here has a rule by which a checkpoint would go (keep=relight.keep(…)), or all such have gone.",
+        "retention_says": "Nothing: no run has retention rules (keep=relight.keep(…)), or these have no more checkpoints to delete.",
     }
 
 
 def incidents(rows: Sequence[IncidentRow], now: float) -> dict[str, Any]:
-    """Which runs failed when, a lane a run, and each in words."""
+    """Return the template values of incidents: a timeline with one row for each run, and a table."""
     lanes_of: dict[str, list[TimeRange]] = {}
-    times = [(one, moment) for one in rows if (moment := seconds_of(one.at)) is not None]
+    times = [(row, moment) for row in rows if (moment := seconds_of(row.at)) is not None]
     first = min((moment for _, moment in times), default=0.0)
-    for one, moment in times:
+    for row, moment in times:
         hours = (moment - first) / 3600
-        lanes_of.setdefault(one.run, []).append(
-            TimeRange("failure", hours, hours + max((one.seconds or 0) / 3600, 0.0), f"{one.kind}: {one.why}")
+        lanes_of.setdefault(row.run, []).append(
+            TimeRange("failure", hours, hours + max((row.seconds or 0) / 3600, 0.0), f"{row.kind}: {row.why}")
         )
     says = f"{plural(len(rows), 'incident')}, hours since the first"
     return {
-        "incidents": [incident_row(one, now) for one in rows],
+        "incidents": [incident_row(row, now) for row in rows],
         "says": says,
         "picture": lanes([RankRow(name, spans) for name, spans in lanes_of.items()], says, unit="h") if lanes_of else None,
     }
 
 
 def seconds_of(moment: float | str | None) -> float | None:
-    """A time as seconds since 1970."""
-    found = moment_of(moment)
-    return None if found is None else found.timestamp()
+    """Return a time as seconds since 1970; None if it is invalid."""
+    parsed = moment_of(moment)
+    return None if parsed is None else parsed.timestamp()
 
 
 def incident(one: IncidentRow, now: float) -> dict[str, Any]:
-    """One incident, whole."""
+    """Return the template values of one incident."""
     return {
         "kind": one.kind,
         "why": one.why,
@@ -142,66 +138,66 @@ def incident(one: IncidentRow, now: float) -> dict[str, Any]:
 
 
 def risk(rows: Sequence[RiskRow], now: float) -> list[dict[str, Any]]:
-    """Machines that look like failing."""
+    """Return table rows of machines that are likely to fail."""
     return [
         {
-            "href": of_run(one.store, one.run),
-            "run": one.run,
-            "node": one.node,
-            "at": when(one.at, now),
-            "by": one.detector,
-            "risk": one.risk,
-            "why": one.why,
-            "picture": usage(one.risk or 0.0, 1.0, f"risk {share(one.risk)}"),
+            "href": of_run(row.store, row.run),
+            "run": row.run,
+            "node": row.node,
+            "at": when(row.at, now),
+            "by": row.detector,
+            "risk": row.risk,
+            "why": row.why,
+            "picture": usage(row.risk or 0.0, 1.0, f"risk {share(row.risk)}"),
         }
-        for one in rows
+        for row in rows
     ]
 
 
 def audit(rows: Sequence[AuditRow], now: float) -> list[dict[str, Any]]:
-    """Who did what."""
+    """Return table rows of audit entries."""
     health = {"ok": "good", "done": "good", "refused": "failed", "failed": "failed", "": "idle"}
     return [
         {
-            "number": one.seq,
-            "at": when(one.at, now),
-            "who": one.who,
-            "what": one.what,
-            "on": one.on,
-            "fields": "; ".join(f"{name}={value}" for name, value in one.fields.items() if value),
-            "how": one.how or "begun",
-            "health": health.get(one.how or "", "other"),
+            "number": entry.seq,
+            "at": when(entry.at, now),
+            "who": entry.who,
+            "what": entry.what,
+            "on": entry.on,
+            "fields": "; ".join(f"{name}={value}" for name, value in entry.fields.items() if value),
+            "how": entry.how or "begun",
+            "health": health.get(entry.how or "", "other"),
         }
-        for one in rows
+        for entry in rows
     ]
 
 
 def settings(told: SettingsDetail, now: float) -> dict[str, Any]:
-    """Tokens without their secrets, alert rules, what runs keep."""
+    """Return table rows of tokens without their secrets, alert rules, and retention rules."""
     state = {"valid": "good", "expired": "idle", "revoked": "failed"}
     return {
         "tokens": [
             {
-                "id": one.id,
-                "name": one.name,
-                "role": one.role,
-                "scope": one.scope or "everything",
-                "made": when(one.made_at, now),
-                "ends": when(one.ends_at, now) if one.ends_at else "never",
-                "health": state.get(one.state, "other"),
-                "state": one.state,
+                "id": token.id,
+                "name": token.name,
+                "role": token.role,
+                "scope": token.scope or "everything",
+                "made": when(token.made_at, now),
+                "ends": when(token.ends_at, now) if token.ends_at else "never",
+                "health": state.get(token.state, "other"),
+                "state": token.state,
             }
-            for one in told.tokens
+            for token in told.tokens
         ],
         "alerts": [
             {
-                "name": one.name,
-                "says": one.says,
-                "severity": one.severity,
-                "health": "failed" if one.firing else "good",
-                "state": "firing" if one.firing else "quiet",
+                "name": rule.name,
+                "says": rule.says,
+                "severity": rule.severity,
+                "health": "failed" if rule.firing else "good",
+                "state": "firing" if rule.firing else "quiet",
             }
-            for one in told.alerts
+            for rule in told.alerts
         ],
         "policies": [(str(name), str(says)) for name, says in told.policies],
     }

@@ -1,4 +1,4 @@
-"""What checkpoints hold, for templates: one of them, and the difference between two. Pure."""
+"""Template values of a checkpoint's page and of the comparison of two checkpoints. Pure."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from relight.serve.values import CheckpointDetail, DiffDetail, DiffRow, Statisti
 from relight.versions.difference import layer_of
 
 TENSORS_MAX, VALUES_MAX = 200, 500
-"""Rows of tensors on a page, and of other values that differ."""
+"""Maximum rows of tensors on a page, and of other values that differ."""
 TILES_MAX = 398
-"""Tensors with an area of their own: a picture has room for one more, of all others together."""
+"""Maximum tiles of single tensors. One more tile stands for all other tensors together."""
 
 
 def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: float, after: str = "") -> dict[str, Any]:
-    """One checkpoint: its tensors as areas and as rows, a page of them, where it lies, what else is said of it."""
+    """Return the template values of a checkpoint: tensors as a treemap and as one page of rows, the tiers that have it, other facts."""
     row = detail.row
-    largest = detail.tensors if detail.largest_first else sorted(detail.tensors, key=lambda one: (-one.bytes, one.path))
-    wanted = [one for one in largest if find in one.path] if find else largest
+    largest = detail.tensors if detail.largest_first else sorted(detail.tensors, key=lambda tensor: (-tensor.bytes, tensor.path))
+    wanted = [tensor for tensor in largest if find in tensor.path] if find else largest
     rows, more = piece_of(wanted, after, TENSORS_MAX)
     groups: dict[str, int] = {}
-    for one in sorted(largest[:TILES_MAX], key=lambda one: one.path):
-        groups.setdefault(group_of(one.path), len(groups))
+    for tensor in sorted(largest[:TILES_MAX], key=lambda tensor: tensor.path):
+        groups.setdefault(group_of(tensor.path), len(groups))
     tiles = [
         Tile(
-            one.path,
-            one.bytes,
-            f"{size(one.bytes)}, {one.dtype} {shape(one.shape)}",
-            of_checkpoint(store, name, row.id, tensor=one.path) + "#tensor",
-            one.path[len(group_of(one.path)) + 1 :],
-            groups[group_of(one.path)],
+            tensor.path,
+            tensor.bytes,
+            f"{size(tensor.bytes)}, {tensor.dtype} {shape(tensor.shape)}",
+            of_checkpoint(store, name, row.id, tensor=tensor.path) + "#tensor",
+            tensor.path[len(group_of(tensor.path)) + 1 :],
+            groups[group_of(tensor.path)],
         )
-        for one in largest[:TILES_MAX]
+        for tensor in largest[:TILES_MAX]
     ]
     if small := largest[TILES_MAX:]:
-        tiles.append(Tile(f"{number(len(small))} more", sum(one.bytes for one in small), "the smallest", group=7))
-    total = sum(one.bytes for one in detail.tensors)
-    says = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; a colour a part: {', '.join(list(groups)[:8])}."
+        tiles.append(Tile(f"{number(len(small))} more", sum(tensor.bytes for tensor in small), "the smallest", group=7))
+    total = sum(tensor.bytes for tensor in detail.tensors)
+    says = f"{plural(len(detail.tensors), 'tensor')}, {size(total)}; one colour for each part: {', '.join(list(groups)[:8])}."
     return {
         "run": name,
         "step": row.step,
@@ -59,61 +59,66 @@ def checkpoint(store: str, name: str, detail: CheckpointDetail, find: str, now: 
         "find": find,
         "tensors": [
             {
-                "path": one.path,
-                "shape": shape(one.shape),
-                "dtype": one.dtype,
-                "bytes": one.bytes,
-                "codec": one.codec or "as it is",
-                "ratio": one.ratio,
-                "href": of_checkpoint(store, name, row.id, tensor=one.path) + "#tensor",
+                "path": tensor.path,
+                "shape": shape(tensor.shape),
+                "dtype": tensor.dtype,
+                "bytes": tensor.bytes,
+                "codec": tensor.codec or "raw",
+                "ratio": tensor.ratio,
+                "href": of_checkpoint(store, name, row.id, tensor=tensor.path) + "#tensor",
             }
-            for one in rows
+            for tensor in rows
         ],
         "cut": f"{number(len(rows))} of {number(len(wanted))}, the largest first." if len(wanted) > len(rows) else "",
         "more": of_checkpoint(store, name, row.id, **({"find": find} if find else {}), after=more) if more else "",
         "residency": [
-            {"name": one.name, "health": "good" if one.there else "idle", "word": "there" if one.there else "not there", "bytes": one.bytes}
-            for one in detail.residency
+            {
+                "name": tier.name,
+                "health": "good" if tier.there else "idle",
+                "word": "present" if tier.there else "missing",
+                "bytes": tier.bytes,
+            }
+            for tier in detail.residency
         ],
         "values": [(str(key), str(value)) for key, value in detail.facts],
     }
 
 
 def one_tensor(detail: CheckpointDetail, path: str, told: Statistics | Working | str) -> dict[str, Any] | None:
-    """One tensor of a checkpoint, and what its values are; or how far they are read, or why they are not."""
-    found = next((one for one in detail.tensors if one.path == path), None)
-    if found is None:
+    """Return the template values of one tensor: statistics, the progress of reading them, or an error. None if there is no such tensor."""
+    tensor = next((tensor for tensor in detail.tensors if tensor.path == path), None)
+    if tensor is None:
         return None
     facts = [
-        ("Shape", shape(found.shape), found.dtype),
-        ("Size", size(found.bytes), found.codec or "as it is"),
-        ("Stored", share(found.ratio), "of its size"),
+        ("Shape", shape(tensor.shape), tensor.dtype),
+        ("Size", size(tensor.bytes), tensor.codec or "raw"),
+        ("Stored", share(tensor.ratio), "of its size"),
     ]
-    made = {"path": found.path, "facts": facts, "histogram": None, "waiting": False}
+    context = {"path": tensor.path, "facts": facts, "histogram": None, "waiting": False}
     if isinstance(told, str):
-        return {**made, "says": told}
+        return {**context, "says": told}
     if isinstance(told, Working):
-        return {**made, "says": f"{told.says}: {share(told.done)} so far", "waiting": True}
+        return {**context, "says": f"{told.says}: {share(told.done)} so far", "waiting": True}
     facts += [(name, number(value), "") for name, value in told.numbers]
-    picture = histogram(told.edges, told.counts, f"values of {found.path}") if told.counts else None
-    return {**made, "histogram": picture, "says": told.says}
+    picture = histogram(told.edges, told.counts, f"values of {tensor.path}") if told.counts else None
+    return {**context, "histogram": picture, "says": told.says}
 
 
 def group_of(path: str) -> str:
-    """Which part of the state a tensor is of: the first part of its path."""
+    """Return the part of the state that a tensor belongs to: the first part of its path."""
     return path.replace("/", ".").partition(".")[0]
 
 
 def shape(of: Sequence[int]) -> str:
-    """2 × 3; a scalar is a dot."""
-    return " × ".join(str(one) for one in of) or "·"
+    """Return a shape as text, such as ``2 × 3``. A scalar is a dot."""
+    return " × ".join(str(length) for length in of) or "·"
 
 
 def compare(found: DiffDetail) -> dict[str, Any]:
-    """What differs between two: a cell a tensor, a row a layer; the tensors that differ; other values."""
-    apart = [one for one in found.tensors if one.kind != "same"]
-    pieces = [StripItem(layer_of(one.name), one.name, one.share or 0.0, said_of(one), one.kind) for one in found.tensors]
-    count = {kind: sum(one.kind == kind for one in found.tensors) for kind in ("same", "changed", "added", "removed")}
+    """Return the template values of a comparison: a picture with a row for each layer, and tables of what differs."""
+    apart = [tensor for tensor in found.tensors if tensor.kind != "same"]
+    pieces = [StripItem(layer_of(tensor.name), tensor.name, tensor.share or 0.0, said_of(tensor), tensor.kind) for tensor in found.tensors]
+    count = {kind: sum(tensor.kind == kind for tensor in found.tensors) for kind in ("same", "changed", "added", "removed")}
     return {
         "found": True,
         "facts": [
@@ -125,27 +130,27 @@ def compare(found: DiffDetail) -> dict[str, Any]:
         ],
         "picture": strip(pieces, f"{plural(len(apart), 'tensor')} of {number(len(found.tensors))} differ") if apart else None,
         "tensors": [
-            {"name": one.name, "kind": one.kind, "share": one.share, "largest": one.largest}
-            for one in sorted(apart, key=lambda one: (-(one.share or 0.0), one.name))[:TENSORS_MAX]
+            {"name": tensor.name, "kind": tensor.kind, "share": tensor.share, "largest": tensor.largest}
+            for tensor in sorted(apart, key=lambda tensor: (-(tensor.share or 0.0), tensor.name))[:TENSORS_MAX]
         ],
         "cut": f"The {TENSORS_MAX} that differ most, of {number(len(apart))}." if len(apart) > TENSORS_MAX else "",
-        "values": [(str(path), str(one), str(other)) for path, one, other in found.values[:VALUES_MAX]],
+        "values": [(str(path), str(left), str(right)) for path, left, right in found.values[:VALUES_MAX]],
         "values_cut": f"The first {VALUES_MAX} of {number(len(found.values))}." if len(found.values) > VALUES_MAX else "",
     }
 
 
 def compared(answer: DiffDetail | Working) -> dict[str, Any]:
-    """A comparison that is there, or how far it is."""
+    """Return the template values of a complete comparison, or of its progress."""
     if isinstance(answer, Working):
         return {
             "found": False,
-            "waiting": f"Tensors that differ are being read: {share(answer.done)}. {answer.says or 'The page shows it when it is there.'}",
+            "waiting": f"Tensors that differ are being read: {share(answer.done)}. {answer.says or 'The page then shows the result.'}",
         }
     return {"waiting": ""} | compare(answer)
 
 
 def said_of(one: DiffRow) -> str:
-    """A difference in words."""
+    """Return a tensor's difference in words."""
     if one.kind != "changed":
         return {"same": "the same", "added": "only in that", "removed": "only in this"}.get(one.kind, one.kind)
     return f"{share(one.share)} of its values, at most by {number(one.largest)}"

@@ -1,4 +1,4 @@
-"""Templates to HTML: autoescaped, strict about names, with what every page has around it."""
+"""Rendering of templates to HTML: escapes all values, fails on missing names, and adds menu and header."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ MENU = [
     ("Audit", "/audit", "operator"),
     ("Settings", "/settings", "admin"),
 ]
-"""Name, address, and the role that sees it."""
+"""Name, address and role of each menu entry. Callers with a lower role do not see it."""
 
 
 @cache
 def environment() -> Environment:
-    """The templates, compiled once. A name that a template asks for and nobody has given is an error, not an empty place."""
+    """Return the template environment, created once. A missing template value is an error, not an empty text."""
     if importlib.util.find_spec("jinja2") is None:
         raise ConfigError("the pages need jinja2, which is not installed: pip install 'relight[serve]'")
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    made = Environment(
+    templates = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
@@ -46,13 +46,13 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"size": words.size, "span": words.span, "share": words.share, "number": words.number}
-    made.globals |= {"version": VERSION}
-    return made
+    templates.filters |= {"size": words.size, "span": words.span, "share": words.share, "number": words.number}
+    templates.globals |= {"version": VERSION}
+    return templates
 
 
 def render(template: str, here: str, **given: Any) -> str:
-    """A page. ``here`` is its entry of the menu or of the tabs."""
+    """Return a page as HTML. ``here``: the address of its menu entry or tab."""
     who: Caller | None = given.get("who")
     around: dict[str, Any] = {
         "menu": [(name, address) for name, address, role in MENU if who is not None and who.may(role)],

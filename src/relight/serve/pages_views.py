@@ -1,4 +1,4 @@
-"""From values of the index to what templates are filled with: words, links, pictures. Pure. Here: the overview, and one run."""
+"""Template values made from values of the index: words, links, pictures. Pure. This module: the overview and a run's page."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from relight.serve.values import CheckpointRow, GoodputPart, IncidentRow, RunDet
 _POINTS_MAX = 2000
 _CHARTS_MAX = 4
 ACTIONS = {verb: role_of_action(verb) for verb in EFFECTS_OF_ACTIONS}
-"""By its name, the role that it takes: that of its effects."""
+"""The role that each action needs, computed from its effects."""
 
 
 def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> dict[str, Any]:
-    """All runs: the worst first as the index gives them."""
+    """Return the template values of the overview. Runs are in the order of the index: failed ones first."""
     kinds = [row.health for row in rows]
     known = [row.goodput for row in rows if row.goodput is not None]
     ages = [row.age_s for row in rows if row.age_s is not None and row.health != "idle"]
@@ -37,11 +37,11 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
         (
             "Goodput",
             share(sum(known) / len(known)) if known else NOTHING,
-            f"mean of {plural(len(known), 'run')}" if known else "no run has told it",
+            f"mean of {plural(len(known), 'run')}" if known else "no run reports it",
         ),
-        ("Stored", size(sum(one.bytes or 0 for one in stores)), plural(sum(row.checkpoints for row in rows), "checkpoint")),
+        ("Stored", size(sum(store_row.bytes or 0 for store_row in stores)), plural(sum(row.checkpoints for row in rows), "checkpoint")),
     ]
-    names = {one.id: one.name for one in stores}
+    names = {store_row.id: store_row.name for store_row in stores}
     shown = [
         {
             "href": of_run(row.store, row.run),
@@ -58,7 +58,7 @@ def overview(rows: Sequence[RunRow], stores: Sequence[StoreRow], now: float) -> 
         }
         for row in rows
     ]
-    return {"facts": facts, "rows": shown, "stores": [_store_row(one, now) for one in stores]}
+    return {"facts": facts, "rows": shown, "stores": [_store_row(store_row, now) for store_row in stores]}
 
 
 def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
@@ -76,7 +76,7 @@ def _store_row(one: StoreRow, now: float) -> dict[str, Any]:
 
 
 def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> dict[str, Any]:
-    """One run: its curves with marks, its last save, where its time went, its checkpoints."""
+    """Return the template values of a run: curves with marks, its last save, goodput, checkpoints."""
     row = detail.row
     facts = [
         ("Step", number(row.step), f"newest checkpoint {row.newest}" if row.newest else "no checkpoint"),
@@ -98,22 +98,35 @@ def run(detail: RunDetail, checkpoints: Sequence[CheckpointRow], now: float) -> 
         "kinds": kinds,
         "goodput": parts,
         "spent": spent,
-        "rows": [checkpoint_row(row.store, row.run, one, now) for one in checkpoints],
-        "incidents": [incident_row(one, now) for one in detail.incidents[:8]],
+        "rows": [checkpoint_row(row.store, row.run, checkpoint, now) for checkpoint in checkpoints],
+        "incidents": [incident_row(incident, now) for incident in detail.incidents[:8]],
     }
 
 
 def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict[str, Any]]:
-    """The loss, and other metrics, each over steps; marks of checkpoints and incidents. Once as a picture, once as data for the script."""
+    """Return charts of the loss and other metrics over steps, with marks for checkpoints and incidents.
+
+    Each chart is a picture, and data for the script that replaces it.
+    """
     marks = [
-        Mark(one.step, f"checkpoint of step {one.step}", "checkpoint", of_checkpoint(detail.row.store, detail.row.run, one.id))
-        for one in checkpoints
+        Mark(
+            checkpoint.step,
+            f"checkpoint of step {checkpoint.step}",
+            "checkpoint",
+            of_checkpoint(detail.row.store, detail.row.run, checkpoint.id),
+        )
+        for checkpoint in checkpoints
     ] + [
-        Mark(one.step, f"{one.kind} at step {one.step}: {one.why}", "incident", at("incidents", one.store, one.run, one.id))
-        for one in detail.incidents
-        if one.step is not None and one.step >= 0
+        Mark(
+            incident.step,
+            f"{incident.kind} at step {incident.step}: {incident.why}",
+            "incident",
+            at("incidents", incident.store, incident.run, incident.id),
+        )
+        for incident in detail.incidents
+        if incident.step is not None and incident.step >= 0
     ]
-    made = []
+    charts_shown = []
     for name in sorted(detail.series, key=lambda name: (name != "loss", name))[:_CHARTS_MAX]:
         points = list(detail.series[name])
         if not points:
@@ -121,7 +134,7 @@ def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict
         curve = Curve(name, [step for step, _ in points], [value if value is not None else math.nan for _, value in points])
         steps = curve.x
         near = [mark for mark in marks if steps[0] <= mark.x <= steps[-1] * 1.05 + 1]
-        made.append(
+        charts_shown.append(
             {
                 "name": name,
                 "latest": number(points[-1][1]),
@@ -131,62 +144,68 @@ def charts(detail: RunDetail, checkpoints: Sequence[CheckpointRow]) -> list[dict
                 ),
             }
         )
-    return made
+    return charts_shown
 
 
 def chart_data(curve: Curve, marks: Iterable[Mark], unit: str = "step") -> str:
-    """What the script draws from: as text, which the template escapes as all other."""
+    """Return a chart's data for the script, as JSON text. The template escapes it."""
     thin = thinned(curve, _POINTS_MAX)
-    told = {
+    data = {
         "unit": unit,
         "x": list(thin.x),
         "curves": [{"name": curve.name, "y": [value if math.isfinite(value) else None for value in thin.y]}],
         "marks": [{"x": mark.x, "kind": mark.kind} for mark in marks],
     }
-    return msgspec.json.encode(told).decode()
+    return msgspec.json.encode(data).decode()
 
 
 def last_save(saves: Sequence[SaveRow]) -> tuple[Markup | None, str, list[str]]:
-    """The newest save that has told its phases: a lane a rank."""
-    told = [one for one in saves if one.spans]
-    if not told:
-        return None, "No save has told its phases yet: events of the nodes that save are not seen from here.", []
-    newest = max(told, key=lambda one: one.step)
-    ranks = sorted({one.rank for one in newest.spans})
+    """Return picture, caption and phases of the newest save whose events were seen, with one row for each rank."""
+    saves_with_spans = [save for save in saves if save.spans]
+    if not saves_with_spans:
+        return None, "Phases of saves are unknown: this machine has no events of the nodes that save.", []
+    newest = max(saves_with_spans, key=lambda save: save.step)
+    ranks = sorted({phase.rank for phase in newest.spans})
     rows = [
         RankRow(
             f"rank {rank}",
-            [TimeRange(one.kind, one.begin_s, one.end_s, span(one.end_s - one.begin_s)) for one in newest.spans if one.rank == rank],
+            [
+                TimeRange(phase.kind, phase.begin_s, phase.end_s, span(phase.end_s - phase.begin_s))
+                for phase in newest.spans
+                if phase.rank == rank
+            ],
         )
         for rank in ranks
     ]
-    kinds = list(dict.fromkeys(one.kind for one in newest.spans))
+    kinds = list(dict.fromkeys(phase.kind for phase in newest.spans))
     took = f"{span(newest.seconds)} until durable, {plural(len(ranks), 'rank')}"
-    says = f"Step {number(newest.step)}: {took}. Clocks of several nodes meet at the commit."
+    says = f"Step {number(newest.step)}: {took}. Clocks of several nodes are aligned at the commit."
     return lanes(rows, says), says, kinds
 
 
 def where_time_went(parts: Sequence[GoodputPart]) -> tuple[Markup | None, list[dict[str, Any]]]:
-    """Shares of a run's time: training first, then what is lost, by cause."""
-    total = sum(one.seconds for one in parts if one.seconds > 0)
+    """Return picture and table rows of a run's time: training first, then time lost, by cause."""
+    total = sum(part.seconds for part in parts if part.seconds > 0)
     if not total:
         return None, []
-    ordered = sorted((one for one in parts if one.seconds > 0), key=lambda one: (one.kind != "training" or bool(one.cause), -one.seconds))
+    ordered = sorted(
+        (part for part in parts if part.seconds > 0), key=lambda part: (part.kind != "training" or bool(part.cause), -part.seconds)
+    )
     shares = [
         BarPart(
-            f"{one.kind}, {one.cause}" if one.cause else one.kind,
-            one.seconds,
-            f"{span(one.seconds)}, {share(one.seconds / total)}",
-            "lost" if one.cause else one.kind,
+            f"{part.kind}, {part.cause}" if part.cause else part.kind,
+            part.seconds,
+            f"{span(part.seconds)}, {share(part.seconds / total)}",
+            "lost" if part.cause else part.kind,
         )
-        for one in ordered
+        for part in ordered
     ]
-    rows = [{"what": one.kind, "cause": one.cause or NOTHING, "seconds": one.seconds, "share": one.seconds / total} for one in ordered]
-    return bar(shares, "Where the time went: " + ", ".join(f"{one.name} {one.says}" for one in shares[:4])), rows
+    rows = [{"what": part.kind, "cause": part.cause or NOTHING, "seconds": part.seconds, "share": part.seconds / total} for part in ordered]
+    return bar(shares, "Where the time went: " + ", ".join(f"{bar_part.name} {bar_part.says}" for bar_part in shares[:4])), rows
 
 
 def checkpoint_row(store: str, name: str, one: CheckpointRow, now: float) -> dict[str, Any]:
-    """A checkpoint in a list."""
+    """Return a table row of a checkpoint."""
     return {
         "href": of_checkpoint(store, name, one.id),
         "id": one.id,
@@ -200,7 +219,7 @@ def checkpoint_row(store: str, name: str, one: CheckpointRow, now: float) -> dic
 
 
 def incident_row(one: IncidentRow, now: float) -> dict[str, Any]:
-    """An incident in a list."""
+    """Return a table row of an incident."""
     return {
         "href": at("incidents", one.store, one.run, one.id),
         "at": when(one.at, now),
@@ -215,7 +234,7 @@ def incident_row(one: IncidentRow, now: float) -> dict[str, Any]:
 
 
 def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tuple[str, str, str]) -> dict[str, Any]:
-    """A form that asks what an action would do. ``fields``: what it is called, its label, its value."""
+    """Return the form that plans an action. ``fields``: name, label and value of each input."""
     return {
         "name": name,
         "verb": verb,
@@ -226,9 +245,9 @@ def action(name: str, verb: str, hidden: Sequence[tuple[str, str]], *fields: tup
 
 
 def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
-    """Something that was begun and takes its time."""
+    """Return the template values of a task."""
     state = told["state"]
-    says = {"running": "under way", "ok": "done", "failed": "not done"}[state]
+    says = {"running": "running", "ok": "done", "failed": "failed"}[state]
     return {
         "name": {"save": "Save now", "drill": "Drill of a copy"}.get(told["verb"], told["verb"]),
         "health": {"running": "idle", "ok": "good", "failed": "failed"}[state],
@@ -243,7 +262,7 @@ def task(told: Mapping[str, Any], now: float) -> dict[str, Any]:
 
 
 def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
-    """What can be done with a run."""
+    """Return the forms of a run's actions."""
     this = [("store", store), ("run", name)]
     return [
         action("Save now", "save", this),
@@ -253,7 +272,7 @@ def actions_of_run(store: str, name: str) -> list[dict[str, Any]]:
 
 
 def actions_of_checkpoint(store: str, name: str, which: str) -> list[dict[str, Any]]:
-    """What can be done with a checkpoint."""
+    """Return the forms of a checkpoint's actions."""
     this = [("store", store), ("run", name), ("which", which)]
     return [
         action("Tag", "tag", this, ("name", "Tag", "")),

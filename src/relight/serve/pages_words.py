@@ -1,4 +1,4 @@
-"""Numbers and times as pages say them: units that people read, exact values beside."""
+"""Format numbers and times for pages: readable units, with the exact value in the tooltip of times."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NOTHING = "–"
 
 
 def size(count: float | None) -> str:
-    """Bytes in units of a thousand, three figures: 1.49 GB."""
+    """Format bytes in units of a thousand with three digits: 1.49 GB."""
     if count is None or not math.isfinite(count):
         return NOTHING
     amount = float(count)
@@ -23,7 +23,7 @@ def size(count: float | None) -> str:
 
 
 def span(seconds: float | None) -> str:
-    """How long: 12 ms, 3.4 s, 4 min, 2 h 5 min, 3 days."""
+    """Format a duration: 12 ms, 3.4 s, 4 min, 2 h 5 min, 3 days."""
     if seconds is None or not math.isfinite(seconds):
         return NOTHING
     if seconds < 0:
@@ -41,19 +41,19 @@ def span(seconds: float | None) -> str:
 
 
 def ago(seconds: float | None) -> str:
-    """How long since."""
+    """Format a time as the duration since then: 4 min ago, or in 4 min."""
     if seconds is None or not math.isfinite(seconds):
         return "never"
     return "just now" if -2 < seconds < 2 else f"in {span(-seconds)}" if seconds < 0 else f"{span(seconds)} ago"
 
 
 def share(value: float | None) -> str:
-    """Of a whole, in per cent."""
+    """Format a fraction in per cent."""
     return NOTHING if value is None or not math.isfinite(value) else f"{value * 100:.1f} %"
 
 
 def number(value: object) -> str:
-    """A count with thin groups, a fraction in six figures; anything else as it is."""
+    """Format an integer in groups of three digits, a float with six digits, and anything else as ``str``."""
     if isinstance(value, bool) or value is None:
         return NOTHING if value is None else str(value).lower()
     if isinstance(value, int):
@@ -62,12 +62,12 @@ def number(value: object) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """1 run, 2 runs."""
+    """Format a count with its noun: 1 run, 2 runs."""
     return f"{number(count)} {noun}" if count == 1 else f"{number(count)} {noun}{'es' if noun.endswith(('s', 'x', 'ch')) else 's'}"
 
 
 def when(at: float | str | None, now: float) -> Markup:
-    """A time as how long ago it is, the time itself when pointed at. ``at``: seconds since 1970, or ISO text."""
+    """Format a time as how long ago it is, with the exact time as tooltip. ``at``: seconds since 1970, or ISO text."""
     moment = moment_of(at)
     if moment is None:
         return Markup(escape(at if isinstance(at, str) and at else NOTHING))  # noqa: S704 - escaped
@@ -76,11 +76,11 @@ def when(at: float | str | None, now: float) -> Markup:
 
 
 def moment_of(at: float | str | None) -> datetime | None:
-    """The moment that is meant; None where none is."""
+    """Parse a time as seconds since 1970 or ISO text. Return None if it is invalid."""
     try:
         if isinstance(at, str):
-            found = datetime.fromisoformat(at.replace("Z", "+00:00"))
-            return found if found.tzinfo else found.replace(tzinfo=UTC)
+            parsed = datetime.fromisoformat(at.replace("Z", "+00:00"))
+            return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
         return None if at is None else datetime.fromtimestamp(at, UTC)
     except (ValueError, OverflowError, OSError):
         return None

@@ -1,4 +1,4 @@
-"""Answers of bounded length: details whose lists are cut to one piece, with where the next piece begins. Pure."""
+"""Answers of bounded length: lists are cut to one piece, with the position of the next piece. Pure."""
 
 from __future__ import annotations
 
@@ -23,63 +23,66 @@ T = TypeVar("T")
 def piece_of(rows: Sequence[T], after: str | None, limit: int) -> tuple[list[T], str | None]:
     """Return ``limit`` rows from the position ``after`` on, and the position of the next piece, None at the end."""
     if after and not (after.isascii() and after.isdecimal() and len(after) < 12):
-        raise ConfigError(f"{after[:40]!r} is no place in this list", hint="take the value of next from the piece before")
+        raise ConfigError(f"{after[:40]!r} is not a position in this list", hint="take the value of next from the piece before")
     end = int(after or 0) + limit
     return list(rows[end - limit : end]), str(end) if end < len(rows) else None
 
 
 def checkpoint_piece(detail: CheckpointDetail, after: str | None, limit: int, find: str = "") -> CheckpointDetail:
-    """One piece of the tensors, of those with ``find`` in their path."""
-    wanted = [one for one in detail.tensors if find in one.path] if find else detail.tensors
+    """Return the checkpoint with one piece of its tensors, of those with ``find`` in their path."""
+    wanted = [tensor for tensor in detail.tensors if find in tensor.path] if find else detail.tensors
     tensors, more = piece_of(wanted, after, limit)
     return replace(detail, tensors=tensors, next=more, total=len(wanted))
 
 
 def diff_piece(detail: DiffDetail, after: str | None, limit: int, changed: bool = False) -> DiffDetail:
-    """One piece of the tensors, and of the values at the same positions. ``changed``: without tensors that are the same."""
-    wanted = [one for one in detail.tensors if one.kind != "same"] if changed else detail.tensors
+    """Return the difference with one piece of the tensors and of the values at the same positions. ``changed``: omit equal tensors."""
+    wanted = [tensor for tensor in detail.tensors if tensor.kind != "same"] if changed else detail.tensors
     tensors, more = piece_of(wanted, after, limit)
     values, more_values = piece_of(detail.values, after, limit)
     return replace(detail, tensors=tensors, values=values, next=more or more_values, total=len(wanted), values_total=len(detail.values))
 
 
 def lineage_piece(rows: Sequence[LineageRow], after: str | None, limit: int) -> ListPage[LineageRow]:
-    """One piece of the runs, each with its newest steps and tags."""
+    """Return one piece of the runs, each with its newest steps and tags."""
     picked, more = piece_of(rows, after, limit)
-    return ListPage([replace(one, steps=one.steps[-STEPS_MAX:], tags=one.tags[-TAGS_MAX:]) for one in picked], more, len(rows))
+    return ListPage([replace(row, steps=row.steps[-STEPS_MAX:], tags=row.tags[-TAGS_MAX:]) for row in picked], more, len(rows))
 
 
 def bounded_run(detail: RunDetail) -> RunDetail:
-    """A run whose curves, incidents, tags and branches fit in one answer; the newest are kept. Incidents come without their evidence."""
+    """Return a run with only as many curve points, incidents, tags and branches as fit in one answer.
+
+    The newest are kept. Incidents have no evidence.
+    """
     series = dict(sorted(detail.series.items(), key=lambda item: (item[0] != "loss", item[0]))[:LISTED_MAX])
     most = max(1, POINTS_MAX // max(1, len(series)))
     return replace(
         detail,
         series={name: thinned(points, most) for name, points in series.items()},
-        incidents=[bare(one) for one in detail.incidents[:TAGS_MAX]],
+        incidents=[bare(incident) for incident in detail.incidents[:TAGS_MAX]],
         tags=detail.tags[-LISTED_MAX:],
         branches=detail.branches[-LISTED_MAX:],
     )
 
 
 def bounded_storage(detail: StorageDetail) -> StorageDetail:
-    """A store whose plan of retention fits in one answer."""
+    """Return a store with a retention plan that fits in one answer."""
     return replace(detail, retention=detail.retention[:LISTED_MAX], retention_total=len(detail.retention))
 
 
 def bare(one: IncidentRow) -> IncidentRow:
-    """An incident as lists have it: without stacks, last words, workers and clues, which are in its own answer."""
+    """Return an incident for a list: without stacks, last words, workers and clues, which only its own answer has."""
     return replace(one, clues=(), stacks={}, words="", workers=())
 
 
 def short_task(shown: dict[str, Any]) -> dict[str, Any]:
-    """A task as lists have it: its last lines, cut; its own answer has all that is kept."""
+    """Return a task for a list: its last lines, shortened. Its own answer has all lines."""
     lines = [line[:LINE_MAX] for line in shown["lines"][-LINES_MAX:]]
     return shown | {"lines": lines, "says": shown["says"][:LINE_MAX], "details": shown["details"][:LINE_MAX]}
 
 
 def short_audit(row: AuditRow) -> AuditRow:
-    """An entry of the audit log as lists have it: long values are cut; ``relight audit show`` has all of it."""
+    """Return an audit entry for a list: long values are shortened. ``relight audit show`` prints the whole entry."""
     fields, left = dict[str, str](), AUDIT_FIELDS_BYTES
     for name, value in row.fields.items():
         if not value:
@@ -98,7 +101,7 @@ def short_audit(row: AuditRow) -> AuditRow:
 
 
 def fitting(text: str, most: int) -> str:
-    """Return the beginning of ``text`` whose JSON has at most ``most`` bytes; an ellipsis shows that some is missing."""
+    """Return ``text``, shortened to at most ``most`` bytes of JSON. An ellipsis marks a shortened text."""
     if _size(text) <= most:
         return text
     text = text[:most]
@@ -112,6 +115,6 @@ def _size(text: str) -> int:
 
 
 def thinned(points: Sequence[T], most: int) -> list[T]:
-    """Return at most ``most`` points, evenly apart, the last one among them."""
+    """Return at most ``most`` evenly spaced points, including the last one."""
     every = -(-len(points) // most)
     return list(points[::-1][:: max(1, every)])[::-1]

@@ -27,7 +27,7 @@ def public_origin(text: str) -> str:
     except (ValueError, UnicodeError):
         raise ConfigError(f"{text[:80]!r} is not an https address", hint=hint) from None
     if parts.scheme == "http":
-        raise ConfigError("--public needs https: cookies of an http address can be read on the way", hint=f"--host {name or 'NAME'}")
+        raise ConfigError("--public needs https: without TLS, cookies can be read on the network", hint=f"--host {name or 'NAME'}")
     bare = not (parts.username or parts.password or parts.query or parts.fragment) and parts.path in ("", "/")
     if parts.scheme != "https" or not bare or not (_NAME.match(name) or _is_address(name)):
         raise ConfigError(f"{text[:80]!r} is not https://NAME", hint=hint)
@@ -46,11 +46,11 @@ class Proxies:
     def __init__(self, trusted: Sequence[str]) -> None:
         self._exact = set(trusted)
         self._networks: list[Network] = []
-        for one in trusted:
+        for entry in trusted:
             try:
-                self._networks.append(ipaddress.ip_network(one, strict=False))
+                self._networks.append(ipaddress.ip_network(entry, strict=False))
             except ValueError:
-                continue  # a peer's name that is not an address, as test clients have
+                continue  # a name instead of an address, as test clients have
 
     def trusts(self, peer: str) -> bool:
         """Return whether this peer is one of the proxies."""
@@ -65,8 +65,8 @@ class Proxies:
     def client_of(self, peer: str, forwarded: Sequence[str]) -> str:
         """Return the address of the client: the right-most one in ``X-Forwarded-For`` that is not a trusted proxy.
 
-        Each proxy appends the address of its own peer. What stands left of the first untrusted address was written by that client,
-        so it is not read. From an untrusted peer the header is ignored.
+        Each proxy appends the address of its own peer. Entries to the left of the first untrusted address were written by that client,
+        so they are not read. From an untrusted peer the header is ignored.
         """
         if not self.trusts(peer):
             return peer
@@ -83,34 +83,36 @@ class Proxies:
 
 def _address_of(hop: str) -> str:
     """Return an entry of ``X-Forwarded-For`` without brackets and port."""
-    found = _HOP.fullmatch(hop)
-    return hop if found is None else found[1] or found[2]
+    match = _HOP.fullmatch(hop)
+    return hop if match is None else match[1] or match[2]
 
 
 def check_proxies(trusted: Sequence[str]) -> None:
-    """``ConfigError`` for an entry of ``--proxy-from`` that is neither an address nor a network."""
-    for one in trusted:
+    """Raise ``ConfigError`` for an entry of ``--proxy-from`` that is neither an address nor a network."""
+    for entry in trusted:
         try:
-            network = ipaddress.ip_network(one, strict=False)
+            network = ipaddress.ip_network(entry, strict=False)
         except ValueError:
-            raise ConfigError(f"--proxy-from: {one[:80]!r} is not an address or network", hint="such as 10.0.0.7 or 10.0.0.0/24") from None
+            raise ConfigError(
+                f"--proxy-from: {entry[:80]!r} is not an address or network", hint="such as 10.0.0.7 or 10.0.0.0/24"
+            ) from None
         if network.prefixlen == 0:
-            raise ConfigError("--proxy-from: every client would be believed", hint="name the proxy's own address")
+            raise ConfigError("--proxy-from: every client would be trusted", hint="name the proxy's own address")
 
 
 def asker_of(address: str) -> str:
-    """Return what limits count a client by: its IPv4 address, or the /64 network that one IPv6 client chooses addresses from."""
+    """Return the rate-limit key of a client: its IPv4 address, or its /64 network, as one IPv6 client chooses its addresses there."""
     try:
-        found = unmapped(address)
+        ip = unmapped(address)
     except ValueError:
         return address
-    return str(found) if found.version == 4 else str(ipaddress.ip_network((int(found), 64), strict=False))
+    return str(ip) if ip.version == 4 else str(ipaddress.ip_network((int(ip), 64), strict=False))
 
 
 def unmapped(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """Return the address; an IPv4 address that is written as IPv6 (``::ffff:1.2.3.4``) as IPv4. ``ValueError`` if it is invalid."""
-    found = ipaddress.ip_address(text.partition("%")[0])
-    return found.ipv4_mapped or found if isinstance(found, ipaddress.IPv6Address) else found
+    """Return the address; an IPv4-mapped IPv6 address (``::ffff:1.2.3.4``) as IPv4. Raise ``ValueError`` if it is invalid."""
+    ip = ipaddress.ip_address(text.partition("%")[0])
+    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def _is_address(text: str) -> bool:

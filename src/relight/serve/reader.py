@@ -1,4 +1,4 @@
-"""Following stores: a thread each reads what is new in the logs, and puts what it amounts to where pages find it."""
+"""Store followers: one thread for each store reads new log records and publishes the state of all its runs for the index."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from relight.supervise.goodput import Account
 from relight.supervise.incidents import Incident
 
 NOT_YET = "not read yet"
-"""What is said of a store until it was tried once."""
+"""State of a store before its first read."""
 POLL_S = 2.0
 LATE_AFTER = 3.0
-"""A run is late once its newest good checkpoint is so many times as old as they were apart, and a minute."""
+"""A run is late if its newest good checkpoint is older than this many usual intervals between saves, plus a minute."""
 IDLE_AFTER_S = 24 * 3600.0
 GAPS_LOOKED_AT = 20
 
 
 @dataclass(frozen=True)
 class RunState:
-    """A run as it was read last. ``series`` and ``trend`` are worked out here, so that no page has to."""
+    """Last read state of a run. ``series`` and ``trend`` are computed once, so that pages need not."""
 
     name: str
     view: LogView
@@ -43,24 +43,24 @@ class RunState:
     incidents: Sequence[IncidentRow] = ()
     accounts: Sequence[Account] = ()
     error: str = ""
-    """What is wrong with its log, or why it could not be read."""
+    """Faults of its log, or the reason why the log could not be read."""
     unread: bool = False
-    """Whether it could not be read; what else is here is of the last time that it could."""
+    """Whether the last read failed. The other fields then are those of the last successful read."""
     told: Sequence[Incident] = ()
-    """The incidents as they were written down."""
+    """The incidents as recorded by the supervisor."""
     bytes: int = 0
     gap_s: float | None = None
-    """How far saves are apart, as a rule."""
+    """Median seconds between saves."""
     good: Checkpoint | None = None
-    """The newest that is not suspect and was not rolled back behind."""
+    """The newest checkpoint that is neither suspect, damaged nor rolled back."""
     good_at: float | None = None
     series: dict[str, list[tuple[int, float | None]]] = field(default_factory=dict)
     trend: Sequence[tuple[float, int]] = ()
-    """Times, and by how many bytes the run grew or shrank then."""
+    """Unix times, and the bytes by which the run grew or shrank."""
     due: Sequence[str] = ()
 
     def health(self, now: float) -> tuple[str, str]:
-        """``good``, ``late``, ``failed`` or ``idle``, and why."""
+        """Return ``good``, ``late``, ``failed`` or ``idle``, and the reason."""
         last = self.incidents[-1] if self.incidents else None
         newest = self.history.live[-1] if self.history.live else None
         if self.error:
@@ -75,13 +75,13 @@ class RunState:
         if age > IDLE_AFTER_S and (self.gap_s is None or age > 10 * self.gap_s):
             return "idle", "no checkpoint for a day"
         if self.gap_s is not None and age > LATE_AFTER * self.gap_s + 60:
-            return "late", f"the last good checkpoint is {span(age)} old; they are {span(self.gap_s)} apart as a rule"
+            return "late", f"the last good checkpoint is {span(age)} old; they are usually {span(self.gap_s)} apart"
         return "good", ""
 
 
 @dataclass(frozen=True)
 class StoreState:
-    """A store as it was read last."""
+    """Last read state of a store."""
 
     runs: dict[str, RunState] = field(default_factory=dict)
     state: str = NOT_YET
@@ -90,7 +90,7 @@ class StoreState:
 
 
 class StoreFollower:
-    """One store, followed by a thread of its own. ``now`` is all of it as it was read last: replaced as a whole, never changed."""
+    """Follows one store in its own thread. ``now`` is the last read state: it is replaced as a whole, and never modified."""
 
     def __init__(self, name: str, url: str, changed: Callable[[str, set[str]], None], poll_s: float = POLL_S) -> None:
         place = locate(url)
@@ -104,15 +104,15 @@ class StoreFollower:
         self._thread = threading.Thread(target=self._follow, name=f"relight-serve-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to follow."""
+        """Start the thread."""
         self._thread.start()
 
     def poke(self) -> None:
-        """Look now: something was done to the store."""
+        """Read the store now, because an action changed it."""
         self._wake.set()
 
     def close(self) -> None:
-        """End; a read that is under way is waited for, but not for long."""
+        """Stop the thread. Wait at most 5 s for a read in progress."""
         self._ending.set()
         self._wake.set()
         if self._thread.is_alive():
@@ -125,7 +125,7 @@ class StoreFollower:
             self._wake.clear()
 
     def poll(self) -> None:
-        """Read what is new. What the store refuses is said of it; what was read before stays."""
+        """Read what is new. If the store cannot be read, ``now`` gets the error and keeps the runs of the last read."""
         before = self.now
         try:
             names = list_runs(self.store)
@@ -145,14 +145,14 @@ class StoreFollower:
             self._changed(self.id, changed)
 
     def _run(self, name: str, before: RunState | None) -> RunState:
-        """One run; the very same value if nothing has changed."""
+        """Return a run's state: ``before`` itself if nothing has changed."""
         if name not in self._logs:
             self._logs[name] = Log(self.store, name), Diary(self.store, name)
         log, diary = self._logs[name]
         seen = diary.names
         try:
             view = log.read()
-            told, accounts = diary.read(every=True)
+            incidents, accounts = diary.read(every=True)
         except (RelightError, OSError) as error:
             if before is not None and before.error == _words(error):
                 return before
@@ -164,23 +164,27 @@ class StoreFollower:
             )  # fmt: skip
         if before is not None and not before.unread and before.view is view and seen == diary.names:
             return before
-        return replace(made(name, view, [incident_row(self.id, name, one) for one in told], accounts), told=told)
+        return replace(made(name, view, [incident_row(self.id, name, incident) for incident in incidents], accounts), told=incidents)
 
 
 def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accounts: Sequence[Account] = ()) -> RunState:
-    """What a log amounts to, worked out once."""
+    """Return the state of a run, computed from its log, incidents and goodput accounts."""
     history = fold(view)
     known = damage(history)
-    fine = [one for one in history.live if not one.body.suspect and one.id not in history.rolled_back_ids and one.id not in known]
+    fine = [
+        checkpoint
+        for checkpoint in history.live
+        if not checkpoint.body.suspect and checkpoint.id not in history.rolled_back_ids and checkpoint.id not in known
+    ]
     good = fine[-1] if fine else None
-    times = [at for one in history.live[-GAPS_LOOKED_AT:] if (at := seconds_since_epoch(one.time)) is not None]
+    times = [moment for checkpoint in history.live[-GAPS_LOOKED_AT:] if (moment := seconds_since_epoch(checkpoint.time)) is not None]
     gaps = [later - earlier for earlier, later in pairwise(times) if later > earlier]
-    everything = sorted([*history.live, *history.retired.values()], key=lambda one: one.seq)
+    everything = sorted([*history.live, *history.retired.values()], key=lambda checkpoint: checkpoint.seq)
     series: dict[str, dict[int, float | None]] = {}
-    for one in everything:
-        for metric, value in one.body.metrics.items():
+    for checkpoint in everything:
+        for metric, value in checkpoint.body.metrics.items():
             number = float(value)
-            series.setdefault(metric, {})[one.step] = number if number == number and abs(number) != float("inf") else None
+            series.setdefault(metric, {})[checkpoint.step] = number if number == number and abs(number) != float("inf") else None
     return RunState(
         name,
         view,
@@ -188,7 +192,7 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
         incidents,
         accounts,
         "; ".join(f"record {fault.seq}: {fault.reason}" for fault in view.faults[:3]),
-        bytes=sum(one.body.new_bytes for one in history.live),
+        bytes=sum(checkpoint.body.new_bytes for checkpoint in history.live),
         gap_s=statistics.median(gaps) if gaps else None,
         good=good,
         good_at=seconds_since_epoch(good.time) if good else None,
@@ -199,23 +203,23 @@ def made(name: str, view: LogView, incidents: Sequence[IncidentRow] = (), accoun
 
 
 def trend_of(view: LogView) -> list[tuple[float, int]]:
-    """By how many bytes the run grew with each commit, and shrank when bytes went."""
+    """Return the Unix time and size change in bytes of each commit and each deletion."""
     grew: dict[str, int] = {}
-    found: list[tuple[float, int]] = []
+    points: list[tuple[float, int]] = []
     for record in view.records:
-        at = seconds_since_epoch(record.time)
-        if at is None:
+        moment = seconds_since_epoch(record.time)
+        if moment is None:
             continue
         if isinstance(record.body, CommitBody):
             grew.setdefault(record.body.id, record.body.new_bytes)
-            found.append((at, record.body.new_bytes))
+            points.append((moment, record.body.new_bytes))
         elif isinstance(record.body, SweepBody) or (isinstance(record.body, RetireBody) and not record.body.undo_s):
-            found.append((at, -sum(grew.pop(one, 0) for one in record.body.ids)))
-    return found
+            points.append((moment, -sum(grew.pop(checkpoint_id, 0) for checkpoint_id in record.body.ids)))
+    return points
 
 
 def incident_row(store: str, run: str, one: Incident) -> IncidentRow:
-    """An incident as pages show it."""
+    """Return an incident as a row for pages."""
     after = one.after
     return IncidentRow(
         one.id,
@@ -238,23 +242,23 @@ def incident_row(store: str, run: str, one: Incident) -> IncidentRow:
 
 
 def names_for(urls: Sequence[str]) -> list[str]:
-    """A short name for each store, for addresses: the last part of its path, with a number if that is taken."""
-    found: list[str] = []
+    """Return a short name of each store, for addresses: the last part of its path, with a number if an earlier store has that name."""
+    names: list[str] = []
     for url in urls:
         last = re.sub(r"[^A-Za-z0-9_-]+", "-", url.rstrip("/").rpartition("/")[2]).strip("-")[:40] or "store"
         number, name = 2, last
-        while name in found:
+        while name in names:
             name, number = f"{last}-{number}", number + 1
-        found.append(name)
-    return found
+        names.append(name)
+    return names
 
 
 def open_readers(urls: Sequence[str], changed: Callable[[str, set[str]], None], poll_s: float = POLL_S) -> list[StoreFollower]:
-    """One for each store, not started yet."""
+    """Return a follower for each store, not started yet. Raise ``ConfigError`` without stores, or for a store named twice."""
     if not urls:
-        raise ConfigError("which store?", hint="relight serve runs")
+        raise ConfigError("no store was named", hint="name one: relight serve runs")
     readers = [StoreFollower(name, url, changed, poll_s) for name, url in zip(names_for(urls), urls, strict=True)]
-    if len({one.url for one in readers}) < len(readers):
+    if len({reader.url for reader in readers}) < len(readers):
         raise ConfigError("a store was named twice", hint="name each once")
     return readers
 

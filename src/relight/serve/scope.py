@@ -1,4 +1,4 @@
-"""Who is asking, and what of all runs that reaches to: set once a request, asked wherever a run is looked up."""
+"""The caller of a request and the runs in its scope: set once for each request, checked at each access to a run."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ from relight.run_names import dir_of, run_name
 NOTHING = "\0"
 """A scope that no run is in."""
 ANOTHER = "(another run)"
-"""Shown in place of the name of a run that the asker does not reach."""
+"""Shown in place of the name of a run outside the caller's scope."""
 _IN_A_RUN = re.compile(r"(?:(?<= \[)|(?<![^/\n]))((?:(?! \[)[^/\n])+)/(?=[0-9]{10,16}-[0-9a-z]{10}-e[0-9]|log(?![A-Za-z0-9_-]))")
 """A run's name before a file of it. Names may have spaces and quotes, so the match begins at a slash, a line or a bracket."""
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Somebody who asks. ``scope``: empty for everything, ``STORE``, or ``STORE/RUN``; ``token`` is the id of what let him in."""
+    """A caller. ``scope``: ``STORE``, ``STORE/RUN``, or empty for everything. ``token``: the id of its token."""
 
     name: str
     role: str
     scope: str = ""
     token: str = ""
     session: str = ""
-    """The hash of the browser session, if it is one."""
+    """Secret of its browser session, or ``proxy``; empty for a program with a token."""
 
     def may(self, role: str) -> bool:
-        """Whether that role is no more than his."""
+        """Return whether the caller's role includes ``role``."""
         return role in ROLES and rank_of(self.role) >= rank_of(role)
 
 
 def rank_of(role: str) -> int:
-    """Of two roles the higher one may more. ``ConfigError`` for what is none."""
+    """Return the rank of a role: a higher one includes the lower ones. Raise ``ConfigError`` for an unknown role."""
     if role not in ROLES:
-        raise ConfigError(f"{role[:40]!r} is no role", hint=f"they are {', '.join(ROLES)}")
+        raise ConfigError(f"{role[:40]!r} is not a role", hint=f"the roles are {', '.join(ROLES)}")
     return ROLES.index(role)
 
 
 _scope: ContextVar[str] = ContextVar("relight_serve_scope", default="")
 _asker: ContextVar[str] = ContextVar("relight_serve_asker", default="")
 ANONYMOUS = "anonymous "
-"""How the asker of a request without credentials begins; the client's address follows."""
+"""Prefix of the quota key of a request without credentials; the client's address follows."""
 
 
 def asker() -> str:
-    """Return what quotas count this request by: a token, a user of a proxy, or an address. Empty for the server's own work."""
+    """Return the quota key of this request: its token, proxy user or address. Empty for the server's own work."""
     return _asker.get()
 
 
 def reaches(store: str, run: str = "") -> bool:
-    """Whether whoever is asking may know of this run; without one, of any run of that store."""
+    """Return whether this run is in the caller's scope. Without a run: whether any run of the store is."""
     scope = _scope.get()
     if not scope:
         return True
@@ -65,30 +65,33 @@ def reaches(store: str, run: str = "") -> bool:
 
 
 def require(effect: str, who: Caller, store: str = "", run: str = "") -> None:
-    """Raise unless ``who`` may cause ``effect`` on that run of that store: the one check of roles and scopes that actions make.
+    """Raise unless ``who`` may cause ``effect`` on that run of that store. All actions check roles and scopes here.
 
-    ``ConfigError`` for a role that is too low, and for a run outside the token's scope that would be made.
+    Raise ``ConfigError`` for a role that is too low, and for the creation of a run outside the scope. Raise ``CheckpointNotFound`` for
+    any other effect on a run outside the scope, whether or not that run exists.
     """
     role = role_of(effect)
     if not who.may(role):
         raise ConfigError(f"to {EFFECTS[effect].what} takes the role {role}; {who.name} has {who.role}")
     if store and not reaches(store, run):
         if effect == "create run":
-            raise ConfigError(f"this token is for {who.scope} alone, so it makes no other run", hint="ask for a token of the whole store")
+            raise ConfigError(
+                f"this token is limited to {who.scope}, so it cannot create another run", hint="get a token for the whole store"
+            )
         raise CheckpointNotFound(f"no run {run[:80]!r} in store {store[:80]!r}")
 
 
 def in_scope(scope: str, store: str, runs: Collection[str]) -> bool:
-    """Return whether a change of these runs, of a whole store (no runs) or of anything (no store) concerns an asker of that scope."""
+    """Return whether a change of these runs, of a whole store (no runs) or of any store (no store) concerns a caller with that scope."""
     in_store, _, in_run = scope.partition("/")
     return not scope or not store or (store == in_store and (not in_run or not runs or dir_of(in_run) in runs))
 
 
 def masked(text: str) -> str:
-    """Return ``text`` with ``ANOTHER`` for each run before a file's path that the asker does not reach.
+    """Return ``text`` with ``ANOTHER`` in place of each run name before a file's path that is outside the caller's scope.
 
-    A checkpoint of a branch has its files in the run that it was made in, so errors name that run. What is masked depends on the text and
-    the scope alone, not on which runs there are: else it would show whether a run of that name exists.
+    A checkpoint of a branch has its files in the run that it was made in, so errors name that run. Masking depends only on the text and
+    the scope, not on which runs exist: otherwise the result would show whether a run of that name exists.
     """
     run = _scope.get().partition("/")[2]
     if not run or "/" not in text:
@@ -97,7 +100,7 @@ def masked(text: str) -> str:
 
     def hide(match: re.Match[str]) -> str:
         name = match[1]
-        mine = next((one for one in own if name.endswith(one)), None)
+        mine = next((own_name for own_name in own if name.endswith(own_name)), None)
         if mine is not None and name[: -len(mine)][-1:] in ("", "'", '"', "(", "["):
             return match[0]
         return f"{ANOTHER}/"
@@ -107,7 +110,7 @@ def masked(text: str) -> str:
 
 def masked_error(error: RelightError) -> RelightError:
     """Return ``error`` with all its texts ``masked``."""
-    details = [masked(one) for one in error.details]
+    details = [masked(text) for text in error.details]
     return type(error)(masked(error.what), where=masked(error.where), hint=masked(error.hint), details=details, retryable=error.retryable)
 
 
@@ -117,13 +120,13 @@ def scope_now() -> str:
 
 
 def everything() -> bool:
-    """Whether nothing is hidden from whoever is asking."""
+    """Return whether the caller may see everything."""
     return not _scope.get()
 
 
 @contextmanager
 def asking(scope: str, asker: str = "") -> Iterator[None]:
-    """Within it, ``scope`` is all there is, and quotas count ``asker``."""
+    """Within the context, limit queries to ``scope`` and count quotas for ``asker``."""
     before, asked_before = _scope.set(scope), _asker.set(asker)
     try:
         yield

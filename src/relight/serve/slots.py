@@ -1,4 +1,4 @@
-"""Bounds on concurrent requests: of all askers, of one, and of all without credentials.
+"""Limits on concurrent requests: of all callers, of one caller, and of all without credentials.
 
 Further requests wait for a slot, or are refused.
 """
@@ -11,10 +11,10 @@ from collections import Counter
 from relight.serve.scope import ANONYMOUS
 
 MOST, OF_ONE, OF_ANONYMOUS = 24, 6, 3
-"""Fewer than the threads that requests run in (40), so that no request waits for a thread. Pages are made by Python code, which runs one
-thread at a time: more threads for strangers only slow down the loop, which answers health."""
+"""Slots: fewer than the threads that run requests (40), so that no request waits for a thread. Python code runs in one thread at a time, so
+more threads for clients without credentials would only slow down the event loop, which answers health checks."""
 OF_ONE_ANONYMOUS = OF_ANONYMOUS - 1
-"""One client without credentials never has the last slot of those clients."""
+"""Slots of one client without credentials: it never has the last slot of all these clients."""
 WAITING_MAX, WAITING_OF_ONE_MAX, WAITING_OF_ANONYMOUS_MAX, WAIT_S = 32, 12, 16, 5.0
 
 
@@ -31,12 +31,12 @@ class StreamSlots:
         return self._taken.total()
 
     async def take(self, asker: str) -> bool:
-        """Take a slot, or wait for one. Return False if too many wait, or none came free in time."""
+        """Take a slot, or wait up to ``WAIT_S`` for one. Return False if too many requests wait, or no slot became free in time."""
         if self._may(asker):
             self._taken[asker] += 1
             return True
-        mine = sum(one == asker for one, _ in self._waiting)
-        strangers = sum(one.startswith(ANONYMOUS) for one, _ in self._waiting)
+        mine = sum(waiter == asker for waiter, _ in self._waiting)
+        strangers = sum(waiter.startswith(ANONYMOUS) for waiter, _ in self._waiting)
         if len(self._waiting) >= WAITING_MAX or mine >= WAITING_OF_ONE_MAX:
             return False
         if asker.startswith(ANONYMOUS) and strangers >= WAITING_OF_ANONYMOUS_MAX:
@@ -55,26 +55,26 @@ class StreamSlots:
         return True
 
     def _gave_up(self, asker: str, turn: asyncio.Future[None]) -> bool:
-        """Stop waiting. Return whether the slot was taken at the very end."""
+        """Stop waiting. Return whether the slot was assigned just before."""
         if turn.done():
             return True
         self._waiting.remove((asker, turn))
         return False
 
     def give(self, asker: str) -> None:
-        """Return the slot, and give it to the first waiting request that is within its bounds."""
+        """Release the slot, and assign free slots to waiting requests in order, within their limits."""
         self._taken[asker] -= 1
         if not self._taken[asker]:
             del self._taken[asker]
-        for one in list(self._waiting):
-            if self._may(one[0]):
-                self._waiting.remove(one)
-                self._taken[one[0]] += 1
-                one[1].set_result(None)
+        for waiter in list(self._waiting):
+            if self._may(waiter[0]):
+                self._waiting.remove(waiter)
+                self._taken[waiter[0]] += 1
+                waiter[1].set_result(None)
 
     def _may(self, asker: str) -> bool:
         if asker.startswith(ANONYMOUS):
-            strangers = sum(count for one, count in self._taken.items() if one.startswith(ANONYMOUS))
+            strangers = sum(count for holder, count in self._taken.items() if holder.startswith(ANONYMOUS))
             if strangers >= OF_ANONYMOUS or self._taken[asker] >= OF_ONE_ANONYMOUS:
                 return False
         return self._taken.total() < MOST and self._taken[asker] < OF_ONE

@@ -1,4 +1,4 @@
-"""One tensor's values for a page: numbers, and how they are spread; read from the checkpoint, each byte verified."""
+"""Statistics and histogram of a tensor's values, read from the checkpoint. Every byte is verified."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NAMES = {"min": "Least", "mean": "Mean", "max": "Largest", "norm": "Norm", "nan"
 
 
 def statistics_of(opened: Opened, path: str, progress: Progress) -> Statistics:
-    """Two readings: one for the numbers, one for the classes between the least and the largest."""
+    """Return statistics of a tensor. Cost: reads the tensor twice, for the statistics and for the histogram between their extremes."""
     pieces = pieces_named(opened, lambda name: name == path).get(path)
     if not pieces:
         raise CheckpointNotFound(f"no tensor {path[:80]!r} in this checkpoint")
@@ -24,9 +24,9 @@ def statistics_of(opened: Opened, path: str, progress: Progress) -> Statistics:
     counted = sum(counts)
     says = f"{number(counted)} values in {len(counts)} classes; each byte was verified" if counts else ""
     if not numbers:
-        says = "What this kind of number amounts to is not known."
+        says = "Statistics of this dtype are not supported."
     elif "min" in numbers and numbers["min"] == numbers["max"]:
-        says = "All its values are the same."
+        says = "All its values are equal."
     elif "min" in numbers and not counts:
-        says = "Its values lie too far apart, or too close, for classes."
+        says = "Its values are too far apart, or too close, for a histogram."
     return Statistics([(NAMES[name], float(numbers[name])) for name in NAMES if name in numbers], edges, counts, says)

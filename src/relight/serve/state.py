@@ -1,4 +1,4 @@
-"""What stores do not say and a server must remember, in an SQLite file of its owner's alone: tokens and sessions, hashed; alarms."""
+"""The server's own state, in an SQLite file that only its owner can read: hashed tokens and sessions, and alert states."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ CREATE TABLE IF NOT EXISTS sessions(hash BLOB PRIMARY KEY, token TEXT NOT NULL, 
 
 
 def default_path() -> Path:
-    """Where it is if nobody says: below ``XDG_STATE_HOME``, or ``~/.local/state``."""
+    """Return the default path: below ``XDG_STATE_HOME``, or else ``~/.local/state``."""
     home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     return Path(home) / "relight" / "serve.sqlite"
 
 
 class TokenFile:
-    """The file. Looked up at each request, so that whatever is revoked is so at once, by whichever process. Thread-safe."""
+    """The state file. Every request queries it, so that a revocation by any process has effect at once. Thread-safe."""
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.time) -> None:
         self.path = path if path is not None else default_path()
@@ -47,29 +47,33 @@ class TokenFile:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600))
             if self.path.stat().st_uid != os.geteuid() or self.path.stat().st_mode & 0o077:
                 raise ConfigError(
-                    "others than you can read or write this file of tokens", where=str(self.path), hint="it must be yours, mode 0600"
+                    "this token file belongs to another user, or other users can read or write it",
+                    where=str(self.path),
+                    hint="it must be yours, with mode 0600",
                 )
             self._db = sqlite3.connect(self.path, check_same_thread=False, timeout=5, isolation_level=None)
             self._db.execute("PRAGMA journal_mode=WAL")
             self._db.executescript(_TABLES)
         except (OSError, sqlite3.Error) as error:
-            hint = "name another with --state; if it is damaged, remove it: only tokens are lost, and can be made anew"
-            raise StoreUnavailable(f"the server's file cannot be used: {error}", where=str(self.path), hint=hint) from error
+            hint = "name another file with --state; if this one is damaged, remove it and create new tokens: only tokens are lost"
+            raise StoreUnavailable(f"the server's state file cannot be used: {error}", where=str(self.path), hint=hint) from error
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         with self._lock:
             self._db.close()
 
     def new_token(self, name: str, role: str, scope: str = "", lasts_s: float | None = None) -> tuple[str, str]:
-        """Its id, and the token itself, which nobody can read again."""
+        """Create a token and return its id and the token itself, which is not stored: the file has only its hash."""
         rank_of(role)
         if not name.strip() or len(name) > 80 or not name.isprintable():
-            raise ConfigError("a token needs a name, of 1 to 80 letters", hint="whom or what it is for, such as anna or grafana")
+            raise ConfigError("a token needs a name of 1 to 80 characters", hint="name its user, such as anna or grafana")
         if not _SCOPE.match(scope) or ("/" in scope and not is_dir(dir_of(scope.partition("/")[2]))):
-            raise ConfigError(f"{scope[:80]!r} is no scope", hint="STORE or STORE/RUN, as relight serve calls them; nothing for everything")
+            raise ConfigError(
+                f"{scope[:80]!r} is not a scope", hint="STORE or STORE/RUN, as relight serve names them; omit it for everything"
+            )
         if lasts_s is not None and not 0 < lasts_s <= 10 * 365 * 86400:
-            raise ConfigError("a token lasts for more than nothing, and at most ten years")
+            raise ConfigError("a token must last longer than 0 s, and at most ten years")
         letters = "abcdefghijklmnopqrstuvwxyz0123456789"
         token_id, secret = "".join(secrets.choice(letters) for _ in range(10)), secrets.token_urlsafe(32)
         now = self._clock()
@@ -78,21 +82,21 @@ class TokenFile:
         return token_id, f"rl_{token_id}.{secret}"
 
     def revoke(self, token_id: str) -> TokenRow:
-        """From now on it opens nothing, nor do sessions that were begun with it. ``CheckpointNotFound`` if there is none."""
-        found = next((one for one in self.tokens() if one.id == token_id), None)
-        if found is None:
+        """Revoke a token and end its sessions, at once. Raise ``CheckpointNotFound`` if there is no such token."""
+        row = next((token for token in self.tokens() if token.id == token_id), None)
+        if row is None:
             raise CheckpointNotFound(f"no token {token_id[:40]!r}", where=str(self.path), hint="relight token list shows them")
         self._do("UPDATE tokens SET revoked=? WHERE id=? AND revoked IS NULL", self._clock(), token_id)
         self._do("DELETE FROM sessions WHERE token=?", token_id)
-        return found
+        return row
 
     def tokens(self) -> list[TokenRow]:
-        """All, without their secrets, oldest first."""
+        """Return all tokens without their secrets, oldest first."""
         now = self._clock()
         rows = self._do("SELECT id,name,role,scope,made,ends,revoked FROM tokens ORDER BY made,id")
         return [
             TokenRow(
-                one,
+                token_id,
                 name,
                 role,
                 scope,
@@ -100,11 +104,11 @@ class TokenFile:
                 ends,
                 "revoked" if revoked is not None else "expired" if ends is not None and ends <= now else "valid",
             )
-            for one, name, role, scope, made, ends, revoked in rows
+            for token_id, name, role, scope, made, ends, revoked in rows
         ]
 
     def who(self, token: str) -> Caller | None:
-        """Whose token that is; None if it is nobody's, or not any more. Compared in constant time."""
+        """Return the caller with this token; None if it is unknown, expired or revoked. Compared in constant time."""
         parsed = TOKEN.match(token)
         rows = self._do("SELECT hash FROM tokens WHERE id=?", parsed[1]) if parsed else []
         kept = rows[0][0] if rows else bytes(32)
@@ -118,18 +122,18 @@ class TokenFile:
         return Caller(rows[0][0], rows[0][1], rows[0][2], token_id, session) if rows else None
 
     def is_valid(self, who: Caller) -> bool:
-        """Whether he may still be here: neither his token nor his session is over."""
+        """Return whether neither the caller's token nor its session has ended."""
         return (self.session_user(who.session) if who.session else self._valid(who.token)) is not None
 
     def begin_session(self, who: Caller) -> str:
-        """What the browser's cookie is to hold."""
+        """Start a browser session and return the value for its cookie. Delete expired sessions."""
         secret, now = secrets.token_urlsafe(32), self._clock()
         self._do("DELETE FROM sessions WHERE ends<=?", now)
         self._do("INSERT INTO sessions VALUES(?,?,?,?)", _hash(secret), who.token, secrets.token_urlsafe(32), now + SESSION_S)
         return secret
 
     def session_user(self, secret: str) -> tuple[Caller, str] | None:
-        """Who began it, and its word for forms (CSRF); None if it is over, or its token is."""
+        """Return the caller and the CSRF token of a session; None if the session or its token has ended."""
         rows = (
             self._do("SELECT token,csrf FROM sessions WHERE hash=? AND ends>?", _hash(secret), self._clock())
             if 0 < len(secret) <= 64
@@ -139,15 +143,15 @@ class TokenFile:
         return (who, rows[0][1]) if who is not None else None
 
     def end_session(self, secret: str) -> None:
-        """The cookie is worth nothing from now on."""
+        """End a session: its cookie is invalid from now on."""
         self._do("DELETE FROM sessions WHERE hash=?", _hash(secret))
 
     def keep_alarms(self, kept: bytes) -> None:
-        """What is to be known of alerts when the next server begins, in place of what was kept before."""
+        """Store the alert states for the next server, in place of the earlier ones."""
         self._do("INSERT INTO alarms VALUES(1,?) ON CONFLICT(one) DO UPDATE SET kept=excluded.kept", kept)
 
     def alarms(self) -> bytes:
-        """What was kept last; empty if nothing ever was."""
+        """Return the alert states that were stored last; empty if there are none."""
         rows = self._do("SELECT kept FROM alarms")
         return bytes(rows[0][0]) if rows and isinstance(rows[0][0], bytes) else b""
 
@@ -156,7 +160,7 @@ class TokenFile:
             with self._lock:
                 return self._db.execute(words, values).fetchall()
         except sqlite3.Error as error:
-            raise StoreUnavailable(f"the server's file does not answer: {error}", where=str(self.path), retryable=True) from error
+            raise StoreUnavailable(f"query of the server's state file failed: {error}", where=str(self.path), retryable=True) from error
 
 
 def _hash(secret: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What pages and API are given: values, made by the index, all of plain data. Times are seconds since 1970 or ISO text; unknown is None."""
+"""Values that the index returns to pages and API: plain data. Times are seconds since 1970 or ISO text; unknown values are None."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = TypeVar("Row")
 
 @dataclass(frozen=True)
 class ListPage(Generic[Row]):
-    """A piece of a long list. ``next`` is what to ask for the piece behind it; None: this was the last."""
+    """A piece of a long list. ``next``: the value of ``after`` for the next piece; None for the last piece."""
 
     rows: Sequence[Row]
     next: str | None = None
@@ -21,7 +21,7 @@ class ListPage(Generic[Row]):
 
 @dataclass(frozen=True)
 class StoreRow:
-    """A store that is read. ``id`` stands in addresses; ``state`` is ``ok`` or an error's words."""
+    """A followed store. ``id`` is its name in addresses. ``state``: ``ok`` or an error message."""
 
     id: str
     name: str
@@ -33,14 +33,14 @@ class StoreRow:
 
 @dataclass(frozen=True)
 class RunRow:
-    """A run in the overview. ``health``: ``good``, ``late``, ``failed``, ``idle``; ``why`` says what for."""
+    """A run in the overview. ``health``: ``good``, ``late``, ``failed`` or ``idle``; ``why``: the reason."""
 
     store: str
     run: str
     newest: str | None = None
     step: int | None = None
     age_s: float | None = None
-    """Of the newest good checkpoint."""
+    """Age of the newest good checkpoint in seconds."""
     good: bool = True
     health: str = "good"
     why: str = ""
@@ -53,7 +53,7 @@ class RunRow:
 
 @dataclass(frozen=True)
 class SpanRow:
-    """One phase of a save on one rank: ``snapshot``, ``wait``, ``hash``, ``write``, ``ready``, ``commit``, ``drain``."""
+    """A phase of a save on one rank: ``snapshot``, ``wait``, ``hash``, ``write``, ``ready``, ``commit`` or ``drain``."""
 
     rank: int
     kind: str
@@ -63,7 +63,7 @@ class SpanRow:
 
 @dataclass(frozen=True)
 class SaveRow:
-    """A save. ``spans`` only where its events were seen."""
+    """A save. ``spans``: its phases, empty if this machine has no events of the save."""
 
     id: str
     step: int
@@ -75,7 +75,7 @@ class SaveRow:
 
 @dataclass(frozen=True)
 class IncidentRow:
-    """What happened to a run; the last fields only when one is looked at alone."""
+    """An incident. Lists omit the evidence: ``clues``, ``stacks``, ``words`` and ``workers``."""
 
     id: str
     store: str
@@ -97,7 +97,7 @@ class IncidentRow:
 
 @dataclass(frozen=True)
 class GoodputPart:
-    """Where time went: ``training``, ``starting``, ``restoring`` …; ``cause`` is the failure that it is lost to, or empty."""
+    """Time spent on ``training``, ``starting``, ``restoring`` and so on. ``cause``: the failure that caused the loss, or empty."""
 
     kind: str
     cause: str
@@ -106,7 +106,7 @@ class GoodputPart:
 
 @dataclass(frozen=True)
 class RunDetail:
-    """One run. ``series``: by metric, pairs of step and value."""
+    """A run. ``series``: pairs of step and value by metric."""
 
     row: RunRow
     series: Mapping[str, Sequence[tuple[int, float | None]]] = field(default_factory=dict)
@@ -130,12 +130,12 @@ class CheckpointRow:
     good: bool = True
     tags: Sequence[str] = ()
     why: str = ""
-    """What is wrong with it, if it is not good."""
+    """The reason if it is not good."""
 
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of a tensor's values: numbers by name, and a histogram (one edge more than counts)."""
+    """Statistics of a tensor's values: numbers by name, and a histogram (one edge more than counts)."""
 
     numbers: Sequence[tuple[str, float]]
     edges: Sequence[float] = ()
@@ -145,7 +145,7 @@ class Statistics:
 
 @dataclass(frozen=True)
 class TensorRow:
-    """A tensor. ``codec``: how its chunks are stored, None: as they are. ``ratio``: what is stored of its bytes, 0 to 1."""
+    """A tensor. ``codec``: the codec of its chunks, None for raw. ``ratio``: stored bytes per byte of the tensor."""
 
     path: str
     shape: Sequence[int]
@@ -166,7 +166,7 @@ class TierRow:
 
 @dataclass(frozen=True)
 class CheckpointDetail:
-    """One checkpoint."""
+    """A checkpoint with its tensors and facts."""
 
     row: CheckpointRow
     tensors: Sequence[TensorRow] = ()
@@ -175,15 +175,18 @@ class CheckpointDetail:
     facts: Sequence[tuple[str, Any]] = ()
     verified_at: Time = None
     next: str | None = None
-    """Where the next piece of the tensors begins, in answers of the API; ``total`` counts the tensors."""
+    """Position of the next piece of the tensors, in answers of the API. ``total``: number of tensors."""
     total: int = 0
     largest_first: bool = False
-    """Whether ``tensors`` are in that order already, by size and then by path."""
+    """Whether ``tensors`` are sorted by size, largest first, and then by path."""
 
 
 @dataclass(frozen=True)
 class DiffRow:
-    """A tensor by its name: ``same``, ``changed``, ``added`` (only in b), ``removed`` (only in a); of its values, 0 to 1."""
+    """A tensor's difference. ``kind``: ``same``, ``changed``, ``added`` (only in b) or ``removed`` (only in a).
+
+    ``share``: the fraction of its values that differ, 0 to 1. ``largest``: the largest difference.
+    """
 
     name: str
     kind: str
@@ -194,21 +197,21 @@ class DiffRow:
 
 @dataclass(frozen=True)
 class DiffDetail:
-    """What differs between two checkpoints."""
+    """The difference of two checkpoints."""
 
     a: str
     b: str
     tensors: Sequence[DiffRow] = ()
     values: Sequence[tuple[str, Any, Any]] = ()
     next: str | None = None
-    """Where the next piece begins, in answers of the API; the totals count all pieces."""
+    """Position of the next piece, in answers of the API. The totals count all pieces."""
     total: int = 0
     values_total: int = 0
 
 
 @dataclass(frozen=True)
 class Working:
-    """An answer that takes reading: how far it is, 0 to 1; the page asks again when it is there."""
+    """Progress of a job that reads data, 0 to 1. Ask again for the result."""
 
     done: float
     says: str = ""
@@ -227,7 +230,7 @@ class LineageRow:
 
 @dataclass(frozen=True)
 class TierUse:
-    """How full a tier is; a limit or free space only where it has one."""
+    """Used bytes of a tier. ``limit`` and ``free`` are None if unknown."""
 
     name: str
     used: float
@@ -237,7 +240,7 @@ class TierUse:
 
 @dataclass(frozen=True)
 class PlanRow:
-    """What retention would do next with a checkpoint, and why."""
+    """What retention does next with a checkpoint, and the reason."""
 
     run: str
     id: str
@@ -249,7 +252,7 @@ class PlanRow:
 
 @dataclass(frozen=True)
 class StorageDetail:
-    """One store: tiers, bytes held over time, when it is full, what goes next."""
+    """A store: tiers, stored bytes over time, when it will be full, and what retention deletes next."""
 
     tiers: Sequence[TierUse] = ()
     trend: Sequence[tuple[float, float]] = ()
@@ -260,7 +263,7 @@ class StorageDetail:
 
 @dataclass(frozen=True)
 class RiskRow:
-    """A machine that looks like failing: 1 is where it is acted upon."""
+    """A machine that is likely to fail. At a ``risk`` of 1 the supervisor acts."""
 
     store: str
     run: str
@@ -273,7 +276,7 @@ class RiskRow:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """Who did what. ``how``: ``ok``, ``failed``, ``refused``; empty: begun, and its end is not written."""
+    """An audit entry. ``how``: ``ok``, ``failed`` or ``refused``; empty if the outcome is not recorded yet."""
 
     seq: int
     at: Time
@@ -283,7 +286,7 @@ class AuditRow:
     how: str = ""
     role: str = ""
     token: str = ""
-    """The id of the token that let the asker in."""
+    """Id of the caller's token."""
     fields: Mapping[str, str] = field(default_factory=dict)
     """Run, checkpoint, values before and after, reason, arguments; none for a token that has a scope."""
 
@@ -303,7 +306,7 @@ class TokenRow:
 
 @dataclass(frozen=True)
 class AlertRow:
-    """A rule that alerts are made of."""
+    """An alert rule, and whether it fires."""
 
     name: str
     says: str
@@ -313,7 +316,7 @@ class AlertRow:
 
 @dataclass(frozen=True)
 class SettingsDetail:
-    """Who may what, what is alerted on, what each run keeps."""
+    """Tokens, alert rules, and the retention rules of runs."""
 
     tokens: Sequence[TokenRow] = ()
     alerts: Sequence[AlertRow] = ()
@@ -321,43 +324,43 @@ class SettingsDetail:
 
 
 class IndexView(Protocol):
-    """What pages ask. Nothing here waits for a store; what is not there is ``CheckpointNotFound``."""
+    """Queries of pages. No method waits for a store. A method raises ``CheckpointNotFound`` for an unknown object."""
 
     def stores(self) -> Sequence[StoreRow]:
-        """All that are read."""
+        """Return all followed stores."""
 
     def runs(self, after: str | None, limit: int) -> ListPage[RunRow]:
-        """Of all stores, those first that need somebody."""
+        """Return runs of all stores: failed ones first, then late, good and idle ones."""
 
     def run(self, store: str, run: str) -> RunDetail:
-        """One."""
+        """Return one run."""
 
     def checkpoints(self, store: str, run: str, after: str | None, limit: int) -> ListPage[CheckpointRow]:
-        """Of a run, the newest first."""
+        """Return checkpoints of a run, newest first."""
 
     def checkpoint(self, store: str, run: str, which: str) -> CheckpointDetail:
-        """One: by its id, a tag, ``latest``."""
+        """Return a checkpoint by its id, a tag or ``latest``."""
 
     def diff(self, a: str, b: str) -> DiffDetail | Working:
-        """Two checkpoints as ``[STORE/]RUN@WHICH``."""
+        """Compare two checkpoints, named as ``[STORE/]RUN@WHICH``."""
 
     def lineage(self, store: str) -> Sequence[LineageRow]:
-        """Runs, parents before their branches."""
+        """Return runs, parents before their branches."""
 
     def storage(self, store: str) -> StorageDetail:
-        """One store's."""
+        """Return the size and retention plan of a store."""
 
     def incidents(self, after: str | None, limit: int) -> ListPage[IncidentRow]:
-        """Of all runs, the newest first."""
+        """Return incidents of all runs, newest first."""
 
     def incident(self, store: str, run: str, which: str) -> IncidentRow:
-        """One, whole."""
+        """Return one incident with its evidence."""
 
     def risk(self) -> Sequence[RiskRow]:
-        """The highest first."""
+        """Return machines that are likely to fail, highest risk first."""
 
     def audit(self, after: str | None, limit: int) -> ListPage[AuditRow]:
-        """The newest first."""
+        """Return audit entries, newest first."""
 
     def settings(self) -> SettingsDetail:
-        """For admins."""
+        """Return what the settings page shows."""

@@ -216,8 +216,8 @@ def _rule(name: str) -> tuple[Setting, ...]:
 
 
 _ALERTS = (
-    Setting("alerts.to", "a list of addresses, env:NAME, file:PATH", "nobody", "where alerts are sent", secret=True),
-    Setting("alerts.escalate_to", "a list of addresses", "nobody", "where alerts are sent as well if they persist", secret=True),
+    Setting("alerts.to", "a list of addresses, env:NAME, file:PATH", "none", "where alerts are sent", secret=True),
+    Setting("alerts.escalate_to", "a list of addresses", "none", "where alerts are sent as well if they persist", secret=True),
     *_in(
         "alerts",
         ("min_severity", "info, warning or critical", "warning", "the least severity that is sent"),
@@ -242,7 +242,7 @@ _ENVIRONMENT = (
         ("lossy", "PATTERN=WAY, parted by spaces", "nothing", "tensors to store inexactly, which overrides the script"),
     ),
     Setting("environment.key", "specs: file:PATH, env:NAME", "none", "where keys are that open and encrypt", "encrypt=", secret=True),
-    Setting("environment.sign", "a spec: ed25519:file:PATH", "nobody", "who signs records", "sign=", secret=True),
+    Setting("environment.sign", "a spec: ed25519:file:PATH", "none", "who signs records", "sign=", secret=True),
     Setting("environment.trust", "specs: ed25519:PUBLIC KEY", "everybody", "whose signatures count", "trust="),
     Setting("environment.job_secret", "a spec: file:PATH, or none", "one node needs none", "what the nodes of a job share", secret=True),
     Setting("environment.anchor", "a store", "none", "where the end of each log is recorded", "anchor="),

@@ -1,8 +1,8 @@
-"""Pictures that the server makes: SVG out of plain values, so that a page shows them without scripts.
+"""SVG pictures made by the server from plain values, so that pages show them without scripts.
 
-Numbers and names in, markup out; pure. All text is escaped here, in ``svg.py`` and nowhere else. Colours, fonts and what hovering does
-are the style sheet's: an element has classes, never styles, since a page may hold none (``Content-Security-Policy: default-src 'self'``).
-Every picture has a title that says in words what it shows.
+Pure: numbers and names in, markup out. All text is escaped in ``svg.py``. The style sheet defines colours, fonts and hover effects:
+elements have classes, never styles, because pages must not have any (``Content-Security-Policy: default-src 'self'``).
+Every picture has a title that describes it.
 """
 
 from relight.serve.draw.bars import BarPart, bar, usage

@@ -1,4 +1,4 @@
-"""Shares of a whole as one bar; how much of a limit is used."""
+"""Stacked bars of shares, and gauges of how much of a limit is used."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ WIDTH = 960
 
 @dataclass(frozen=True)
 class BarPart:
-    """One part of a whole."""
+    """A part of a stacked bar."""
 
     name: str
     amount: float
     says: str
     kind: str = "other"
-    """Its colour's class: what it is, not what it looks like."""
+    """CSS class that selects its colour, named after the meaning."""
 
 
 def bar(shares: Sequence[BarPart], says: str) -> Markup:
-    """Side by side, as wide as they are large; words where they fit, in full when pointed at."""
+    """Return a stacked bar. Labels are shown where they fit; tooltips have the full text."""
     total = sum(share.amount for share in shares if share.amount > 0)
     parts, x = [], 0.0
     for share in shares:
@@ -43,7 +43,7 @@ def bar(shares: Sequence[BarPart], says: str) -> Markup:
 
 
 def usage(used: float, limit: float | None, says: str) -> Markup:
-    """A filled part of a frame; more than the limit fills it, and has another class."""
+    """Return a gauge. Above the limit it is full and has the class ``over``."""
     share = 0.0 if not limit or limit <= 0 else min(used / limit, 1.0)
     kind = "over" if limit and used > limit else "high" if share > 0.9 else "fine"
     parts = [

@@ -1,4 +1,4 @@
-"""Branches of runs: a line each, forks between them."""
+"""Graph of runs and their branches: one line for each run, curves where a branch began."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from relight.serve.draw.svg import element, fitting, link, picture, text
 WIDTH = 960
 _LEFT, _RIGHT, _ROW = 190, 30, 40
 _ROWS_MAX, _DOTS_MAX, _DOTS_MAX_ALL = 60, 200, 1500
-"""Of all rows: a dot costs as much time as a word, and five thousand of them are a third of a second."""
+"""Maximum rows, dots in a row, and dots in all rows. Five thousand dots take a third of a second."""
 
 
 @dataclass(frozen=True)
 class Fork:
-    """One branch, and where it came from."""
+    """A run, and the checkpoint that it began from."""
 
     name: str
     steps: Sequence[int]
-    """Its checkpoints' steps, rising."""
+    """Steps of its checkpoints, ascending."""
     tags: Sequence[tuple[int, str]] = ()
     parent: str = ""
     at: int | None = None
@@ -31,7 +31,7 @@ class Fork:
 
 
 def graph(forks: Sequence[Fork], says: str) -> Markup:
-    """Steps to the right, a row a branch, in the order in which they come."""
+    """Return the graph: steps from left to right, one row for each run, in the given order."""
     shown = forks[:_ROWS_MAX]
     known = [step for fork in shown for step in (*fork.steps, *([fork.at] if fork.at is not None else []))]
     low, high = min(known, default=0), max(known, default=1)

@@ -1,4 +1,4 @@
-"""How values are spread: a bar a class."""
+"""Histograms."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WIDTH, HEIGHT = 480, 140
 
 
 def histogram(edges: Sequence[float], counts: Sequence[int], says: str) -> Markup:
-    """``len(edges) == len(counts) + 1``; heights are the counts' shares of the largest."""
+    """Return a histogram. ``len(edges) == len(counts) + 1``. Heights are relative to the largest count."""
     top = max(counts, default=0)
     width = WIDTH / max(len(counts), 1)
     parts = [

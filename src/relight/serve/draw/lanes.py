@@ -1,4 +1,4 @@
-"""What was done when, a lane each: the phases of a save, by rank."""
+"""Timelines: one row for each rank or run, such as the phases of a save by rank."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LANES_MAX = 64
 
 @dataclass(frozen=True)
 class TimeRange:
-    """From one second to another."""
+    """A time range in a row."""
 
     kind: str
-    """The phase, which is also its colour's class."""
+    """The phase, which is also the CSS class of its colour."""
     begin_s: float
     end_s: float
     says: str
@@ -29,14 +29,14 @@ class TimeRange:
 
 @dataclass(frozen=True)
 class RankRow:
-    """What one rank, or process, did."""
+    """Time ranges of a rank or run."""
 
     name: str
     spans: Sequence[TimeRange]
 
 
 def lanes(rows: Sequence[RankRow], says: str, unit: str = "s") -> Markup:
-    """A row a lane, time to the right."""
+    """Return a timeline: one row for each of ``rows``, time from left to right."""
     shown = rows[:_LANES_MAX]
     spans = [span for row in shown for span in row.spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)]
     first, last = min((span.begin_s for span in spans), default=0.0), max((span.end_s for span in spans), default=1.0)
@@ -48,10 +48,10 @@ def lanes(rows: Sequence[RankRow], says: str, unit: str = "s") -> Markup:
         return _LEFT + wide * (second - first) / length
 
     parts = []
-    for at in ticks(0.0, length, 8):
-        x = across(first + at)
+    for tick in ticks(0.0, length, 8):
+        x = across(first + tick)
         parts.append(element("line", x1=x, x2=x, y1=0, y2=height - _FOOT, klass="grid"))
-        parts.append(text(x, height - 7, f"{at:.3g} {unit}", klass="tick", anchor="middle"))
+        parts.append(text(x, height - 7, f"{tick:.3g} {unit}", klass="tick", anchor="middle"))
     for index, row in enumerate(shown):
         y = index * _LANE
         parts.append(text(_LEFT - 8, y + _LANE / 2 + 4, fitting(row.name, _LEFT - 12), klass="tick", anchor="end"))
@@ -72,10 +72,12 @@ def lanes(rows: Sequence[RankRow], says: str, unit: str = "s") -> Markup:
 
 
 def _tracks(spans: Sequence[TimeRange]) -> list[tuple[TimeRange, int]]:
-    """Each span with the first row of its lane in which it overlaps no other; three rows at most."""
+    """Return each span with the first of three tracks in which it overlaps no earlier span; the third track if all do."""
     ends = [-math.inf] * 3
     placed = []
-    for span in sorted((one for one in spans if math.isfinite(one.begin_s) and math.isfinite(one.end_s)), key=lambda one: one.begin_s):
+    for span in sorted(
+        (span for span in spans if math.isfinite(span.begin_s) and math.isfinite(span.end_s)), key=lambda span: span.begin_s
+    ):
         track = next((index for index, end in enumerate(ends) if end <= span.begin_s), 2)
         ends[track] = max(ends[track], span.end_s)
         placed.append((span, track))

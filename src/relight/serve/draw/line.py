@@ -1,4 +1,4 @@
-"""Curves over steps, with marks: a loss with its checkpoints and incidents. Also small ones without axes."""
+"""Line charts over steps with marks, such as a loss with checkpoints and incidents. Also sparklines without axes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _POINTS_MAX = 600
 
 @dataclass(frozen=True)
 class Curve:
-    """One series; what is no number is a gap."""
+    """A series. NaN and infinite values are gaps."""
 
     name: str
     x: Sequence[float]
@@ -26,7 +26,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """Something that happened at an ``x``."""
+    """An event at an ``x``."""
 
     x: float
     says: str
@@ -36,7 +36,7 @@ class Mark:
 
 
 def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
-    """Axes with round numbers, the curves, the marks."""
+    """Return a chart with axes, curves and marks."""
     thin = [thinned(curve) for curve in curves]
     pairs = [(x, y) for curve in thin for x, y in zip(curve.x, curve.y) if math.isfinite(x) and math.isfinite(y)]
     xs = [x for x, _ in pairs] + [mark.x for mark in marks if math.isfinite(mark.x)]
@@ -52,11 +52,11 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
         return _TOP + tall * (1 - (y - y_low) / (y_high - y_low))
 
     parts = []
-    for at in ticks(y_low, y_high, 4) if ys else []:
-        parts.append(element("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=down(at), y2=down(at), klass="grid"))
-        parts.append(text(_LEFT - 8, down(at) + 4, number(at), klass="tick", anchor="end"))
-    for at in ticks(x_low, x_high, 7) if xs else []:
-        parts.append(text(across(at), HEIGHT - 8, number(at), klass="tick", anchor="middle"))
+    for tick in ticks(y_low, y_high, 4) if ys else []:
+        parts.append(element("line", x1=_LEFT, x2=WIDTH - _RIGHT, y1=down(tick), y2=down(tick), klass="grid"))
+        parts.append(text(_LEFT - 8, down(tick) + 4, number(tick), klass="tick", anchor="end"))
+    for tick in ticks(x_low, x_high, 7) if xs else []:
+        parts.append(text(across(tick), HEIGHT - 8, number(tick), klass="tick", anchor="middle"))
     for index, curve in enumerate(thin):
         for run in _runs(curve):
             path = "M" + "L".join(f"{across(x):.1f} {down(y):.1f}" for x, y in run)
@@ -78,7 +78,7 @@ def line(curves: Sequence[Curve], marks: Sequence[Mark], says: str) -> Markup:
 
 
 def spark(values: Sequence[float], says: str) -> Markup:
-    """A small curve without axes."""
+    """Return a small curve without axes."""
     ys = [value for value in values if math.isfinite(value)][-200:]
     low, high = _span(ys)
     if len(ys) < 2:
@@ -88,7 +88,7 @@ def spark(values: Sequence[float], says: str) -> Markup:
 
 
 def ticks(low: float, high: float, about: int) -> list[float]:
-    """Round numbers between the two, about so many; steps of 1, 2 or 5 times a power of ten."""
+    """Return about ``about`` round numbers from ``low`` to ``high``, in steps of 1, 2 or 5 times a power of ten."""
     width = high - low
     if not (math.isfinite(width) and width > 0):
         return []
@@ -99,7 +99,7 @@ def ticks(low: float, high: float, about: int) -> list[float]:
 
 
 def number(value: float) -> str:
-    """Short: 12000 is 12k."""
+    """Format a number briefly: 12000 is 12k."""
     for size, letter in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= size:
             return f"{value / size:.4g}{letter}"
@@ -118,14 +118,14 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
 
 
 def thinned(curve: Curve, points: int = _POINTS_MAX) -> Curve:
-    """So many points at most: the least and the largest of each piece, so that no spike is lost."""
+    """Return a curve of at most ``points`` points: minimum and maximum of each piece, so that no spike is lost."""
     count = min(len(curve.x), len(curve.y))
     if count <= points:
         return curve
     x, y = [], []
     for piece in range(points // 2):
-        at = range(piece * count * 2 // points, (piece + 1) * count * 2 // points)
-        known = [index for index in at if math.isfinite(curve.y[index])] or list(at)[:1]
+        indices = range(piece * count * 2 // points, (piece + 1) * count * 2 // points)
+        known = [index for index in indices if math.isfinite(curve.y[index])] or list(indices)[:1]
         for index in sorted({min(known, key=lambda i: curve.y[i]), max(known, key=lambda i: curve.y[i])}):
             x.append(curve.x[index])
             y.append(curve.y[index])

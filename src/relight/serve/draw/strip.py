@@ -1,4 +1,4 @@
-"""Many things side by side, each as much as it differs: a comparison at a glance."""
+"""Strips of cells that show how much each tensor differs between two checkpoints."""
 
 from __future__ import annotations
 
@@ -16,30 +16,33 @@ _ROWS_MAX, _CELLS_MAX = 60, 51
 
 @dataclass(frozen=True)
 class StripItem:
-    """One thing of a row."""
+    """A cell of a row."""
 
     row: str
     name: str
     share: float
-    """How much of it differs, 0 to 1."""
+    """Fraction that differs, 0 to 1."""
     says: str
     kind: str = "changed"
     """``same``, ``changed``, ``added`` or ``removed``."""
 
 
 def strip(pieces: Sequence[StripItem], says: str) -> Markup:
-    """A row for each ``row``, in the order in which they come; a cell a piece: its shape says the kind, its depth how much."""
+    """Return a picture with a row for each ``row``, in the given order, and a cell for each item.
+
+    A cell's shape shows the kind of difference, its shade how much differs.
+    """
     rows: dict[str, list[StripItem]] = {}
     for piece in pieces:
         rows.setdefault(piece.row, []).append(piece)
     shown = list(rows.items())[:_ROWS_MAX]
     more = len(rows) - len(shown)
     parts = []
-    for index, (name, held) in enumerate(shown):
+    for index, (name, items) in enumerate(shown):
         y = index * _ROW
         parts.append(text(_LEFT - 10, y + 15, fitting(name, _LEFT - 16), klass="tick", anchor="end"))
-        parts += [_cell(piece, _LEFT + at * _CELL, y) for at, piece in enumerate(held[:_CELLS_MAX])]
-        if len(held) > _CELLS_MAX:
+        parts += [_cell(piece, _LEFT + column * _CELL, y) for column, piece in enumerate(items[:_CELLS_MAX])]
+        if len(items) > _CELLS_MAX:
             parts.append(text(WIDTH - 4, y + 15, "…", klass="tick", anchor="end"))
     height = _ROW * (len(shown) + (more > 0)) or _ROW
     if more > 0:

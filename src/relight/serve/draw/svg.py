@@ -13,18 +13,18 @@ _TEXT_MAX = 200
 
 
 def element(tag: str, *inside: Markup | str, **attributes: object) -> Markup:
-    """One element. ``klass`` is class, ``_`` in a name is a dash; None leaves an attribute out. Text that is no markup is escaped."""
+    """Return an element. ``klass`` stands for class, ``_`` for a dash; None omits an attribute. Text other than markup is escaped."""
     words = "".join(
         f' {"class" if name == "klass" else name.replace("_", "-")}="{escape(_value(value))}"'
         for name, value in attributes.items()
         if value is not None
     )
-    held = "".join(str(one) if isinstance(one, Markup) else escape(printable(one)) for one in inside)
-    return Markup(f"<{tag}{words}>{held}</{tag}>")  # noqa: S704 - every part of it was escaped above
+    content = "".join(str(child) if isinstance(child, Markup) else escape(printable(child)) for child in inside)
+    return Markup(f"<{tag}{words}>{content}</{tag}>")  # noqa: S704 - every part of it was escaped above
 
 
 def picture(width: float, height: float, says: str, parts: Iterable[Markup], klass: str = "") -> Markup:
-    """A whole picture that scales with its place; ``says`` is what it shows, for whoever cannot see it."""
+    """Return a picture that scales with its container. ``says``: text alternative for screen readers."""
     inside = Markup("").join([element("title", says), *parts])
     return element(
         "svg",
@@ -39,17 +39,17 @@ def picture(width: float, height: float, says: str, parts: Iterable[Markup], kla
 
 
 def link(inside: Sequence[Markup], href: str) -> Markup:
-    """Parts that lead somewhere when clicked; no stop for the keyboard, since each picture's page lists the same links in a table."""
+    """Return a link around ``inside``. Tab skips it, because each picture's page has the same links in a table."""
     return element("a", *inside, href=href, tabindex=-1)
 
 
 def text(x: float, y: float, says: str, *, klass: str | None = None, anchor: str | None = None) -> Markup:
-    """Words at a place."""
+    """Return a text element at a position."""
     return element("text", says, x=x, y=y, klass=klass, text_anchor=anchor)
 
 
 def fitting(says: str, width: float, letter: float = 6.2) -> str:
-    """As much of a text as fits; the middle goes, as both ends of a tensor's path tell more."""
+    """Return ``says``, shortened to ``width``. The middle is cut: the ends of a tensor's path are more informative."""
     room = int(width / letter)
     says = printable(says)
     if len(says) <= room:
@@ -61,13 +61,13 @@ def fitting(says: str, width: float, letter: float = 6.2) -> str:
 
 
 def printable(says: str) -> str:
-    """Text of anybody's, without what would be invisible or turn the line around, and no longer than a picture can hold."""
+    """Return untrusted text without invisible and bidirectional control characters, with at most ``_TEXT_MAX`` characters."""
     says = with_names(says)
-    shown = "".join(one if one.isprintable() else "�" for one in says[: _TEXT_MAX + 1])
+    shown = "".join(letter if letter.isprintable() else "�" for letter in says[: _TEXT_MAX + 1])
     return shown if len(says) <= _TEXT_MAX else shown[:_TEXT_MAX] + "…"
 
 
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.2f}".rstrip("0").rstrip(".") if value == value and abs(value) < 1e12 else "0"
-    return "".join(one if one.isprintable() else "�" for one in str(value))
+    return "".join(letter if letter.isprintable() else "�" for letter in str(value))

@@ -1,4 +1,4 @@
-"""Sizes as areas: squarified, after Bruls, Huizing and van Wijk (2000)."""
+"""Squarified treemaps, after Bruls, Huizing and van Wijk (2000)."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ _CUT_LEAST = 12
 
 @dataclass(frozen=True)
 class Tile:
-    """One area."""
+    """A tile of the treemap."""
 
     name: str
     size: float
     says: str
-    """Its size, and what else is to be told, in words."""
+    """Its size and other facts, as text."""
     href: str = ""
     short: str = ""
-    """What stands on it where there is room, if not the name."""
+    """Label on the tile where it fits; empty for the name."""
     group: int = 0
-    """Tiles of one group have one colour, of eight."""
+    """Tiles of one group have the same colour. There are eight colours."""
 
 
 @dataclass(frozen=True)
 class TileBox:
-    """Where a tile lies."""
+    """Position and size of a tile."""
 
     x: float
     y: float
@@ -40,7 +40,7 @@ class TileBox:
 
 
 def treemap(tiles: Sequence[Tile], says: str) -> Markup:
-    """The tiles, largest first; what is too small to be seen together in a last one."""
+    """Return the treemap, largest tiles first. Tiles beyond ``_TILES_MAX`` are merged into one."""
     shown = sorted((tile for tile in tiles if tile.size > 0), key=lambda tile: (-tile.size, tile.name))
     if len(shown) > _TILES_MAX:
         rest = shown[_TILES_MAX - 1 :]
@@ -51,31 +51,31 @@ def treemap(tiles: Sequence[Tile], says: str) -> Markup:
 
 
 def squarify(sizes: Sequence[float], inside: TileBox) -> list[TileBox]:
-    """A box for each size, of a share of the area that is the size's share; sizes fall, none is zero."""
+    """Return a box for each size, with an area in proportion to it. ``sizes``: positive, in descending order."""
     total = sum(sizes)
     if not sizes or total <= 0 or inside.width <= 0 or inside.height <= 0:
         return []
     scale = inside.width * inside.height / total
-    areas, boxes, at = [size * scale for size in sizes], [], 0
-    while at < len(areas):
+    areas, boxes, begin = [size * scale for size in sizes], [], 0
+    while begin < len(areas):
         side = min(inside.width, inside.height)
-        end = at + 1
-        while end < len(areas) and _worst(areas[at : end + 1], side) <= _worst(areas[at:end], side):
+        end = begin + 1
+        while end < len(areas) and _worst(areas[begin : end + 1], side) <= _worst(areas[begin:end], side):
             end += 1
-        placed, inside = _row(areas[at:end], inside)
+        placed, inside = _row(areas[begin:end], inside)
         boxes += placed
-        at = end
+        begin = end
     return boxes
 
 
 def _worst(row: Sequence[float], side: float) -> float:
-    """How far from a square its least square box is."""
+    """Return the worst aspect ratio of the row's boxes, at least 1."""
     whole = sum(row)
     return max(side * side * row[0] / (whole * whole), whole * whole / (side * side * row[-1])) if side > 0 else 0.0
 
 
 def _row(row: Sequence[float], inside: TileBox) -> tuple[list[TileBox], TileBox]:
-    """The row along the shorter side, and what is left."""
+    """Place a row along the shorter side. Return its boxes and the remaining area."""
     whole, boxes = sum(row), []
     if inside.width >= inside.height:
         thick, y = min(whole / inside.height, inside.width) if inside.height > 0 else 0.0, inside.y
