@@ -14,7 +14,7 @@ def test_killed_at_system_calls() -> None:
     try:
         report = kills.run(40, seed=3)
     except kills.KillsUnavailable as error:
-        pytest.skip(f"nothing was killed: {error}")
+        pytest.skip(f"no process was killed: {error}")
     assert not report.violations, kills.show(report)
     assert report.total >= 32
     assert set(report.kills) >= {"fsync", "pwrite64", "openat", "close", "link", "unlink", "mkdir"}
