@@ -10,7 +10,7 @@ pytestmark = pytest.mark.crash
 
 
 def test_killed_at_system_calls() -> None:
-    """A process killed by the kernel on entering a storage system call, without its help, breaks no promise."""
+    """A process that the kernel kills at the entry of a storage system call breaks no invariant."""
     try:
         report = kills.run(40, seed=3)
     except kills.KillsUnavailable as error:
