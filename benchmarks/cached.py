@@ -35,7 +35,7 @@ from relight.store.objects import ObjectStore
 
 
 def save(store: ByteStore, megabytes: int) -> None:
-    """So many megabytes in 64 tensors."""
+    """Return a state of ``megabytes`` in 64 tensors."""
     rng, each = random.Random(7), megabytes * 1_000_000 // 64
     items = [Item(f"t{n}", "uint8", (each,), "param", Bytes(rng.randbytes(each)), None, True) for n in range(64)]
     tree = encode_tree({item.name: Leaf("tensor", (n,)) for n, item in enumerate(items)})
@@ -45,8 +45,8 @@ def save(store: ByteStore, megabytes: int) -> None:
 def read(store: ByteStore) -> None:
     """The checkpoint, every byte verified, into memory that is there."""
     run = Run(store, "run")
-    view, one = run.view(), run.history().live[-1]
-    opened = open_checkpoint(store, "run", one, store_id=view.store_id, run_id=view.run_id)
+    view, checkpoint = run.view(), run.history().live[-1]
+    opened = open_checkpoint(store, "run", checkpoint, store_id=view.store_id, run_id=view.run_id)
     for part in opened.parts:
         read_tensors(opened, part, {index: Bytes(room) for index, room in enumerate(ROOMS)})
 
@@ -55,7 +55,7 @@ ROOMS: list[bytearray] = []
 
 
 def let_go(folder: Path) -> None:
-    """Have the page cache forget what lies there."""
+    """Drop the files from the page cache."""
     os.sync()
     for path in folder.rglob("*"):
         if path.is_file():
@@ -71,18 +71,18 @@ def one_round(url: str, near: Path, cache: Path) -> dict[str, float]:
     def cached() -> ByteStore:
         return CachedStore(ObjectStore(url), BlockCache(cache))
 
-    told = {}
+    timings = {}
     let_go(near)
-    told["directory"] = timed(lambda: read(LocalStore(near)))
-    told["server"] = timed(lambda: read(ObjectStore(url)))
-    told["empty cache"] = timed(lambda: read(cached()))
-    told["full cache"] = timed(lambda: read(cached()))
+    timings["directory"] = timed(lambda: read(LocalStore(near)))
+    timings["server"] = timed(lambda: read(ObjectStore(url)))
+    timings["empty cache"] = timed(lambda: read(cached()))
+    timings["full cache"] = timed(lambda: read(cached()))
     let_go(cache)
-    told["full cache, from the disk"] = timed(lambda: read(cached()))
+    timings["full cache, from the disk"] = timed(lambda: read(cached()))
     for path in near.rglob("pack*"):
         path.read_bytes()
-    told["directory, in memory"] = timed(lambda: read(LocalStore(near)))
-    return {name: round(seconds, 3) for name, seconds in told.items()}
+    timings["directory, in memory"] = timed(lambda: read(LocalStore(near)))
+    return {name: round(seconds, 3) for name, seconds in timings.items()}
 
 
 def main() -> None:
@@ -96,7 +96,7 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir)).absolute()
     which = rados if has_rados() else moto
-    found: dict[str, Any] = {"machine": describe(folder), "server": which.__name__, "megabytes": options.megabytes, "rounds": []}
+    report: dict[str, Any] = {"machine": describe(folder), "server": which.__name__, "megabytes": options.megabytes, "rounds": []}
     ROOMS.extend(bytearray(b"\1") * (options.megabytes * 1_000_000 // 64) for _ in range(64))
     try:
         with which(folder / "server") if which is rados else which(folder) as server:
@@ -105,22 +105,24 @@ def main() -> None:
             save(ObjectStore(url), options.megabytes)
             save(LocalStore(folder / "near"), options.megabytes)
             for _ in range(options.rounds):
-                found["rounds"].append(one_round(url, folder / "near", folder / "cache"))
-                print(json.dumps(found["rounds"][-1]), flush=True)
+                report["rounds"].append(one_round(url, folder / "near", folder / "cache"))
+                print(json.dumps(report["rounds"][-1]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rounds = found["rounds"]
-    found["seconds"] = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
-    found["ratios"] = {
-        "server / directory": statistics.median(one["server"] / one["directory"] for one in rounds),
-        "empty cache / server": statistics.median(one["empty cache"] / one["server"] for one in rounds),
-        "full cache / directory": statistics.median(one["full cache, from the disk"] / one["directory"] for one in rounds),
-        "full cache / directory, both in memory": statistics.median(one["full cache"] / one["directory, in memory"] for one in rounds),
-        "server / full cache": statistics.median(one["server"] / one["full cache, from the disk"] for one in rounds),
+    rounds = report["rounds"]
+    report["seconds"] = {name: statistics.median(round_[name] for round_ in rounds) for name in rounds[0]}
+    report["ratios"] = {
+        "server / directory": statistics.median(round_["server"] / round_["directory"] for round_ in rounds),
+        "empty cache / server": statistics.median(round_["empty cache"] / round_["server"] for round_ in rounds),
+        "full cache / directory": statistics.median(round_["full cache, from the disk"] / round_["directory"] for round_ in rounds),
+        "full cache / directory, both in memory": statistics.median(
+            round_["full cache"] / round_["directory, in memory"] for round_ in rounds
+        ),
+        "server / full cache": statistics.median(round_["server"] / round_["full cache, from the disk"] for round_ in rounds),
     }
-    print(json.dumps(found["ratios"], indent=1))
+    print(json.dumps(report["ratios"], indent=1))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "cached.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.out / "cached.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -63,15 +63,15 @@ def measured_before(apart: int) -> float:
 def summary(case: dict[str, Any]) -> dict[str, Any]:
     """What the page has of a policy: shares of the time, seconds of a way back, bytes."""
     wall_s = case["scenario"]["days"] * 86400
-    found = {}
-    for one in case["policies"]:
-        parts, failures = one["parts"], max(one["failures"], 1e-9)
+    rows = {}
+    for each in case["policies"]:
+        parts, failures = each["parts"], max(each["failures"], 1e-9)
         down_s = sum(parts[name] for name in ("detecting", "waiting", "restarting")) * wall_s / failures
-        found[one["policy"]] = {
-            "goodput": one["goodput"]["median"], "saving": parts["saving"], "redone": parts["lost"], "way_back_s": down_s,
-            "interval_s": one["interval_s"], "stored_peak": one["stored_peak"], "restored": one["restored"], "bound": one["bound"],
+        rows[each["policy"]] = {
+            "goodput": each["goodput"]["median"], "saving": parts["saving"], "redone": parts["lost"], "way_back_s": down_s,
+            "interval_s": each["interval_s"], "stored_peak": each["stored_peak"], "restored": each["restored"], "bound": each["bound"],
         }  # fmt: skip
-    return found
+    return rows
 
 
 def draw(found: dict[str, Any], path: Path) -> None:
@@ -113,24 +113,24 @@ def main() -> None:
             stored = told(*PLAN, "--stored", str(run))["known"]["stored"]
     else:
         stored = {"value": measured_before(options.apart), "source": f"measured: mixed-S.json, {options.apart} steps apart"}
-    found: dict[str, Any] = {"machine": describe(Path(tempfile.gettempdir())), "seeds": options.seeds, "targets": TARGETS, "cases": {}}
-    found["storage"] = {
+    report: dict[str, Any] = {"machine": describe(Path(tempfile.gettempdir())), "seeds": options.seeds, "targets": TARGETS, "cases": {}}
+    report["storage"] = {
         "share": stored["value"], "source": stored["source"], "bytes": [whole["kept_bytes"], round(whole["kept_bytes"] * stored["value"])],
         "price_a_month": [whole["month"]["storage"], whole["month"]["storage"] * stored["value"]],
     }  # fmt: skip
     for name, scenario in CASES.items():
         sides = {side: told("simulate", f"{scenario}-{side}", "--seeds", str(options.seeds), "--json")[0] for side in ("before", "after")}
-        found["cases"][name] = {side: summary(one) for side, one in sides.items()}
-        for side, policies in found["cases"][name].items():
+        report["cases"][name] = {side: summary(one) for side, one in sides.items()}
+        for side, policies in report["cases"][name].items():
             for policy, one in policies.items():
                 said = f"goodput {one['goodput']:.2%}, saves {one['saving']:.2%}, back {one['way_back_s']:.0f} s"
                 print(f"{name} {side:6} {policy:11} {said}", flush=True)
     if (RESULTS / "link.json").is_file():
-        found["link"] = json.loads((RESULTS / "link.json").read_bytes())["ways"]
-    options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    draw(found, options.out.with_suffix(".png"))
-    price = found["storage"]["price_a_month"]
-    print(f"stored: {found['storage']['share']:.1%} of the bytes, {price[0]:,.0f} → {price[1]:,.0f} a month")
+        report["link"] = json.loads((RESULTS / "link.json").read_bytes())["ways"]
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    draw(report, options.out.with_suffix(".png"))
+    price = report["storage"]["price_a_month"]
+    print(f"stored: {report['storage']['share']:.1%} of the bytes, {price[0]:,.0f} → {price[1]:,.0f} a month")
 
 
 if __name__ == "__main__":

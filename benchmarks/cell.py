@@ -42,7 +42,7 @@ STEPS_MAX = 30
 
 
 class Parent:
-    """Whoever started this cell."""
+    """The process that started this cell."""
 
     def __init__(self) -> None:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
@@ -90,7 +90,7 @@ class Cell:
         return 3 if self.figures["state_bytes"] < floors.TIMES_BELOW else 1
 
     def make_cold(self) -> None:
-        """Empty the page cache, and look whether it is."""
+        """Empty the page cache, and check that it is empty."""
         drop_cache(self.folder)
         self.figures["cold_resident"] = max(self.figures.get("cold_resident", 0.0), resident(self.folder))
 
@@ -109,9 +109,9 @@ class Cell:
         cpu = self.processes.cpu_s()
         started, handle, blocked = self.save()
         handle.wait()
-        found = {"blocked": blocked, "durable": handle.durable_at - started, "cpu": self.processes.cpu_s() - cpu}
+        seconds = {"blocked": blocked, "durable": handle.durable_at - started, "cpu": self.processes.cpu_s() - cpu}
         self.forget()
-        return found
+        return seconds
 
     def forget(self) -> None:
         """Remove all saves but the newest; not timed. Relight does so itself, within its own time."""
@@ -133,7 +133,7 @@ class Cell:
         shape = self.work.shape
         self.steps(WARM_UP)  # what ``trim`` gave back is taken again
         plain = [self.steps(shape.steps)]
-        found: dict[str, list[float]] = {"blocked": [], "durable": [], "lost": []}
+        seconds: dict[str, list[float]] = {"blocked": [], "durable": [], "lost": []}
         running: list[float] = []
         expected: dict[str, bytes] = {}
         for _ in range(shape.saves):
@@ -151,12 +151,12 @@ class Cell:
             wall = clock() - started
             self.forget()
             plain.append(self.steps(shape.steps))
-            found["lost"].append(wall - len(times) * statistics.mean(plain[-2] + plain[-1]))
-            found["blocked"].append(blocked)
-            found["durable"].append(handle.durable_at - started)
+            seconds["lost"].append(wall - len(times) * statistics.mean(plain[-2] + plain[-1]))
+            seconds["blocked"].append(blocked)
+            seconds["durable"].append(handle.durable_at - started)
             running += [took for begun, took in times if begun < handle.durable_at]
-        self.figures |= {name: statistics.median(each) for name, each in found.items()}
-        self.figures |= {"lost_each": found["lost"], "steps_plain": [*chain.from_iterable(plain)], "steps_running": running}
+        self.figures |= {name: statistics.median(each) for name, each in seconds.items()}
+        self.figures |= {"lost_each": seconds["lost"], "steps_plain": [*chain.from_iterable(plain)], "steps_running": running}
         return expected
 
     def steps(self, count: int) -> list[float]:
@@ -170,35 +170,38 @@ class Cell:
 
     def idle_saves(self) -> None:
         """Saves that have the machine to themselves."""
-        found = [self.saved() for _ in range(self.times)]
+        results = [self.saved() for _ in range(self.times)]
         for name in ("blocked", "durable", "cpu"):
-            self.figures[f"idle_{name}"] = statistics.median(one[name] for one in found)
+            self.figures[f"idle_{name}"] = statistics.median(result[name] for result in results)
 
     def load(
         self, name: str, action: Callable[[nn.Module, Optimizer], None], expected: dict[str, bytes], before: Callable[[], None]
     ) -> None:
-        """Into the live objects, of which nothing is left, after ``before``; what then differs from the state at the call is counted."""
-        found = []
+        """Load into the live objects after ``before`` has changed them.
+
+        Count the tensors that then differ from the state at the call.
+        """
+        seconds = []
         for _ in range(self.times):
             before()
             self.work.scramble()
             trim()
             with contextlib.suppress(OSError):
-                Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+                Path("/proc/self/clear_refs").write_text("5")  # restart the peak
             resting = own_status("VmRSS")
             started = clock()
             action(self.work.model, self.work.optimizer)
-            found.append(clock() - started)
+            seconds.append(clock() - started)
             if name != "near":  # which maps memory that the saves have been charged with
                 self.figures["load_memory"] = max(self.figures.get("load_memory", 0), own_status("VmHWM") - resting)
             self.figures["wrong"] = max(self.figures.get("wrong", 0), differing(expected, self.work.digest()))
-        self.figures[f"{name}_load"] = statistics.median(found)
+        self.figures[f"{name}_load"] = statistics.median(seconds)
 
 
 def busy(spent: list[tuple[float, float]]) -> bool:
     """Whether helpers still do something, by when they had spent how much."""
     now, total = spent[-1]
-    before = [(at, had) for at, had in spent if now - at >= LOOK_BACK_S]
+    before = [(time_s, had) for time_s, had in spent if now - time_s >= LOOK_BACK_S]
     return not before or total - before[-1][1] > AT_WORK * (now - before[-1][0])
 
 
@@ -214,7 +217,7 @@ def trim() -> None:
 
 
 def main() -> None:
-    """Run one cell; tell the figures, why not, or the error."""
+    """Run one cell. Print its figures, the reason why it cannot run, or its error."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rival", required=True)
     parser.add_argument("--workload", required=True)

@@ -30,7 +30,7 @@ LENGTH = 10
 
 def make(folder: Path, size: str) -> dict[str, tuple[str, str, int]]:
     """The run, the checkpoint and the stored bytes of each way."""
-    found = {}
+    checkpoints = {}
     for way, compact in (("chain", relight.Compact(codecs="always", full_every=16)), ("as it is", None)):
         work = build(size, seed=0)
         run = folder / way.replace(" ", "-") / "run"
@@ -42,12 +42,12 @@ def make(folder: Path, size: str) -> dict[str, tuple[str, str, int]]:
             for step in range(LENGTH + 1 if compact is not None else 1):
                 work.train()
                 ckpt.save(step).wait(120)
-        for one in Run(LocalStore(run.parent), run.name).history().live:
-            number = len(one.body.requires)
+        for checkpoint in Run(LocalStore(run.parent), run.name).history().live:
+            number = len(checkpoint.body.requires)
             name = way if compact is None else {0: "by itself", LENGTH: f"behind {LENGTH} differences"}.get(number)
             if name is not None:
-                found[name] = (str(run), one.id, one.body.new_bytes)
-    return found
+                checkpoints[name] = (str(run), checkpoint.id, checkpoint.body.new_bytes)
+    return checkpoints
 
 
 def restored(run: str, checkpoint_id: str, rooms: dict[int, bytearray]) -> float:
@@ -56,9 +56,9 @@ def restored(run: str, checkpoint_id: str, rooms: dict[int, bytearray]) -> float
     let_go(path.parent)
     began = perf_counter()
     run_there = Run(LocalStore(path.parent), path.name)
-    one = run_there.history().find(checkpoint_id)
-    assert one is not None
-    opened = run_there.open(one)
+    checkpoint = run_there.history().find(checkpoint_id)
+    assert checkpoint is not None
+    opened = run_there.open(checkpoint)
     for part in opened.parts:
         for index, tensor in enumerate(part.tensors):
             if len(rooms.setdefault(index, bytearray())) != tensor.length:
@@ -81,25 +81,25 @@ def main() -> None:
         rooms: dict[int, bytearray] = {}
         rounds: list[dict[str, float]] = []
         for number in range(options.rounds + 1):  # the first one makes the memory
-            told = {
+            report = {
                 way: round(restored(run, one, rooms), 4)
                 for way, (run, one, _) in random.Random(number).sample(list(ways.items()), len(ways))
             }
-            rounds += [told] if number else []
-            print("  ".join(f"{way} {told[way]:.3f} s" for way in ways), flush=True)
+            rounds += [report] if number else []
+            print("  ".join(f"{way} {report[way]:.3f} s" for way in ways), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    found = {way: {"median_s": statistics.median(one[way] for one in rounds), "stored_bytes": ways[way][2]} for way in ways}
+    ways_report = {way: {"median_s": statistics.median(round_[way] for round_ in rounds), "stored_bytes": ways[way][2]} for way in ways}
     last = f"behind {LENGTH} differences"
-    ratios = {way: round(statistics.median(one[last] / one[way] for one in rounds), 3) for way in ways if way != last}
-    for way, one in found.items():
+    ratios = {way: round(statistics.median(round_[last] / round_[way] for round_ in rounds), 3) for way in ways if way != last}
+    for way, one in ways_report.items():
         print(f"{way:24} {one['median_s']:.3f} s, {one['stored_bytes'] / 1e6:.0f} MB stored")
     print(f"{last}: {ratios}")
     if options.out:
         told_all: dict[str, Any] = {
             "machine": describe(options.dir),
             "size": options.size,
-            "ways": found,
+            "ways": ways_report,
             "ratios": ratios,
             "rounds": rounds,
         }

@@ -1,9 +1,10 @@
-"""``python -m benchmarks.codecs``: what chunks of real training come to, coded, and how fast on one core, beside other codecs.
+"""``python -m benchmarks.codecs``: stored size of chunks of real training, and speed on one core, next to other codecs.
 
-A GPT trains on real text with AdamW, once in float32 and once with bfloat16 weights and float32 masters; its state is kept 1, 10 and 100
-steps apart. Each kind of tensor is coded in chunks of 4 MiB, by each codec in turn, in an order drawn anew in each round; *of it* is what
-is stored over what was there; megabytes a second are of the raw bytes, processor time of the process, of which nothing else runs (one of
-the codecs works in a thread of its own), medians. All of it is decoded and compared.
+A GPT trains on real text with AdamW, once in float32 and once with bfloat16 weights and float32 masters; its state is
+kept 1, 10 and 100 steps apart. Each kind of tensor is coded in chunks of 4 MiB, by each codec in turn, in an order
+drawn for each round; *of it* is what is stored over what was there; megabytes a second are of the raw bytes,
+processor time of the process, of which nothing else runs (one of the codecs works in a thread of its own), medians.
+All of it is decoded and compared.
 
 ``--model NAME=FILE`` codes the weights of a model, too, a ``.safetensors`` or a torch file as PyPI's packages ship them: as they are, and
 rounded to bfloat16.
@@ -59,7 +60,7 @@ class Training:
         self.mixed, self.live = mixed, list(self.model.parameters())
         self.masters = self.live
         if mixed:
-            self.masters = [one.detach().clone().requires_grad_() for one in self.live]
+            self.masters = [parameter.detach().clone().requires_grad_() for parameter in self.live]
             self.model.to(torch.bfloat16)
             self.live = list(self.model.parameters())
         self.optimizer = torch.optim.AdamW(self.masters, lr=3e-4)
@@ -72,13 +73,13 @@ class Training:
         self.model.zero_grad(set_to_none=True)
         self.model.loss(pieces[:, :-1], pieces[:, 1:]).backward()
         if self.mixed:
-            for master, one in zip(self.masters, self.live, strict=True):
-                master.grad = one.grad.float() if one.grad is not None else None
+            for master, parameter in zip(self.masters, self.live, strict=True):
+                master.grad = parameter.grad.float() if parameter.grad is not None else None
         self.optimizer.step()
         if self.mixed:
             with torch.no_grad():
-                for master, one in zip(self.masters, self.live, strict=True):
-                    one.copy_(master)
+                for master, parameter in zip(self.masters, self.live, strict=True):
+                    parameter.copy_(master)
 
 
 def train(size: str, mixed: bool, warm: int) -> Iterator[tuple[int, State]]:
@@ -87,11 +88,11 @@ def train(size: str, mixed: bool, warm: int) -> Iterator[tuple[int, State]]:
     for step in range(warm + max(APART) + 1):
         training.step()
         if step - warm in (0, *APART):
-            moments = [training.optimizer.state[one] for one in training.masters]
+            moments = [training.optimizer.state[master] for master in training.masters]
             state = {"weights bfloat16" if mixed else "weights float32": _flat(training.live)}
             state |= {"masters float32": _flat(training.masters)} if mixed else {}
-            state["first moment"] = _flat([one["exp_avg"] for one in moments])
-            state["second moment"] = _flat([one["exp_avg_sq"] for one in moments])
+            state["first moment"] = _flat([moment["exp_avg"] for moment in moments])
+            state["second moment"] = _flat([moment["exp_avg_sq"] for moment in moments])
             yield step - warm, state
 
 
@@ -101,18 +102,18 @@ def shipped(given: str) -> Iterator[tuple[str, memoryview, ElementKind]]:
     if path.endswith(".safetensors"):
         from safetensors.torch import load_file
 
-        held = load_file(path)
+        contents = load_file(path)
     else:
-        held = torch.load(path, map_location="cpu", weights_only=True)
-        held = held.get("model_state", held)
-    tensors = [one for one in held.values() if isinstance(one, torch.Tensor) and one.dtype == torch.float32]
+        contents = torch.load(path, map_location="cpu", weights_only=True)
+        contents = contents.get("model_state", contents)
+    tensors = [one for one in contents.values() if isinstance(one, torch.Tensor) and one.dtype == torch.float32]
     label = name or Path(path).stem
     yield f"{label}, float32", _flat(tensors), ElementKind(4, True)
-    yield f"{label}, bfloat16", _flat([one.to(torch.bfloat16) for one in tensors]), ElementKind(2, True)
+    yield f"{label}, bfloat16", _flat([tensor.to(torch.bfloat16) for tensor in tensors]), ElementKind(2, True)
 
 
 def _flat(tensors: list[torch.Tensor]) -> memoryview:
-    return memoryview(torch.cat([one.detach().reshape(-1) for one in tensors]).view(torch.uint8).numpy())
+    return memoryview(torch.cat([tensor.detach().reshape(-1) for tensor in tensors]).view(torch.uint8).numpy())
 
 
 def ours(difference: bool) -> Codec:
@@ -131,8 +132,8 @@ def ours(difference: bool) -> Codec:
         if len(stored) == length:
             return stored
         into = room[:length]
-        held = memoryview(stored)
-        codecs.decode(held, into, earlier if codecs.needs_base(held) else None, rooms)
+        view = memoryview(stored)
+        codecs.decode(view, into, earlier if codecs.needs_base(view) else None, rooms)
         return into
 
     return Codec("Relight, differences" if difference else "Relight", encode, decode)
@@ -141,22 +142,22 @@ def ours(difference: bool) -> Codec:
 def others() -> list[Codec | str]:
     """Those that are installed; for each other one why it is not measured."""
     zstd = entropy.zstd
-    found: list[Codec | str] = [
+    codecs: list[Codec | str] = [
         Codec("zstd 1", lambda chunk, kind, _: zstd.compress(chunk, 1), lambda stored, kind, length, _: zstd.decompress(stored))
     ]
     try:
         from lz4 import block
 
-        found.append(Codec("lz4", lambda chunk, kind, _: block.compress(chunk), lambda stored, kind, length, _: block.decompress(stored)))
+        codecs.append(Codec("lz4", lambda chunk, kind, _: block.compress(chunk), lambda stored, kind, length, _: block.decompress(stored)))
     except ImportError as error:
-        found.append(f"lz4: {error}")
+        codecs.append(f"lz4: {error}")
     try:
         import blosc2
 
         blosc2.set_nthreads(1)
         for name, codec, how in (("blosc2 bitshuffle + lz4", "LZ4", "BITSHUFFLE"), ("blosc2 shuffle + zstd 1", "ZSTD", "SHUFFLE")):
             given = {"codec": getattr(blosc2.Codec, codec), "clevel": 1, "filters": [getattr(blosc2.Filter, how)]}
-            found.append(
+            codecs.append(
                 Codec(
                     name,
                     lambda chunk, kind, _, given=given: blosc2.compress2(chunk, typesize=kind.width, nthreads=1, **given),
@@ -164,14 +165,14 @@ def others() -> list[Codec | str]:
                 )
             )
     except ImportError as error:
-        found.append(f"blosc2: {error}")
+        codecs.append(f"blosc2: {error}")
     try:
         from zipnn import ZipNN
 
         def nn(kind: ElementKind) -> Any:
             return ZipNN(input_format="byte", bytearray_dtype={2: "bfloat16", 4: "float32"}[kind.width], threads=1)
 
-        found.append(
+        codecs.append(
             Codec(  # it changes what it is given
                 "zipnn",
                 lambda chunk, kind, _: nn(kind).compress(bytearray(chunk)),
@@ -179,15 +180,15 @@ def others() -> list[Codec | str]:
             )
         )
     except Exception as error:
-        found.append(f"zipnn: {error}")
-    return found
+        codecs.append(f"zipnn: {error}")
+    return codecs
 
 
 def measure(codec: Codec, data: memoryview, kind: ElementKind, earlier: memoryview | None) -> dict[str, float]:
     """Once over all chunks."""
     stored_bytes, encode_s, decode_s = 0, 0.0, 0.0
-    for at in range(0, len(data), CHUNK):
-        chunk, base = data[at : at + CHUNK], earlier[at : at + CHUNK] if earlier is not None else None
+    for offset in range(0, len(data), CHUNK):
+        chunk, base = data[offset : offset + CHUNK], earlier[offset : offset + CHUNK] if earlier is not None else None
         before = time.process_time()
         stored = codec.encode(chunk, kind, base)
         encode_s += time.process_time() - before
@@ -201,7 +202,7 @@ def measure(codec: Codec, data: memoryview, kind: ElementKind, earlier: memoryvi
 
 
 def main() -> None:
-    """Train, code, tell."""
+    """Train, code, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=["S", "M"], default="S")
     parser.add_argument("--warm", type=int, default=300)
@@ -232,13 +233,13 @@ def main() -> None:
             rows.setdefault((label, codec.name), []).append(measure(codec, data, kind, earlier))
         print(f"round {number + 1} of {options.rounds}", flush=True)
     table = [
-        {"what": label, "codec": name, **{key: statistics.median(row[key] for row in found) for key in found[0]}}
-        for (label, name), found in sorted(rows.items())
+        {"what": label, "codec": name, **{key: statistics.median(row[key] for row in report) for key in report[0]}}
+        for (label, name), report in sorted(rows.items())
     ]
     missing = [one for one in installed if isinstance(one, str)]
-    found = {"size": options.size, "warm": options.warm, "machine": describe(options.out), "missing": missing, "rows": table}
+    report = {"size": options.size, "warm": options.warm, "machine": describe(options.out), "missing": missing, "rows": table}
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"codecs-{options.size}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.out / f"codecs-{options.size}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"{'what':34} {'codec':26} {'of it':>7} {'MB/s in':>9} {'MB/s out':>9}")
     for row in table:
         print(f"{row['what']:34} {row['codec']:26} {row['of_it']:7.3f} {row['encode_mb_s']:9,.0f} {row['decode_mb_s']:9,.0f}")

@@ -1,9 +1,10 @@
 """``python -m benchmarks.compact``: does ``codecs="auto"`` ever make a save slower than none, on stores of any speed?
 
-The state of a GPT that trains in mixed precision is saved to the disk at ``--dir``, as fast as that is, and slowed down to so many
-megabytes a second; with codecs off, ``"auto"`` and ``"always"``, in an order drawn anew in each round, with the processors idle and with a
-training that uses all of them (the saver is nicer than it, as the agent is). Seconds until the packs, part, root and record are durable;
-ratios to "never" are taken round by round. What ``"auto"`` goes by it has learned in saves before those that count.
+The state of a GPT that trains in mixed precision is saved to the disk at ``--dir``, as fast as that is, and slowed
+down to so many megabytes a second; with codecs off, ``"auto"`` and ``"always"``, in an order drawn for each round,
+with the processors idle and with a training that uses all of them (the saver is nicer than it, as the agent is).
+Seconds until the packs, part, root and record are durable; ratios to "never" are taken round by round. What
+``"auto"`` goes by it has learned in saves before those that count.
 """
 
 from __future__ import annotations
@@ -115,10 +116,10 @@ IMAGES: dict[int, memoryview] = {}
 def in_memory(pack: PackPlan) -> memoryview:
     """All of it, as an agent has it: its tensors are the same each time."""
     image = IMAGES.setdefault(pack.size, page_buffer(-(-pack.size // PAGE) * PAGE))
-    at = 0
-    for source in pack.sources[: 1 if image[at] and len(pack.sources) > 1 else None]:
-        copy_from(source, 0, image[at : at + source.length])
-        at += source.length
+    offset = 0
+    for source in pack.sources[: 1 if image[offset] and len(pack.sources) > 1 else None]:
+        copy_from(source, 0, image[offset : offset + source.length])
+        offset += source.length
     return image
 
 
@@ -131,7 +132,7 @@ def _busy(running: Any, ended: Any) -> None:
 
 
 def main() -> None:
-    """Save, tell."""
+    """Run all cases and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=["S", "M"], default="M")
     parser.add_argument("--share", type=float, default=0.15, help="so much of each kind of its tensors")
@@ -150,8 +151,8 @@ def main() -> None:
     starting = multiprocessing.get_context("spawn")
     rows: list[dict[str, Any]] = []
     running, ended = starting.Event(), starting.Event()
-    other = starting.Process(target=_busy, args=(running, ended))
-    other.start()
+    plain_pair = starting.Process(target=_busy, args=(running, ended))
+    plain_pair.start()
     os.nice(NICE)  # behind it: it is to be as ever
     try:
         for busy in (False, True):
@@ -161,8 +162,8 @@ def main() -> None:
                 time.sleep(3)
             try:
                 for (rate, mode), case in cases.items():
-                    said = [f"{case.save()[0]:.2f} s" for _ in range(LEARNS)]
-                    print(f"{'busy' if busy else 'idle'}, {rate or 'disk'}, {mode}: learns by saves of {', '.join(said)}", flush=True)
+                    times = [f"{case.save()[0]:.2f} s" for _ in range(LEARNS)]
+                    print(f"{'busy' if busy else 'idle'}, {rate or 'disk'}, {mode}: learns by saves of {', '.join(times)}", flush=True)
                 took: dict[tuple[float | None, str], list[tuple[float, float, str]]] = {}
                 for number in range(options.rounds):
                     for key in random.Random(number).sample(list(cases), len(cases)):
@@ -170,21 +171,21 @@ def main() -> None:
                     print(f"round {number + 1} of {options.rounds}", flush=True)
             finally:
                 running.clear()
-            for (rate, mode), found in took.items():
+            for (rate, mode), pairs in took.items():
                 plain = took[rate, "never"]
-                ratio = statistics.median(one[0] / other[0] for one, other in zip(found, plain, strict=True))
+                ratio = statistics.median(pair[0] / plain_pair[0] for pair, plain_pair in zip(pairs, plain, strict=True))
                 rows.append({
-                    "busy": busy, "mb_s": rate, "codecs": mode, "seconds": statistics.median(one[0] for one in found), "over_never": ratio,
-                    "of_it": statistics.median(one[1] for one in found), "said": found[-1][2],
+                    "busy": busy, "mb_s": rate, "codecs": mode, "seconds": statistics.median(row[0] for row in pairs), "over_never": ratio,
+                    "of_it": statistics.median(row[1] for row in pairs), "said": pairs[-1][2],
                 })  # fmt: skip
     finally:
         ended.set()
-        other.join(30)
+        plain_pair.join(30)
         shutil.rmtree(folder, ignore_errors=True)
     rows.sort(key=lambda row: (row["busy"], row["mb_s"] or 1e9, MODES.index(row["codecs"])))
-    told = {"size": options.size, "warm": options.warm, "rounds": options.rounds, "machine": describe(options.dir), "rows": rows}
+    report = {"size": options.size, "warm": options.warm, "rounds": options.rounds, "machine": describe(options.dir), "rows": rows}
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"{'processors':10} {'MB/s':>6} {'codecs':8} {'seconds':>8} {'/ never':>8} {'of it':>6}  why")
     for row in rows:
         load, rate = "busy" if row["busy"] else "idle", row["mb_s"] or "disk"

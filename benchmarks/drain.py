@@ -42,7 +42,7 @@ RANGE_BYTES = 4 << 20
 
 
 def save(folder: Path, url: str, megabytes: int) -> Attempt:
-    """A checkpoint of so many megabytes in 64 tensors, in a run whose further tier is at ``url``."""
+    """Save a checkpoint of ``megabytes`` in 64 tensors, in a run with a further tier at ``url``."""
     attempt = Attempt.begin(LocalStore(folder), "run")
     tiers = Tiers(near=folder / "run", far=f"{url}/run")
     announce(attempt.place.log, tiers.tiers, attempt.epoch)
@@ -76,8 +76,8 @@ def client_get(bucket: Any, prefix: str, packs: list[Path]) -> None:
 def ours_get(url: str) -> None:
     """The checkpoint, every byte verified, into memory that is there."""
     run = Run(open_bytes(url), "run")
-    view, one = run.view(), run.history().live[-1]
-    opened = open_checkpoint(run.store, "run", one, store_id=view.store_id, run_id=view.run_id)
+    view, checkpoint = run.view(), run.history().live[-1]
+    opened = open_checkpoint(run.store, "run", checkpoint, store_id=view.store_id, run_id=view.run_id)
     for part in opened.parts:
         read_tensors(opened, part, {index: Bytes(bytearray(tensor.length)) for index, tensor in enumerate(part.tensors)})
 
@@ -143,24 +143,24 @@ def main() -> None:
     options.dir.mkdir(parents=True, exist_ok=True)
     folder = Path(tempfile.mkdtemp(dir=options.dir))
     which = rados if has_rados() else moto
-    found: dict[str, Any] = {"machine": describe(folder), "server": which.__name__, "megabytes": options.megabytes, "rounds": []}
+    report: dict[str, Any] = {"machine": describe(folder), "server": which.__name__, "megabytes": options.megabytes, "rounds": []}
     try:
         with which(folder / "server") if which is rados else which(folder) as server:
             os.environ.update(server.environment)
             for number in range(options.rounds):
-                found["rounds"].append(one_round(server, folder, number, options.megabytes))
-                print(json.dumps(found["rounds"][-1]), flush=True)
+                report["rounds"].append(one_round(server, folder, number, options.megabytes))
+                print(json.dumps(report["rounds"][-1]), flush=True)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    found["steps"] = [steps_beside(options.dir, options.megabytes, 50e6, seed) for seed in range(options.rounds)]
-    found["step beside a drain of 50 MB/s / alone"] = statistics.median(one["beside"] / one["alone"] for one in found["steps"])
-    print(json.dumps(found["steps"]), found["step beside a drain of 50 MB/s / alone"])
-    rounds = found["rounds"]
-    found["drain / client"] = statistics.median(one["client put"] / one["drain"] for one in rounds)
-    found["restore / client"] = statistics.median(one["client get"] / one["restore"] for one in rounds)
-    print(f"of the client's rate: drain {found['drain / client']:.2f}, restore {found['restore / client']:.2f}")
+    report["steps"] = [steps_beside(options.dir, options.megabytes, 50e6, seed) for seed in range(options.rounds)]
+    report["step beside a drain of 50 MB/s / alone"] = statistics.median(one["beside"] / one["alone"] for one in report["steps"])
+    print(json.dumps(report["steps"]), report["step beside a drain of 50 MB/s / alone"])
+    rounds = report["rounds"]
+    report["drain / client"] = statistics.median(round_["client put"] / round_["drain"] for round_ in rounds)
+    report["restore / client"] = statistics.median(round_["client get"] / round_["restore"] for round_ in rounds)
+    print(f"of the client's rate: drain {report['drain / client']:.2f}, restore {report['restore / client']:.2f}")
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "drain.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.out / "drain.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def one_round(server: Any, folder: Path, number: int, megabytes: int) -> dict[str, float]:
@@ -172,15 +172,15 @@ def one_round(server: Any, folder: Path, number: int, megabytes: int) -> dict[st
     packs = sorted(near.rglob("pack*"))
     for pack in packs:
         pack.read_bytes()  # both read from the page cache
-    told: dict[str, float] = {}
+    timings: dict[str, float] = {}
 
     def ours() -> None:
-        told["drain"] = timed(lambda: drain(attempt.store, "run"))
-        told["restore"] = timed(lambda: ours_get(url))
+        timings["drain"] = timed(lambda: drain(attempt.store, "run"))
+        timings["restore"] = timed(lambda: ours_get(url))
 
     def theirs() -> None:
-        told["client put"] = timed(lambda: client_put(bucket, "alone", packs))
-        told["client get"] = timed(lambda: client_get(bucket, "alone", packs))
+        timings["client put"] = timed(lambda: client_put(bucket, "alone", packs))
+        timings["client get"] = timed(lambda: client_get(bucket, "alone", packs))
 
     turns = [ours, theirs]
     random.Random(number).shuffle(turns)
@@ -189,7 +189,7 @@ def one_round(server: Any, folder: Path, number: int, megabytes: int) -> dict[st
     for page in obstore.list(bucket):
         obstore.delete(bucket, [one["path"] for one in page])
     shutil.rmtree(near)
-    return {name: round(seconds, 3) for name, seconds in told.items()}
+    return {name: round(seconds, 3) for name, seconds in timings.items()}
 
 
 if __name__ == "__main__":

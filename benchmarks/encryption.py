@@ -1,8 +1,8 @@
 """``python -m benchmarks.encryption``: what hashing and encrypting cost a save, and decrypting a restore, where a disk is used directly.
 
-Each round, in an order drawn anew: the bytes written as they are, without a hash; hashed and written, as a save does; hashed, encrypted
-and written; each until it is durable; and cold restores, verified, of a checkpoint that is encrypted and one that is not. Ratios are
-taken round by round.
+Each round, in a random order: the bytes written unchanged, without a hash; hashed and written, as a save does;
+hashed, encrypted and written; each until it is durable; and cold restores, verified, of a checkpoint that is
+encrypted and one that is not. Ratios are taken round by round.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ TENSORS = 64
 def image_of(size: int) -> memoryview:
     """Bytes that nothing makes smaller."""
     image, block = page_buffer(size), os.urandom(64 << 20)
-    for at in range(0, size, len(block)):
-        image[at : at + len(block)] = block[: min(len(block), size - at)]
+    for offset in range(0, size, len(block)):
+        image[offset : offset + len(block)] = block[: min(len(block), size - offset)]
     return image
 
 
@@ -48,8 +48,8 @@ def written(store: ByteStore, image: memoryview, hashed: bool) -> float:
     if hashed:
         write_pack(writer, plan)
     else:
-        for at in range(0, len(image), SLAB_BYTES):
-            writer.write_at(at, image[at : at + SLAB_BYTES])
+        for offset in range(0, len(image), SLAB_BYTES):
+            writer.write_at(offset, image[offset : offset + SLAB_BYTES])
     writer.finish()
     store.sync("run")
     spent = time.perf_counter() - started
@@ -79,12 +79,12 @@ def main() -> None:
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(dir=options.dir))
     try:
-        found = measured(folder, options.megabytes << 20, options.rounds)
+        report = measured(folder, options.megabytes << 20, options.rounds)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps({name: value for name, value in found.items() if not name.endswith("each_s")}, indent=1))
+    print(json.dumps({name: value for name, value in report.items() if not name.endswith("each_s")}, indent=1))
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 def measured(folder: Path, size: int, rounds: int) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""``python -m benchmarks.export``: a checkpoint to safetensors, beside the machine's own floors for the same bytes, and in how much memory.
+"""``python -m benchmarks.export``: export of a checkpoint to safetensors, next to the machine's floors for the same
+bytes, and its memory.
 
 A checkpoint of random bytes, shaped as a language model's, is exported in a process of its own. In each round, interleaved: the floor of
 reading it, the floor of writing as much (the better of past the page cache and through it, fsync included), that of both at once, which
@@ -65,14 +66,14 @@ def export(store: str, target: str, options: dict[str, Any]) -> dict[str, Any]:
     before = peak_bytes()
     report = execute_export(plan)
     after = peak_bytes()
-    largest = max(one.length for one in plan.whole.tensors)
+    largest = max(tensor.length for tensor in plan.whole.tensors)
     return {"s": report.seconds, "bytes": report.bytes, "memory_bytes": after - before, "largest_bytes": largest}
 
 
 def at_once(*actions: Callable[[], object]) -> None:
     """All of them, each in a thread."""
     with ThreadPoolExecutor(len(actions)) as pool:
-        for done in [pool.submit(one) for one in actions]:
+        for done in [pool.submit(action) for action in actions]:
             done.result()
 
 
@@ -81,7 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=2.0)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where the checkpoint is, by default where temporary files lie")
+    parser.add_argument("--folder", type=Path, help="where the checkpoint is, by default in the folder of temporary files")
     parser.add_argument("--target", type=Path, help="where the export goes, if elsewhere")
     parser.add_argument("--options", default="{}", help='of the export, as JSON: {"to": "pt"}')
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
@@ -90,29 +91,29 @@ def main() -> None:
         print(json.dumps(export(given.child[0], given.child[1], json.loads(given.child[2]))))
         return
     folder = Path(tempfile.mkdtemp(prefix="relight-export-", dir=given.folder))
-    there = Path(tempfile.mkdtemp(prefix="relight-export-", dir=given.target or given.folder))
+    target = Path(tempfile.mkdtemp(prefix="relight-export-", dir=given.target or given.folder))
     try:
-        measure(folder, there, int(given.gigabytes * 1e9), given.rounds, given.options)
+        measure(folder, target, int(given.gigabytes * 1e9), given.rounds, given.options)
     finally:
         shutil.rmtree(folder)
-        shutil.rmtree(there)
+        shutil.rmtree(target)
 
 
 def measure(folder: Path, there: Path, size: int, rounds: int, options: str) -> None:
-    """The rounds, and what they come to."""
+    """Return the rounds and their medians."""
     store, target = folder / "runs", there / "out"
     make(store, size)
     pack = max(store.rglob("pack-*"), key=lambda path: path.stat().st_size)
-    held = pack.stat().st_size
+    pack_bytes = pack.stat().st_size
     block, direct = random_bytes(BLOCK_BYTES), (direct_works(folder), direct_works(there))
     rows: list[dict[str, float]] = []
 
     def reads() -> None:
-        read(pack, held, 2, direct=direct[0])
+        read(pack, pack_bytes, 2, direct=direct[0])
 
     def writes(past: bool) -> float:
         (there / "floor").unlink(missing_ok=True)
-        return timed(lambda: write(there / "floor", block, held, direct=past))
+        return timed(lambda: write(there / "floor", block, pack_bytes, direct=past))
 
     for number in range(rounds):
         drop_cache(folder)
@@ -126,16 +127,18 @@ def measure(folder: Path, there: Path, size: int, rounds: int, options: str) -> 
         target.unlink(missing_ok=True)
         drop_cache(folder)
         child = [sys.executable, "-m", "benchmarks.export", "--child", str(store), str(target), options]
-        found = json.loads(subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ).stdout)
-        rows.append({"read_s": reading, "write_s": writing, "both_s": both, "export_s": found["s"], "memory_bytes": found["memory_bytes"]})
+        report = json.loads(subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ).stdout)
+        rows.append(
+            {"read_s": reading, "write_s": writing, "both_s": both, "export_s": report["s"], "memory_bytes": report["memory_bytes"]}
+        )
         print(f"round {number + 1}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
     middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
     floor = max(middle["read_s"], middle["write_s"])
     print(json.dumps({
         "machine": describe(folder),
         "options": json.loads(options),
-        "bytes": held,
-        "gb_s": {name: round(held / 1e9 / middle[f"{name}_s"], 3) for name in ("read", "write", "both", "export")},
+        "bytes": pack_bytes,
+        "gb_s": {name: round(pack_bytes / 1e9 / middle[f"{name}_s"], 3) for name in ("read", "write", "both", "export")},
         "of_the_slower_floor": round(floor / middle["export_s"], 3),
         "of_both_at_once": round(middle["both_s"] / middle["export_s"], 3),
         "memory_mb": round(max(row["memory_bytes"] for row in rows) / 1e6, 1),

@@ -32,25 +32,25 @@ PARTS = ("checks", "clusters", "pictures")
 
 def checks(failures: int) -> bool:
     """Closed forms, published results, speed."""
-    found: dict[str, list[dict[str, Any]]] = {"closed_forms": [], "published": []}
+    report: dict[str, list[dict[str, Any]]] = {"closed_forms": [], "published": []}
     for name, rows in (("closed_forms", closed_forms(failures)), ("published", published())):
         for one in rows:
-            found[name].append(one.to_dict())
+            report[name].append(one.to_dict())
             print(f"{'ok ' if one.holds else 'NO '} {one.what}: {one.known}, simulated {one.simulated:.4g}", flush=True)
     seconds = speed()
     print(seconds, flush=True)
-    _write("fleet.json", {"machine": describe(RESULTS), "failures_each": failures, "seconds_of_one_core": seconds, **found})
-    return all(one["holds"] for rows in found.values() for one in rows)
+    _write("fleet.json", {"machine": describe(RESULTS), "failures_each": failures, "seconds_of_one_core": seconds, **report})
+    return all(row["holds"] for rows in report.values() for row in rows)
 
 
 def learned(count: int, seeds: int, lives: float) -> bool:
     """Twenty clusters."""
-    found = compare(clusters(count, lives=lives), seeds=range(seeds), said=lambda text: print(text, flush=True))
-    over, best = found["over_oracle"], found["best_fixed"]
-    print(f"adaptive loses {over:+.2%} on the oracle; the best fixed one, {best}, {found['best_fixed_over_oracle']:+.1%}")
-    _write("schedule.json", {"seeds": seeds, "failures_each": lives, **found})
-    _draw_learned(found, RESULTS / "schedule.png")
-    return bool(over <= 0.03 and all(found["mean"]["adaptive"] < found["mean"][one] for one in FIXED))
+    comparison = compare(clusters(count, lives=lives), seeds=range(seeds), said=lambda text: print(text, flush=True))
+    over, best = comparison["over_oracle"], comparison["best_fixed"]
+    print(f"adaptive loses {over:+.2%} on the oracle; the best fixed one, {best}, {comparison['best_fixed_over_oracle']:+.1%}")
+    _write("schedule.json", {"seeds": seeds, "failures_each": lives, **comparison})
+    _draw_learned(comparison, RESULTS / "schedule.png")
+    return bool(over <= 0.03 and all(comparison["mean"]["adaptive"] < comparison["mean"][one] for one in FIXED))
 
 
 def _draw_learned(found: dict[str, Any], path: Path) -> None:
@@ -102,15 +102,15 @@ def main() -> int:
     parser.add_argument("--failures", type=int, default=20_000, help="in each closed form")
     parser.add_argument("--count", type=int, default=20, help="clusters")
     parser.add_argument("--seeds", type=int, default=3, help="of each cluster")
-    parser.add_argument("--lives", type=float, default=100.0, help="failures that are to be expected in each cluster, at least a month")
-    told = parser.parse_args()
+    parser.add_argument("--lives", type=float, default=100.0, help="expected failures in each cluster; it runs at least a month")
+    options = parser.parse_args()
     parts = {
-        "checks": lambda: checks(told.failures),
-        "clusters": lambda: learned(told.count, told.seeds, told.lives),
+        "checks": lambda: checks(options.failures),
+        "clusters": lambda: learned(options.count, options.seeds, options.lives),
         "pictures": lambda: pictures(2),
     }
-    held = [part() for name, part in parts.items() if told.only in (None, name)]
-    return 0 if all(held) else 1
+    passed = [part() for name, part in parts.items() if options.only in (None, name)]
+    return 0 if all(passed) else 1
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What the machine itself usually needs for the same bytes. The actions are those of ``relight bench``.
 
-Copies come out of memory as tensors lie in it, cached reads go there; what is written lies in huge pages, and is as much as a save writes.
+Copies read from memory that is laid out like tensors, and cached reads go into such memory. Writes come from huge
+pages, and are as large as a save.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from relight.format import Digest
 
 NAME = "floors"
 TIMES_BELOW = 2 << 30
-"""Of fewer bytes everything is measured three times, and the median counts, as with whoever is held against it."""
+"""Below this size everything is measured three times and the median counts, as for the rivals."""
 MEMORY_MAX = 1 << 30
 """Floors of memory are measured on at most this much, and scaled."""
 

@@ -1,8 +1,9 @@
 """``python -m benchmarks.idle``: what starting costs, and what waiting costs: import, commands, agent, server, supervisor.
 
-Starts come in rounds, their order drawn anew in each, every process a fresh one, the files in the page cache; beside them their floors in
-the same round: ``python -c pass``, and ``import torch`` where torch has to be. Memory is the proportional share (PSS) of all processes of
-the thing, and processor time that of all of them over so many seconds in which nobody asks anything of them.
+Starts come in rounds, each in a random order, every process a fresh one, the files in the page cache; beside them
+their floors in the same round: ``python -c pass``, and ``import torch`` where torch has to be. Memory is the
+proportional share (PSS) of all processes of the thing, and processor time that of all of them over so many seconds in
+which nobody asks anything of them.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from relight.agent.launch import address_of
 from relight.comm.ports import free_port
 
 SETTLE_S = 3.0
-"""What is started has this long to come to rest, beyond its first answer."""
+"""Seconds for a started process to become idle, after its first answer."""
 IMPORTED = "import time; {before}; began = time.perf_counter(); {what}; print(time.perf_counter() - began)"
 CHECKPOINTER = "from relight import Checkpointer"
 
@@ -119,9 +120,9 @@ def agent(folder: Path) -> Iterator[int]:
     address = address_of(f"{folder}/{random.random()}", "idle")
     with (
         _process(["-P", "-m", "relight.agent.server", address[1:], "10", "300"], OMP_NUM_THREADS="1") as child,
-        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as held,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection,
     ):
-        _until(lambda: held.connect_ex(address) == 0, child)
+        _until(lambda: connection.connect_ex(address) == 0, child)
         yield child.pid
 
 
@@ -159,11 +160,11 @@ def supervisor(folder: Path) -> Iterator[int]:
 
 def family(pid: int) -> list[int]:
     """A process and all that it started, but for the job that sleeps."""
-    found = [pid]
-    for one in found:
+    pids = [pid]
+    for one in pids:
         children = Path(f"/proc/{one}/task").glob("*/children")
-        found += [int(child) for path in children for child in path.read_text().split()]
-    return [one for one in found if b"sleeps.py\0" not in Path(f"/proc/{one}/cmdline").read_bytes() or one == pid]
+        pids += [int(child) for path in children for child in path.read_text().split()]
+    return [child for child in pids if b"sleeps.py\0" not in Path(f"/proc/{child}/cmdline").read_bytes() or child == pid]
 
 
 def pss_bytes(pids: list[int]) -> int:
@@ -254,20 +255,20 @@ def draw(said: dict[str, Any], path: Path) -> None:
     FigureCanvasAgg(drawing)
     left, right = drawing.subplots(1, 2, width_ratios=[3, 2])
     names = list(said["start_ms"])
-    for at, name in enumerate(names):
+    for position, name in enumerate(names):
         value, (least, most) = said["start_ms"][name], said["start_ms_least_most"][name]
-        left.barh(at, value, color=floor if name in said["floors"].values() else ours, height=0.6)
-        left.plot([least, most], [at, at], color="#b5482f", linewidth=1.2)
-        left.text(max(value, most) * 1.06, at, f"{value:.0f} ms", va="center", fontsize=8.5, color=ink)
+        left.barh(position, value, color=floor if name in said["floors"].values() else ours, height=0.6)
+        left.plot([least, most], [position, position], color="#b5482f", linewidth=1.2)
+        left.text(max(value, most) * 1.06, position, f"{value:.0f} ms", va="center", fontsize=8.5, color=ink)
     left.set_yticks(range(len(names)), names, fontsize=8.5)
     left.set_xscale("log")
     left.set_xlim(right=3 * max(most for _, most in said["start_ms_least_most"].values()))
     left.invert_yaxis()
     left.set_title("to start, median; red: least to most; light: floors", fontsize=9, color=ink)
-    for at, one in enumerate(said["rest"].values()):
-        right.barh(at, one["pss_mb"], color=ours, height=0.6)
-        told = f"{one['pss_mb']:.0f} MB; {one['cpu_percent']:.2f} % of a core"
-        right.text(one["pss_mb"] + 4, at, told, va="center", fontsize=8.5, color=ink)
+    for position, one in enumerate(said["rest"].values()):
+        right.barh(position, one["pss_mb"], color=ours, height=0.6)
+        label = f"{one['pss_mb']:.0f} MB; {one['cpu_percent']:.2f} % of a core"
+        right.text(one["pss_mb"] + 4, position, label, va="center", fontsize=8.5, color=ink)
     right.set_yticks(range(len(said["rest"])), list(said["rest"]), fontsize=8.5)
     right.set_xlim(0, 1.9 * max(one["pss_mb"] for one in said["rest"].values()))
     right.invert_yaxis()
@@ -291,14 +292,14 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended, too
     folder = Path(tempfile.mkdtemp(prefix="relight-idle-"))
     try:
-        said = measure(given.rounds, given.seconds, folder)
+        report = measure(given.rounds, given.seconds, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    print(json.dumps(said, indent=2))
+    print(json.dumps(report, indent=2))
     if given.out:
-        given.out.write_text(json.dumps(said, indent=1) + "\n", encoding="utf-8")
+        given.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if given.plot:
-        draw(said, given.plot)
+        draw(report, given.plot)
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def missing() -> str:
 
 def measure(megabits: int, megabytes: int, share: float, ways: Sequence[str] = WAYS) -> dict[str, Any]:
     """Each of ``ways``, in namespaces of their own that are gone afterwards."""
-    numbers = [f"--megabits={megabits}", f"--megabytes={megabytes}", f"--share={share}", *(f"--way={one}" for one in ways)]
+    numbers = [f"--megabits={megabits}", f"--megabytes={megabytes}", f"--share={share}", *(f"--way={way}" for way in ways)]
     command = [*_APART, sys.executable, str(Path(__file__).resolve()), "--inside", *numbers]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env={**os.environ, "RELIGHT_JOB_SECRET": "none"})
     return json.loads(done.stdout)  # type: ignore[no-any-return]
@@ -59,12 +59,12 @@ def measure(megabits: int, megabytes: int, share: float, ways: Sequence[str] = W
 
 def windows(samples: list[tuple[float, int]], window_s: float) -> list[float]:
     """Return bytes a second in each whole window, from samples of (time, bytes sent so far)."""
-    found, begun = [], samples[0]
-    for at, sent in samples:
-        if at - begun[0] >= window_s - SAMPLE_S / 2:
-            found.append((sent - begun[1]) / (at - begun[0]))
-            begun = (at, sent)
-    return found
+    counts, begun = [], samples[0]
+    for time_s, sent in samples:
+        if time_s - begun[0] >= window_s - SAMPLE_S / 2:
+            counts.append((sent - begun[1]) / (time_s - begun[0]))
+            begun = (time_s, sent)
+    return counts
 
 
 # -- inside ---------------------------------------------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ def _wire(megabits: int) -> Iterator[list[str]]:
         enter = ["nsenter", f"--net=/proc/{holder.pid}/ns/net"]
         _call("ip", "link", "add", _WIRE, "type", "veth", "peer", "name", _WIRE, "netns", str(holder.pid))
         for prefix, address in (([], _HERE), (enter, _THERE)):
-            for told in (["addr", "add", f"{address}/24", "dev", _WIRE], ["link", "set", "lo", "up"], ["link", "set", _WIRE, "up"]):
-                _call(*prefix, "ip", *told)
+            for command in (["addr", "add", f"{address}/24", "dev", _WIRE], ["link", "set", "lo", "up"], ["link", "set", _WIRE, "up"]):
+                _call(*prefix, "ip", *command)
         _call("tc", "qdisc", "add", "dev", _WIRE, "root", "tbf", "rate", f"{megabits}mbit", "burst", "64kb", "latency", "100ms")
         yield enter
     finally:
@@ -164,7 +164,7 @@ def _watch(samples: list[tuple[float, int]], done: threading.Event) -> None:
 
 def _by_proc() -> str:
     """The same where /sys shows another namespace's cards."""
-    line = next(one for one in Path("/proc/net/dev").read_text(encoding="ascii").splitlines() if one.strip().startswith(f"{_WIRE}:"))
+    line = next(row for row in Path("/proc/net/dev").read_text(encoding="ascii").splitlines() if row.strip().startswith(f"{_WIRE}:"))
     return line.partition(":")[2].split()[8]
 
 
@@ -187,11 +187,11 @@ def main() -> int:
     from benchmarks.machine import describe
 
     machine = describe(Path(tempfile.gettempdir()))
-    found = {"machine": machine, **measure(options.megabits, options.megabytes, options.share, options.way or WAYS)}
+    report = {"machine": machine, **measure(options.megabits, options.megabytes, options.share, options.way or WAYS)}
     if options.out is not None:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"a link of {options.megabits} Mbit/s, {options.megabytes} MB of state, bytes_per_second for {options.share:.0%} of it")
-    for way, row in found["ways"].items():
+    for way, row in report["ways"].items():
         print(
             f"{way:9} {row['share']:.1%} of the link for {row['copy_s']:.1f} s, at most {row['most_in_10_s']:.1%} in 10 s and"
             f" {row['most_in_1_s']:.1%} in 1 s; {row['sent_bytes'] / row['state_bytes']:.3f} bytes sent for each byte of state"

@@ -124,9 +124,9 @@ class Counting(MemoryStore):
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``."""
-        found = list(super().list(prefix))
-        self.calls["list"] += max(1, -(-len(found) // 1000))
-        return iter(found)
+        entries = list(super().list(prefix))
+        self.calls["list"] += max(1, -(-len(entries) // 1000))
+        return iter(entries)
 
 
 def requests(records: int) -> dict[str, Any]:
@@ -146,8 +146,8 @@ def requests(records: int) -> dict[str, Any]:
 
 def peak_kib() -> int:
     """The peak of this process's resident memory, in KiB."""
-    found = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
-    return int(found[1]) if found else 0
+    match = re.search(r"VmHWM:\s+(\d+)", Path("/proc/self/status").read_text())
+    return int(match[1]) if match else 0
 
 
 def measure(place: str) -> dict[str, Any]:
@@ -181,22 +181,22 @@ def main() -> None:
     if options.measure:
         print(json.dumps(measure(options.measure)))
         return
-    found: dict[str, Any] = {"disk": {}, "object_store": {}}
+    report: dict[str, Any] = {"disk": {}, "object_store": {}}
     for records in options.records:
         folder = Path(tempfile.mkdtemp(prefix="long-logs-"))
         try:
             on_disk(folder / "s", records)
             command = [sys.executable, "-m", "benchmarks.long_logs", "--measure", str(folder / "s")]
             rounds = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(options.rounds)]
-            found["disk"][str(records)] = rounds
+            report["disk"][str(records)] = rounds
             print(records, *rounds, sep="\n  ", flush=True)
         finally:
             shutil.rmtree(folder)
     for records in options.requests:
-        found["object_store"][str(records)] = requests(records)
-        print(records, found["object_store"][str(records)], flush=True)
+        report["object_store"][str(records)] = requests(records)
+        print(records, report["object_store"][str(records)], flush=True)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n")
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -46,8 +46,8 @@ def touch(size: int) -> None:
     import mmap
 
     with mmap.mmap(-1, size) as area:
-        for at in range(0, size, mmap.PAGESIZE):
-            area[at] = 1
+        for offset in range(0, size, mmap.PAGESIZE):
+            area[offset] = 1
 
 
 def _line(path: str, key: str) -> str:

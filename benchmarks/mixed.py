@@ -1,4 +1,4 @@
-"""``python -m benchmarks.mixed``: what real checkpoints of training in mixed precision come to, stored.
+"""``python -m benchmarks.mixed``: stored size of real checkpoints of training in mixed precision.
 
 A GPT with bfloat16 weights, float32 masters and AdamW is saved by a ``Checkpointer`` in the background, with codecs on and nothing else
 special: at first by itself, then after so many further steps, as differences from the save before. What is stored, all told, over the
@@ -43,15 +43,15 @@ def measure(folder: Path, size: str, warm: int, apart: int) -> list[dict[str, An
 
 def stored(folder: Path, training: Training) -> dict[str, Any]:
     """Of the newest checkpoint."""
-    found = Run(LocalStore(folder), "run")
-    newest = found.history().live[-1]
+    run = Run(LocalStore(folder), "run")
+    newest = run.history().live[-1]
     loaded = relight.load(folder / "run")
     again = [loaded["model"][name] for name, _ in training.model.named_parameters()], loaded["masters"]
-    for held, there in zip((training.live, training.masters), again, strict=True):
-        for one, other in zip(held, there, strict=True):
+    for wanted, restored in zip((training.live, training.masters), again, strict=True):
+        for one, other in zip(wanted, restored, strict=True):
             if not torch.equal(one.detach().view(torch.uint8), other.view(torch.uint8)):
                 raise AssertionError("what was stored is not what was there")
-    kinds = stored_as(found.open(newest))
+    kinds = stored_as(run.open(newest))
     return {
         "logical_bytes": newest.body.logical_bytes, "of_it": newest.body.new_bytes / newest.body.logical_bytes,
         "differences": sum(kind.differences for kind in kinds), "chunks": sum(kind.chunks for kind in kinds),
@@ -60,18 +60,18 @@ def stored(folder: Path, training: Training) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Train, save, tell."""
+    """Train, save, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", choices=["S", "M"], default="S")
     parser.add_argument("--warm", type=int, default=200)
     parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    found: dict[str, Any] = {"size": options.size, "warm": options.warm, "machine": describe(options.dir), "apart": {}}
+    report: dict[str, Any] = {"size": options.size, "warm": options.warm, "machine": describe(options.dir), "apart": {}}
     for apart in APART:
         folder = Path(tempfile.mkdtemp(prefix="mixed-", dir=options.dir))
         try:
-            found["apart"][apart] = rows = measure(folder, options.size, options.warm, apart)
+            report["apart"][apart] = rows = measure(folder, options.size, options.warm, apart)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         for row in rows:
@@ -79,7 +79,7 @@ def main() -> None:
             of = f"{row['differences']} of {row['chunks']} chunks are differences"
             print(f"{apart:4} steps apart, step {row['step']}: {row['of_it']:.3f} stored ({kinds}; {of})", flush=True)
     if options.out:
-        options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        options.out.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -76,26 +76,26 @@ def of_steps(folder: Path, blocks: int, steps: int, every: int, width: int, toke
     ckpt = relight.Checkpointer(
         folder / "runs" / "bench", model=model, optimizer=optimizer, save=relight.every(steps=every), keep=relight.keep(last=2)
     )
-    found: dict[bool, list[float]] = {False: [], True: []}
-    at = ckpt.restore()
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    step = ckpt.restore()
     for _ in range(2 * every):  # memory and agent are there
         train()
-        ckpt.step(at)
-        at += 1
+        ckpt.step(step)
+        step += 1
     before = sum(counters.values())
     for number in range(2 * blocks):
         writer = keep(folder / "events") if number % 2 else None
         for _ in range(steps):
             started = time.perf_counter()
             train()
-            ckpt.step(at)
-            found[bool(number % 2)].append(time.perf_counter() - started)
-            at += 1
+            ckpt.step(step)
+            seconds[bool(number % 2)].append(time.perf_counter() - started)
+            step += 1
         if writer is not None:
             writer.close()
     events = (sum(counters.values()) - before) / (2 * blocks * steps)
     ckpt.close()
-    return {"without": found[False], "kept": found[True], "events_per_step": events}
+    return {"without": seconds[False], "kept": seconds[True], "events_per_step": events}
 
 
 def main() -> int:
@@ -107,26 +107,28 @@ def main() -> int:
     parser.add_argument("--width", type=int, default=256)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--out", type=Path, help="write what was measured there, as JSON")
-    told = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="relight-observe-") as name:
         folder = Path(name)
         machine = describe(folder)
         bare, kept = of_event(folder / "alone", 2000, 15)
-        measured = of_steps(folder, told.blocks, told.steps, told.every, told.width, told.tokens)
+        measured = of_steps(folder, options.blocks, options.steps, options.every, options.width, options.tokens)
     step_s, with_s = statistics.median(measured["without"]), statistics.median(measured["kept"])
     share = max(0.0, kept - bare) * measured["events_per_step"] / step_s
     result = {
-        "machine": machine, "event_s": {"without": bare, "kept": kept}, "events_per_step": measured["events_per_step"],
-        "step_s": {"without": step_s, "kept": with_s, "ratio": with_s / step_s}, "steps_each": told.blocks * told.steps, "share": share,
+        "machine": machine, "event_s": {"without": bare, "kept": kept},
+        "events_per_step": measured["events_per_step"],
+        "step_s": {"without": step_s, "kept": with_s, "ratio": with_s / step_s}, "steps_each": options.blocks * options.steps,
+        "share": share,
     }  # fmt: skip
     print("  ".join(f"{name}: {value}" for name, value in machine.items()))
-    print(f"an event, in the thread that tells it: {bare * 1e6:.1f} µs, kept in a file: {kept * 1e6:.1f} µs")
+    print(f"an event, in the thread that emits it: {bare * 1e6:.1f} µs, kept in a file: {kept * 1e6:.1f} µs")
     times = f"{step_s * 1e3:.2f} ms without, {with_s * 1e3:.2f} ms with, {with_s / step_s:.4f} times"
     print(f"a step, medians of {result['steps_each']}: {times}")
     print(f"events a step: {measured['events_per_step']:.2f}")
     print(f"what keeping them costs the step's thread: {100 * share:.4f} % (bound: {100 * SHARE_MAX:g} %)")
-    if told.out is not None:
-        told.out.write_text(json.dumps(result, indent=1) + "\n")
+    if options.out is not None:
+        options.out.write_text(json.dumps(result, indent=1) + "\n")
     return int(share > SHARE_MAX)
 
 

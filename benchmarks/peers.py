@@ -1,4 +1,5 @@
-"""Peers against the machine itself: protecting and rebuilding over loopback, beside a plain copy and a plain TCP stream of the same bytes.
+"""Peers against the machine itself: protecting and rebuilding over loopback, next to a plain copy and a plain TCP
+stream of the same bytes.
 
 ``python -m benchmarks.peers``: agents in processes of their own fill their slots, protect each other, and some are killed; their parts are
 read back by one process with several threads, as a restore does. Rounds are interleaved with the floors; read the ratios, and the processor
@@ -47,10 +48,10 @@ def timed(call: Any) -> float:
 
 def copy_floor(size: int) -> float:
     """MB/s of copying that much memory, both sides mapped."""
-    one, other = page_buffer(size), page_buffer(size)
+    source, target = page_buffer(size), page_buffer(size)
 
     def copy() -> None:
-        other[:] = one
+        target[:] = source
 
     copy()
     return size / timed(copy) / 1e6
@@ -88,14 +89,14 @@ def stream_floor(size: int) -> tuple[float, float]:
 def arithmetic() -> dict[str, float]:
     """MB/s of adding one piece of 4 MiB to another, by factor."""
     into, data = page_buffer(READ_BYTES), page_buffer(READ_BYTES)
-    found = {}
+    rates = {}
     factors = {"XOR": 1, "row 1, first 4": coefficient(1, 3), "row 1, 32nd": coefficient(1, 31), "row 3": coefficient(3, 3),
                "rebuilding": multiply(coefficient(1, 2), invert(coefficient(1, 1) ^ coefficient(1, 3)))}  # fmt: skip
     for name, factor in factors.items():
         accumulate(into, data, factor)
         times = [timed(lambda factor=factor: accumulate(into, data, factor)) for _ in range(9)]  # type: ignore[misc]
-        found[name] = round(READ_BYTES / min(times) / 1e6)
-    return found
+        rates[name] = round(READ_BYTES / min(times) / 1e6)
+    return rates
 
 
 def read_all(town: Town, id: str, ranks: list[int]) -> tuple[float, int]:
@@ -106,7 +107,7 @@ def read_all(town: Town, id: str, ranks: list[int]) -> tuple[float, int]:
         for rank in ranks:
             pack = 0
             while (reader := remote.reader(id, rank, pack)) is not None:
-                ranges = [(at, min(READ_BYTES, reader.size - at)) for at in range(0, reader.size, READ_BYTES)]
+                ranges = [(offset, min(READ_BYTES, reader.size - offset)) for offset in range(0, reader.size, READ_BYTES)]
                 rooms = threading.local()
 
                 def read(one: tuple[int, int], reader: Any = reader, rooms: Any = rooms) -> None:
@@ -137,22 +138,22 @@ def one_coding(nursery: Nursery, agents: int, data: int, parity: int, size: int,
 
         seconds = timed(protect)
         busy = sum(town.all("cpu")) - busy
-        told = {"protect MB/s": agents * size / seconds / 1e6, "protect processor s/GB sent": busy / (agents * size * parity / 1e9)}
-        held = [one["held"] for one in town.all("memory")]
-        told["memory"] = 1 + max(held) / size
+        rates = {"protect MB/s": agents * size / seconds / 1e6, "protect processor s/GB sent": busy / (agents * size * parity / 1e9)}
+        held_bytes = [one["held"] for one in town.all("memory")]
+        rates["memory"] = 1 + max(held_bytes) / size
         direct, count = read_all(town, "c1", [agents - 1])
-        told["read MB/s"] = count / direct / 1e6
+        rates["read MB/s"] = count / direct / 1e6
         victims: list[Neighbour] = town.agents[:parity]
         for victim in victims:
             victim.kill()
         living = Town(town.token, town.agents[parity:], data, parity)
         busy = sum(living.all("cpu")) + time.process_time()
         seconds, count = read_all(town, "c1", list(range(parity)))
-        told["rebuild MB/s"] = count / seconds / 1e6
-        told["rebuild processor s/GB received"] = (sum(living.all("cpu")) + time.process_time() - busy) / (count * data / 1e9)
+        rates["rebuild MB/s"] = count / seconds / 1e6
+        rates["rebuild processor s/GB received"] = (sum(living.all("cpu")) + time.process_time() - busy) / (count * data / 1e9)
     finally:
         town.close()
-    return {name: round(value, 3) for name, value in told.items()}
+    return {name: round(value, 3) for name, value in rates.items()}
 
 
 def name_of(agents: int, data: int, parity: int) -> str:
@@ -162,11 +163,11 @@ def name_of(agents: int, data: int, parity: int) -> str:
 
 def ratios(rounds: list[dict[str, Any]], agents: int, data: int, parity: int) -> dict[str, float]:
     """What goes over the wire, against the plain stream: each part once for each row; of what is rebuilt, as much from each of k."""
-    found = {}
+    rows = {}
     for name, times in (("protect", parity), ("read", 1), ("rebuild", data)):
-        each = [one[name_of(agents, data, parity)][f"{name} MB/s"] * times / one["stream MB/s"] for one in rounds]
-        found[name] = round(statistics.median(each), 3)
-    return found
+        each = [round_[name_of(agents, data, parity)][f"{name} MB/s"] * times / round_["stream MB/s"] for round_ in rounds]
+        rows[name] = round(statistics.median(each), 3)
+    return rows
 
 
 def main() -> None:
@@ -178,27 +179,27 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     options = parser.parse_args()
     size = options.megabytes * 1_000_000
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "machine": describe(Path(tempfile.gettempdir())), "megabytes": options.megabytes, "threads": THREADS, "block": BLOCK, "rounds": [],
     }  # fmt: skip
-    found["accumulate MB/s"] = arithmetic()
+    report["accumulate MB/s"] = arithmetic()
     with Nursery() as nursery:
         for number in range(options.rounds):
             load = os.getloadavg()[0]
-            told: dict[str, Any] = {"load before": round(load, 2), "copy MB/s": round(copy_floor(size))}
+            measured: dict[str, Any] = {"load before": round(load, 2), "copy MB/s": round(copy_floor(size))}
             speed, busy = stream_floor(size)
-            told |= {"stream MB/s": round(speed), "stream processor s/GB": round(busy, 3)}
+            measured |= {"stream MB/s": round(speed), "stream processor s/GB": round(busy, 3)}
             order = list(CODINGS)
             random.Random(number).shuffle(order)
             for agents, data, parity in order:
-                told[name_of(agents, data, parity)] = one_coding(nursery, agents, data, parity, size, 1)
-            found["rounds"].append(told)
+                measured[name_of(agents, data, parity)] = one_coding(nursery, agents, data, parity, size, 1)
+            report["rounds"].append(measured)
             if not options.json:
-                print(json.dumps(told), flush=True)
-    found["of the stream's rate"] = {name_of(*coding): ratios(found["rounds"], *coding) for coding in CODINGS}
-    print(json.dumps(found if options.json else found["of the stream's rate"], indent=1))
+                print(json.dumps(measured), flush=True)
+    report["of the stream's rate"] = {name_of(*coding): ratios(report["rounds"], *coding) for coding in CODINGS}
+    print(json.dumps(report if options.json else report["of the stream's rate"], indent=1))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "peers.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.out / "peers.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

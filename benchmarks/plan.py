@@ -1,10 +1,10 @@
-"""Is a plan right on this machine? Stall, durable and load times of ``relight plan``, against what is measured behind it.
+"""Is a plan right on this machine? Stall, durable and load times of ``relight plan``, against later measurements.
 
     python -m benchmarks.plan --store /scratch/relight --out plan.json
 
-Two sizes are measured by ``relight bench``; the plan for three others comes from them alone, and is held against what these take. All
-five are measured in turns, pass by pass, their order drawn anew: a disk is not as fast in one minute as in the next. Wants a quiet
-machine. Ends with 1 if any of the nine times is further off than ``--within``.
+Two sizes are measured by ``relight bench``; the plan for three others comes from them alone, and is held against what
+these take. All five are measured in turns, pass by pass, in a random order: a disk is not as fast in one minute as in
+the next. Wants a quiet machine. Ends with 1 if any of the nine times is further off than ``--within``.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ def measure(store: str, size: str, rounds: int) -> dict[str, Any]:
 
 
 def seconds(reports: list[dict[str, Any]], figure: str) -> float:
-    """The median of one figure over all passes, each of which gives the median of its rounds."""
+    """Return the median of one figure over all passes. A pass gives the median of its rounds."""
     return statistics.median(next(float(one["seconds"]) for one in report["relight"] if one["name"] == figure) for report in reports)
 
 
 def predicted(measured: dict[str, MeasuredTime], size: int) -> dict[str, float]:
-    """What the plan says for a state of that size."""
+    """Return the plan's figures for a state of that size."""
     start_s = 10.0
     question = Question(
         size=Size({"weights": size}, "as measured"), layout=ParallelLayout(1, 1), belief=prior(1), rate_source="published",
         measured=measured,
         start_s=start_s, levels=("memory", "store"),
     )  # fmt: skip
-    found = plan(question)
-    store = found.levels[-1].costs
-    return {"stall": found.levels[0].costs.stall_s, "durable": store.durable_s, "load": store.restart_s - start_s}
+    answer = plan(question)
+    store = answer.levels[-1].costs
+    return {"stall": answer.levels[0].costs.stall_s, "durable": store.durable_s, "load": store.restart_s - start_s}
 
 
 def main() -> int:
@@ -77,12 +77,12 @@ def main() -> int:
         lines = {name: fit(one, "relight bench") for name, one in points.items()}
         rows = []
         for size in given.asked:
-            held = int(reports[size][0]["state_bytes"])
-            said = predicted(lines, held)
+            state_bytes = int(reports[size][0]["state_bytes"])
+            prediction = predicted(lines, state_bytes)
             for name, figure in FIGURES.items():
                 took = seconds(reports[size], figure)
-                off = said[name] / took - 1
-                rows.append({"bytes": held, "what": name, "planned_s": said[name], "measured_s": took, "off": off})
+                off = prediction[name] / took - 1
+                rows.append({"bytes": state_bytes, "what": name, "planned_s": prediction[name], "measured_s": took, "off": off})
         machine = describe(Path(folder))
     print(f"{'state':>9}  {'':8}  {'planned':>9}  {'measured':>9}  {'off':>6}")
     for row in rows:

@@ -55,8 +55,8 @@ def sharded(size: str, columns: bool) -> tuple[GPT, torch.optim.Optimizer]:
     if not columns:
         for block in model.children():
             if isinstance(block, nn.ModuleList):
-                for one in block:
-                    fully_shard(one, mesh=mesh)
+                for layer in block:
+                    fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
     else:
         made: dict[int, nn.Parameter] = {}
@@ -169,19 +169,22 @@ class Rank:
         """The last save of it, into the live objects; then into a model that is spread in another way. Both cold."""
         dist.barrier()
         if dist.get_rank() == 0:
-            # Under another name, so that nobody's agent is asked for what it has in memory.
+            # Under another name, so that no agent serves the load from its memory.
             shutil.rmtree(self.folder / "apart", ignore_errors=True)
             shutil.copytree(self.folder / "relight", self.folder / "apart", copy_function=os.link)
             drop_cache(self.folder)
-        found = {"load": self.timed(lambda: self.read(rival, self.model, self.optimizer))}
+        seconds = {"load": self.timed(lambda: self.read(rival, self.model, self.optimizer))}
         model, optimizer = sharded(self.size, columns=True)
         if dist.get_rank() == 0:
             drop_cache(self.folder)
         before = device_bytes()
-        found["reshard"] = self.timed(lambda: self.read(rival, model, optimizer))
+        seconds["reshard"] = self.timed(lambda: self.read(rival, model, optimizer))
         amount = torch.tensor([device_bytes() - before])
         dist.all_reduce(amount)
-        return {**found, "read": int(amount) / (3 * sum(one.numel() * one.element_size() for one in model.parameters()))}
+        return {
+            **seconds,
+            "read": int(amount) / (3 * sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())),
+        }
 
     def read(self, rival: str, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         if rival == "Relight":
@@ -255,13 +258,13 @@ def main() -> None:
                     print(line, end="", flush=True)
             if child.wait():
                 sys.exit(child.returncode)
-        found = {"size": options.size, "ranks": options.ranks, "machine": describe(folder), "torch": torch.__version__, "rows": rows}
+        report = {"size": options.size, "ranks": options.ranks, "machine": describe(folder), "torch": torch.__version__, "rows": rows}
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     options.out.mkdir(parents=True, exist_ok=True)
     kept = options.out / f"ranks-{options.size}.json"
-    kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    text = table(found)
+    kept.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    text = table(report)
     kept.with_suffix(".md").write_text(text, encoding="utf-8")
     print(text)
 

@@ -1,4 +1,5 @@
-"""Real failures of this machine, recorded: what `relight predict eval --recordings` is tried on besides made-up runs. As root, on Linux.
+"""Record real failures of this machine. `relight predict eval --recordings` is tested on them and on synthetic runs.
+Needs root on Linux.
 
 Each life is a process that takes steps of numpy, in a memory group of its own of 512 MiB and with a file system of its own in memory.
 Some leak until the kernel kills them, some fill their disk until it refuses, some are killed without any sign; the healthy ones fill a
@@ -33,9 +34,9 @@ STEP = struct.Struct("<d")
 
 def work(kind: str, minutes: float, disk: Path, page: Path, seed: int) -> None:
     """The process that is watched: steps, and what is the matter with it from half its time on."""
-    rng, held, begun = random.Random(seed), [], time.monotonic()
+    rng, blocks, begun = random.Random(seed), [], time.monotonic()
     with page.open("r+b") as file:
-        told = mmap.mmap(file.fileno(), STEP.size)
+        step_page = mmap.mmap(file.fileno(), STEP.size)
     matrix = np.random.default_rng(seed).random((200, 200))
     onset, end = 60 * minutes * rng.uniform(0.4, 0.8), 60 * minutes * rng.uniform(0.85, 1.0)
     log, begins, busy_until = (disk / "log").open("ab", buffering=0), time.monotonic(), 0.0
@@ -46,9 +47,9 @@ def work(kind: str, minutes: float, disk: Path, page: Path, seed: int) -> None:
         time.sleep(0.5)
         share = max(0.0, (passed - onset) / (end - onset))
         if kind == "leak":
-            grow(held, share * 1.15 * GROUP_BYTES)
+            grow(blocks, share * 1.15 * GROUP_BYTES)
         elif kind == "healthy":
-            grow(held, 0.5 * GROUP_BYTES * (1 - np.exp(-passed / 200)))
+            grow(blocks, 0.5 * GROUP_BYTES * (1 - np.exp(-passed / 200)))
         if kind == "disk":
             log.write(bytes(max(0, int(share * 1.1 * DISK_BYTES) - log.tell())))
         if time.monotonic() - begins > 60:  # a checkpoint, and the one before it goes
@@ -59,7 +60,7 @@ def work(kind: str, minutes: float, disk: Path, page: Path, seed: int) -> None:
         if time.monotonic() < busy_until:
             matrix = np.tanh(np.linalg.inv(matrix + 3 * np.eye(200)))
             time.sleep(rng.uniform(0, 0.3))
-        STEP.pack_into(told, 0, time.monotonic() - before)
+        STEP.pack_into(step_page, 0, time.monotonic() - before)
     if kind == "sudden":
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -112,20 +113,20 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     for name in ("--work", "--life", "--disk", "--page"):
         parser.add_argument(name)
-    told = parser.parse_args()
-    told.directory.mkdir(parents=True, exist_ok=True)
-    if told.work:
-        work(told.work, told.minutes, Path(told.disk), Path(told.page), told.seed)
+    options = parser.parse_args()
+    options.directory.mkdir(parents=True, exist_ok=True)
+    if options.work:
+        work(options.work, options.minutes, Path(options.disk), Path(options.page), options.seed)
         return
-    if told.life:
-        live(told.directory, told.life, told.minutes, told.seed)
+    if options.life:
+        live(options.directory, options.life, options.minutes, options.seed)
         return
     running: list[subprocess.Popen[bytes]] = []
-    for number in range(told.lives):
-        while sum(one.poll() is None for one in running) >= told.at_once:
+    for number in range(options.lives):
+        while sum(process.poll() is None for process in running) >= options.at_once:
             time.sleep(1)
-        command = [sys.executable, "-m", "benchmarks.recordings", str(told.directory), "--life", KINDS[number % len(KINDS)]]
-        running.append(subprocess.Popen([*command, "--minutes", str(told.minutes), "--seed", str(told.seed + number)]))
+        command = [sys.executable, "-m", "benchmarks.recordings", str(options.directory), "--life", KINDS[number % len(KINDS)]]
+        running.append(subprocess.Popen([*command, "--minutes", str(options.minutes), "--seed", str(options.seed + number)]))
     for one in running:
         one.wait()
 

@@ -35,12 +35,12 @@ reading is that of the best way.
 
 def values(kept: dict[str, Any], workload: str, rival: str, name: str) -> dict[int, float]:
     """A figure by round, of the rounds that have it."""
-    found = {}
+    by_cell = {}
     for row in kept["rounds"]:
         figures = row["cells"].get(rival, {}).get("figures", {})
         if row["workload"] == workload and isinstance(figures.get(name), int | float):
-            found[row["round"]] = figures[name]
-    return found
+            by_cell[row["round"]] = figures[name]
+    return by_cell
 
 
 def ratio(kept: dict[str, Any], workload: str, ours: tuple[str, str], theirs: tuple[str, str]) -> float | None:
@@ -74,8 +74,8 @@ def page(kept: dict[str, Any]) -> list[str]:
     lines.append("; ".join(f"{name.replace('_', ' ')} {value}" for name, value in machine.items()))
     lines.append(NOTES)
     if kept.get("environment"):
-        said = " ".join(f"{name}={value}" for name, value in kept["environment"].items())
-        lines.append(f"Every cell ran with `{said}`: training that gives its memory back spends a fifth of each step on page faults.\n")
+        settings = " ".join(f"{name}={value}" for name, value in kept["environment"].items())
+        lines.append(f"Every cell ran with `{settings}`: training that gives its memory back spends a fifth of each step on page faults.\n")
     workloads = list(kept["state_bytes"])
     for workload in workloads:
         lines += [f"## {workload}: {kept['state_bytes'][workload] / 1e9:.3f} GB of state", "", *table(kept, workload), ""]
@@ -121,8 +121,8 @@ def ratio_table(kept: dict[str, Any], workload: str) -> list[str]:
     lines.append("|---" * (len(names) + 1) + "|")
     for rival in kept["rivals"]:
         if rival != ours and values(kept, workload, rival, "idle_durable"):
-            found = [ratio(kept, workload, (ours, name), (rival, name)) for name in names]
-            lines.append(f"| {rival} | " + " | ".join("–" if one is None else f"{one:.2f}" for one in found) + " |")
+            ratios = [ratio(kept, workload, (ours, name), (rival, name)) for name in names]
+            lines.append(f"| {rival} | " + " | ".join("–" if result is None else f"{result:.2f}" for result in ratios) + " |")
     return lines
 
 
@@ -169,4 +169,4 @@ def spread(found: list[float]) -> str:
 def floors_of(kept: dict[str, Any], workload: str) -> dict[str, float]:
     """Median of each floor."""
     names = {name for row in kept["rounds"] for name in row["cells"].get(FLOORS, {}).get("figures", {})}
-    return {name: statistics.median(found.values()) for name in sorted(names) if (found := values(kept, workload, FLOORS, name))}
+    return {name: statistics.median(cells.values()) for name in sorted(names) if (cells := values(kept, workload, FLOORS, name))}

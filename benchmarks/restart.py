@@ -1,10 +1,11 @@
 """``python -m benchmarks.restart``: from SIGKILL of a rank to the next step that ends, and to a new one, under torchrun and `relight run`.
 
-The same job, two ranks, the same state; each round kills each way once, in an order drawn anew. Of Relight's own: without processes
-that wait, with such as have done their imports, and with such as have run the script up to ``relight.standby()``. torchrun is given a
-store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``): as it is (2.13), ranks on gloo do not find each other again,
-and the job does not come back at all. NVIDIA's ``ft_launcher`` (torchrun's agent, with heartbeats beside it) starts the job that torchrun
-starts with DCP; where it is not installed its row says so.
+The same job, two ranks, the same state; each round kills each way once, in a random order. Of Relight's own: without
+processes that wait, with such as have done their imports, and with such as have run the script up to
+``relight.standby()``. torchrun is given a store for each life of the job (``TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1``):
+as it is (2.13), ranks on gloo do not find each other again, and the job does not come back at all. NVIDIA's
+``ft_launcher`` (torchrun's agent, with heartbeats) starts the job that torchrun starts with DCP; where it is not
+installed, its row states that.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ def command(way: str, folder: Path, parameters: int) -> list[str]:
 def missing(way: str) -> str:
     """Why it cannot be measured here; empty otherwise."""
     package = LAUNCHERS.get(way.partition(", ")[2], "").partition(".")[0]
-    there = not package or importlib.util.find_spec(package) is not None
-    return "" if there else f"{package} is not installed; pip install --no-deps --require-hashes -r requirements/bench.txt"
+    is_installed = not package or importlib.util.find_spec(package) is not None
+    return "" if is_installed else f"{package} is not installed; pip install --no-deps --require-hashes -r requirements/bench.txt"
 
 
 def lines(folder: Path) -> list[tuple[int, int, float]]:
@@ -67,9 +68,9 @@ def lines(folder: Path) -> list[tuple[int, int, float]]:
 
 def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
     """Kill rank 1 when there were some saves; seconds until a step has ended, and what was lost."""
-    told = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EVERY": str(every)}
+    environment = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1", "EVERY": str(every)}
     with (folder / "log").open("w") as log:
-        process = subprocess.Popen(command(way, folder, parameters), cwd=folder, env=told, stdout=subprocess.DEVNULL, stderr=log)
+        process = subprocess.Popen(command(way, folder, parameters), cwd=folder, env=environment, stdout=subprocess.DEVNULL, stderr=log)
     try:
         began = time.monotonic()
         while not any(step >= 36 for step, _, _ in lines(folder)):
@@ -87,12 +88,12 @@ def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
                 raise RuntimeError((folder / "log").read_text()[-2000:])
         first = next((step, at) for step, life, at in lines(folder) if life)
         new = next(at for step, life, at in lines(folder) if life and step > before)
-        found: dict[str, Any] = {"seconds": first[1] - killed, "new_s": new - killed, "steps_lost": before - first[0] + 1}
+        row: dict[str, Any] = {"seconds": first[1] - killed, "new_s": new - killed, "steps_lost": before - first[0] + 1}
         if way.startswith("Relight"):
             time.sleep(1.0)
             after = read_incidents(open_bytes(folder / "store"), "run")[-1].after
-            found["parts"] = dict(after.seconds) if after is not None else {}
-        return found
+            row["parts"] = dict(after.seconds) if after is not None else {}
+        return row
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -107,7 +108,7 @@ def once(way: str, folder: Path, parameters: int, every: int) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure, say, write."""
+    """Measure, print and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--parameters", type=int, default=125_000_000)
     parser.add_argument("--rounds", type=int, default=5)
@@ -123,26 +124,26 @@ def main() -> None:
     for way, why in left_out.items():
         print(f"{way:16} not measured: {why}")
     ways = [way for way in asked if way not in left_out]
-    found: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
+    rows: dict[str, list[dict[str, Any]]] = {way: [] for way in ways}
     for number in range(options.rounds):
         for way in rng.sample(ways, len(ways)):
             folder = Path(tempfile.mkdtemp(prefix="restart-", dir=options.dir))
             try:
-                one = once(way, folder, options.parameters, options.every)
+                row = once(way, folder, options.parameters, options.every)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-            found[way].append(one)
-            again = f"{one['steps_lost']} steps again  {one.get('parts', '')}"
-            took = f"{one['seconds']:7.2f} s, {one['new_s']:7.2f} s to a new one"
+            rows[way].append(row)
+            again = f"{row['steps_lost']} steps again  {row.get('parts', '')}"
+            took = f"{row['seconds']:7.2f} s, {row['new_s']:7.2f} s to a new one"
             print(f"round {number + 1}/{options.rounds}  {way:16} {took}, {again}", flush=True)
         if options.out and number + 1 < options.rounds:
-            write(options, summary_of(found), found, left_out)  # whoever has to stop it has what there is
-    summary = summary_of(found)
-    for way, one in summary.items():
-        took = f"{one['median_s']:.2f} s ({one['least_s']:.2f}–{one['most_s']:.2f}), {one['new_s']:.2f} s to a new one"
-        print(f"{way:16} {took} {one['parts'] or ''}")
+            write(options, summary_of(rows), rows, left_out)  # a run that is stopped keeps its rows
+    summary = summary_of(rows)
+    for way, row in summary.items():
+        took = f"{row['median_s']:.2f} s ({row['least_s']:.2f}–{row['most_s']:.2f}), {row['new_s']:.2f} s to a new one"
+        print(f"{way:16} {took} {row['parts'] or ''}")
     if options.out:
-        write(options, summary, found, left_out)
+        write(options, summary, rows, left_out)
 
 
 def summary_of(found: Mapping[str, list[dict[str, Any]]]) -> dict[str, dict[str, Any]]:
@@ -165,8 +166,8 @@ def write(
     """What was found, and how."""
     rounds = min(map(len, found.values()))
     asked = {"parameters": options.parameters, "rounds": rounds, "seed": options.seed, "every": options.every}
-    told = {"machine": describe(options.dir), **asked, "ways": summary, "left_out": left_out, "rows": found}
-    options.out.write_text(json.dumps(told, indent=1) + "\n")
+    report = {"machine": describe(options.dir), **asked, "ways": summary, "left_out": left_out, "rows": found}
+    options.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -60,10 +60,10 @@ def with_torch(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim
     """``torch.save`` by rank 0, renamed into its place; all load."""
     path, start = folder / "checkpoint.pt", 0
     if path.exists():
-        found = torch.load(path, map_location="cpu", weights_only=True)
-        model.load_state_dict(found["model"])
-        optimizer.load_state_dict(found["optimizer"])
-        start = found["step"] + 1
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        model.load_state_dict(state["model"])
+        optimizer.load_state_dict(state["optimizer"])
+        start = state["step"] + 1
 
     def save(step: int) -> None:
         if step % EVERY == 0:
@@ -80,14 +80,14 @@ def with_dcp(folder: Path, rank: int, model: nn.Module, optimizer: torch.optim.O
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
-    found = sorted((path for path in folder.glob("dcp-*") if (path / ".metadata").exists()), key=lambda path: int(path.name[4:]))
+    folders = sorted((path for path in folder.glob("dcp-*") if (path / ".metadata").exists()), key=lambda path: int(path.name[4:]))
     start = 0
-    if found:
+    if folders:
         weights, moments = get_state_dict(model, optimizer)
         state: dict[str, Any] = {"model": weights, "optimizer": moments}
-        dcp.load(state, checkpoint_id=found[-1])
+        dcp.load(state, checkpoint_id=folders[-1])
         set_state_dict(model, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
-        start = int(found[-1].name[4:]) + 1
+        start = int(folders[-1].name[4:]) + 1
 
     def save(step: int) -> None:
         if step % EVERY == 0:

@@ -36,7 +36,7 @@ which take a fifth to two fifths of it, and differ from step to step by more tha
 
 
 def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: float) -> dict[str, Any]:
-    """What the cell told last: ``figures``, ``why_not`` or ``error``."""
+    """Return the cell's last message: ``figures``, ``why_not`` or ``error``."""
     mark = secrets.token_hex(8)
     folder.mkdir(parents=True)
     log = folder.parent / "cell.log"
@@ -53,7 +53,7 @@ def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: flo
         "--seed",
         str(seed),
     ]
-    told: dict[str, Any] = {}
+    cell: dict[str, Any] = {}
     processes, peak = Processes(mark), None
     with open(log, "w") as errors:
         child = subprocess.Popen(
@@ -65,13 +65,13 @@ def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: flo
         assert child.stdin and child.stdout
         try:
             for line in child.stdout:
-                told = json.loads(line)
+                cell = json.loads(line)
                 answer = 0
-                if told.get("ask") == "memory start":
+                if cell.get("ask") == "memory start":
                     peak = Peak(processes)
-                elif told.get("ask") == "memory stop" and peak is not None:
+                elif cell.get("ask") == "memory stop" and peak is not None:
                     answer, peak = peak.stop(), None
-                if "ask" in told:
+                if "ask" in cell:
                     with contextlib.suppress(OSError):
                         child.stdin.write(f"{answer}\n")
                         child.stdin.flush()
@@ -85,13 +85,13 @@ def run_cell(rival: str, workload: str, folder: Path, *, seed: int, limit_s: flo
     if peak is not None:
         peak.stop()
     left = wait_gone(processes)
-    if not {"figures", "why_not", "error"} & told.keys():
+    if not {"figures", "why_not", "error"} & cell.keys():
         last = (log.read_text(errors="replace").strip().splitlines() or [""])[-1][:200]
-        told = {"error": f"took longer than {limit_s:.0f} s" if late else f"ended with {code}: {last}"}
+        cell = {"error": f"took longer than {limit_s:.0f} s" if late else f"ended with {code}: {last}"}
     if left:
-        told["left_behind"] = left
+        cell["left_behind"] = left
         kill(processes)
-    return told
+    return cell
 
 
 def wait_gone(processes: Processes) -> int:
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--limit", type=float, default=900, metavar="SECONDS", help="the longest that one cell may take")
     parser.add_argument("--go-on", action="store_true", help="keep the whole rounds of an earlier run, and make those that are missing")
-    parser.add_argument("--report", action="store_true", help="only write table and plots anew from what an earlier run kept")
+    parser.add_argument("--report", action="store_true", help="only write table and plots again, from the kept results of an earlier run")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that it cleans up
     kept = options.out / f"bench-{options.size}.json"
@@ -159,16 +159,16 @@ def measure(options: argparse.Namespace, kept: Path) -> None:
                 for rival in order:
                     place = folder / f"{number}-{workload}-{len(row['cells'])}"
                     started, others = time.monotonic(), busy_s() - own_cpu_s()
-                    told = run_cell(rival, workload, place / "saves", seed=options.seed, limit_s=options.limit)
+                    cell = run_cell(rival, workload, place / "saves", seed=options.seed, limit_s=options.limit)
                     shutil.rmtree(place, ignore_errors=True)
                     took = time.monotonic() - started
-                    helpers = told.get("figures", {}).get("helpers_cpu", 0.0)  # an agent is nobody's child
-                    told["others"] = max(0.0, busy_s() - own_cpu_s() - helpers - others) / took / (os.cpu_count() or 1)
+                    helpers = cell.get("figures", {}).get("helpers_cpu", 0.0)  # an agent has no parent among these processes
+                    cell["others"] = max(0.0, busy_s() - own_cpu_s() - helpers - others) / took / (os.cpu_count() or 1)
                     for key in ("version", "how", "why_not"):
-                        if told.get(key):
-                            found["versions" if key == "version" else key][rival] = told.pop(key)
-                    row["cells"][rival] = told
-                    print(f"{workload} round {number}/{options.rounds}  {rival:30} {took:5.0f} s  {report.brief(told)}", flush=True)
+                        if cell.get(key):
+                            found["versions" if key == "version" else key][rival] = cell.pop(key)
+                    row["cells"][rival] = cell
+                    print(f"{workload} round {number}/{options.rounds}  {rival:30} {took:5.0f} s  {report.brief(cell)}", flush=True)
                     kept.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -178,7 +178,7 @@ def whole_rounds(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
     """What an earlier run found, up to its last whole round. It must have been of the same things, on the same machine."""
     for name in ("size", "seed", "rivals", "machine", "state_bytes", "environment"):
         if before.get(name) != now[name]:
-            raise SystemExit(f"cannot go on: {name} was {before.get(name)}, and is {now[name]}")
+            raise SystemExit(f"cannot continue: {name} was {before.get(name)}, and is {now[name]}")
     rounds = before["rounds"]
     while rounds and (len(rounds[-1]["cells"]) < len(rounds[-1]["order"]) or len(rounds) % len(SIZES[now["size"]])):
         rounds.pop()

@@ -72,12 +72,12 @@ def shapes(model: Model) -> Iterator[tuple[str, tuple[int, ...], int]]:
     width, inner, small = model.width, model.inner, model.width // model.kv
     yield "embed.weight", (model.vocabulary, width), 0
     for layer in range(model.layers):
-        at = f"layers.{layer}"
+        prefix = f"layers.{layer}"
         for name, shape, cut in (
             ("q", (width, width), 0), ("k", (small, width), 0), ("v", (small, width), 0), ("o", (width, width), 1), ("gate", (inner,
             width), 0), ("up", (inner, width), 0), ("down", (width, inner), 1), ("norm1", (width,), -1), ("norm2", (width,), -1),
         ):  # fmt: skip
-            yield f"{at}.{name}.weight", shape, cut
+            yield f"{prefix}.{name}.weight", shape, cut
     yield "norm.weight", (width,), -1
     yield "output.weight", (model.vocabulary, width), 0
 
@@ -123,15 +123,15 @@ def planned(model: Model, layout: str) -> dict[str, Any]:
         works = roster.work(rank)
         items = [_item(table.entries[work.entry], work.box) for work in works]
         if roster.leads(rank):
-            there = {work.entry for work in works}
+            entries = {work.entry for work in works}
             items += [
                 _item(entry, Box((0,) * len(entry.shape), (0,) * len(entry.shape)))
                 for i, entry in enumerate(table.entries)
-                if i not in there
+                if i not in entries
             ]
         plan = plan_save(items, id="0" * 10, rank=rank)
         row["plan_s"] = max(row["plan_s"], time.perf_counter() - started)
-        packs = [Pack(one.file, one.size, [(length, bytes(32)) for length in one.chunks]) for one in plan.packs]
+        packs = [Pack(pack.file, pack.size, [(length, bytes(32)) for length in pack.chunks]) for pack in plan.packs]
         tree = encode_tree({}) if rank else bytes(60 * len(table.entries))
         part = Part(
             store="0" * 32,
@@ -181,7 +181,7 @@ def committed(world: int) -> dict[str, Any]:
     own = Attempt.begin(memory, "run").place
     stores = [CountingStore(memory, apart=lambda name: name.startswith(("pack-", "part-"))) for _ in range(world)]
     _save_as_threads(own, stores, world)
-    each = sorted(stores, key=lambda one: one.through)
+    each = sorted(stores, key=lambda store: store.through)
     busiest, median = each[-1], each[len(each) // 2]
     return {
         "ranks": world, "bytes_busiest_per_rank": busiest.through / world, "bytes_median_per_rank": median.through / world,
@@ -237,27 +237,27 @@ def _behind_the_part(world: int, folder: Path, way: str) -> float:
 def _save_as_processes(own: CommitTarget, root: str, world: int) -> list[tuple[float | None, float | None]]:
     """What each rank has seen; as forks of this process, which has all it needs in memory. The clock is the machine's."""
     fork = multiprocessing.get_context("fork")
-    together, told = fork.Barrier(world), fork.SimpleQueue()
+    together, queue = fork.Barrier(world), fork.SimpleQueue()
 
     def rank(number: int) -> None:
         seen = _Seen(world)
         try:
             _save_as(number, world, own, CountingStore(LocalStore(root), told=seen.told), together.wait)
-            told.put((seen.ready, seen.done))
+            queue.put((seen.ready, seen.done))
         except BaseException as error:
             together.abort()
-            told.put(repr(error))
+            queue.put(repr(error))
 
     processes = [fork.Process(target=rank, args=(number,)) for number in range(world)]
     for process in processes:
         process.start()
-    found = [told.get() for _ in processes]
+    results = [queue.get() for _ in processes]
     for process in processes:
         process.join()
-    failed = [one for one in found if isinstance(one, str)]
+    failed = [result for result in results if isinstance(result, str)]
     if failed:
         raise RuntimeError(failed[0])
-    return found
+    return results
 
 
 def _save_as_threads(own: CommitTarget, stores: list[CountingStore], world: int) -> None:

@@ -54,7 +54,7 @@ def _figures(kept: dict[str, Any], workload: str, ratio: Ratio, values: Values) 
             own, theirs = values(kept, workload, ours, "lost"), [values(kept, workload, name, "lost") for name in names]
             pairs = []
             for number, value in own.items():
-                others = [found[number] for found in theirs if found.get(number, 0) > 0]
+                others = [their[number] for their in theirs if their.get(number, 0) > 0]
                 if others:
                     pairs.append(value / min(others))
             return statistics.median(pairs) if pairs else None

@@ -59,8 +59,8 @@ def job(ranks: int, size: str, folder: Path, port: int) -> dict[str, Any]:
         "--size", size, "--folder", str(folder),
     ]  # fmt: skip
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    told: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
-    return told
+    row: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
+    return row
 
 
 def main() -> None:
@@ -83,15 +83,15 @@ def main() -> None:
                 told[ranks] = job(ranks, options.size, folder, 29621 + ranks)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
-        one, two = told[1], told[2]
-        ratios = {"time": two["seconds"] / one["seconds"], "bytes": two["bytes"] / one["bytes"]}
-        row = {"one_s": one["seconds"], "two_s": two["seconds"], **ratios}
+        alone, two = told[1], told[2]
+        ratios = {"time": two["seconds"] / alone["seconds"], "bytes": two["bytes"] / alone["bytes"]}
+        row = {"one_s": alone["seconds"], "two_s": two["seconds"], **ratios}
         rows.append(row)
         print(json.dumps(row), flush=True)
     middle = {key: statistics.median(row[key] for row in rows) for key in rows[0]}
-    found = {"size": options.size, "machine": describe(Path("/dev/shm")), "torch": torch.__version__, "median": middle, "rows": rows}
+    report = {"size": options.size, "machine": describe(Path("/dev/shm")), "torch": torch.__version__, "median": middle, "rows": rows}
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"two-{options.size}.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    (options.out / f"two-{options.size}.json").write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"two ranks take {middle['time']:.2f} of one's time, and store {middle['bytes']:.4f} of its bytes")
 
 

@@ -47,8 +47,8 @@ def make(store: Path, size: int) -> None:
     tree = {"model": {name: Leaf("tensor", (index,)) for index, name in enumerate(shapes)}}
     attempt = Attempt.begin(open_bytes(store), "run")
     for step in range(2):
-        held = {name: first if shape == first.shape else layer for name, shape in shapes.items()}
-        views = {name: Bytes(memoryview(held[name]).cast("B")) for name in shapes}
+        tensors = {name: first if shape == first.shape else layer for name, shape in shapes.items()}
+        views = {name: Bytes(memoryview(tensors[name]).cast("B")) for name in shapes}
         items = [Item(f"model/{name}", "float32", shape, "param", views[name]) for name, shape in shapes.items()]
         attempt.save(SaveRequest(step=step, tree=encode_tree(tree), items=items))
         first *= 1.001
@@ -58,21 +58,21 @@ def make(store: Path, size: int) -> None:
 def compare(store: str) -> dict[str, Any]:
     """In this process: seconds, bytes read, and the largest memory beyond what was there before."""
     run = Run(open_bytes(store), "run")
-    one, other = (run.open(checkpoint) for checkpoint in run.history().live)
+    first, second = (run.open(checkpoint) for checkpoint in run.history().live)
     Path("/proc/self/clear_refs").write_text("5")
     before, began, worked = peak_bytes(), time.perf_counter(), time.process_time()
-    found = diff(one, other)
+    differences = diff(first, second)
     seconds, worked = time.perf_counter() - began, time.process_time() - worked
-    assert all(tensor.state == "changed" for tensor in found.tensors)
-    return {"s": seconds, "cpu_s": worked, "bytes": found.bytes_read, "memory_bytes": peak_bytes() - before}
+    assert all(tensor.state == "changed" for tensor in differences.tensors)
+    return {"s": seconds, "cpu_s": worked, "bytes": differences.bytes_read, "memory_bytes": peak_bytes() - before}
 
 
 def branches(store: Path, count: int) -> tuple[list[float], int]:
     """Seconds for each of so many branches, and the bytes that the last one takes."""
     run, took = Run(open_bytes(store), "run"), []
-    one = run.history().live[-1]
+    newest = run.history().live[-1]
     for number in range(count):
-        took.append(timed(lambda number=number: branch(run, one, f"branch-{number}")))
+        took.append(timed(lambda number=number: branch(run, newest, f"branch-{number}")))
     return took, sum(path.stat().st_size for path in (store / f"branch-{count - 1}").rglob("*") if path.is_file())
 
 
@@ -98,13 +98,13 @@ def main() -> None:
             reading = timed(lambda: [read(pack, pack.stat().st_size, 2, direct=direct) for pack in packs])
             drop_cache(folder)
             child = [sys.executable, "-m", "benchmarks.versions", "--child", str(folder / "runs")]
-            found = json.loads(subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ).stdout)
-            rows.append({"read_s": reading, "diff_s": found["s"], "memory_bytes": found["memory_bytes"]})
+            report = json.loads(subprocess.run(child, check=True, capture_output=True, text=True, env=os.environ).stdout)
+            rows.append({"read_s": reading, "diff_s": report["s"], "memory_bytes": report["memory_bytes"]})
             print(f"round {number + 1}: " + ", ".join(f"{name} {value:.3g}" for name, value in rows[-1].items()), flush=True)
-        took, held = branches(folder / "runs", 20)
+        took, held_bytes = branches(folder / "runs", 20)
         middle = {name: statistics.median(row[name] for row in rows) for name in rows[0]}
         total = sum(pack.stat().st_size for pack in packs)
-        said = {
+        summary = {
             "machine": describe(folder),
             "bytes": total,
             "gb_s": {name: round(total / 1e9 / middle[f"{name}_s"], 3) for name in ("read", "diff")},
@@ -112,12 +112,12 @@ def main() -> None:
             "diff_memory_mb": round(max(row["memory_bytes"] for row in rows) / 1e6, 1),
             "branch_ms": round(1000 * statistics.median(took), 1),
             "branch_worst_ms": round(1000 * max(took), 1),
-            "branch_bytes": held,
+            "branch_bytes": held_bytes,
             "rounds": rows,
         }
-        print(json.dumps(said, indent=2))
+        print(json.dumps(summary, indent=2))
         if given.out:
-            given.out.write_text(json.dumps(said, indent=1) + "\n")
+            given.out.write_text(json.dumps(summary, indent=1) + "\n")
     finally:
         shutil.rmtree(folder)
 

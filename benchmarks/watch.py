@@ -43,7 +43,7 @@ class Processes:
 
     def memory(self) -> int:
         """Bytes: private and shared anonymous memory, shared pages counted once, whether mapped or only held by a descriptor."""
-        anonymous, mapped, held = 0, 0, {}
+        anonymous, mapped, mapped_files = 0, 0, {}
         for pid in self.pids():
             for line in _read(f"/proc/{pid}/smaps_rollup").splitlines():
                 if line.startswith(b"Pss_Anon:"):
@@ -55,9 +55,9 @@ class Processes:
                     with contextlib.suppress(OSError):
                         path = f"/proc/{pid}/fd/{number}"
                         if os.readlink(path).startswith(("/memfd:", "/dev/shm/")):
-                            found = os.stat(path)
-                            held[found.st_dev, found.st_ino] = found.st_blocks * 512
-        return anonymous + max(mapped, sum(held.values()))
+                            status = os.stat(path)
+                            mapped_files[status.st_dev, status.st_ino] = status.st_blocks * 512
+        return anonymous + max(mapped, sum(mapped_files.values()))
 
 
 class Peak:

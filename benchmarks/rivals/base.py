@@ -36,7 +36,7 @@ class Handle:
         """``perf_counter`` at which everything, directories included, was on the disk."""
 
     def start(self) -> None:
-        """Begin to look after it: outside what is counted as blocked."""
+        """Begin to watch the save, outside the time that counts as blocked."""
         if self._poll is None:
             self._ended = True
             self._thread.start()
@@ -102,7 +102,7 @@ class Rival(Protocol):
         """There will be no further save: let go of memory, so that loads are from the disk."""
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Release everything."""
 
 
 class Base:
@@ -148,11 +148,11 @@ class Base:
 
 def flat_tensors(model: nn.Module, optimizer: Optimizer) -> dict[str, Tensor]:
     """Every tensor by name, each storage once; live ones, so that a load can write into them."""
-    found = dict(model.named_parameters())  # leaves out tied ones
-    found.update(model.named_buffers())
+    tensors = dict(model.named_parameters())  # leaves out tied ones
+    tensors.update(model.named_buffers())
     for number, state in enumerate(optimizer.state.values()):
-        found.update({f"optimizer.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)})
-    return {name: value.detach() for name, value in found.items()}
+        tensors.update({f"optimizer.{number}.{key}": value for key, value in state.items() if isinstance(value, Tensor)})
+    return {name: value.detach() for name, value in tensors.items()}
 
 
 def fsync_tree(path: Path) -> None:

@@ -40,11 +40,11 @@ class Orbax(Base):
         return Handle(path=path)
 
     def load(self, model: nn.Module, optimizer: Optimizer) -> None:
-        found = self.checkpointer.restore(self.newest)
+        restored = self.checkpointer.restore(self.newest)
         with torch.no_grad():
             for name, tensor in flat_tensors(model, optimizer).items():
-                tensor.copy_(torch.from_numpy(found["tensors"][name.replace(".", "/")]))
-        for group, values in zip(optimizer.param_groups, found["groups"], strict=True):
+                tensor.copy_(torch.from_numpy(restored["tensors"][name.replace(".", "/")]))
+        for group, values in zip(optimizer.param_groups, restored["groups"], strict=True):
             group.update(values)
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from relight.observe import Event, subscribe
 
 
 def background_is_there() -> bool:
-    """Whether this Relight has an engine that writes while training goes on."""
+    """Return whether this Relight has an engine that writes while training continues."""
     return "background" in inspect.signature(relight.Checkpointer).parameters
 
 

@@ -1,4 +1,4 @@
-"""One run on two nodes, which are two ``relight run`` with names of their own: started, looked at, and ended, from outside."""
+"""One run on two nodes, which are two ``relight run`` processes with node names: started, checked and ended from outside."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ NODES, EACH = 2, 2
 
 
 class Job:
-    """All that there is of one run, in a directory."""
+    """One run, with its folders, processes and settings."""
 
     def __init__(self, folder: Path, cloud: Cloud, steps: int, seed: int, arguments: tuple[str, ...] = ()) -> None:
         self.folder, self.cloud, self.steps, self.seed, self.arguments = folder, cloud, steps, seed, arguments
         self.name = folder.name
         self.disk, self.plant, self.log = folder / "disk", folder / "plant", folder / "losses.jsonl"
-        for one in (self.disk, self.plant):
-            one.mkdir(parents=True)
+        for made in (self.disk, self.plant):
+            made.mkdir(parents=True)
         self.hot, self.cold = self.disk / self.name, f"{cloud.url}/{self.name}-store/{self.name}"
         self.small_disk = False
         self.bad = -1
-        """The step whose batch makes the loss no number."""
+        """Step with a batch that makes the loss NaN or infinite."""
         self.legs: list[tuple[int, int]] = []
-        """Before which step the world changed, and how many nodes it had until then."""
+        """Steps before which the number of nodes changed, and the number before that."""
         self.nodes = NODES
         self.stages: list[tuple[str, float, int]] = []
-        """What was planted, when, and at which step."""
+        """Planted failures: name, time, step."""
         self.onlookers = Onlookers(self)
         self.processes: list[subprocess.Popen[bytes]] = []
         self.environment = {**os.environ, **cloud.environment, "OMP_NUM_THREADS": "1", "RELIGHT_EVENTS": str(folder / "events")}
         self.relight("keys", "new", str(folder / "first.key"))
         self.relight("keys", "new", str(folder / "second.key"))
         self.relight("keys", "new", str(folder / "job.key"))
-        said = self.relight("keys", "new", "--signing", str(folder / "sign.key"))
-        trust = next(line.split("RELIGHT_TRUST=")[1].strip() for line in said.splitlines() if "RELIGHT_TRUST=" in line)
+        output = self.relight("keys", "new", "--signing", str(folder / "sign.key"))
+        trust = next(line.split("RELIGHT_TRUST=")[1].strip() for line in output.splitlines() if "RELIGHT_TRUST=" in line)
         self.environment |= {
             "RELIGHT_KEY": f"file:{folder / 'first.key'} file:{folder / 'second.key'}",  # the second for when keys are exchanged
             "RELIGHT_SIGN": f"ed25519:file:{folder / 'sign.key'}",
@@ -56,13 +56,13 @@ class Job:
     # -- doing -----------------------------------------------------------------------------------------------------------------
 
     def mount(self, megabytes: int) -> bool:
-        """Have the near tier on a disk of that size of its own. False where this user may not."""
+        """Put the near tier on a disk of its own with that size. Return False if this user may not mount."""
         command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "relight-production", str(self.disk)]
         self.small_disk = os.geteuid() == 0 and subprocess.run(command, check=False, capture_output=True).returncode == 0
         return self.small_disk
 
     def relight(self, *words: str, fine: tuple[int, ...] = (0,)) -> str:
-        """What a command says."""
+        """Return the output of a command."""
         done = subprocess.run(
             [sys.executable, "-m", "relight", *words], env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False
         )
@@ -71,7 +71,7 @@ class Job:
         return done.stdout
 
     def start(self, nodes: int = NODES, *words: str, name: str = "node") -> None:
-        """So many nodes, with more words for the script."""
+        """Start ``nodes`` nodes, with more arguments for the script."""
         port, self.nodes = free_port(), nodes
         for node in range(nodes):
             command = [
@@ -88,25 +88,25 @@ class Job:
                 )
 
     def end(self, code: int, what: str, these: list[subprocess.Popen[bytes]] | None = None) -> None:
-        """Those nodes, or all, have ended, with this exit code."""
+        """Wait until those nodes, or all, have ended with this exit code."""
         ending = [*(self.processes if these is None else these)]
-        wait_until(lambda: all(one.poll() is not None for one in ending), what)
-        codes = [one.returncode for one in ending]
-        self.processes = [one for one in self.processes if one not in ending]
+        wait_until(lambda: all(process.poll() is not None for process in ending), what)
+        codes = [process.returncode for process in ending]
+        self.processes = [process for process in self.processes if process not in ending]
         if codes != [code] * len(ending):
             raise Unexpected(f"{what}: exit codes {codes}, expected {code}; see {self.folder}")
 
     def preempt(self) -> None:
-        """Ask all nodes to end, and wait until they have, with the last step stored."""
-        for one in self.processes:
-            one.send_signal(signal.SIGTERM)
+        """Ask all nodes to end, and wait until they have stored the last step and ended."""
+        for process in self.processes:
+            process.send_signal(signal.SIGTERM)
         self.end(75, "the preemption")
 
     def stop(self, *, agents: bool = True) -> None:
-        """All that is left of it, whatever it does: nodes, their ranks, which are in sessions of ours, and agents, as a power cut would."""
-        for one in self.processes:
-            one.kill()
-            one.wait()
+        """Kill all nodes, their ranks (which have sessions of their own) and agents, as a power cut would."""
+        for process in self.processes:
+            process.kill()
+            process.wait()
         self.processes.clear()
         for pid in [*self.ranks().values(), *(self.agents().values() if agents else ())]:
             try:
@@ -116,7 +116,7 @@ class Job:
         wait_until(lambda: not self.ranks(), "killed ranks are gone")
 
     def tidy(self) -> None:
-        """For good."""
+        """End everything."""
         self.onlookers.stop()
         self.stop()
         if self.small_disk:
@@ -125,94 +125,94 @@ class Job:
     # -- looking ---------------------------------------------------------------------------------------------------------------
 
     def _processes(self) -> list[tuple[int, list[bytes], dict[bytes, bytes]]]:
-        found = []
+        processes = []
         for entry in Path("/proc").glob("[0-9]*"):
             try:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
-                told = dict(one.split(b"=", 1) for one in (entry / "environ").read_bytes().split(b"\0") if b"=" in one)
+                environment = dict(pair.split(b"=", 1) for pair in (entry / "environ").read_bytes().split(b"\0") if b"=" in pair)
             except OSError:
                 continue
-            if told.get(b"RELIGHT_EVENTS") == self.environment["RELIGHT_EVENTS"].encode():
-                found.append((int(entry.name), words, told))
-        return found
+            if environment.get(b"RELIGHT_EVENTS") == self.environment["RELIGHT_EVENTS"].encode():
+                processes.append((int(entry.name), words, environment))
+        return processes
 
     def ranks(self) -> dict[int, int]:
-        """The process of each rank that lives: those of this run's script with RANK in their environment."""
+        """Return the process of each live rank: processes of this run's script with RANK in their environment."""
         log = str(self.log).encode()
         return {
             int(told[b"RANK"]): pid for pid, words, told in self._processes() if log in words and b"RANK" in told and b"run" not in words
         }
 
     def agents(self) -> dict[str, int]:
-        """The process of each node's agent."""
+        """Return the process of each node's agent."""
         return {told[b"RELIGHT_NODE"].decode(): pid for pid, words, told in self._processes() if b"relight.agent.server" in words}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Of each step that was made what was said of it, those made twice twice."""
+        """Return the logged row of each executed step. A repeated step has two rows."""
         if not self.log.exists():
             return []
         return [json.loads(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
     def losses(self) -> dict[int, float]:
-        """Of each step: what was said of it last."""
-        return {one["step"]: one["loss"] for one in self.rows()}
+        """Return the last loss of each step."""
+        return {row["step"]: row["loss"] for row in self.rows()}
 
     def lines(self) -> int:
-        """How many steps were made in all, those made twice twice."""
+        """Return the number of executed steps, with repeated ones."""
         return len(self.rows())
 
     def reach(self, step: int) -> None:
-        """Until it trained so far."""
+        """Wait until training has reached that step."""
 
         def there() -> bool:
-            if any(one.poll() is not None for one in self.processes):
+            if any(process.poll() is not None for process in self.processes):
                 raise Unexpected(f"a node ended before step {step}; see {self.folder}")
             return max(self.losses(), default=-1) >= step
 
         wait_until(there, f"step {step} of {self.name}")
 
     def ends_in(self, steps: int) -> int:
-        """Have it end so many steps on: before which one."""
+        """Request an end that many steps later. Return the step before which it ends."""
         until = min(max(self.losses()) + steps, self.steps)
-        beside = self.plant / "until.new"
-        beside.write_text(str(until))
-        beside.rename(self.plant / "until")
+        new_file = self.plant / "until.new"
+        new_file.write_text(str(until))
+        new_file.rename(self.plant / "until")
         return until
 
     def goes_on(self, what: str) -> None:
-        """Until three more steps were made."""
+        """Wait until three more steps were executed."""
         before = self.lines()
-        wait_until(lambda: self.lines() >= before + 3, f"training goes on behind {what}")
+        wait_until(lambda: self.lines() >= before + 3, f"training continues after {what}")
 
     def checkpoints(self, where: str) -> list[dict[str, Any]]:
-        """As ``relight ls`` tells them."""
+        """Return the checkpoints as ``relight ls`` lists them."""
         return list(json.loads(self.relight("ls", where, "--json", fine=(0, 1)) or "[]"))
 
     def newest(self, where: str) -> int:
-        """The step of the newest checkpoint there; -1: there is none."""
-        return max((one["step"] for one in self.checkpoints(where)), default=-1)
+        """Return the step of the newest checkpoint; -1 if there is none."""
+        return max((checkpoint["step"] for checkpoint in self.checkpoints(where)), default=-1)
 
     def saves_again(self, where: str) -> None:
-        """Until a checkpoint is there that is newer than those that are there now."""
+        """Wait for a checkpoint that is newer than the present ones."""
         before = self.newest(where)
         wait_until(lambda: self.newest(where) > before, f"a checkpoint newer than step {before} at {where}")
 
     def incidents(self, where: str = "") -> list[dict[str, Any]]:
-        """As ``relight incidents`` tells them, oldest first; of the near disk, unless said otherwise."""
+        """Return the incidents as ``relight incidents`` lists them, oldest first; by default of the near tier."""
         if not where and not self.hot.exists():
             return []
-        found: list[dict[str, Any]] = json.loads(self.relight("incidents", where or str(self.hot), "--json", fine=(0, 1)) or "[]")
-        return sorted(found, key=lambda one: one["id"])
+        incidents: list[dict[str, Any]] = json.loads(self.relight("incidents", where or str(self.hot), "--json", fine=(0, 1)) or "[]")
+        return sorted(incidents, key=lambda incident: incident["id"])
 
     def events(self, *names: str) -> list[dict[str, Any]]:
-        """What its processes told, by name."""
-        found = []
+        """Return the events of its processes with these names, oldest first."""
+        events = []
         for file in sorted(Path(self.environment["RELIGHT_EVENTS"]).glob("*.jsonl")):
             for line in file.read_text().splitlines():
                 try:
-                    one = json.loads(line)
+                    event = json.loads(line)
                 except ValueError:  # it is being written
                     continue
-                if one.get("event") in names:
-                    found.append(one)
-        return sorted(found, key=lambda one: float(one["time"]))
+                if event.get("event") in names:
+                    events.append(event)
+        return sorted(events, key=lambda event: float(event["time"]))

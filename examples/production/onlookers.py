@@ -48,8 +48,8 @@ class Onlookers:
         (self.folder / "alerts.toml").write_text(ALERTS)
         state = str(self.folder / "serve.sqlite")
         for role in ("viewer", "operator"):
-            said = json.loads(self.job.relight("token", "new", role, "--role", role, "--state", state, "--json"))
-            self.tokens[role] = said["token"]
+            token = json.loads(self.job.relight("token", "new", role, "--role", role, "--state", state, "--json"))
+            self.tokens[role] = token["token"]
         self._receiver = _receiver(self.alerts)
         environment = {**self.job.environment, "ALERTS_URL": f"json://127.0.0.1:{self._receiver.server_address[1]}/"}
         serve = ["serve", str(self.job.disk), self.job.cold.rsplit("/", 1)[0], "--listen", f"127.0.0.1:{self.pages}"]
@@ -62,14 +62,14 @@ class Onlookers:
 
     def stop(self) -> None:
         """All of it."""
-        for one in self._processes:
-            one.terminate()
-        for one in self._processes:
+        for process in self._processes:
+            process.terminate()
+        for process in self._processes:
             try:
-                one.wait(20)
+                process.wait(20)
             except subprocess.TimeoutExpired:
-                one.kill()
-                one.wait()
+                process.kill()
+                process.wait()
         self._processes.clear()
         if self._receiver is not None:
             self._receiver.shutdown()
@@ -94,10 +94,10 @@ class Onlookers:
         """A metric as Prometheus would read it; None: there is none."""
         try:
             with urlopen(f"http://127.0.0.1:{self.numbers}/metrics", timeout=20) as answer:
-                said = answer.read().decode()
+                body = answer.read().decode()
         except (URLError, TimeoutError, ConnectionError):
             return None
-        for line in said.splitlines():
+        for line in body.splitlines():
             match = re.fullmatch(rf"{name}\{{(.*)\}} (\S+)", line)
             if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
                 return float(match[2])
@@ -105,8 +105,8 @@ class Onlookers:
 
     def run_page(self) -> dict[str, Any]:
         """What the dashboard says of the run on the near disk."""
-        status, said = self.ask(f"/api/v1/runs/{self.job.disk.name}/{self.job.name}")
-        return dict(said) if status == 200 else {}
+        status, answer = self.ask(f"/api/v1/runs/{self.job.disk.name}/{self.job.name}")
+        return dict(answer) if status == 200 else {}
 
     def follow(self) -> None:
         """The dashboard and the numbers know what the store has."""
@@ -116,8 +116,8 @@ class Onlookers:
         expect(True, f"dashboard and Prometheus have seen the checkpoint of step {newest}")
 
     def _seen(self) -> int:
-        status, said = self.ask(f"/api/v1/runs/{self.job.disk.name}/{self.job.name}/checkpoints?limit=1")
-        return max((row["step"] for row in said["rows"]), default=-1) if status == 200 else -1
+        status, answer = self.ask(f"/api/v1/runs/{self.job.disk.name}/{self.job.name}/checkpoints?limit=1")
+        return max((row["step"] for row in answer["rows"]), default=-1) if status == 200 else -1
 
     def act(self) -> None:
         """Who may only look cannot act; who may act has it written down."""
@@ -132,13 +132,13 @@ class Onlookers:
         if status != 200 or not done["ok"]:
             raise Unexpected(f"a tag by who may make one: {status} {done}")
         entries = json.loads(self.job.relight("audit", "show", self.audit, "--json"))
-        expect(any((one["who"], one["what"]) == ("operator", "tag") for one in entries), "an operator's tag is in the audit log")
+        expect(any((entry["who"], entry["what"]) == ("operator", "tag") for entry in entries), "an operator's tag is in the audit log")
         self.job.relight("audit", "verify", self.audit)
 
     def told(self, word: str) -> None:
         """An alert that has this word came."""
-        wait_until(lambda: any(word in one for one in self.alerts), f"an alert of {word!r}; there came {self.alerts}")
-        expect(True, f"an alert came: {next(one for one in self.alerts if word in one)}")
+        wait_until(lambda: any(word in alert for alert in self.alerts), f"an alert of {word!r}; there came {self.alerts}")
+        expect(True, f"an alert came: {next(alert for alert in self.alerts if word in alert)}")
 
 
 def _receiver(alerts: list[str]) -> ThreadingHTTPServer:
@@ -146,8 +146,8 @@ def _receiver(alerts: list[str]) -> ThreadingHTTPServer:
 
     class Hear(BaseHTTPRequestHandler):
         def do_POST(self) -> None:  # the name is http.server's
-            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            alerts.append(f"{said.get('title', '')}: {said.get('message', '')}".replace("\n", " "))
+            alert = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            alerts.append(f"{alert.get('title', '')}: {alert.get('message', '')}".replace("\n", " "))
             self.send_response(200)
             self.end_headers()
 

@@ -29,15 +29,15 @@ def write_report(job: Job, straight: Job, seed: int, folder: Path) -> Path:
         f"- the last loss: {ours[last]!r}; the undisturbed run's: {theirs[last]!r}", "",
         "![Steps over time](timeline.png)", "", "![Where the time went](goodput.png)", "",
         "## What was planted", "", "| at | step | what |", "|---|---|---|",
-        *(f"| {at - job.rows()[0]['at']:.0f} s | {step} | {name} |" for name, at, step in job.stages), "",
+        *(f"| {time_s - job.rows()[0]['at']:.0f} s | {step} | {name} |" for name, time_s, step in job.stages), "",
         "## Incidents", "", "| kind | step | done | why |", "|---|---|---|---|",
-        *(f"| {one['kind']} | {one['step']} | {one['action']} | {_cell(one['why'])} |" for one in job.incidents()), "",
-        "## Alerts that came", "", *(f"- {_cell(one)}" for one in job.onlookers.alerts), "",
+        *(f"| {row['kind']} | {row['step']} | {row['action']} | {_cell(row['why'])} |" for row in job.incidents()), "",
+        "## Alerts that came", "", *(f"- {_cell(alert)}" for alert in job.onlookers.alerts), "",
         "## Where the time went", "", "```json", json.dumps(_rounded(goodput), indent=1), "```", "",
     ]  # fmt: skip
-    found = folder / "report.md"
-    found.write_text("\n".join(lines))
-    return found
+    path = folder / "report.md"
+    path.write_text("\n".join(lines))
+    return path
 
 
 def draw(job: Job, path: Path) -> None:
@@ -48,12 +48,12 @@ def draw(job: Job, path: Path) -> None:
     axes = drawing.subplots()
     axes.set_facecolor(PAPER)
     began = rows[0]["at"]
-    axes.plot([one["at"] - began for one in rows], [one["step"] for one in rows], ".", markersize=2.5, color=GOOD)
-    for name, at, _ in job.stages:
-        axes.axvline(at - began, color=INK, linewidth=0.5, linestyle=":")
-        axes.text(at - began, rows[-1]["step"] * 1.02, name, rotation=45, fontsize=7.5, color=INK, va="bottom")
-    for one in incidents:
-        axes.axvline(int(one["id"].split("-")[0]) / 1000 - began, color=LOST, linewidth=0.9)
+    axes.plot([row["at"] - began for row in rows], [row["step"] for row in rows], ".", markersize=2.5, color=GOOD)
+    for name, time_s, _ in job.stages:
+        axes.axvline(time_s - began, color=INK, linewidth=0.5, linestyle=":")
+        axes.text(time_s - began, rows[-1]["step"] * 1.02, name, rotation=45, fontsize=7.5, color=INK, va="bottom")
+    for incident in incidents:
+        axes.axvline(int(incident["id"].split("-")[0]) / 1000 - began, color=LOST, linewidth=0.9)
     axes.set_ylim(0, rows[-1]["step"] * 1.2)
     axes.set_xlabel("seconds; dotted: planted, red: incidents", fontsize=9, color=INK)
     axes.set_ylabel("step", fontsize=9, color=INK)

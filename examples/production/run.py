@@ -42,9 +42,9 @@ def straight_run(
         made = steps - (arguments.count("--without"))
         expect(len(job.losses()) == job.lines() == made, f"{made} steps, each once")
         expect(not job.incidents(), "no incidents")
-        told = job.events("peers.failed", "peers.unreachable", "save.failed", "agent.lost", "agent.crashed")
-        told = [one for one in told if one.get("why") != BUSY]
-        expect(not told, f"and nothing to warn of{''.join(f'; {one}' for one in told)}")
+        warnings = job.events("peers.failed", "peers.unreachable", "save.failed", "agent.lost", "agent.crashed")
+        warnings = [event for event in warnings if event.get("why") != BUSY]
+        expect(not warnings, f"and nothing to warn of{''.join(f'; {event}' for event in warnings)}")
         expect(job.checkpoints(job.cold), "there are checkpoints in the object store")
     finally:
         job.tidy()

@@ -20,7 +20,9 @@ def came(job: Job, kind: str, before: int) -> None:
     """There is an incident more than ``before``, and it is of this kind."""
     wait_until(lambda: len(job.incidents()) > before, f"an incident of the kind {kind!r}")
     new = job.incidents()[before:]
-    expect(any(one["kind"] == kind for one in new), f"it was taken for {kind!r}: {'; '.join(one['why'] for one in new)}")
+    expect(
+        any(incident["kind"] == kind for incident in new), f"it was taken for {kind!r}: {'; '.join(incident['why'] for incident in new)}"
+    )
 
 
 def seen(job: Job, rng: random.Random) -> None:
@@ -30,7 +32,7 @@ def seen(job: Job, rng: random.Random) -> None:
     job.onlookers.start()
     job.onlookers.follow()
     job.onlookers.act()
-    kills = sum(one["kind"] == "killed" for one in job.incidents())
+    kills = sum(incident["kind"] == "killed" for incident in job.incidents())
     counted = {"class": "killed"}
     wait_until(lambda: (job.onlookers.number("relight_failures_total", **counted) or 0) == kills, f"{kills} kills in the count")
     expect(True, f"Prometheus counts {kills} kills, as there were")
@@ -47,7 +49,7 @@ def killed(job: Job, rng: random.Random) -> None:
     job.goes_on("a kill")
     expect(job.agents() == agents, f"the agents of {' and '.join(sorted(agents))} have outlived it")
     expect(len(job.events("peers.failed", "peers.unreachable")) == left_out, "and each still holds the other's last save")
-    sources = {one["source"] for one in job.events("restore.done") if one["time"] > since}
+    sources = {event["source"] for event in job.events("restore.done") if event["time"] > since}
     expect(sources and "store" not in sources, f"nobody read the store to go on: restored from {', '.join(sorted(sources))}")
 
 
@@ -89,7 +91,7 @@ def poisoned(job: Job, rng: random.Random) -> None:
     (job.plant / f"bad-{job.bad}").touch()
     came(job, "numerical", before)
     wait_until(lambda: max(job.losses()) > job.bad + 1, f"training goes on behind step {job.bad}")
-    expect(sum(one["step"] == job.bad for one in job.rows()) == 1, f"step {job.bad} was tried once, and is left out from then on")
+    expect(sum(row["step"] == job.bad for row in job.rows()) == 1, f"step {job.bad} was tried once, and is left out from then on")
 
 
 def full(job: Job, rng: random.Random) -> None:
@@ -104,7 +106,9 @@ def full(job: Job, rng: random.Random) -> None:
     def waiting() -> list[int]:
         """Steps whose saves were asked for since, and are not durable though training has gone on. What retention frees is filled again."""
         fill(filler)
-        asked, durable = ({one["step"] for one in job.events(name) if one["time"] > since} for name in ("save.requested", "save.durable"))
+        asked, durable = (
+            {event["step"] for event in job.events(name) if event["time"] > since} for name in ("save.requested", "save.durable")
+        )
         return sorted(step for step in asked - durable if max(job.losses()) >= step + 6)
 
     try:
@@ -188,8 +192,8 @@ def doubled(job: Job, rng: random.Random) -> None:
     job.saves_again(str(job.hot))
     job.start(name="other")
     job.end(1, "the supervisors that were there first", first)
-    said = "".join((job.folder / f"node{node}.log").read_text(errors="replace") for node in range(NODES))
-    expect("another attempt has taken this run over" in said, "those that were there first say that another has taken the run over")
+    logs = "".join((job.folder / f"node{node}.log").read_text(errors="replace") for node in range(NODES))
+    expect("another attempt has taken this run over" in logs, "those that were there first say that another has taken the run over")
     job.goes_on("two supervisors on one run")
     expect(len(job.ranks()) == NODES * EACH, "one group of ranks trains")
 
@@ -197,20 +201,20 @@ def doubled(job: Job, rng: random.Random) -> None:
 def lost(job: Job, rng: random.Random) -> None:
     """The power is cut, and behind it the near disk is empty: the object store has the run."""
     del rng
-    there = job.newest(job.cold)
-    expect(there > 0, f"the object store has step {there}")
+    newest = job.newest(job.cold)
+    expect(newest > 0, f"the object store has step {newest}")
     job.stop()
-    told = len(job.incidents(job.cold))
-    for one in job.disk.iterdir():
-        shutil.rmtree(one) if one.is_dir() else one.unlink()
+    incidents = len(job.incidents(job.cold))
+    for path in job.disk.iterdir():
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
     before = job.lines()
     job.start()
     wait_until(lambda: job.lines() >= before + 3, "training goes on from the object store")
     first = job.rows()[before]["step"]
-    expect(first > there, f"it went on at step {first}, not at the beginning")
+    expect(first > newest, f"it went on at step {first}, not at the beginning")
     job.saves_again(str(job.hot))
-    wait_until(lambda: len(job.incidents()) >= told > 0, "what happened is told on the new disk too")
-    expect(True, f"and the new disk has checkpoints, and the {told} incidents from before")
+    wait_until(lambda: len(job.incidents()) >= incidents > 0, "what happened is told on the new disk too")
+    expect(True, f"and the new disk has checkpoints, and the {incidents} incidents from before")
 
 
 STAGES: list[Stage] = [killed, seen, poisoned, outage, hang, greedy, full, rotated, resized, preempted, doubled, lost]

@@ -33,7 +33,7 @@ def test_an_action_is_written_before_and_after(tmp_path: Path) -> None:
     with pytest.raises(OSError), book.doing("bert", "export", "runs/demo"):
         raise OSError("disk")
     book.begin("carl", "verify", "runs/demo")
-    assert [(one.who, one.what, one.how) for one in book.entries()] == [
+    assert [(entry.who, entry.what, entry.how) for entry in book.entries()] == [
         ("anna", "tag", "ok"), ("bert", "prune", "refused"), ("bert", "export", "failed"), ("carl", "verify", ""),
     ]  # fmt: skip
     assert "no rule was given" in book.entries()[1].says
@@ -47,10 +47,10 @@ def test_any_byte_that_is_changed_is_found(tmp_path: Path) -> None:
     tried = 0
     for path in records:
         whole = path.read_bytes()
-        for at in range(0, len(whole), 7):
+        for offset in range(0, len(whole), 7):
             path.chmod(0o644)
-            path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-            assert check(open_bytes(str(tmp_path / "audit")), anchor).faults, (path.name, at)
+            path.write_bytes(whole[:offset] + bytes([whole[offset] ^ 1]) + whole[offset + 1 :])
+            assert check(open_bytes(str(tmp_path / "audit")), anchor).faults, (path.name, offset)
             tried += 1
         path.unlink()
         assert check(open_bytes(str(tmp_path / "audit")), anchor).faults, f"{path.name} gone"
@@ -90,12 +90,12 @@ def test_what_cannot_be_written_down_is_not_done() -> None:
 
 def test_two_books_of_one_store_write_one_chain(tmp_path: Path) -> None:
     """A server and a command at once."""
-    one, other = AuditLog(open_bytes(str(tmp_path / "audit"))), AuditLog(open_bytes(str(tmp_path / "audit")))
+    writer, second_writer = AuditLog(open_bytes(str(tmp_path / "audit"))), AuditLog(open_bytes(str(tmp_path / "audit")))
     for _ in range(3):
-        first, second = one.begin("a", "tag", "x"), other.begin("b", "tag", "y")
-        one.end(first, "ok")
-        other.end(second, "failed")
-    assert [(entry.who, entry.how) for entry in one.entries()] == [("a", "ok"), ("b", "failed")] * 3
+        first, second = writer.begin("a", "tag", "x"), second_writer.begin("b", "tag", "y")
+        writer.end(first, "ok")
+        second_writer.end(second, "failed")
+    assert [(entry.who, entry.how) for entry in writer.entries()] == [("a", "ok"), ("b", "failed")] * 3
     assert check(open_bytes(str(tmp_path / "audit"))).faults == []
 
 
@@ -130,11 +130,11 @@ def test_the_library_tells_the_audit_store_that_is_set(tmp_path: Path, monkeypat
     monkeypatch.setenv("RELIGHT_AUDIT", str(tmp_path / "audit"))
     with recorded("export", "runs/demo"):
         pass
-    assert [(one.what, one.how) for one in AuditLog(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
+    assert [(entry.what, entry.how) for entry in AuditLog(open_bytes(str(tmp_path / "audit"))).entries()] == [("export", "ok")]
 
 
 def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A command is in the log with what it was done to; one that only looks is not."""
+    """A command that changes something is in the log with its object. A read-only command is not."""
     from tests.serve.made_stores import make_store
 
     store = make_store(tmp_path / "runs", 1, 2)
@@ -146,7 +146,7 @@ def test_commands_that_change_something_are_told(tmp_path: Path, monkeypatch: py
     assert run.invoke(cli, ["keys", "new", str(tmp_path / "key")]).exit_code == 0
     assert run.invoke(cli, ["hold", f"{store}/run-000", "nothing-there", "--why", "x"]).exit_code != 0
     entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
-    assert [(one.what, one.on, one.how) for one in entries] == [
+    assert [(entry.what, entry.on, entry.how) for entry in entries] == [
         ("tag", f"{store}/run-000", "ok"), ("keys new", str(tmp_path / "key"), "ok"), ("hold", f"{store}/run-000", "failed"),
     ]  # fmt: skip
 
@@ -171,7 +171,7 @@ def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkey
     with pytest.raises(RelightError):
         execute_export(plan)  # it is there by now
     assert CliRunner().invoke(cli, ["export", f"{tmp_path}/runs/demo", f"{tmp_path}/more.safetensors"]).exit_code == 0
-    assert [(one.what, one.on, one.how == "ok") for one in AuditLog(open_bytes(str(audited))).entries()] == [
+    assert [(entry.what, entry.on, entry.how == "ok") for entry in AuditLog(open_bytes(str(audited))).entries()] == [
         ("export", f"{store.url}/{opened.prefix}", True),
         ("import", f"{target} into {store.url}/brought", True),
         ("export", f"{store.url}/{opened.prefix}", False),
@@ -180,7 +180,7 @@ def test_exports_and_imports_by_the_library_are_told_once(tmp_path: Path, monkey
 
 
 def test_what_cannot_be_written_down_is_not_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The audit store lies below a file: the error comes first, and nothing is there after."""
+    """The audit store is below a file: the command fails first, and creates nothing."""
     import torch
     from safetensors.torch import save_file
 
@@ -209,7 +209,7 @@ def test_a_jobs_own_restores_are_written_down_and_never_kept_from_it(tmp_path: P
                 with pytest.raises(CheckpointNotFound):
                     ckpt.restore("nobody")
     entries = AuditLog(open_bytes(str(tmp_path / "audit"))).entries()
-    assert [(one.what, one.on.rpartition("/")[2], one.how) for one in entries] == [
+    assert [(entry.what, entry.on.rpartition("/")[2], entry.how) for entry in entries] == [
         ("restore", "demo@latest", "ok"), ("restore", "demo@latest", "ok"), ("restore", "demo@nobody", "failed"),
     ]  # fmt: skip
     assert entries[0].says == "there was none yet" and entries[1].says.startswith("step 2, ") and entries[0].who

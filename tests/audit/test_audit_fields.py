@@ -71,7 +71,7 @@ def test_every_action_of_the_dashboard_records_all_of_it(server: Server) -> None
         if verb in CHANGES:
             assert record["before"] != record["after"], verb
         assert token.partition(".")[2] not in str(record)
-    tag = next(one for one in server.app.state.book.entries() if one.what == "tag")
+    tag = next(entry for entry in server.app.state.book.entries() if entry.what == "tag")
     assert dict(tag.fields)["after"] == dict(tag.fields)["checkpoint"] and dict(tag.fields)["before"] == ""
     rows = server.get("/api/v1/audit", "admin").json()["rows"]
     assert all(row["token"] == token[3:13] and row["fields"]["given.run"] == "run-000" for row in rows if row["what"] != "revoke")
@@ -103,7 +103,7 @@ def test_a_pasted_token_is_recorded_without_its_secret(server: Server) -> None:
 
 def test_every_command_that_changes_something_is_audited() -> None:
     """A command with an effect that is audited is in the table of audited commands, or writes its record itself."""
-    changing = {name for name, effects in COMMANDS.items() if any(EFFECTS[one].changes for one in effects)}
+    changing = {name for name, effects in COMMANDS.items() if any(EFFECTS[effect].changes for effect in effects)}
     assert changing <= WITH.keys() | {"token"} and WITH.keys() <= changing
     assert COMMANDS.keys() <= ALL_COMMANDS.keys()
 
@@ -190,16 +190,16 @@ def test_library_calls_record_their_arguments(tmp_path: Path, monkeypatch: pytes
 
 def test_long_values_keep_their_length_and_hash() -> None:
     """A value that is too long for a record shows what was left out, so two of them are never confused."""
-    one, other = (ActionFacts(given={"why": "x" * 5000 + end}).record()["given.why"] for end in "ab")
-    assert len(one) == VALUE_MAX == len(other) and one != other and "5001 characters" in one
+    first, second = (ActionFacts(given={"why": "x" * 5000 + end}).record()["given.why"] for end in "ab")
+    assert len(first) == VALUE_MAX == len(second) and first != second and "5001 characters" in first
     hidden = ActionFacts(given={"url": "https://anna:pw@host/x", "password": "pw", "words": ("--api-token", "pw", "TOKEN=pw")}).record()
     assert "pw" not in str(hidden.values()) and "host/x" in hidden["given.url"]
 
 
 def test_arguments_of_a_run_that_cannot_be_read_are_recorded(tmp_path: Path) -> None:
     """The record does not depend on the run: its arguments are there, too, if it is gone."""
-    found = facts_of("tag", {"path": str(tmp_path / "none" / "run"), "name": "good"})
-    assert found.run.endswith("none/run") and found.given["name"] == "good"
+    facts = facts_of("tag", {"path": str(tmp_path / "none" / "run"), "name": "good"})
+    assert facts.run.endswith("none/run") and facts.given["name"] == "good"
 
 
 def test_a_refused_plan_is_recorded_with_known_arguments_alone(server: Server) -> None:

@@ -1,4 +1,4 @@
-"""Files that change between one look and the next: what is handed out is what was committed, or an error."""
+"""Files that change between two reads: a reader returns the committed bytes or raises an error."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def opened_at(root: Path, disk: Disk | None = None) -> Opened:
 
 @pytest.mark.parametrize(("name", "change"), CHANGES, ids=[name for name, _ in CHANGES])
 def test_a_pack_changed_after_it_was_verified(name: str, change: Change, tmp_path: Path) -> None:
-    """Having been verified proves nothing later: what is read is checked again as it is read."""
+    """An earlier verification does not replace the check at each read."""
     opened = opened_at(tmp_path)
     view = Run(opened.store, RUN).view()
     assert not verify_checkpoint(opened.store, view, opened.checkpoint)
@@ -121,16 +121,16 @@ def test_a_part_changed_while_it_is_read(name: str, change: Change, at: int, tmp
 
 
 def test_the_log_grows_while_it_is_read() -> None:
-    """A reader sees a beginning of the log; a second look sees the rest."""
+    """A reader sees the beginning of the log; its next read sees the rest."""
     store = load(Forge().files)
     run = Run(store, RUN)
     before = run.history()
     Attempt.begin(store, RUN).save(request(40))
-    assert [one.id for one in before.live] == [one.id for one in run.history().live[:-1]]
+    assert [checkpoint.id for checkpoint in before.live] == [checkpoint.id for checkpoint in run.history().live[:-1]]
 
 
 def test_one_hostile_run_hides_no_other(tmp_path: Path) -> None:
-    """A listing of runs names a run whose log is no directory, and all others; opening it says what is wrong."""
+    """A listing of runs names all runs, also one with a file in place of its log. Opening that run states the error."""
     write(Forge().files, tmp_path)
     (tmp_path / "evil").mkdir()
     (tmp_path / "evil" / "log").symlink_to("/etc")

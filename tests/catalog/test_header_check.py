@@ -1,4 +1,4 @@
-"""A pack's header says what the part says, or the pack is damaged; whether that is seen at a glance or by reading it makes no difference."""
+"""A pack with a header that differs from its part is damaged. The fast check and the full check agree."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ SAME: dict[str, Any] = {
 @pytest.mark.parametrize("items", [ITEMS, [*ITEMS, EMPTY]], ids=["whole", "one takes no bytes"])
 @pytest.mark.parametrize("at_a_glance", [True, False])
 def test_lies_are_refused(items: list[Item], at_a_glance: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever differs is found, and what says the same in other words is taken."""
+    """Every difference is found. A header with equal contents in another notation is accepted."""
     if not at_a_glance:
         monkeypatch.setattr(verify, "_as_written", lambda *_: None)
     part, header = made(items)
@@ -89,7 +89,7 @@ def test_headers_that_no_tensor_fits_into(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_usual_header_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is the one that is written, byte for byte: that is looked at first."""
+    """A header with exactly the bytes that are written is accepted by the fast check."""
     part, header = made(ITEMS)
     monkeypatch.setattr(verify, "parse_header", lambda *_: pytest.fail("it was read"))
     verify._check_header(header, part, 0, "pack")

@@ -39,7 +39,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def relight(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]):
     """The command line in this process."""
-    return lambda *arguments: in_process(monkeypatch, capfd, [str(one) for one in arguments])
+    return lambda *arguments: in_process(monkeypatch, capfd, [str(argument) for argument in arguments])
 
 
 def history(path: Path):
@@ -61,7 +61,7 @@ def test_what_verify_finds_is_shown_by_all(relight, runs: Path) -> None:
     assert "every byte as committed" in relight("show", f"runs/demo@{good}").out
     assert bad in relight("doctor", "runs/demo").out
     facts = collect_run(open_bytes(runs), "demo", "runs/demo")
-    assert [bool(one.damage) for one in facts.checkpoints] == [False, False, True, False]
+    assert [bool(checkpoint.damage) for checkpoint in facts.checkpoints] == [False, False, True, False]
     seen = seen_of(open_bytes(runs), "demo", history(runs), [], [], Tally(), 0.0)
     assert seen.damaged == 1 and dict(seen.bad)[bad].startswith("damaged: ")
 
@@ -104,7 +104,7 @@ with relight.Checkpointer({str(tmp_path / "runs/demo")!r}, model=model, save=rel
 
 
 def test_damage_in_a_further_tier_is_recorded_there(tmp_path: Path) -> None:
-    """With the nearest tier lost, a restore skips the damaged newest copy of the further one; that tier's log then says so."""
+    """If the nearest tier is lost, a restore skips the damaged newest copy of the further tier and records it in that tier's log."""
     script = f"""
 import sys, torch, relight
 model = torch.nn.Linear(2, 2)

@@ -1,4 +1,7 @@
-"""Reading once a node: what several ranks need is read by one, and every rank has it to the bit, whoever dies, lags or finds damage."""
+"""Reading once on each node: one rank reads what several ranks need.
+
+Every rank gets identical bytes, also if a rank dies, lags or finds damage.
+"""
 
 from __future__ import annotations
 
@@ -87,8 +90,8 @@ def made(tmp_path: Path, small: None) -> Made:
 
 
 def bytes_of(opened: Opened, wants: Sequence[Wants]) -> int:
-    """Of all chunks that somebody wants."""
-    chunks = {(pack, want.chunk): want.length for one in wants for pack, found in one.items() for want in found}
+    """Return the bytes of all chunks that any rank wants."""
+    chunks = {(pack, want.chunk): want.length for wants_of_rank in wants for pack, wanted in wants_of_rank.items() for want in wanted}
     return sum(chunks.values())
 
 
@@ -101,9 +104,9 @@ def read_all(made: Made, world: ThreadGroup, node: bytes = NODE, **options: Any)
     """As a rank that wants everything: what it read, and what it has."""
     opened = made.opened()
     wants, sinks = all_of(made, opened)
-    told = read_together(world.gather, world.rank, node, opened, {0: wants}, **options)
-    assert told == opened.store.bytes["read"]  # type: ignore[attr-defined]
-    return told, [bytes(one.held) for one in sinks]
+    report = read_together(world.gather, world.rank, node, opened, {0: wants}, **options)
+    assert report == opened.store.bytes["read"]  # type: ignore[attr-defined]
+    return report, [bytes(sink.held) for sink in sinks]
 
 
 def outcomes(size: int, action: Callable[[ThreadGroup], Any]) -> list[Any]:
@@ -146,48 +149,48 @@ def test_what_each_wants_arrives_and_is_read_once(tmp_path: Path, monkeypatch: p
         opened = made.opened()
         sinks = {i: Some(first, last - first) for i, (first, last) in spans[world.rank].items()}
         wants = plan_wants(opened.parts[0], sinks)
-        told = read_together(world.gather, world.rank, nodes[world.rank], opened, {0: wants} if wants else {})
+        report = read_together(world.gather, world.rank, nodes[world.rank], opened, {0: wants} if wants else {})
         for i, sink in sinks.items():
             assert sink.held == made.values[i][sink.skip : sink.skip + sink.length]
-        assert told == opened.store.bytes["read"]  # type: ignore[attr-defined]
-        return told, wants
+        assert report == opened.store.bytes["read"]  # type: ignore[attr-defined]
+        return report, wants
 
-    found = ThreadGroup.run(size, rank, timeout_s=20)
+    by_rank = ThreadGroup.run(size, rank, timeout_s=20)
     if read_assignment.LENT_CHUNK_BYTES_MAX > chunk:
         for node in (b"a", b"b"):
-            told = [one for one, name in zip(found, nodes, strict=True) if name == node]
-            assert sum(count for count, _ in told) == bytes_of(made.opened(), [wants for _, wants in told])
+            reports = [one for one, name in zip(by_rank, nodes, strict=True) if name == node]
+            assert sum(count for count, _ in reports) == bytes_of(made.opened(), [wants for _, wants in reports])
 
 
 def test_what_all_want_is_dealt_evenly(made: Made) -> None:
     """Each of four reads a quarter, within a few runs."""
-    found = outcomes(4, lambda world: read_all(made, world))
-    total = sum(count for count, _ in found)
-    assert all(held == made.values for _, held in found)
-    assert all(abs(count - total / 4) <= 3 * read_assignment.LENT_RUN_BYTES for count, _ in found)
+    results = outcomes(4, lambda world: read_all(made, world))
+    total = sum(count for count, _ in results)
+    assert all(contents == made.values for _, contents in results)
+    assert all(abs(count - total / 4) <= 3 * read_assignment.LENT_RUN_BYTES for count, _ in results)
 
 
 def test_other_nodes_lend_nothing(made: Made) -> None:
     """Each reads all of it."""
-    found = outcomes(2, lambda world: read_all(made, world, node=bytes([world.rank])))
-    assert found[0][0] == found[1][0] == bytes_of(made.opened(), [all_of(made, made.opened())[0]])
+    results = outcomes(2, lambda world: read_all(made, world, node=bytes([world.rank])))
+    assert results[0][0] == results[1][0] == bytes_of(made.opened(), [all_of(made, made.opened())[0]])
 
 
 def test_little_is_not_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading it twice costs less than meeting."""
     monkeypatch.setattr(node_shared_read, "INLINE_BYTES", 1 << 30)
     monkeypatch.setattr(node_shared_read, "_SharedRead", None)
-    assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world)))
+    assert all(contents == made.values for _, contents in outcomes(2, lambda world: read_all(made, world)))
 
 
 def test_damage_that_one_finds_is_an_error_on_all(made: Made) -> None:
     """Who reads it names file and chunk; the others name the rank."""
     made.damage()
-    found = outcomes(3, lambda world: read_all(made, world))
-    assert all(isinstance(one, CorruptCheckpoint) for one in found)
-    said = [str(one) for one in found]
-    assert all("is not what was committed" in one and "pack-" in one for one in said)
-    assert sum("rank " in one for one in said) == 2
+    errors = outcomes(3, lambda world: read_all(made, world))
+    assert all(isinstance(result, CorruptCheckpoint) for result in errors)
+    messages = [str(result) for result in errors]
+    assert all("is not what was committed" in one and "pack-" in one for one in messages)
+    assert sum("rank " in one for one in messages) == 2
 
 
 def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +204,7 @@ def test_a_rank_that_goes_silent_is_done_without(made: Made, monkeypatch: pytest
         send(self, *frame)
 
     monkeypatch.setattr(node_shared_read._Borrower, "send", fails)
-    assert all(held == made.values for _, held in outcomes(3, lambda world: read_all(made, world)))
+    assert all(contents == made.values for _, contents in outcomes(3, lambda world: read_all(made, world)))
 
 
 def test_a_second_descriptor_is_closed() -> None:
@@ -220,8 +223,8 @@ def test_a_second_descriptor_is_closed() -> None:
     connection, _, memory = door.accept(5.0)
     thread.join(5)
     assert len(os.listdir("/proc/self/fd")) == before + 2  # the connection, the memory
-    for one in (link.socket, connection, memory, mine, door):
-        one.close()
+    for closable in (link.socket, connection, memory, mine, door):
+        closable.close()
 
 
 def test_a_fake_door_gets_no_memory() -> None:
@@ -263,15 +266,15 @@ def test_a_rank_that_does_not_take_is_not_waited_for(made: Made, monkeypatch: py
 
     monkeypatch.setattr(node_shared_read._ReadTable, "take", slow)
     started = time.monotonic()
-    assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world, stall_s=0.15)))
+    assert all(contents == made.values for _, contents in outcomes(2, lambda world: read_all(made, world, stall_s=0.15)))
     assert time.monotonic() - started < 10
 
 
 def test_without_memory_nothing_is_lent(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A rank that gets none says so; nobody waits for it."""
+    """A rank without memory reports it, and no rank waits for it."""
     monkeypatch.setattr(node_shared_read, "allocate", lambda *_: (_ for _ in ()).throw(node_shared_read.NoSpace("none left")))
     started = time.monotonic()
-    assert all(held == made.values for _, held in outcomes(2, lambda world: read_all(made, world)))
+    assert all(contents == made.values for _, contents in outcomes(2, lambda world: read_all(made, world)))
     assert time.monotonic() - started < 10
 
 
@@ -307,7 +310,7 @@ def test_a_stranger_at_the_door_is_sent_away(made: Made) -> None:
 
 
 class _Killed(LocalStore):
-    """A store whose reader kills its process at the fifth read."""
+    """A store that kills its process at the fifth read."""
 
     def open(self, key: str) -> Reader:
         reader = super().open(key)
@@ -335,21 +338,21 @@ def _exchange(one: socket.socket, rank: int) -> Callable[[bytes, str], list[byte
 
 def test_a_killed_reader_is_done_without(made: Made) -> None:
     """Two processes; one is killed as it reads: the other has all of it all the same."""
-    here, there = socket.socketpair()
+    here, theirs = socket.socketpair()
     child = os.fork()
     if not child:
         try:
             run = Run(_Killed(made.root), "r")
             opened = run.open(candidates(run.history())[0])
-            read_together(_exchange(there, 1), 1, NODE, opened, {0: all_of(made, opened)[0]})
+            read_together(_exchange(theirs, 1), 1, NODE, opened, {0: all_of(made, opened)[0]})
         finally:
             os._exit(1)
-    there.close()
+    theirs.close()
     opened = made.opened()
     wants, sinks = all_of(made, opened)
     read_together(_exchange(here, 0), 0, NODE, opened, {0: wants})
     here.close()
-    assert [bytes(one.held) for one in sinks] == made.values
+    assert [bytes(sink.held) for sink in sinks] == made.values
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
 
 
@@ -370,10 +373,10 @@ def test_dealing_covers_what_several_need_once(seed: int) -> None:
     lengths = {(0, pack): [chance.randrange(1, 3 << 20) for _ in range(chance.randrange(1, 60))] for pack in range(3)}
     share = chance.choice([0.2, 0.7, 1.0])
     needs = {
-        key: {rank: bytes(chance.random() < share for _ in found) for rank in ranks if chance.random() < 0.9}
-        for key, found in lengths.items()
+        key: {rank: bytes(chance.random() < share for _ in size) for rank in ranks if chance.random() < 0.9}
+        for key, size in lengths.items()
     }
-    runs = deal({key: held for key, held in needs.items() if held}, lengths)
+    runs = deal({key: needed for key, needed in needs.items() if needed}, lengths)
     seen: dict[tuple[Any, int], tuple[int, ...]] = {}
     loads = dict.fromkeys(ranks, 0)
     for run in runs:
@@ -384,15 +387,15 @@ def test_dealing_covers_what_several_need_once(seed: int) -> None:
         for chunk in range(run.first, run.last):
             assert seen.setdefault((run.pack, chunk), run.takers) is run.takers
     expected = {}
-    for key, held in needs.items():
+    for key, needed in needs.items():
         for chunk, length in enumerate(lengths[key]):
-            takers = tuple(rank for rank in ranks if rank in held and held[rank][chunk])
+            takers = tuple(rank for rank in ranks if rank in needed and needed[rank][chunk])
             if len(takers) > 1:
                 expected[key, chunk] = takers
             elif takers:
                 loads[takers[0]] += length
     assert seen == expected
-    if share == 1.0 and all(len(held) == len(ranks) for held in needs.values()):
+    if share == 1.0 and all(len(needed) == len(ranks) for needed in needs.values()):
         assert max(loads.values()) - min(loads.values()) <= read_assignment.LENT_RUN_BYTES
 
 
@@ -401,8 +404,8 @@ def test_needs_are_heard_as_they_were_told(count: int) -> None:
     """Some, none, all; what says of too many chunks, or nothing, is refused."""
     chance = random.Random(count)
     for chunks in ([], list(range(count)), sorted(chance.sample(range(count), count // 2))):
-        told = encode_needs(chunks, count)
-        assert list(decode_needs(told, count)) == [int(chunk in chunks) for chunk in range(count)]
+        encoded = encode_needs(chunks, count)
+        assert list(decode_needs(encoded, count)) == [int(chunk in chunks) for chunk in range(count)]
         for wrong in (encode_needs([], count + 8), b"", b"no"):
             with pytest.raises(ValueError):
                 decode_needs(wrong, count)

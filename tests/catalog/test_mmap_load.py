@@ -45,39 +45,39 @@ def saved(path: Path, **options: Any) -> dict[str, Any]:
 
 def resident(path: Path) -> int:
     """Bytes of the run's packs in this process's memory, by the kernel's own count."""
-    found, inside = 0, False
+    pages, inside = 0, False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if re.match(r"[0-9a-f]+-[0-9a-f]+ ", line):
             inside = str(path) in line
         elif inside and line.startswith("Rss:"):
-            found += 1024 * int(line.split()[1])
-    return found
+            pages += 1024 * int(line.split()[1])
+    return pages
 
 
 @pytest.fixture(name="read")
 def read_fixture(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Bytes that each call of ``read_tensors`` read."""
-    found: list[int] = []
+    reads: list[int] = []
 
     def counted(*args: Any, **options: Any) -> int:
-        found.append(read(*args, **options))
-        return found[-1]
+        reads.append(read(*args, **options))
+        return reads[-1]
 
     read = api.read_tensors
     monkeypatch.setattr(api, "read_tensors", counted)
-    return found
+    return reads
 
 
 def test_a_tensor_is_read_when_it_is_touched(tmp_path: Path, read: list[int]) -> None:
     """Loading reads no tensor; touching one brings its bytes in and leaves the others out; all are equal to what was saved."""
     state = saved(tmp_path)
     whole = sum(value.nbytes for value in state.values())
-    found = relight.load(tmp_path / "run", mmap=True)
+    loaded = relight.load(tmp_path / "run", mmap=True)
     assert sum(read) == 0 and resident(tmp_path) < MIB
-    assert torch.equal(found["model"]["first"], state["first"])
+    assert torch.equal(loaded["model"]["first"], state["first"])
     assert 4 * MIB <= resident(tmp_path) < 5 * MIB < whole
-    assert all(torch.equal(value, found["model"][name]) and value.dtype == found["model"][name].dtype for name, value in state.items())
-    assert found["lists"][0] == 1 and np.array_equal(found["lists"][1], np.arange(5.0))
+    assert all(torch.equal(value, loaded["model"][name]) and value.dtype == loaded["model"][name].dtype for name, value in state.items())
+    assert loaded["lists"][0] == 1 and np.array_equal(loaded["lists"][1], np.arange(5.0))
     relight.load(tmp_path / "run")
     assert sum(read) >= whole, "without mmap all of it is read"
 
@@ -85,13 +85,13 @@ def test_a_tensor_is_read_when_it_is_touched(tmp_path: Path, read: list[int]) ->
 def test_the_file_is_never_written(tmp_path: Path) -> None:
     """A write to such a tensor stays in the process, and the mapping outlives the checkpoint's deletion."""
     state = saved(tmp_path)
-    found = relight.load(tmp_path / "run", mmap=True)["model"]
-    found["first"].zero_()
+    loaded = relight.load(tmp_path / "run", mmap=True)["model"]
+    loaded["first"].zero_()
     assert torch.equal(relight.load(tmp_path / "run")["model"]["first"], state["first"])
     assert not any(findings for _, findings in relight.open(tmp_path / "run").verify())
     for pack in (tmp_path / "run").rglob("*.safetensors"):
         pack.unlink()
-    assert torch.equal(found["second"], state["second"])
+    assert torch.equal(loaded["second"], state["second"])
 
 
 def test_what_is_not_raw_is_read_and_checked(tmp_path: Path, read: list[int]) -> None:
@@ -104,9 +104,9 @@ def test_what_is_not_raw_is_read_and_checked(tmp_path: Path, read: list[int]) ->
     ) as ckpt:  # fmt: skip
         ckpt.restore()
         ckpt.save(1)
-    found = relight.load(tmp_path / "run", mmap=True)["model"]
+    loaded = relight.load(tmp_path / "run", mmap=True)["model"]
     assert sum(read) > 0
-    assert all(torch.equal(value, found[name]) for name, value in state.items())
+    assert all(torch.equal(value, loaded[name]) for name, value in state.items())
 
 
 def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="mmap"):
         relight.load(tmp_path / "hidden" / "run", mmap=1, encrypt=f"file:{key}")  # type: ignore[arg-type]
     saved(tmp_path / "short")
-    pack = max((tmp_path / "short" / "run").rglob("*.safetensors"), key=lambda one: one.stat().st_size)
+    pack = max((tmp_path / "short" / "run").rglob("*.safetensors"), key=lambda path: path.stat().st_size)
     with pack.open("r+b") as file:
         file.truncate(pack.stat().st_size - 1)
     with pytest.raises(CorruptCheckpoint):
@@ -127,7 +127,7 @@ def test_what_cannot_be_mapped_is_refused(tmp_path: Path) -> None:
 
 
 def test_of_two_ranks(tmp_path: Path, read: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What one rank wrote whole is mapped; large tensors, of which each rank wrote a half, are read."""
+    """A tensor that one rank wrote is mapped. A large tensor that two ranks wrote in halves is read."""
     models = [Parts() for _ in range(2)]
     local = threading.local()
     monkeypatch.setattr(checkpointer, "find_world", lambda timeout_s: getattr(local, "world", SingleProcess()))
@@ -141,8 +141,8 @@ def test_of_two_ranks(tmp_path: Path, read: list[int], monkeypatch: pytest.Monke
         return dict(model.state_dict())
 
     state = ThreadGroup.run(2, rank)[0]
-    found = relight.load(tmp_path / "store" / "run", mmap=True)["model"]
-    assert all(torch.equal(value, found[name]) for name, value in state.items())
+    loaded = relight.load(tmp_path / "store" / "run", mmap=True)["model"]
+    assert all(torch.equal(value, loaded[name]) for name, value in state.items())
     written, read[:] = sum(read), []
     assert written <= state["first"].nbytes + state["second"].nbytes + 4096
     assert torch.equal(relight.load(tmp_path / "store" / "run", only=["model/small"], mmap=True)["model"]["small"], state["small"])

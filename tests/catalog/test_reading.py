@@ -153,7 +153,7 @@ def test_short_direct_reads(made: Made, most: int) -> None:
 
 
 class Picky(KnowsStraight):
-    """A device whose direct reads fail."""
+    """A device on which direct reads fail."""
 
     def __init__(self, code: int, after: int = 0) -> None:
         self._code, self._left, self.straight = code, after, set()
@@ -181,7 +181,7 @@ class NoDirect(Disk):
 
 
 class NoMincore(Disk):
-    """Nobody says what is cached."""
+    """A system without ``mincore(2)``, which reports what is cached."""
 
     def resident(self, fd: int, offset: int, length: int) -> bytes:
         """Refuses."""
@@ -196,7 +196,7 @@ def test_systems_that_have_less(made: Made, disk: Disk) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 def test_an_error_in_the_middle_ends_the_reading(made: Made, after: int) -> None:
-    """EIO at the n-th read is said as what it is, and no thread or descriptor is left behind."""
+    """EIO at the n-th read is reported as such, and no thread or descriptor leaks."""
     if not direct_io(made.pack):
         pytest.skip("no direct I/O on this file system")
     threads, files = threading.active_count(), len(os.listdir("/proc/self/fd"))
@@ -209,13 +209,13 @@ def test_an_error_in_the_middle_ends_the_reading(made: Made, after: int) -> None
 
 @pytest.mark.parametrize("place", [0.02, 0.3, 0.5, 0.9, 0.9999])
 def test_damage_in_the_middle_is_named_and_ends_the_reading(made: Made, place: float) -> None:
-    """One flipped bit, anywhere: the chunk and its tensors are named, no thread is left behind."""
+    """One flipped bit anywhere: the chunk and its tensors are named, and no thread leaks."""
     threads = threading.active_count()
-    at = int(made.pack.stat().st_size * place)
+    offset = int(made.pack.stat().st_size * place)
     with open(made.pack, "r+b") as file:
-        file.seek(at)
+        file.seek(offset)
         byte = file.read(1)[0]
-        file.seek(at)
+        file.seek(offset)
         file.write(bytes([byte ^ 4]))
     forget(made.pack)
     with pytest.raises(CorruptCheckpoint, match="is not what was committed; it holds t/"):

@@ -20,7 +20,7 @@ class BitstreamKind:
 
 
 class Array:
-    """``there``: whether it is on the device, where NumPy cannot look."""
+    """``there``: whether it is on the device, where NumPy cannot read."""
 
     def __init__(self, data: np.ndarray, there: bool = False) -> None:
         self.data, self.there = data, there
@@ -44,7 +44,7 @@ class BatchArray:
 
     def cpu(self) -> BatchArray:
         """Copies here."""
-        return BatchArray([Array(one.data.copy()) for one in self.held])
+        return BatchArray([Array(array.data.copy()) for array in self.held])
 
     def __iter__(self) -> Iterator[Array]:
         return iter(self.held)
@@ -59,9 +59,9 @@ def as_array(source: np.ndarray) -> Array:
 
 
 def as_arrays(buffer: Array, offsets: list[int], sizes: list[int]) -> BatchArray:
-    """Pieces of what lies on the device."""
+    """Pieces of a buffer on the device."""
     assert buffer.there, "coding begins on the device"
-    return BatchArray([Array(buffer.data[at : at + size], True) for at, size in zip(offsets, sizes, strict=True)])
+    return BatchArray([Array(buffer.data[offset : offset + size], True) for offset, size in zip(offsets, sizes, strict=True)])
 
 
 class Codec:
@@ -72,9 +72,9 @@ class Codec:
 
     def encode(self, batch: BatchArray) -> BatchArray:
         """A frame each."""
-        CODED.append(sum(len(one.data) for one in batch))
-        return BatchArray([Array(np.frombuffer(zstd.compress(one.data.tobytes(), 1), np.uint8), True) for one in batch])
+        CODED.append(sum(len(chunk.data) for chunk in batch))
+        return BatchArray([Array(np.frombuffer(zstd.compress(chunk.data.tobytes(), 1), np.uint8), True) for chunk in batch])
 
     def decode(self, batch: BatchArray) -> BatchArray:
         """And back."""
-        return BatchArray([Array(np.frombuffer(zstd.decompress(one.data.tobytes()), np.uint8), True) for one in batch])
+        return BatchArray([Array(np.frombuffer(zstd.decompress(chunk.data.tobytes()), np.uint8), True) for chunk in batch])

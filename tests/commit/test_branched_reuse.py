@@ -1,4 +1,4 @@
-"""What a run that branched off, or was gone on with, has in common with the checkpoint before its first save is not stored again."""
+"""A branch, or a resumed run, does not store again what the checkpoint before its first save has."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ BASE = 1500
 def parts(*, frozen: bool = True, seed: int = 0) -> dict[str, Any]:
     torch.manual_seed(seed)
     model = nn.ModuleList([nn.Linear(BASE, BASE, bias=False).requires_grad_(not frozen), nn.Linear(40, 40, bias=False)])
-    return {"model": model, "optimizer": torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])}
+    return {"model": model, "optimizer": torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad])}
 
 
 def train(where: Path, until: int, made: dict[str, Any], *, background: bool = False, **options: Any) -> dict[str, torch.Tensor]:
-    """Go on with a run up to that step, with a save behind each; the state at the end."""
+    """Resume a run, train up to that step with a save after each, and return the last state."""
     model, optimizer = made["model"], made["optimizer"]
     with relight.Checkpointer(
         where, save=relight.every(steps=1), compact=relight.Compact(codecs="never"), background=background,
@@ -40,7 +40,7 @@ def train(where: Path, until: int, made: dict[str, Any], *, background: bool = F
     ) as ckpt:  # fmt: skip
         for step in range(ckpt.restore(), until):
             optimizer.zero_grad()
-            loss = sum((torch.randn(2, one.in_features) @ one.weight).square().mean() for one in model if one.weight.requires_grad)
+            loss = sum((torch.randn(2, layer.in_features) @ layer.weight).square().mean() for layer in model if layer.weight.requires_grad)
             loss.backward()
             optimizer.step()
             ckpt.step(step)
@@ -67,16 +67,19 @@ def branched(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("background", [False, True], ids=["itself", "by an agent"])
 def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> None:
-    """From its first save on: the base lies with the checkpoint it branched off, which is said, and it restores to its bits."""
+    """From the first save on, the base is stored only with the parent's checkpoint.
+
+    The root names it, and a restore is exact.
+    """
     first = live(branched / "parent")[-1]
     assert first.body.requires  # which has the base from one before it
     state = train(branched / "branch", 6, parts(seed=1), background=background)
     home, *own = live(branched / "branch")
     assert (home.id, home.body.home, len(own)) == (first.id, "parent", 3)
-    for one in own:
-        assert set(one.body.requires) >= {first.id, *first.body.requires}
-        assert one.body.new_bytes < 0.02 * one.body.logical_bytes, (one.body.new_bytes, one.body.logical_bytes)
-        assert root_of(branched / "branch", one).features == [STORED_CHUNKS, OTHER_RUNS]
+    for checkpoint in own:
+        assert set(checkpoint.body.requires) >= {first.id, *first.body.requires}
+        assert checkpoint.body.new_bytes < 0.02 * checkpoint.body.logical_bytes, (checkpoint.body.new_bytes, checkpoint.body.logical_bytes)
+        assert root_of(branched / "branch", checkpoint).features == [STORED_CHUNKS, OTHER_RUNS]
     assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
     fresh = parts(seed=2)
     with relight.Checkpointer(branched / "branch", save=None, background=False, **fresh) as ckpt:
@@ -85,14 +88,14 @@ def test_a_branch_stores_what_it_trains(branched: Path, background: bool) -> Non
 
 
 def test_a_run_that_is_gone_on_with_stores_what_it_trains(tmp_path: Path) -> None:
-    """An attempt's first save makes use of what the attempt before it has stored, in the same run: nothing is said of other runs."""
+    """The first save of an attempt reuses what an earlier attempt of the same run stored. It names no other run."""
     train(tmp_path / "s/run", 3, parts())
     state = train(tmp_path / "s/run", 5, parts(seed=1))
     *_, third, fourth, fifth = live(tmp_path / "s/run")
-    for one in (fourth, fifth):
-        assert one.body.new_bytes < 0.02 * one.body.logical_bytes
-        assert root_of(tmp_path / "s/run", one).features == [STORED_CHUNKS]
-        assert third.id not in one.body.requires  # which has nothing of the base itself
+    for checkpoint in (fourth, fifth):
+        assert checkpoint.body.new_bytes < 0.02 * checkpoint.body.logical_bytes
+        assert root_of(tmp_path / "s/run", checkpoint).features == [STORED_CHUNKS]
+        assert third.id not in checkpoint.body.requires  # which has nothing of the base itself
     fresh = parts(seed=2)
     with relight.Checkpointer(tmp_path / "s/run", save=None, background=False, **fresh) as ckpt:
         assert ckpt.restore() == 5
@@ -104,10 +107,10 @@ def test_what_is_all_trained_is_stored_as_it_is(tmp_path: Path) -> None:
     train(tmp_path / "s/parent", 2, parts(frozen=False))
     relight.open(tmp_path / "s/parent").branch("branch")
     train(tmp_path / "s/branch", 4, parts(frozen=False, seed=1))
-    for one in live(tmp_path / "s/branch")[1:]:
-        root = root_of(tmp_path / "s/branch", one)
+    for checkpoint in live(tmp_path / "s/branch")[1:]:
+        root = root_of(tmp_path / "s/branch", checkpoint)
         assert root.features == [], root.user
-        assert one.body.requires == []
+        assert checkpoint.body.requires == []
 
 
 def test_nobody_removes_what_the_branch_needs(branched: Path) -> None:
@@ -116,10 +119,10 @@ def test_nobody_removes_what_the_branch_needs(branched: Path) -> None:
     *_, first = live(branched / "parent")
     train(branched / "branch", 6, parts(seed=1), keep=relight.keep(last=1))
     train(branched / "parent", 6, parts(), keep=relight.keep(last=1))
-    assert {first.id, *first.body.requires} <= {one.id for one in live(branched / "parent")}
-    there = live(branched / "branch")
-    assert [one.id for one in there][0] == first.id  # a donor stays
-    assert len(there) == 2
+    assert {first.id, *first.body.requires} <= {checkpoint.id for checkpoint in live(branched / "parent")}
+    branch_checkpoints = live(branched / "branch")
+    assert [checkpoint.id for checkpoint in branch_checkpoints][0] == first.id  # a donor stays
+    assert len(branch_checkpoints) == 2
     with pytest.raises(ConfigError, match="still has"):
         from relight.versions.branching import drop
 
@@ -135,16 +138,16 @@ def test_nobody_removes_what_the_branch_needs(branched: Path) -> None:
     run = Run(open_bytes(str(branched)), "branch")
     assert first.id in execute_repack(plan_repack(run)).freed
     relight.open(branched / "branch").prune(relight.keep(last=1))
-    assert [one.id for one in live(branched / "branch")] == [there[-1].id]
+    assert [checkpoint.id for checkpoint in live(branched / "branch")] == [branch_checkpoints[-1].id]
     relight.open(branched / "parent").prune(relight.keep(last=1))
     *donors, newest = live(branched / "parent")
-    assert first.id not in [one.id for one in donors]
-    assert {one.id for one in donors} <= set(newest.body.requires)
+    assert first.id not in [checkpoint.id for checkpoint in donors]
+    assert {checkpoint.id for checkpoint in donors} <= set(newest.body.requires)
     assert not [findings for _, findings in relight.open(branched / "branch").verify() if findings]
 
 
 def test_a_branch_of_a_branch(branched: Path) -> None:
-    """What the one that it branched off has from a third run is stored once more, as nobody would keep that for this run."""
+    """Chunks that the parent has from a third run are stored again, because no process would keep them for this run."""
     train(branched / "branch", 5, parts(seed=1))
     relight.open(branched / "branch").branch("twig")
     state = train(branched / "twig", 8, parts(seed=2))
@@ -159,7 +162,7 @@ def test_a_branch_of_a_branch(branched: Path) -> None:
 
 
 def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
-    """In another store there is no such run: the copy has all bytes, and says so."""
+    """In another store the parent does not exist: the copy has all bytes and names no other run."""
     state = train(branched / "branch", 5, parts(seed=1))
     copied = subprocess.run(
         [sys.executable, "-m", "relight", "cp", f"{branched}/branch@latest", str(tmp_path / "t/run")], capture_output=True, text=True
@@ -174,7 +177,7 @@ def test_a_copy_stands_by_itself(branched: Path, tmp_path: Path) -> None:
 
 
 def test_a_parent_that_was_removed_by_hand_is_told(branched: Path) -> None:
-    """``rm -r`` of what others need: it is named, by the run it lay in."""
+    """``rm -r`` of chunks that another run needs is reported as damage that names the run."""
     train(branched / "branch", 4, parts(seed=1))
     for path in (branched / "parent").glob("00*"):
         shutil.rmtree(path)
@@ -208,17 +211,21 @@ def test_where_a_donor_cannot_lie(branched: Path, directory: str) -> None:
     (part,) = opened.parts
     (pack,) = part.packs
     assert pack.stored is not None
-    there, file = pack.stored.homes[0]
-    assert there.startswith("parent/")
-    assert parse_home(directory.format(there.partition("/")[2])) is None
-    moved = msgspec.structs.replace(pack.stored, homes=[(directory.format(there.partition("/")[2]), file), *pack.stored.homes[1:]])
+    home, file = pack.stored.homes[0]
+    assert home.startswith("parent/")
+    assert parse_home(directory.format(home.partition("/")[2])) is None
+    moved = msgspec.structs.replace(pack.stored, homes=[(directory.format(home.partition("/")[2]), file), *pack.stored.homes[1:]])
     wrong = msgspec.structs.replace(part, packs=[msgspec.structs.replace(pack, stored=moved)])
     with pytest.raises(UnsafeContent):
         check_part(wrong, "here")
 
 
 def test_a_root_that_does_not_say_so(branched: Path) -> None:
-    """An older reader would look below its own run: the root has to say that it must not, or the part is refused."""
+    """A root with chunks of another run must have the feature that makes older readers refuse it, because they search
+    only their own run.
+
+    Without the feature the part is refused.
+    """
     train(branched / "branch", 4, parts(seed=1))
     opened = Run(open_bytes(str(branched)), "branch").open(live(branched / "branch")[-1])
     (part,) = opened.parts

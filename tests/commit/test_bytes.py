@@ -24,7 +24,7 @@ BESIDES = 2000
 
 
 def apart(name: str) -> bool:
-    """A rank's own packs and part: each writes those, and reads them back, whoever commits."""
+    """Each rank writes its own packs and part and reads them back, whichever rank commits."""
     return is_written_file(name) and name.startswith(("pack-", "part-"))
 
 
@@ -49,7 +49,7 @@ class Ranks:
         return SaveRequest(step=1, tree=encode_tree({}), items=[row], id=ID, seat=Participant(rank, self.world, "0" * 16, 60.0))
 
     def ready(self, rank: int) -> None:
-        """``rank`` writes, and says that it is ready."""
+        """Write the packs and part of ``rank`` and report that it is ready."""
         request, place = self.request(rank), self.places[rank]
         plan = plan_save(request.items, id=ID, rank=rank)
         directory = CheckpointDir(1, ID, place.epoch)
@@ -66,8 +66,8 @@ class Ranks:
         rest = [lambda: save_multi_rank(self.places[last], self.request(last))]
 
         def others_go_on(seconds: float) -> None:
-            for one in rest:
-                one()
+            for rank in rest:
+                rank()
             rest.clear()
 
         save_multi_rank(self.places[last - 1], self.request(last - 1), time.monotonic, others_go_on)

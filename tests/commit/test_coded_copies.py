@@ -1,4 +1,4 @@
-"""Copies of what is stored coded, or with others: they need nobody, and are no larger than they have to be."""
+"""Copies of checkpoints with codecs or shared chunks: they need no other checkpoint, and are no larger than necessary."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ from relight.transfer import copying, execute_copy, plan_copy
 
 def copied(source: Run, which: str, target: ByteStore, run: str = "r") -> str:
     """Its id there."""
-    one = source.history().find(which)
-    assert one is not None
-    report = execute_copy(plan_copy(source, [one], target, run))
+    checkpoint = source.history().find(which)
+    assert checkpoint is not None
+    report = execute_copy(plan_copy(source, [checkpoint], target, run))
     assert report.damaged == []
     return report.copied[0][1]
 
@@ -42,24 +42,27 @@ def files(root: Path) -> dict[str, bytes]:
 
 
 def test_a_copy_stands_by_itself(tmp_path: Path) -> None:
-    """Elsewhere it needs nobody; what is coded stays so, and what lay with another lies here. A copy of it is the same again."""
+    """A copy needs no other checkpoint.
+
+    Coded chunks stay coded, shared chunks become its own. A copy of the copy is identical.
+    """
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    attempt.save(request(0, held, smaller))
-    held = {**held, "adapter": weights(0.25, 7)}
-    second = attempt.save(request(1, held, smaller))
+    contents = state()
+    attempt.save(request(0, contents, smaller))
+    contents = {**contents, "adapter": weights(0.25, 7)}
+    second = attempt.save(request(1, contents, smaller))
     assert body_of(store, "r", second.id).requires
     target, further = LocalStore(tmp_path / "t"), LocalStore(tmp_path / "u")
-    there = copied(Run(store, "r"), second.id, target)
-    check(target, "r", there, held)
-    body = body_of(target, "r", there)
-    whole = sum(values.nbytes for values in held.values())
+    copy = copied(Run(store, "r"), second.id, target)
+    check(target, "r", copy, contents)
+    body = body_of(target, "r", copy)
+    whole = sum(values.nbytes for values in contents.values())
     assert body.requires == [] and body.stored_bytes == body.new_bytes < 0.9 * whole
     assert sum(map(len, files(tmp_path / "t").values())) == body.stored_bytes + len(files(tmp_path / "t")["root.json"])
-    again = copied(Run(target, "r"), there, further)
-    check(further, "r", again, held)
-    chunks = [{name: data for name, data in files(tmp_path / one).items() if name.endswith(".chunks")} for one in "tu"]
+    again = copied(Run(target, "r"), copy, further)
+    check(further, "r", again, contents)
+    chunks = [{name: data for name, data in files(tmp_path / folder).items() if name.endswith(".chunks")} for folder in "tu"]
     assert chunks[0] == chunks[1] != {}
 
 
@@ -68,18 +71,18 @@ def test_what_is_not_coded_is_a_file(tmp_path: Path) -> None:
     store, smaller = LocalStore(tmp_path / "s"), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
     attempt.save(request(0, state(), smaller))
-    held = {**state(), "adapter": weights(0.25, 7)}
-    second = attempt.save(request(1, held, smaller))
+    contents = {**state(), "adapter": weights(0.25, 7)}
+    second = attempt.save(request(1, contents, smaller))
     assert body_of(store, "r", second.id).requires
-    there = copied(Run(store, "r"), second.id, LocalStore(tmp_path / "t"))
-    check(LocalStore(tmp_path / "t"), "r", there, held)
+    copy = copied(Run(store, "r"), second.id, LocalStore(tmp_path / "t"))
+    check(LocalStore(tmp_path / "t"), "r", copy, contents)
     assert not [name for name in files(tmp_path / "t") if name.endswith(".chunks")]
     run = Run(LocalStore(tmp_path / "t"), "r")
     assert "stored-chunks" not in run.open(run.history().live[0]).root.features
 
 
 def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_path: Path) -> None:
-    """As the agent writes them: each kind of chunk comes to the same bits, from a copy that needs nobody."""
+    """Copies of what the agent writes: each kind of chunk restores to the same bits, without another checkpoint."""
     url, mixed = tmp_path / "s" / "run", Mixed(torch.bfloat16)
     rules = relight.Compact(codecs="always", full_every=8, lossy={"optimizer/*/exp_avg": "int8"})
     with relight.Checkpointer(
@@ -91,12 +94,12 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
             ckpt.save(step)
     source = Run(LocalStore(tmp_path / "s"), "run")
     before, after = Counter[str](), Counter[str]()
-    for one in source.history().live:
-        target = LocalStore(tmp_path / f"t{one.step}")
-        there = copied(source, one.id, target, "run")
+    for checkpoint in source.history().live:
+        target = LocalStore(tmp_path / f"t{checkpoint.step}")
+        copy = copied(source, checkpoint.id, target, "run")
         run = Run(target, "run")
-        assert verify_checkpoint(target, run.view(), run.history().find(there)) == []  # type: ignore[arg-type]
-        for counts, opened in ((before, source.open(one)), (after, run.open(run.history().find(there)))):  # type: ignore[arg-type]
+        assert verify_checkpoint(target, run.view(), run.history().find(copy)) == []  # type: ignore[arg-type]
+        for counts, opened in ((before, source.open(checkpoint)), (after, run.open(run.history().find(copy)))):  # type: ignore[arg-type]
             for part in opened.parts:
                 for pack in part.packs:
                     for piece in pack.stored.pieces if pack.stored is not None else []:
@@ -104,7 +107,7 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
                         counts["derived"] += piece.derived
                         counts["lossy"] += piece.lossy
                         counts["elsewhere"] += piece.home != OWN
-        first, second = relight.load(url, one.step), relight.load(tmp_path / f"t{one.step}" / "run", one.step)
+        first, second = relight.load(url, checkpoint.step), relight.load(tmp_path / f"t{checkpoint.step}" / "run", checkpoint.step)
         assert torch.equal(first["model"]["2.weight"], second["model"]["2.weight"])
     assert min(before[kind] for kind in ("different", "derived", "lossy")) > 0, before
     assert after["different"] == after["elsewhere"] == 0
@@ -112,13 +115,13 @@ def test_differences_are_written_out_and_what_is_derived_or_inexact_stays(tmp_pa
 
 
 def test_what_was_repaired_as_a_file_is_copied_as_one() -> None:
-    """The pack lies beside its chunks, since those are damaged: nothing of them is taken."""
+    """A pack next to its damaged chunks is a repair: the copy uses the pack and none of the chunks."""
     store = MemoryStore()
     attempt = Attempt.begin(store, "r")
     saved = attempt.save(request(0, state(), eager()))
     run = Run(store, "r")
-    one = run.history().live[0]
-    opened = run.open(one)
+    checkpoint = run.history().live[0]
+    opened = run.open(checkpoint)
     for part in opened.parts:
         for pack in part.packs:
             reader = open_pack(store, opened.prefix, pack)
@@ -132,25 +135,25 @@ def test_what_was_repaired_as_a_file_is_copied_as_one() -> None:
             store.delete(chunks)
             put(store, chunks, bytes(data))
     target = MemoryStore()
-    there = copied(run, saved.id, target)
-    check(target, "r", there, state())
-    assert body_of(target, "r", there).stored_bytes > body_of(store, "r", saved.id).stored_bytes
+    copy = copied(run, saved.id, target)
+    check(target, "r", copy, state())
+    assert body_of(target, "r", copy).stored_bytes > body_of(store, "r", saved.id).stored_bytes
 
 
 def test_a_damaged_chunk_is_not_copied(tmp_path: Path) -> None:
-    """Whatever of a coded file is turned over, no copy comes of it."""
+    """If any bit of a coded file is flipped, no copy is made."""
     store = LocalStore(tmp_path / "s")
     saved = Attempt.begin(store, "r").save(request(0, {"base": weights(5)}, eager()))
     (chunks,) = (tmp_path / "s" / "r").glob("0*/*.chunks")
     whole = chunks.read_bytes()
     run = Run(store, "r")
-    for at in range(0, len(whole), len(whole) // 7):
+    for offset in range(0, len(whole), len(whole) // 7):
         data = bytearray(whole)
-        data[at] ^= 4
+        data[offset] ^= 4
         chunks.write_bytes(data)
         target = MemoryStore()
         report = execute_copy(plan_copy(run, run.history().live, target, "r"))
-        assert [(one, type(error)) for one, error in report.damaged] == [(saved.id, CorruptCheckpoint)]
+        assert [(checkpoint_id, type(error)) for checkpoint_id, error in report.damaged] == [(saved.id, CorruptCheckpoint)]
         assert [entry.name for entry in target.list("r")] == ["log"]
 
 
@@ -160,8 +163,8 @@ def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
     attempt, smaller = Attempt.begin(LocalStore(tmp_path / "near"), "r"), eager()
     announce(attempt.place.log, Tiers(near=str(tmp_path / "near" / "r"), far=str(tmp_path / "far" / "r")).tiers, attempt.epoch)
     attempt.save(request(0, state(), smaller))
-    held = {**state(), "adapter": weights(0.25, 7)}
-    attempt.save(request(1, held, smaller))
+    contents = {**state(), "adapter": weights(0.25, 7)}
+    attempt.save(request(1, contents, smaller))
     assert not drain(attempt.store, "r").errors
     far = LocalStore(tmp_path / "far")
     (path,) = (tmp_path / "far" / "r").glob(f"0000000001-*/{file}")
@@ -169,9 +172,9 @@ def test_scrubbing_mends_a_further_tier(tmp_path: Path, file: str) -> None:
     for damaged in (None, bytes([whole[0] ^ 1]) + whole[1:], whole[: len(whole) // 2]):
         path.unlink() if damaged is None else path.write_bytes(damaged)
         report = scrub(attempt.store, "r")
-        assert report.damage and all(one.tier == "far" and one.repaired_from == "near" for one in report.damage), report.damage
+        assert report.damage and all(finding.tier == "far" and finding.repaired_from == "near" for finding in report.damage), report.damage
         run = Run(far, "r")
-        check(far, "r", run.history().live[-1].id, held)
+        check(far, "r", run.history().live[-1].id, contents)
         assert scrub(attempt.store, "r").damage == []
         if not file.endswith(".chunks"):
             assert path.read_bytes() == whole
@@ -199,15 +202,15 @@ def test_a_tier_takes_only_what_it_has_not(tmp_path: Path, codecs: str) -> None:
     attempt, wanted = shared(tmp_path, 4, codecs=codecs)
     far = LocalStore(tmp_path / "far")
     live = Run(far, "r").history().live
-    assert [bool(one.requires) for one in live] == [False, True, True, True]
+    assert [bool(checkpoint.requires) for checkpoint in live] == [False, True, True, True]
     adapter = wanted[0]["adapter"].nbytes
-    assert all(one.body.new_bytes < 1.2 * adapter + 30_000 for one in live[1:])
+    assert all(checkpoint.body.new_bytes < 1.2 * adapter + 30_000 for checkpoint in live[1:])
     assert sum(len(path.read_bytes()) for path in (tmp_path / "far" / "r").glob("0*/pack*")) < live[0].body.stored_bytes + 4 * adapter
-    for one, held in zip(live, wanted, strict=True):
-        check(far, "r", one.id, held)
+    for checkpoint, contents in zip(live, wanted, strict=True):
+        check(far, "r", checkpoint.id, contents)
     near = Run(attempt.store, "r").history()
-    assert [bool(one.requires) for one in near.live] == [False, True, True, True]
-    assert drained_bytes(near, "far") == {one.original_id: one.body.new_bytes for one in live}
+    assert [bool(checkpoint.requires) for checkpoint in near.live] == [False, True, True, True]
+    assert drained_bytes(near, "far") == {checkpoint.original_id: checkpoint.body.new_bytes for checkpoint in live}
 
 
 def test_what_others_need_stays_in_the_tier(tmp_path: Path) -> None:
@@ -215,26 +218,26 @@ def test_what_others_need_stays_in_the_tier(tmp_path: Path) -> None:
     attempt, wanted = shared(tmp_path, 6, relight.keep(last=2))
     far = LocalStore(tmp_path / "far")
     live = Run(far, "r").history().live
-    assert [one.step for one in live] == [0, 4, 5], "the first has what the others need"
+    assert [checkpoint.step for checkpoint in live] == [0, 4, 5], "the first has what the others need"
     execute_sweep(plan_sweep(far, "r"), far)
-    for one in live:
-        check(far, "r", one.id, wanted[one.step])
+    for checkpoint in live:
+        check(far, "r", checkpoint.id, wanted[checkpoint.step])
 
 
 def test_a_donor_that_goes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Retired between the copy's beginning and its commit: nothing is committed that needs it, nothing is left; said again, it is copied in full."""
+    """If the donor is retired between the start of a copy and its commit, no copy that needs it is committed and nothing is left. The next attempt copies in full."""
     attempt, wanted = shared(tmp_path, 1)
     source, far, smaller = Run(attempt.store, "r"), LocalStore(tmp_path / "far"), eager()
     smaller_again = Attempt.begin(LocalStore(tmp_path / "other"), "r")
     smaller_again.save(request(0, wanted[0], smaller))
-    held = {**wanted[0], "adapter": weights(0.25, 9)}
-    smaller_again.save(request(1, held, smaller))
+    contents = {**wanted[0], "adapter": weights(0.25, 9)}
+    smaller_again.save(request(1, contents, smaller))
     other, inner = Run(smaller_again.store, "r"), copying.check_written
 
     def meanwhile(*given: Any) -> tuple[str, int]:
         log = Log(far, "r")
         log.read()
-        ids = [one.id for one in Run(far, "r").history().live]
+        ids = [checkpoint.id for checkpoint in Run(far, "r").history().live]
         log.append(lambda view: (RetireBody(ids=ids, reason="by hand"), fold(view).epoch))
         return inner(*given)
 
@@ -245,15 +248,15 @@ def test_a_donor_that_goes_meanwhile_is_noticed(tmp_path: Path, monkeypatch: pyt
         copying.copy_one(other.open(newest), far, Log(far, "r"), None)
     monkeypatch.undo()
     assert Run(far, "r").history().live == [] and len(list((tmp_path / "far" / "r").glob("0000000001-*"))) == 0
-    there = copying.copy_one(other.open(newest), far, Log(far, "r"), None)
-    check(far, "r", there, held)
-    assert body_of(far, "r", there).requires == [] and source.history().live
+    copy = copying.copy_one(other.open(newest), far, Log(far, "r"), None)
+    check(far, "r", copy, contents)
+    assert body_of(far, "r", copy).requires == [] and source.history().live
 
 
 @pytest.mark.parametrize("codecs", ["always", "never"])
 @pytest.mark.parametrize("file", ["root.json", "part-00000.msgpack"])
 def test_scrubbing_mends_what_needs_others_there(tmp_path: Path, file: str, codecs: str) -> None:
-    """Root and part of a copy that lies with others in its tier are made of the nearest tier's, to the byte."""
+    """Root and part of a copy that shares chunks in its tier are repaired from the nearest tier, to the byte."""
     attempt, wanted = shared(tmp_path, 3, codecs=codecs)
     far = LocalStore(tmp_path / "far")
     for step in (1, 2):
@@ -261,10 +264,10 @@ def test_scrubbing_mends_what_needs_others_there(tmp_path: Path, file: str, code
         whole = path.read_bytes()
         path.write_bytes(whole[:-1])
         report = scrub(attempt.store, "r")
-        assert [(one.tier, one.repaired_from) for one in report.damage] == [("far", "near")], report.damage
+        assert [(finding.tier, finding.repaired_from) for finding in report.damage] == [("far", "near")], report.damage
         assert path.read_bytes() == whole
-    for one, held in zip(Run(far, "r").history().live, wanted, strict=True):
-        check(far, "r", one.id, held)
+    for checkpoint, contents in zip(Run(far, "r").history().live, wanted, strict=True):
+        check(far, "r", checkpoint.id, contents)
 
 
 def test_a_new_tier_gets_each_in_turn(tmp_path: Path) -> None:
@@ -274,6 +277,6 @@ def test_a_new_tier_gets_each_in_turn(tmp_path: Path) -> None:
     report = execute_copy(plan_copy(source, source.history().live, target, "r"))
     assert len(report.copied) == 3 and not report.damaged
     live = Run(target, "r").history().live
-    assert [len(one.requires) for one in live] == [0, 1, 1]
-    for one, held in zip(live, wanted, strict=True):
-        check(target, "r", one.id, held)
+    assert [len(checkpoint.requires) for checkpoint in live] == [0, 1, 1]
+    for checkpoint, contents in zip(live, wanted, strict=True):
+        check(target, "r", checkpoint.id, contents)

@@ -32,21 +32,24 @@ COMPACT = relight.Compact(codecs="always", full_every=3)
 @pytest.mark.parametrize("name", KINDS)
 @given(values=st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=300))
 def test_rounding_is_torchs(name: str, values: list[int]) -> None:
-    """Of any bits: what torch makes of them is recognised, unless a NaN's payload says otherwise, which is then seen."""
+    """Values that equal torch's rounding of any bits are recognised as derived.
+
+    A NaN with another payload is not, and that is noticed.
+    """
     bits = np.array(values, "<u4")
     wide = torch.from_numpy(bits.view("<f4").copy())
     narrow = wide.to(TYPES[name])
     data = memoryview(narrow.view(torch.int16).numpy().tobytes())
     source = memoryview(bits.tobytes())
-    held = memoryview(bytearray(len(data)))
-    rounded(KINDS[name], source, held)
-    same = np.frombuffer(held, "<u2") == np.frombuffer(data, "<u2")
+    buffer = memoryview(bytearray(len(data)))
+    rounded(KINDS[name], source, buffer)
+    same = np.frombuffer(buffer, "<u2") == np.frombuffer(data, "<u2")
     assert (same | torch.isnan(wide).numpy()).all()
     assert is_rounded(KINDS[name], source, data) == bool(same.all())
 
 
 def test_heads_that_make_no_sense() -> None:
-    """Are refused, whatever they say."""
+    """Invalid chunks are refused, whatever their contents."""
     good = encode_derived(1, [Piece(0, 100), Piece(1000, 28)])
     assert parse_derived(memoryview(good), 128) == (1, [Piece(0, 100), Piece(1000, 28)])
     draw = random.Random(0)
@@ -65,12 +68,12 @@ class Mixed:
     def __init__(self, dtype: torch.dtype) -> None:
         torch.manual_seed(0)
         self.model = nn.Sequential(nn.Linear(700, 900), nn.LayerNorm(900), nn.Linear(900, 3000), nn.Linear(3000, 10)).to(dtype)
-        self.master = nn.ParameterList([nn.Parameter(one.detach().float().clone()) for one in self.model.parameters()])
+        self.master = nn.ParameterList([nn.Parameter(parameter.detach().float().clone()) for parameter in self.model.parameters()])
         self.optimizer = torch.optim.AdamW(self.master.parameters(), lr=1e-3)
 
     def step(self) -> None:
-        for one in self.master:
-            one.grad = torch.randn_like(one) * 1e-2
+        for master in self.master:
+            master.grad = torch.randn_like(master) * 1e-2
         self.optimizer.step()
         with torch.no_grad():
             for narrow, wide in zip(self.model.parameters(), self.master, strict=True):
@@ -83,7 +86,7 @@ class Mixed:
 
 def opened(url: Path) -> list[Opened]:
     run = Run(open_bytes(url.parent), "run")
-    return [run.open(one) for one in run.history().live]
+    return [run.open(checkpoint) for checkpoint in run.history().live]
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -99,15 +102,15 @@ def test_a_run_in_mixed_precision(tmp_path: Path, name: str) -> None:
         for step in range(5):
             mixed.step()
             ckpt.save(step)
-            wanted.append([one.detach().clone() for one in mixed.model.parameters()])
-    found = opened(url)
-    assert len(found) == 5
-    for one in found:
+            wanted.append([parameter.detach().clone() for parameter in mixed.model.parameters()])
+    checkpoints = opened(url)
+    assert len(checkpoints) == 5
+    for one in checkpoints:
         rows = {(row.dtype, row.role): row for row in stored_as(one)}
         narrow = rows[name, "param"]
         assert narrow.derived == narrow.chunks and narrow.stored_bytes < narrow.bytes / 1000
         assert not any(row.derived for key, row in rows.items() if key[0] == "float32")
-    assert found[0].root.stored_bytes < 0.74 * found[0].root.logical_bytes
+    assert checkpoints[0].root.stored_bytes < 0.74 * checkpoints[0].root.logical_bytes
     assert not any(findings for _, findings in relight.open(url).verify())
     for step in range(5):
         loaded = relight.load(url, step)["model"]
@@ -133,7 +136,7 @@ def test_what_is_only_nearly_so_is_stored(tmp_path: Path) -> None:
     mixed.step()
     with torch.no_grad():
         mixed.model[2].weight.view(torch.int16)[7, 7] ^= 1
-    wanted = [one.detach().clone() for one in mixed.model.parameters()]
+    wanted = [parameter.detach().clone() for parameter in mixed.model.parameters()]
     with relight.Checkpointer(url, **mixed.components, compact=COMPACT, background=True) as ckpt:
         ckpt.restore()
         ckpt.save(0)
@@ -143,7 +146,7 @@ def test_what_is_only_nearly_so_is_stored(tmp_path: Path) -> None:
 
 
 def test_a_damaged_master_is_damage_to_both(tmp_path: Path) -> None:
-    """It is found, and said of both."""
+    """The damage is found and reported for both tensors."""
     url = tmp_path / "s" / "run"
     mixed = Mixed(torch.bfloat16)
     mixed.step()
@@ -154,14 +157,14 @@ def test_a_damaged_master_is_damage_to_both(tmp_path: Path) -> None:
     data = bytearray(pack.read_bytes())
     data[len(data) // 2] ^= 1
     pack.write_bytes(data)
-    findings = [finding for _, found in relight.open(url).verify() for finding in found]
+    findings = [finding for _, listed in relight.open(url).verify() for finding in listed]
     assert findings and all(finding.kind == "corrupt" for finding in findings)
     refuses(CorruptCheckpoint, lambda: relight.load(url))
 
 
 @pytest.mark.parametrize("offset", [0, 60, 64, 100, 128, 200, 1 << 40])
 def test_what_is_derived_of_itself_or_of_nothing(offset: int) -> None:
-    """Of itself, of another that is derived, of what is behind the end: refused, in no time."""
+    """A tensor derived from itself, from a derived one, or from beyond the end is refused at once."""
     from relight.catalog.packs import StoredReader
     from relight.format import Digest
     from relight.format.chunk_locations import ChunkLocation as StoredPiece

@@ -1,4 +1,4 @@
-"""Values that may be stored inexactly: never further off than is said, only where it was asked for, and shown wherever it matters."""
+"""Lossy storage: the error stays within the stated bound, only for the chosen tensors, and is shown wherever it matters."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ FLOATS = st.one_of(
 
 def checked(values: np.ndarray, way: str) -> bool:
     """Whether they were stored; and then that none is further off than is promised."""
-    found = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, (way,))])
-    if found is None:
+    encoded = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, (way,))])
+    if encoded is None:
         return False
-    stored, data = found
+    stored, data = encoded
     again = memoryview(bytearray(len(data)))
     decode_lossy(memoryview(stored), again)
     assert again == data and len(stored) < len(data)
@@ -46,7 +46,7 @@ def checked(values: np.ndarray, way: str) -> bool:
     exact = values.astype("f8")
     scale = np.abs(exact)
     if way == "int8":
-        blocks = [scale[at : at + BLOCK].max() for at in range(0, len(scale), BLOCK)]
+        blocks = [scale[start : start + BLOCK].max() for start in range(0, len(scale), BLOCK)]
         scale = np.repeat(blocks, BLOCK)[: len(scale)]
     least = {"float16": 2.0**-25, "bfloat16": 2.0**-133}.get(way, 0.0)
     assert (np.abs(near - exact) <= np.maximum(scale * BOUNDS[way] * (1 + 1e-5), least)).all()
@@ -73,11 +73,11 @@ def test_what_training_has_is_stored(way: str) -> None:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_bytes_that_are_no_such_chunk(way: str) -> None:
-    """Are refused, each of them; those that decode decode to something of the right length, and the hash tells."""
+    """Invalid chunks are refused. Those that still decode have the right length, and their hash differs."""
     values = np.random.default_rng(1).standard_normal(1000).astype("<f4")
-    found = encode_lossy(memoryview(values.tobytes()), [LossyRange(3000, (way,)), LossyRange(1000)])
-    assert found is not None and found[1][3000:] == memoryview(values.tobytes())[3000:]
-    stored, draw = found[0], random.Random(0)
+    encoded = encode_lossy(memoryview(values.tobytes()), [LossyRange(3000, (way,)), LossyRange(1000)])
+    assert encoded is not None and encoded[1][3000:] == memoryview(values.tobytes())[3000:]
+    stored, draw = encoded[0], random.Random(0)
     into = memoryview(bytearray(4000))
     bads = [b"", stored[:2], stored[:-1], stored + b"x", b"\1" + stored[1:], bytes([3, 0, 0]) + stored[3:], bytes([3, 3, 0]) + stored[3:]]
     bads += [stored[:3] + b"\x2f" + stored[4:], stored[:3] + b"\x05" + stored[4:], stored[:4] + b"\xff" + stored[5:]]
@@ -124,7 +124,10 @@ def train(url: str, until: int, **options: Any) -> list[float]:
 
 @pytest.mark.parametrize("background", [False, True])
 def test_moments_in_8_and_16_bits(tmp_path: Path, background: bool) -> None:
-    """Weights come back to the bit, moments nearly; what is so is said by the listing, the root, and the reasons why a resume is not exact."""
+    """Weights restore exactly, moments nearly.
+
+    The listing, the root and the reasons for an inexact resume report that.
+    """
     url = str(tmp_path / "s" / "run")
     rules = relight.Compact(codecs="never", lossy={"optimizer/*/exp_avg": "int8", "optimizer/*/exp_avg_sq": "bfloat16"})
     straight = train(str(tmp_path / "exact" / "run"), 8, background=False)
@@ -154,9 +157,9 @@ def test_moments_in_8_and_16_bits(tmp_path: Path, background: bool) -> None:
 
 
 def test_nothing_is_derived_of_what_is_not_exact(tmp_path: Path) -> None:
-    """16-bit weights whose masters are stored inexactly are stored themselves, and come back to the bit."""
+    """16-bit weights with lossy masters are stored themselves and restore exactly."""
     model = nn.Linear(900, 900).to(torch.bfloat16)
-    master = nn.ParameterList([nn.Parameter(one.detach().float() * 1.0001) for one in model.parameters()])
+    master = nn.ParameterList([nn.Parameter(parameter.detach().float() * 1.0001) for parameter in model.parameters()])
     with torch.no_grad():
         for narrow, wide in zip(model.parameters(), master, strict=True):
             narrow.copy_(wide)
@@ -170,7 +173,7 @@ def test_nothing_is_derived_of_what_is_not_exact(tmp_path: Path) -> None:
 
 
 def test_urgent_saves_are_exact(tmp_path: Path) -> None:
-    """Those of exceptions are stored as they are."""
+    """Values of exceptions are stored unchanged."""
     model, _ = parts()
     compact = relight.Compact(lossy={"*": "bfloat16"})
     with (

@@ -33,11 +33,14 @@ class Words(nn.Module):
         self.layer = nn.Linear(512, 512)
         phrases = [torch.randint(97, 123, (int(torch.randint(3, 12, ())),)) for _ in range(3000)]
         order = torch.randint(0, len(phrases), (60_000,))
-        self.register_buffer("tokens", torch.cat([phrases[int(one)] for one in order])[:400_000].to(torch.uint8))
+        self.register_buffer("tokens", torch.cat([phrases[int(phrase)] for phrase in order])[:400_000].to(torch.uint8))
 
 
 def train(path: Path, steps: int = 3, **compact: Any) -> tuple[dict[str, Any], int, dict[str, Any]]:
-    """Train, save at each step. Return the last state as it was saved, its stored bytes, and what the root says of inexact tensors."""
+    """Train and save at each step.
+
+    Return the last saved state, its stored bytes, and the lossy tensors that the root names.
+    """
     model = Words()
     optimizer = torch.optim.SGD(model.layer.parameters(), lr=1e-3, momentum=0.9)
     with relight.Checkpointer(
@@ -61,8 +64,8 @@ def test_a_higher_level_stores_less_and_restores_the_same(tmp_path: Path) -> Non
     sizes = {}
     for level in (1, 19):
         state, sizes[level], _ = train(tmp_path / str(level), codecs="always", level=level)
-        found = relight.load(tmp_path / str(level) / "s" / "run", only=["model/*"])["model"]
-        assert all(torch.equal(value, found[name]) for name, value in state.items())
+        loaded = relight.load(tmp_path / str(level) / "s" / "run", only=["model/*"])["model"]
+        assert all(torch.equal(value, loaded[name]) for name, value in state.items())
     _, default, _ = train(tmp_path / "default", codecs="always")
     assert sizes[1] - sizes[19] > 20_000, "of 400,000 bytes of text"
     assert sizes[19] < default
@@ -79,11 +82,11 @@ def test_a_level_is_refused_where_it_means_nothing() -> None:
 def test_no_value_is_further_off_than_was_chosen(tmp_path: Path, bound: float | str) -> None:
     """What a load gives is within the bound for every tensor; the tighter it is, the more is stored; others are exact."""
     state, stored, root = train(tmp_path, codecs="never", max_error={"model/*": bound})
-    found = relight.load(tmp_path / "s" / "run")["model"]
-    assert torch.equal(state.pop("tokens"), found["tokens"]), "not float32"
+    loaded = relight.load(tmp_path / "s" / "run")["model"]
+    assert torch.equal(state.pop("tokens"), loaded["tokens"]), "not float32"
     for name, value in state.items():
         most = float(value.abs().max()) * float(bound[:-1]) / 100 if isinstance(bound, str) else bound
-        assert float((value.double() - found[name].double()).abs().max()) <= most, name
+        assert float((value.double() - loaded[name].double()).abs().max()) <= most, name
     assert root == {"model/*": {"as": "bounded", "relative_error": 1 / 254, "max_error": bound}}
     raw, others = 4 * sum(value.numel() for value in state.values()), 400_000 + 4 * 512 * 513
     shares = {1.0: 0.3, 1e-2: 0.7, "1%": 0.3, 1e-4: 1.01, 1e-6: 1.01, "0.05%": 0.7}
@@ -94,13 +97,13 @@ def test_no_value_is_further_off_than_was_chosen(tmp_path: Path, bound: float | 
 def test_a_bound_that_cannot_be_held_is_stored_exactly(tmp_path: Path) -> None:
     """To the bit, though it was named; where a way is named too, only that one is tried."""
     state, _, _ = train(tmp_path / "a", codecs="never", max_error={"*": 1e-12})
-    found = relight.load(tmp_path / "a" / "s" / "run")["model"]
-    assert all(torch.equal(value, found[name]) for name, value in state.items())
+    loaded = relight.load(tmp_path / "a" / "s" / "run")["model"]
+    assert all(torch.equal(value, loaded[name]) for name, value in state.items())
     state, _, _ = train(tmp_path / "b", codecs="never", max_error={"*": 1e-3}, lossy={"model/*": "int8"})
-    found = relight.load(tmp_path / "b" / "s" / "run")["model"]
-    assert torch.equal(state["rows"], found["rows"]), "its values are up to 4: int8 is further off than 0.001"
-    assert not torch.equal(state["layer.weight"], found["layer.weight"])
-    assert float((state["layer.weight"] - found["layer.weight"]).abs().max()) <= 1e-3
+    loaded = relight.load(tmp_path / "b" / "s" / "run")["model"]
+    assert torch.equal(state["rows"], loaded["rows"]), "its values are up to 4: int8 is further off than 0.001"
+    assert not torch.equal(state["layer.weight"], loaded["layer.weight"])
+    assert float((state["layer.weight"] - loaded["layer.weight"]).abs().max()) <= 1e-3
 
 
 def test_one_value_that_is_too_large_makes_its_piece_exact() -> None:
@@ -108,10 +111,10 @@ def test_one_value_that_is_too_large_makes_its_piece_exact() -> None:
     values = np.linspace(0, 1, 4096, dtype="<f4")
     values[5] = 1000.0
     for most, wanted in ((5.0, "int8"), (3.0, "float16"), (0.2, "float16"), (1e-5, None)):
-        found = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, WAYS, most)])
-        assert (found is None) == (wanted is None), most
-        if found is not None:
-            assert np.abs(np.frombuffer(found[1], "<f4") - values).max() <= most
+        encoded = encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, WAYS, most)])
+        assert (encoded is None) == (wanted is None), most
+        if encoded is not None:
+            assert np.abs(np.frombuffer(encoded[1], "<f4") - values).max() <= most
     assert encode_lossy(memoryview(values.tobytes()), [LossyRange(values.nbytes, WAYS, 1e-3, True)]) is not None
 
 
@@ -133,8 +136,8 @@ def test_second_moments_are_not_stored_in_8_bits(tmp_path: Path) -> None:
         model(torch.randn(8, 300)).square().mean().backward()
         optimizer.step()
         ckpt.save(0)
-    found = relight.load(tmp_path / "run")["optimizer"]["state"]
-    for (_, state), stored in zip(sorted(optimizer.state_dict()["state"].items()), found.values(), strict=True):
+    loaded = relight.load(tmp_path / "run")["optimizer"]["state"]
+    for (_, state), stored in zip(sorted(optimizer.state_dict()["state"].items()), loaded.values(), strict=True):
         exact, near = state["exp_avg_sq"], stored["exp_avg_sq"]
         assert ((near == 0) == (exact == 0)).all() or ((near - exact).abs() <= exact / 256 * 1.001).all()
 

@@ -1,4 +1,4 @@
-"""Coding on a GPU: what comes of it is read without one, and nothing that goes wrong there costs a save."""
+"""Coding on a GPU: the result is readable without a GPU, and an error on the GPU fails no save."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def plane(length: int, seed: int = 0) -> memoryview:
 
 @pytest.mark.parametrize("length", [PLANE_BYTES_MIN, PLANE_BYTES_MIN + 1, 5 * PIECE_BYTES - 1, 1 << 21])
 def test_what_a_gpu_codes_is_read_here(nvcomp: Any, length: int) -> None:
-    """Frames, one behind the other, each but the last of a piece."""
-    found, why = on_gpu()
-    assert found is not None and not why
-    frames = found.compress(plane(length), "entropy")
-    assert not found.why_not and nvcomp.CODED[-1] == length
+    """Consecutive frames, each except the last of a piece."""
+    coder, why = on_gpu()
+    assert coder is not None and not why
+    frames = coder.compress(plane(length), "entropy")
+    assert not coder.why_not and nvcomp.CODED[-1] == length
     into = memoryview(bytearray(length))
     decompress(memoryview(frames), into)
     assert into == plane(length)
@@ -58,13 +58,13 @@ def test_what_a_gpu_codes_is_read_here(nvcomp: Any, length: int) -> None:
 
 def test_a_chunk_of_it(nvcomp: Any) -> None:
     """A whole chunk is, too."""
-    found, _ = on_gpu()
-    assert found is not None
+    coder, _ = on_gpu()
+    assert coder is not None
     values = (np.random.default_rng(3).standard_normal(1 << 20) * 0.02).astype("<f4")
     data = memoryview(values).cast("B")
     way = choose(data, ElementKind(4, True))
     assert way is not None
-    stored, into = encode(data, way, by=found.compress), memoryview(bytearray(len(data)))
+    stored, into = encode(data, way, by=coder.compress), memoryview(bytearray(len(data)))
     assert stored is not None and nvcomp.CODED[-1] == 1 << 20
     decode(memoryview(stored), into)
     assert into == data
@@ -72,42 +72,42 @@ def test_a_chunk_of_it(nvcomp: Any) -> None:
 
 def test_short_planes_stay_here(nvcomp: Any) -> None:
     """Bringing them there takes longer."""
-    found, _ = on_gpu()
-    assert found is not None
+    coder, _ = on_gpu()
+    assert coder is not None
     nvcomp.CODED.clear()
-    assert found.compress(plane(PLANE_BYTES_MIN - 1), "entropy") == compress(plane(PLANE_BYTES_MIN - 1), "entropy")
+    assert coder.compress(plane(PLANE_BYTES_MIN - 1), "entropy") == compress(plane(PLANE_BYTES_MIN - 1), "entropy")
     assert not nvcomp.CODED
 
 
 @pytest.mark.parametrize("wrong", ["other bytes", "an error", "fewer"])
 def test_what_goes_wrong_there_is_coded_here(nvcomp: Any, monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     """It is compared before anybody relies on it; and not tried again."""
-    found, _ = on_gpu()
-    assert found is not None
+    coder, _ = on_gpu()
+    assert coder is not None
 
     def decoded(self: Any, batch: Any) -> Any:
         if wrong == "an error":
             raise RuntimeError("CUDA error 700: an illegal memory access")
-        there = fake_nvcomp.BatchArray([fake_nvcomp.Array(np.zeros(PIECE_BYTES, "u1")) for _ in batch])
-        return there if wrong == "other bytes" else fake_nvcomp.BatchArray(there.held[1:])
+        zeros = fake_nvcomp.BatchArray([fake_nvcomp.Array(np.zeros(PIECE_BYTES, "u1")) for _ in batch])
+        return zeros if wrong == "other bytes" else fake_nvcomp.BatchArray(zeros.held[1:])
 
     monkeypatch.setattr(fake_nvcomp.Codec, "decode", decoded)
-    assert found.compress(plane(1 << 20), "entropy") == compress(plane(1 << 20), "entropy")
-    assert found.why_not.startswith("nvCOMP: ") and "\n" not in found.why_not
+    assert coder.compress(plane(1 << 20), "entropy") == compress(plane(1 << 20), "entropy")
+    assert coder.why_not.startswith("nvCOMP: ") and "\n" not in coder.why_not
     nvcomp.CODED.clear()
-    assert found.compress(plane(1 << 20), "entropy") == compress(plane(1 << 20), "entropy")
+    assert coder.compress(plane(1 << 20), "entropy") == compress(plane(1 << 20), "entropy")
     assert not nvcomp.CODED
 
 
 def test_without_nvcomp(without: None) -> None:
-    """Why not is said."""
+    """The reason is stated."""
     assert on_gpu()[0] is None and "not here" in on_gpu()[1]
 
 
 def test_frames_that_are_wrong() -> None:
     """Cut off, too short to be so many, more than a plane: refused, whatever their number, in time that grows with their length alone."""
     data = plane(3 * FRAME_MIN)
-    frames = [zstd.compress(data[at : at + FRAME_MIN]) for at in range(0, len(data), FRAME_MIN)]
+    frames = [zstd.compress(data[start : start + FRAME_MIN]) for start in range(0, len(data), FRAME_MIN)]
     into = memoryview(bytearray(len(data)))
     decompress(memoryview(b"".join(frames)), into)
     assert into == data
@@ -124,7 +124,7 @@ def test_frames_that_are_wrong() -> None:
 
 @pytest.mark.parametrize("there", [True, False])
 def test_a_run_says_who_coded(there: bool, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """By nvCOMP, or why not; the checkpoint is the same to whoever reads it."""
+    """The save uses nvCOMP, or reports why not. Every reader gets the same checkpoint."""
     request.getfixturevalue("nvcomp" if there else "without")
     model = nn.Linear(1024, 1024)
     rules = relight.Compact(codecs="always", coder="gpu")

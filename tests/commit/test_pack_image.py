@@ -1,4 +1,4 @@
-"""A pack that lies in memory as its file will be: written from there by two threads, hashed by others that wait for them."""
+"""A pack that is in memory in its file's layout: two threads write it, other threads hash it and wait for them."""
 
 from __future__ import annotations
 
@@ -57,29 +57,29 @@ def planned(until: object = None) -> tuple[PackPlan, bytes]:
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_each_byte_is_written_once_and_each_chunk_hashed(threads: int) -> None:
-    """As many pieces are written at once as may be, never more; progress comes to all of it."""
+    """As many pieces as allowed are written at once, never more. The reported progress adds up to the whole."""
     plan, data = planned()
-    writer, told = Slow(plan.size), list[int]()
-    hashes = write_pack(writer, plan, slab_bytes=SLAB, pace=WriteLimits(threads, None, told.append))
-    at = 0
-    for length, found in zip(CHUNKS, hashes, strict=True):
-        assert Digest(data[at : at + length]).digest() == found
-        at += length
+    writer, progress = Slow(plan.size), list[int]()
+    hashes = write_pack(writer, plan, slab_bytes=SLAB, pace=WriteLimits(threads, None, progress.append))
+    offset = 0
+    for length, chunk_hash in zip(CHUNKS, hashes, strict=True):
+        assert Digest(data[offset : offset + length]).digest() == chunk_hash
+        offset += length
     assert bytes(writer.got) == data
     assert writer.most == min(WRITES_AT_ONCE, threads)
-    assert sum(told) == plan.size and told.count(SLAB) == len(told) - 1
+    assert sum(progress) == plan.size and progress.count(SLAB) == len(progress) - 1
 
 
 def test_nothing_is_written_ahead_of_what_is_filled() -> None:
     """The memory is filled as it is written: no piece is taken before all of it is there; and what is written is told while more is waited
     for."""
-    filled, told = [0], list[int]()
+    filled, progress = [0], list[int]()
 
     def until(end: int) -> int:
         ends = time.monotonic() + 10
-        while sum(told) < filled[0] and time.monotonic() < ends:
+        while sum(progress) < filled[0] and time.monotonic() < ends:
             time.sleep(0.001)
-        assert sum(told) == filled[0]
+        assert sum(progress) == filled[0]
         filled[0] = end
         return end
 
@@ -92,7 +92,7 @@ def test_nothing_is_written_ahead_of_what_is_filled() -> None:
         taken(offset, piece)
 
     writer.write_at = write_at  # type: ignore[method-assign]
-    write_pack(writer, plan, slab_bytes=SLAB, pace=WriteLimits(2, None, told.append))
+    write_pack(writer, plan, slab_bytes=SLAB, pace=WriteLimits(2, None, progress.append))
     assert bytes(writer.got) == data
 
 
@@ -102,20 +102,20 @@ def test_nobody_reads_the_memory_behind_an_error(at: int) -> None:
     plan, _ = planned()
     with pytest.raises(NoSpace):
         write_pack(Slow(plan.size, fails_at=at), plan, slab_bytes=SLAB)
-    assert not [one for one in threading.enumerate() if one.name.startswith(("relight-hash", "relight-write"))]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("relight-hash", "relight-write"))]
 
 
 def test_a_thread_steps_back_by_itself_alone() -> None:
     """It is nicer than its process from then on, at most as nice as can be; the process is not."""
-    before, found = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
+    before, priorities = os.getpriority(os.PRIO_PROCESS, 0), list[int]()
 
     def work() -> None:
         for by in (HASHERS_BEHIND, 30):
             lower_after(by)
-            found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+            priorities.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [min(19, before + HASHERS_BEHIND), 19]
+    assert priorities == [min(19, before + HASHERS_BEHIND), 19]
     assert os.getpriority(os.PRIO_PROCESS, 0) == before

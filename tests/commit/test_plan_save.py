@@ -36,7 +36,7 @@ def states(draw: st.DrawFn) -> list[Item]:
 @settings(max_examples=150, deadline=None)
 @given(items=states(), pack_bytes_max=st.sampled_from([1, 100, 600, 1 << 30]), lanes=st.integers(1, 5))
 def test_tensors_and_chunks_tile_each_pack(items: list[Item], pack_bytes_max: int, lanes: int) -> None:
-    """Every tensor lies in one pack, packs are header and tensors without gaps, chunks tile them, and a reader accepts the part."""
+    """Every tensor is in one pack, packs are header and tensors without gaps, chunks tile them, and a reader accepts the part."""
     with mock.patch.object(plan_module, "LANE_BYTES_MIN", 50):
         plan = plan_save(items, id="p" * 10, pack_bytes_max=pack_bytes_max, lanes=lanes)
     assert [tensor.name for tensor in plan.tensors] == [item.name for item in items]
@@ -52,7 +52,7 @@ def test_tensors_and_chunks_tile_each_pack(items: list[Item], pack_bytes_max: in
 
 
 class _Length:
-    """A source of which only the length matters."""
+    """A source with a length and no contents."""
 
     def __init__(self, length: int) -> None:
         self.length = length
@@ -74,17 +74,17 @@ def test_lanes_get_packs_of_about_one_size(sizes: list[int], lanes: int, pack_by
     """Never more packs at once than lanes, or than are worth while; each differs from its share by no more than the largest tensor."""
     items = [Item(f"t{n:03d}", "uint8", (size,), "param", _Length(size)) for n, size in enumerate(sizes)]
     plan = plan_save(items, id="p" * 10, lanes=lanes, pack_bytes_max=pack_bytes_max)
-    held = [pack.size - pack.chunks[0] for pack in plan.packs]
+    tensor_bytes = [pack.size - pack.chunks[0] for pack in plan.packs]
     total = sum(sizes)
-    assert sum(held) == total
+    assert sum(tensor_bytes) == total
     useful = max(1, min(lanes, total // plan_module.LANE_BYTES_MIN))
     if pack_bytes_max == 1 << 40:
-        assert len(held) <= useful
+        assert len(tensor_bytes) <= useful
         if total and max(sizes) * 2 * useful <= total:
-            assert len(held) == useful
-            assert all(abs(size - total / useful) <= max(sizes) for size in held)
+            assert len(tensor_bytes) == useful
+            assert all(abs(size - total / useful) <= max(sizes) for size in tensor_bytes)
     else:
-        assert all(size <= pack_bytes_max for size in held)
+        assert all(size <= pack_bytes_max for size in tensor_bytes)
 
 
 @settings(max_examples=100, deadline=None)
@@ -109,16 +109,16 @@ def test_equal_states_are_laid_out_equally(items: list[Item], shuffled: object) 
 @settings(max_examples=60, deadline=None)
 @given(items=states(), slab_bytes=st.sampled_from([4096, 8192, 1 << 20]))
 def test_packs_hold_what_the_plan_says(items: list[Item], slab_bytes: int) -> None:
-    """A written pack has each tensor's bytes where the plan says, hashes that a naive reader agrees with, and a header that says the same."""
+    """A written pack has each tensor at its planned offset, correct hashes, and a header that agrees with the plan."""
     plan = plan_save(items, id="p" * 10)
     store = MemoryStore()
     for index, pack in enumerate(plan.packs):
         hashes = write_pack(store.write(pack.file, pack.size), pack, slab_bytes=slab_bytes)
         data = store.get(pack.file, 1 << 30)
-        at = 0
+        offset = 0
         for length, value in zip(pack.chunks, hashes, strict=True):
-            assert digest(data[at : at + length]) == value
-            at += length
+            assert digest(data[offset : offset + length]) == value
+            offset += length
         header = parse_header(data[: pack.chunks[0]], pack.file)
         for item, tensor in zip(items, plan.tensors, strict=True):
             if tensor.length and tensor.pack == index:
@@ -138,24 +138,24 @@ def test_chunks_are_as_the_format_says(extents: list[Extent], chunk: int, group:
     lengths = cut_chunks(extents, chunk_bytes=chunk, group_bytes=group)
     assert sum(lengths) == sum(extent.length for extent in extents)
     assert all(length > 0 for length in lengths)
-    ends, starts, at = set(), {}, 0
+    ends, starts, offset = set(), {}, 0
     for extent in extents:
         if extent.length:
-            starts[at] = extent
-            at += extent.length
-            ends.add(at)
-    at = 0
+            starts[offset] = extent
+            offset += extent.length
+            ends.add(offset)
+    offset = 0
     for length in lengths:
-        held = [(start, extent) for start, extent in starts.items() if start < at + length and at < start + extent.length]
-        if len(held) > 1:
+        inside = [(start, extent) for start, extent in starts.items() if start < offset + length and offset < start + extent.length]
+        if len(inside) > 1:
             assert length <= group
-            assert held[0][0] == at
-            assert at + length in ends
-            assert len({extent.group for _, extent in held}) == 1
-        elif at + length not in ends:
+            assert inside[0][0] == offset
+            assert offset + length in ends
+            assert len({extent.group for _, extent in inside}) == 1
+        elif offset + length not in ends:
             assert length % 16 == 0
             assert length == chunk
-        at += length
+        offset += length
 
 
 def test_the_shared_chunk_has_the_limit_that_is_documented() -> None:

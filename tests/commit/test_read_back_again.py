@@ -30,13 +30,13 @@ class Lying(HookedDisk):
         return got
 
     def fstat(self, fd: int):
-        """Shortens packs, whose bytes are not read."""
-        found = super().fstat(fd)
+        """Shortens packs. Only their length is checked, not their bytes."""
+        status = super().fstat(fd)
         if not (self.on and self.suffix == ".safetensors" and self._open[fd][0].endswith(self.suffix)):
-            return found
-        fields = list(found)
+            return status
+        fields = list(status)
         fields[6] -= 1
-        return type(found)(fields)
+        return type(status)(fields)
 
 
 @pytest.mark.parametrize("suffix", ["part-00000.msgpack", "root.json", ".safetensors"])
@@ -58,4 +58,4 @@ def test_a_disk_that_begins_to_lie_gets_no_further_commit(suffix: str) -> None:
         save(3)
     disk.on = False
     save(4)
-    assert [one.step for one in candidates(Run(store, "r").history())] == [4, 2, 1]
+    assert [checkpoint.step for checkpoint in candidates(Run(store, "r").history())] == [4, 2, 1]

@@ -1,4 +1,4 @@
-"""Full, read-only and inode-less file systems, for real. Mounting needs privileges: where there are none the tests say so."""
+"""Real file systems that are full, read-only or out of inodes. Without the right to mount, the tests are skipped."""
 
 from __future__ import annotations
 
@@ -48,29 +48,32 @@ def _used(path: Path) -> int:
 
 def _begin(root: Path) -> tuple[LocalStore, Attempt, list[Fact]]:
     store = LocalStore(root / "store")
-    attempt, told = Attempt.begin(store, RUN), list[Fact]()
-    perform(save(attempt, "real/before", 1), told)
-    return store, attempt, told
+    attempt, facts = Attempt.begin(store, RUN), list[Fact]()
+    perform(save(attempt, "real/before", 1), facts)
+    return store, attempt, facts
 
 
 def test_small_file_systems_of_every_size(tmp_path: Path) -> None:
-    """On a real file system with room for n pages more: ``NoSpace`` until it fits, the room given back, and the run goes on."""
+    """On a real file system with n free pages, saves raise ``NoSpace`` until one fits.
+
+    The space is freed and the run continues.
+    """
     outcomes = []
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=1m", "none") as root:
-        store, attempt, told = _begin(root)
+        store, attempt, facts = _begin(root)
         for pages in range(24):
             used = _used(root)
             _run("mount", "-o", f"remount,size={used + pages * 4096}", str(root))
             try:
-                perform(save(attempt, f"real/struck/{pages}", 2 + pages), told)
+                perform(save(attempt, f"real/struck/{pages}", 2 + pages), facts)
                 outcomes.append("fits")
             except NoSpace:
                 outcomes.append("full")
                 assert _used(root) <= used, "room was not given back"
                 assert len(fold(attempt.view()).live) == 1 + outcomes.count("fits")
             _run("mount", "-o", "remount,size=4m", str(root))
-        assert examine(store, Log(store, RUN), told) == []
-        assert check(store, told, 0) == []
+        assert examine(store, Log(store, RUN), facts) == []
+        assert check(store, facts, 0) == []
     assert outcomes[0] == "full"
     assert outcomes[-1] == "fits"
 
@@ -90,9 +93,9 @@ class _Strikes(HookedDisk):
 
 
 def test_remounted_read_only_in_mid_save(tmp_path: Path) -> None:
-    """A file system that becomes read-only under a save: a typed error, nothing lost, and the run goes on when it can be written again."""
+    """A file system that becomes read-only during a save: a typed error, nothing lost, and the run continues once it is writable."""
     with mounted(tmp_path / "disk", "-t", "tmpfs", "-o", "size=16m", "none") as root:
-        store, attempt, told = _begin(root)
+        store, attempt, facts = _begin(root)
         tried = 0
         for n in range(1, 60, 4):
 
@@ -106,25 +109,25 @@ def test_remounted_read_only_in_mid_save(tmp_path: Path) -> None:
             second._place = second._place._replace(store=struck)
             failed = False
             try:
-                perform(save(second, f"real/ro/{n}", 10 + n), told)
+                perform(save(second, f"real/ro/{n}", 10 + n), facts)
             except RelightError as error:
                 failed = True
                 assert isinstance(error, StoreUnavailable)
             tried += failed
-            assert examine(store, Log(store, RUN), told) == [], "what was there is readable while the disk is read-only"
+            assert examine(store, Log(store, RUN), facts) == [], "what was there is readable while the disk is read-only"
             _run("mount", "-o", "remount,rw", str(root))
-            perform(save(Attempt.begin(store, RUN), f"real/rw/{n}", 11 + n), told)
-        assert check(store, told, 0) == []
+            perform(save(Attempt.begin(store, RUN), f"real/rw/{n}", 11 + n), facts)
+        assert check(store, facts, 0) == []
         assert tried >= 3, f"only {tried} saves met a read-only file system"
 
 
 def test_no_inodes_left(tmp_path: Path) -> None:
-    """A file system without inodes: ``NoSpace``, nothing lost, and the run goes on when there are some again."""
+    """A file system without inodes: ``NoSpace``, nothing lost, and the run continues once it has inodes again."""
     image = tmp_path / "image"
     image.write_bytes(bytes(8 << 20))
     _run("mkfs.ext4", "-q", "-F", "-N", "64", str(image))
     with mounted(tmp_path / "disk", "-o", "loop", str(image)) as root:
-        store, attempt, told = _begin(root)
+        store, attempt, facts = _begin(root)
         filler = []
         full = 0
         with contextlib.suppress(OSError):
@@ -135,7 +138,7 @@ def test_no_inodes_left(tmp_path: Path) -> None:
             for path in filler[:freed]:
                 path.unlink(missing_ok=True)
             try:
-                perform(save(attempt, f"real/inodes/{freed}", 2 + freed), told)
+                perform(save(attempt, f"real/inodes/{freed}", 2 + freed), facts)
                 break
             except NoSpace:
                 full += 1
@@ -143,7 +146,7 @@ def test_no_inodes_left(tmp_path: Path) -> None:
         assert full >= 2
         for path in filler:
             path.unlink(missing_ok=True)
-        assert check(store, told, 0) == []
+        assert check(store, facts, 0) == []
 
 
 def test_ext4_that_is_full(tmp_path: Path) -> None:
@@ -155,13 +158,13 @@ def test_ext4_that_is_full(tmp_path: Path) -> None:
     image.write_bytes(bytes(3 << 20))
     _run("mkfs.ext4", "-q", "-F", "-b", "1024", str(image))
     with mounted(tmp_path / "disk", "-o", "loop", str(image)) as root:
-        store, attempt, told = _begin(root)
+        store, attempt, facts = _begin(root)
         with pytest.raises(NoSpace):
             for step in range(2, 2000):
-                perform(save(attempt, f"real/ext4/{step}", step), told)
-        assert examine(store, Log(store, RUN), told) == []
+                perform(save(attempt, f"real/ext4/{step}", step), facts)
+        assert examine(store, Log(store, RUN), facts) == []
         saved = len(fold(attempt.view()).live)
         report = execute(plan_prune(store, RUN, keep(last=2)), store, epoch=attempt.epoch)
         assert len(report.deleted) == saved - 2
-        told.append(("retiring", *report.retired))
-        assert check(store, told, 0) == []
+        facts.append(("retiring", *report.retired))
+        assert check(store, facts, 0) == []

@@ -1,4 +1,7 @@
-"""``relight repack``: what needs others stands by itself, whoever is killed on the way, and the others may go."""
+"""``relight repack`` makes a checkpoint independent of others, also if it is killed on the way.
+
+The others may then be deleted.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ def sound(found: Run) -> list[int]:
     """The steps of all that is live, each whole."""
     view = found.view()
     live = fold(view).live
-    assert not any(verify_checkpoint(found.store, view, one) for one in live)
-    return [one.step for one in live]
+    assert not any(verify_checkpoint(found.store, view, checkpoint) for checkpoint in live)
+    return [checkpoint.step for checkpoint in live]
 
 
 def state(url: str, step: int) -> tuple[Any, ...]:
@@ -58,20 +61,20 @@ def state(url: str, step: int) -> tuple[Any, ...]:
 
 
 def test_what_was_needed_may_go(run: str) -> None:
-    """Repacked, a checkpoint has the same bits, needs nobody, and stays whole when all others go."""
-    found = opened(run)
+    """A repacked checkpoint has the same bits, needs no other checkpoint, and survives the deletion of all others."""
+    repacked = opened(run)
     before = [state(run, step) for step in range(6)]
-    newest = found.history().live[-1]
+    newest = repacked.history().live[-1]
     assert len(newest.requires) >= 2
-    report = execute_repack(plan_repack(found, {newest.id}))
+    report = execute_repack(plan_repack(repacked, {newest.id}))
     assert report.repacked == [newest.id] and set(report.freed) < set(newest.requires) | {newest.id}
-    assert found.history().live[-1].requires == [] and found.history().live[-2].requires
-    assert not plan_repack(found, {newest.id}).chosen
-    report = execute_repack(plan_repack(found))
-    assert not any(one.requires for one in found.history().live) and report.freed
-    assert sound(found) == list(range(6))
-    execute(plan_prune(found.store, "run", Keep(last=1)), found.store)
-    assert sound(found) == [5]
+    assert repacked.history().live[-1].requires == [] and repacked.history().live[-2].requires
+    assert not plan_repack(repacked, {newest.id}).chosen
+    report = execute_repack(plan_repack(repacked))
+    assert not any(checkpoint.requires for checkpoint in repacked.history().live) and report.freed
+    assert sound(repacked) == list(range(6))
+    execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)
+    assert sound(repacked) == [5]
     assert all(torch.equal(one, other) for one, other in zip(before[5], state(run, 5), strict=True))
 
 
@@ -86,24 +89,24 @@ def test_killed_anywhere(run: str, tmp_path: Path) -> None:
         except Killed:
             assert sound(opened(str(copy))) == list(range(6))
             execute_repack(plan_repack(opened(str(copy))))
-            assert not any(one.requires for one in opened(str(copy)).history().live)
+            assert not any(checkpoint.requires for checkpoint in opened(str(copy)).history().live)
             continue
         break
     assert left > 12
 
 
 def test_one_that_is_retired_meanwhile(run: str) -> None:
-    """Nothing is said of it then."""
-    found = opened(run)
-    plan = plan_repack(found)
-    execute(plan_prune(found.store, "run", Keep(last=1)), found.store)  # all stay that the last one needs
-    execute_repack(plan_repack(found))
-    execute(plan_prune(found.store, "run", Keep(last=1)), found.store)
+    """A plan with a checkpoint that was retired meanwhile is refused."""
+    repacked = opened(run)
+    plan = plan_repack(repacked)
+    execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)  # all stay that the last one needs
+    execute_repack(plan_repack(repacked))
+    execute(plan_prune(repacked.store, "run", Keep(last=1)), repacked.store)
     refuses((CheckpointNotFound, relight.CorruptCheckpoint), lambda: execute_repack(plan))
 
 
 def test_later_saves_go_by_what_was_repacked(run: str) -> None:
-    """A run goes on behind it, shares with it again, and restores."""
+    """A run continues after a repack, shares chunks again, and restores."""
     execute_repack(plan_repack(opened(run)))
     frozen, moving = torch.zeros(300_000), torch.zeros(300_000)
     with relight.Checkpointer(run, frozen=frozen, moving=moving, save=relight.every(steps=1), compact=True, background=False) as ckpt:
@@ -115,7 +118,10 @@ def test_later_saves_go_by_what_was_repacked(run: str) -> None:
 
 
 def test_the_command(run: str) -> None:
-    """Says what it would do, does it, and has nothing to do the next time; ``ls`` shows that nothing is needed."""
+    """The command prints its plan, executes it, and has nothing to do the next time.
+
+    ``ls`` shows that nothing is needed.
+    """
 
     def relight_(*arguments: str) -> Any:
         done = subprocess.run([sys.executable, "-m", "relight", *arguments], capture_output=True, text=True, check=True)

@@ -28,27 +28,27 @@ def names() -> Iterator[Names]:
 def test_every_call_fails_once(code: int, names: Names) -> None:
     """Whatever call of a save fails: a typed error, the checkpoint before intact, nothing half visible, the room given back, no fsync
     tried twice, and the next save works."""
-    trials = [one for one in TRIALS if one.errno == code and not one.forever and not one.lost_reply and one.name is None]
+    trials = [trial for trial in TRIALS if trial.errno == code and not trial.forever and not trial.lost_reply and trial.name is None]
     assert len(trials) > 20
     assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
 
 
 def test_every_call_and_all_after_it_fail(names: Names) -> None:
     """The same where the disk does not recover before the save has given up."""
-    trials = [one for one in TRIALS if one.forever]
+    trials = [trial for trial in TRIALS if trial.forever]
     assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
 
 
 def test_replies_of_links_are_lost(names: Names) -> None:
-    """A commit whose ``link`` worked and whose reply was an error is a commit."""
-    trials = [one for one in TRIALS if one.lost_reply]
+    """A commit counts if its ``link`` worked but returned an error."""
+    trials = [trial for trial in TRIALS if trial.lost_reply]
     assert trials
     assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
 
 
 def test_every_read_fails_once(names: Names) -> None:
     """Whatever read of a save fails (it reads back what it wrote): the same."""
-    trials = [one for one in TRIALS if one.name is not None]
+    trials = [trial for trial in TRIALS if trial.name is not None]
     assert len(trials) > 30
     assert {str(trial): wrong for trial in trials if (wrong := fail_at(trial, names))} == {}
 
@@ -62,12 +62,12 @@ def test_every_size_of_a_full_disk(code: int, names: Names) -> None:
         disk = QuotaDisk(1 << 30, code, inner=simulated)
         names.seed(pages)
         store = LocalStore(ROOT, disk=disk)
-        attempt, told = Attempt.begin(store, RUN), list[Fact]()
-        perform(save(attempt, "full/before", 1), told)
+        attempt, facts = Attempt.begin(store, RUN), list[Fact]()
+        perform(save(attempt, "full/before", 1), facts)
         used = disk.used
         disk.bytes_max = used + pages * 4096
         try:
-            perform(save(attempt, "full/struck", 2), told)
+            perform(save(attempt, "full/struck", 2), facts)
             outcomes.append("fits")
         except NoSpace as error:
             outcomes.append("full")
@@ -75,12 +75,12 @@ def test_every_size_of_a_full_disk(code: int, names: Names) -> None:
             assert error.hint
             assert len(fold(attempt.view()).live) == 1
         disk.bytes_max = 1 << 30
-        perform(save(attempt, "full/next", 3), told)
-        assert examine(store, Log(store, RUN), told) == []
-        assert check(LocalStore(ROOT, disk=simulated), told, pages) == []
+        perform(save(attempt, "full/next", 3), facts)
+        assert examine(store, Log(store, RUN), facts) == []
+        assert check(LocalStore(ROOT, disk=simulated), facts, pages) == []
     assert outcomes[0] == "full"
     assert outcomes[-1] == "fits"
-    assert outcomes == sorted(outcomes, key=lambda one: one == "fits"), "more room never hurts"
+    assert outcomes == sorted(outcomes, key=lambda outcome: outcome == "fits"), "more room never hurts"
 
 
 @pytest.mark.parametrize("most", [1, 7, 512, 4096])
@@ -89,8 +89,8 @@ def test_short_writes_and_reads(most: int, names: Names) -> None:
     disk = fresh_disk()
     names.seed(most)
     store = LocalStore(ROOT, disk=ShortDisk(most, disk))
-    told: list[Fact] = []
-    perform(save(Attempt.begin(store, RUN), "short/one", 1), told)
-    assert examine(store, Log(store, RUN), told) == []
+    facts: list[Fact] = []
+    perform(save(Attempt.begin(store, RUN), "short/one", 1), facts)
+    assert examine(store, Log(store, RUN), facts) == []
     plain = LocalStore(ROOT, disk=disk)
-    assert examine(plain, Log(plain, RUN), told) == []
+    assert examine(plain, Log(plain, RUN), facts) == []

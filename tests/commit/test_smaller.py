@@ -1,4 +1,4 @@
-"""Saves of which only what is new is written, coded: what they take, and that every reader gets the bytes that were saved."""
+"""Saves that write only new bytes, with codecs: their size, and that every reader gets the saved bytes."""
 
 from __future__ import annotations
 
@@ -81,22 +81,22 @@ class Taken:
 
 def read(store: ByteStore, run: str, which: str) -> State:
     """What a checkpoint holds, by every reader's way."""
-    found = Run(store, run)
-    checkpoint = found.history().find(which)
+    opened_run = Run(store, run)
+    checkpoint = opened_run.history().find(which)
     assert checkpoint is not None
-    opened = found.open(checkpoint)
+    opened = opened_run.open(checkpoint)
     (part,) = opened.parts
     sinks: dict[int, Any] = {index: Taken(tensor.length) for index, tensor in enumerate(part.tensors)}
     read_tensors(opened, part, sinks)
-    return {one.name: np.frombuffer(sinks[index].data, WIDTHS[one.dtype]) for index, one in enumerate(part.tensors)}
+    return {tensor.name: np.frombuffer(sinks[index].data, WIDTHS[tensor.dtype]) for index, tensor in enumerate(part.tensors)}
 
 
 def check(store: ByteStore, run: str, which: str, held: State) -> None:
     """It verifies, and holds that."""
-    found = Run(store, run)
-    checkpoint = found.history().find(which)
+    opened_run = Run(store, run)
+    checkpoint = opened_run.history().find(which)
     assert checkpoint is not None
-    assert verify_checkpoint(store, found.view(), checkpoint) == []
+    assert verify_checkpoint(store, opened_run.view(), checkpoint) == []
     seen = read(store, run, which)
     assert seen.keys() == held.keys()
     for name, values in held.items():
@@ -104,10 +104,10 @@ def check(store: ByteStore, run: str, which: str, held: State) -> None:
 
 
 def body_of(store: ByteStore, run: str, which: str) -> Any:
-    """What COMMIT says."""
-    found = Run(store, run).history().find(which)
-    assert found is not None
-    return found.body
+    """Return the body of the COMMIT."""
+    checkpoint = Run(store, run).history().find(which)
+    assert checkpoint is not None
+    return checkpoint.body
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -115,66 +115,66 @@ def test_only_what_is_new_is_written(number: int, tmp_path: Path) -> None:
     """A frozen base is stored once, however many saves there are; every one of them restores to its bits."""
     store, smaller = stores(tmp_path)[number], eager()
     attempt = Attempt.begin(store, "r")
-    held, saved = state(), []
+    contents, saved = state(), []
     for step in range(4):
-        held = {**held, "adapter": weights(0.25, 50 + step), "step": np.array([step], "<i8")}
-        report = attempt.save(request(step, held, smaller))
-        saved.append((report.id, held))
+        contents = {**contents, "adapter": weights(0.25, 50 + step), "step": np.array([step], "<i8")}
+        report = attempt.save(request(step, contents, smaller))
+        saved.append((report.id, contents))
     for which, values in saved:
         check(store, "r", which, values)
     first, *later = [body_of(store, "r", which) for which, _ in saved]
     assert first.requires == [] and first.new_bytes == first.stored_bytes < 0.9 * first.logical_bytes
-    for one in later:
-        assert one.new_bytes < 0.03 * one.logical_bytes and one.requires[0] and first.id in one.requires
-        assert first.new_bytes * 0.95 < one.stored_bytes < first.logical_bytes
+    for commit in later:
+        assert commit.new_bytes < 0.03 * commit.logical_bytes and commit.requires[0] and first.id in commit.requires
+        assert first.new_bytes * 0.95 < commit.stored_bytes < first.logical_bytes
     # never a reference to a reference: of each checkpoint between, only what lies with it is asked for
-    assert [one.requires for one in later][-1] == [first.id]
+    assert [checkpoint.requires for checkpoint in later][-1] == [first.id]
 
 
 def test_what_is_not_new_at_all(tmp_path: Path) -> None:
     """The same state again: the packs' headers, a part and a root."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    attempt.save(request(0, held, smaller))
-    again = attempt.save(request(1, held, smaller))
-    check(store, "r", again.id, held)
+    contents = state()
+    attempt.save(request(0, contents, smaller))
+    again = attempt.save(request(1, contents, smaller))
+    check(store, "r", again.id, contents)
     assert body_of(store, "r", again.id).new_bytes < 4096
     assert smaller.choice(Conditions(2)).coded, "what will change is worth coding, whatever nothing changed lately"
 
 
 def test_without_codecs(tmp_path: Path) -> None:
-    """What is new is stored as it is."""
+    """New chunks are stored unchanged."""
     store, smaller = LocalStore(tmp_path / "s"), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
-    held = state()
-    first = attempt.save(request(0, held, smaller))
+    contents = state()
+    first = attempt.save(request(0, contents, smaller))
     assert body_of(store, "r", first.id).new_bytes > body_of(store, "r", first.id).logical_bytes
-    held = {**held, "base/b": weights(5.5, 9)}
-    second = attempt.save(request(1, held, smaller))
-    check(store, "r", second.id, held)
+    contents = {**contents, "base/b": weights(5.5, 9)}
+    second = attempt.save(request(1, contents, smaller))
+    check(store, "r", second.id, contents)
     assert body_of(store, "r", second.id).new_bytes < 6.6 * (1 << 20)
 
 
 def test_a_donor_stays_as_long_as_it_is_needed(tmp_path: Path) -> None:
-    """Retention keeps it, sweeping leaves it; when nobody needs it any more, it goes."""
+    """Retention and sweeps keep a donor while a checkpoint needs it. After that it is retired."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
+    contents = state()
     ids = []
     for step in range(3):
-        held = {**held, "adapter": weights(0.25, 50 + step)}
-        ids.append(attempt.save(request(step, held, smaller)).id)
+        contents = {**contents, "adapter": weights(0.25, 50 + step)}
+        ids.append(attempt.save(request(step, contents, smaller)).id)
         execute(plan_prune(store, "r", Keep(last=1)), store)
         execute_sweep(plan_sweep(store, "r"), store)
-    assert [one.id for one in Run(store, "r").history().live] == [ids[0], ids[2]]
-    check(store, "r", ids[2], held)
-    held = state(seed=90)
-    last = attempt.save(request(4, held, smaller))
+    assert [checkpoint.id for checkpoint in Run(store, "r").history().live] == [ids[0], ids[2]]
+    check(store, "r", ids[2], contents)
+    contents = state(seed=90)
+    last = attempt.save(request(4, contents, smaller))
     execute(plan_prune(store, "r", Keep(last=1)), store)
     execute_sweep(plan_sweep(store, "r"), store)
-    assert [one.id for one in Run(store, "r").history().live] == [last.id]
-    check(store, "r", last.id, held)
+    assert [checkpoint.id for checkpoint in Run(store, "r").history().live] == [last.id]
+    check(store, "r", last.id, contents)
     assert not list((tmp_path / "s" / "r").glob(f"*{ids[0]}*"))
 
 
@@ -182,28 +182,28 @@ def test_a_donor_that_was_retired_meanwhile() -> None:
     """The save fails and leaves nothing; the next stores everything itself."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    first = attempt.save(request(0, held, smaller))
+    contents = state()
+    first = attempt.save(request(0, contents, smaller))
 
     def retire() -> None:
         attempt.place.log.append(lambda view: (RetireBody(ids=[first.id], reason="by hand"), fold(view).epoch))
 
     files = set(store._files)
     with pytest.raises(relight.SaveFailed, match=f"chunks of {first.id}"):
-        attempt.save(dataclasses.replace(request(1, held, smaller), packs_written=retire))
+        attempt.save(dataclasses.replace(request(1, contents, smaller), packs_written=retire))
     assert {key for key in store._files if "/log/" not in key} == {key for key in files if "/log/" not in key}
-    after = attempt.save(request(2, held, smaller))
+    after = attempt.save(request(2, contents, smaller))
     assert body_of(store, "r", after.id).requires == []
-    check(store, "r", after.id, held)
+    check(store, "r", after.id, contents)
 
 
 def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
     """A flipped bit in a donor's chunk or in a coded one; another checkpoint that does not need it restores."""
     store, smaller = LocalStore(tmp_path / "s", direct=False), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    first = attempt.save(request(0, held, smaller))
-    second = attempt.save(request(1, {**held, "adapter": weights(0.25, 7)}, smaller))
+    contents = state()
+    first = attempt.save(request(0, contents, smaller))
+    second = attempt.save(request(1, {**contents, "adapter": weights(0.25, 7)}, smaller))
     third = attempt.save(request(2, state(40), smaller))
     (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
     data = bytearray(file.read_bytes())
@@ -211,11 +211,11 @@ def test_damage_is_named_and_passed_over(tmp_path: Path) -> None:
     file.write_bytes(data)
     view = Run(store, "r").view()
     for which, wrong in ((first.id, True), (second.id, True), (third.id, False)):
-        found = Run(store, "r").history().find(which)
-        assert found is not None
-        findings = verify_checkpoint(store, view, found)
+        checkpoint = Run(store, "r").history().find(which)
+        assert checkpoint is not None
+        findings = verify_checkpoint(store, view, checkpoint)
         assert bool(findings) is wrong
-        assert all("base/" in one.tensor and which in one.file for one in findings)
+        assert all("base/" in finding.tensor and which in finding.file for finding in findings)
         if wrong:
             with pytest.raises(relight.CorruptCheckpoint):
                 read(store, "r", which)
@@ -225,12 +225,12 @@ def test_parts_of_chunks(tmp_path: Path) -> None:
     """Any range of a pack reads as if it were a file."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
-    held = {"base": weights(9), "noise": state()["noise"]}
-    attempt.save(request(0, held, smaller))
-    second = attempt.save(request(1, {**held, "noise": held["noise"][::-1].copy()}, smaller))
-    found = Run(store, "r").history().find(second.id)
-    assert found is not None
-    opened = Run(store, "r").open(found)
+    contents = {"base": weights(9), "noise": state()["noise"]}
+    attempt.save(request(0, contents, smaller))
+    second = attempt.save(request(1, {**contents, "noise": contents["noise"][::-1].copy()}, smaller))
+    checkpoint = Run(store, "r").history().find(second.id)
+    assert checkpoint is not None
+    opened = Run(store, "r").open(checkpoint)
     for pack in opened.parts[0].packs:
         reader = open_pack(store, opened.prefix, pack)
         whole = bytearray(reader.size)
@@ -259,7 +259,7 @@ class Tight(MemoryStore):
 
 
 def half_changed(store: Tight, smaller: IncrementalState) -> tuple[Attempt, np.ndarray, np.ndarray]:
-    """40 MiB are saved, of which half changes; the store has room for that half, and not for all. Before and after."""
+    """40 MiB are saved, half of them changed. The store has space for half, but not for all."""
     store.room = 64 << 20
     attempt = Attempt.begin(store, "r")
     noise = np.frombuffer(np.random.default_rng(0).bytes(40 << 20), np.uint8)
@@ -284,10 +284,10 @@ def test_room_for_what_is_new_is_enough() -> None:
 
 def in_memory(pack: PackPlan) -> memoryview:
     """All of it, as an agent has it."""
-    image, at = page_buffer(-(-pack.size // PAGE) * PAGE), 0
+    image, offset = page_buffer(-(-pack.size // PAGE) * PAGE), 0
     for source in pack.sources:
-        copy_from(source, 0, image[at : at + source.length])
-        at += source.length
+        copy_from(source, 0, image[offset : offset + source.length])
+        offset += source.length
     return image
 
 
@@ -312,30 +312,30 @@ def test_hashing_tells_how_long_it_waited(monkeypatch: pytest.MonkeyPatch, mode:
 
 
 def test_earlier_knows_plain_packs_too(tmp_path: Path) -> None:
-    """A checkpoint that was stored as it is can be a donor."""
+    """A checkpoint without codecs can be a donor."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")
-    held = state()
-    first = attempt.save(request(0, held, None))
-    found = Run(store, "r").history().find(first.id)
-    assert found is not None
+    contents = state()
+    first = attempt.save(request(0, contents, None))
+    checkpoint = Run(store, "r").history().find(first.id)
+    assert checkpoint is not None
     smaller = eager()
-    packs = Run(store, "r").open(found).parts[0].packs
-    smaller.chunks = chunks_of(packs, rows_of(found.body.dir, packs))
-    second = attempt.save(request(1, held, smaller))
+    packs = Run(store, "r").open(checkpoint).parts[0].packs
+    smaller.chunks = chunks_of(packs, rows_of(checkpoint.body.dir, packs))
+    second = attempt.save(request(1, contents, smaller))
     assert body_of(store, "r", second.id).new_bytes < 8192
-    check(store, "r", second.id, held)
+    check(store, "r", second.id, contents)
 
 
 @pytest.mark.parametrize("cuts", [[100], [1, 99], [33, 33, 34], [50, 50]])
 def test_any_range_of_what_is_not_in_one_piece(cuts: list[int]) -> None:
-    """A pack that lies in several sources is sampled as one that lies in memory."""
+    """A pack with several sources is sampled like a pack that is in one piece of memory."""
     from relight.commit.incremental_writer import _range
 
-    data, at, sources = bytes(range(100)), 0, []
+    data, offset, sources = bytes(range(100)), 0, []
     for length in cuts:
-        sources.append(Bytes(data[at : at + length]))
-        at += length
+        sources.append(Bytes(data[offset : offset + length]))
+        offset += length
     plan = PackPlan("pack-00000-000.safetensors", 100, sources, [100])
     for begin in range(0, 100, 7):
         for length in (1, 20, 100 - begin):
@@ -355,7 +355,7 @@ def test_no_room_in_an_encrypted_store_is_told_as_such() -> None:
 
 
 def test_what_a_killed_rewriter_left_goes_with_its_checkpoint(tmp_path: Path) -> None:
-    """A pack's new copy beside the old one; a file of somebody else's stays."""
+    """A new copy of a pack next to the old one is swept. A file with another name stays."""
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")
     first = attempt.save(request(0, state(), None))

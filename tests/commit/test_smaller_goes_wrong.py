@@ -50,29 +50,32 @@ class Flaky(MemoryStore):
 
 
 def test_what_comes_damaged_once_is_read_again() -> None:
-    """A coded chunk, too: neither a restore nor retention's look takes it for damage."""
+    """Neither a restore nor retention takes a transient read error of a coded chunk for damage."""
     store, smaller = Flaky(), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    one = attempt.save(request(0, held, smaller))
+    contents = state()
+    saved = attempt.save(request(0, contents, smaller))
     (key,) = [key for key in store._files if key.endswith(".chunks")]
-    found = Run(store, "r").history().find(one.id)
-    assert found is not None
+    checkpoint = Run(store, "r").history().find(saved.id)
+    assert checkpoint is not None
     store.spoil = key
-    assert verify_checkpoint(store, Run(store, "r").view(), found) == [] and not store.spoil
+    assert verify_checkpoint(store, Run(store, "r").view(), checkpoint) == [] and not store.spoil
     store.spoil = key
-    assert np.array_equal(read(store, "r", one.id)["base/a"].view("u1"), held["base/a"].view("u1")) and not store.spoil
+    assert np.array_equal(read(store, "r", saved.id)["base/a"].view("u1"), contents["base/a"].view("u1")) and not store.spoil
 
 
 def test_what_was_found_damaged_is_stored_anew(tmp_path: Path) -> None:
-    """Retention looks at the newest checkpoint before it removes others: if that is damaged the next save does not build on it."""
+    """Retention verifies the newest checkpoint before it retires others.
+
+    If that is damaged, the next save does not build on it.
+    """
     store = LocalStore(tmp_path / "s", direct=False)
     attempt = Attempt.begin(store, "r")
     attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
-    held = state()
-    first = attempt.save(request(0, held, None))
-    attempt.save(request(1, {**held, "adapter": weights(0.25, 5)}, None))
-    second = attempt.save(request(2, {**held, "adapter": weights(0.25, 6)}, None))
+    contents = state()
+    first = attempt.save(request(0, contents, None))
+    attempt.save(request(1, {**contents, "adapter": weights(0.25, 5)}, None))
+    second = attempt.save(request(2, {**contents, "adapter": weights(0.25, 6)}, None))
     (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
@@ -81,9 +84,9 @@ def test_what_was_found_damaged_is_stored_anew(tmp_path: Path) -> None:
     prune_a_share(store, "r", Keep(last=1), verified=verified, log=attempt.place.log, epoch=attempt.epoch)
     assert verified[second.id] is False
     attempt.distrust(verified)
-    third = attempt.save(request(3, held, None))
+    third = attempt.save(request(3, contents, None))
     assert body_of(store, "r", third.id).requires == []
-    check(store, "r", third.id, held)
+    check(store, "r", third.id, contents)
 
 
 def test_another_that_saves_in_between(tmp_path: Path) -> None:
@@ -91,17 +94,17 @@ def test_another_that_saves_in_between(tmp_path: Path) -> None:
     store = LocalStore(tmp_path / "s")
     attempt = Attempt.begin(store, "r")
     agent = Attempt(attempt.place)
-    for one in (attempt, agent):
-        one.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
-    held = state()
-    agent.save(request(0, held, None))
+    for writer in (attempt, agent):
+        writer.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
+    contents = state()
+    agent.save(request(0, contents, None))
     assert attempt.smaller is not None
     attempt.smaller.looked = True  # or it would make use of that one, which would then stay
-    attempt.save(request(1, held, None))
+    attempt.save(request(1, contents, None))
     execute(plan_prune(store, "r", Keep(last=1)), store)
-    after = agent.save(request(2, held, None))
+    after = agent.save(request(2, contents, None))
     assert body_of(store, "r", after.id).requires == []
-    check(store, "r", after.id, held)
+    check(store, "r", after.id, contents)
 
 
 def test_groups_go_though_they_are_more_than_a_share(tmp_path: Path) -> None:
@@ -109,22 +112,24 @@ def test_groups_go_though_they_are_more_than_a_share(tmp_path: Path) -> None:
     store = MemoryStore()
     attempt = Attempt.begin(store, "r")
     attempt.make_smaller(Compact(codecs="never", full_every=8), Experience(equal=1.0))
-    held, most = {"base": weights(1.5), "noise": weights(0.1)}, 0
+    contents, most = {"base": weights(1.5), "noise": weights(0.1)}, 0
     for step in range(30):
-        held = {**held, "noise": weights(0.1, 100 + step)}
-        attempt.save(request(step, held, None))
+        contents = {**contents, "noise": weights(0.1, 100 + step)}
+        attempt.save(request(step, contents, None))
         prune_a_share(store, "r", Keep(last=2), verified={}, log=attempt.place.log, epoch=attempt.epoch)
         most = max(most, len(Run(store, "r").history().live))
     assert most <= 10
-    assert all(verify_checkpoint(store, Run(store, "r").view(), one) == [] for one in Run(store, "r").history().live)
+    assert all(verify_checkpoint(store, Run(store, "r").view(), checkpoint) == [] for checkpoint in Run(store, "r").history().live)
 
 
 def test_the_oldest_that_may_go_together(tmp_path: Path) -> None:
     """By the closure of who needs whom."""
     store, smaller = MemoryStore(), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    ids = [attempt.save(request(step, {**held, "step": np.array([step], "<i8")}, smaller if step < 3 else None)).id for step in range(6)]
+    contents = state()
+    ids = [
+        attempt.save(request(step, {**contents, "step": np.array([step], "<i8")}, smaller if step < 3 else None)).id for step in range(6)
+    ]
     history = Run(store, "r").history()
     assert oldest_together(history, ids[:5], None) == ids[:5]
     assert oldest_together(history, ids[:5], 2) == ids[:3]  # the first three need each other
@@ -136,11 +141,11 @@ def test_a_damaged_record_keeps_what_it_may_need(tmp_path: Path) -> None:
     """It may have been a COMMIT: nothing that is older goes, as long as checkpoints of this run share bytes."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    ids = [attempt.save(request(step, {**held, "adapter": weights(0.25, 9 + step)}, smaller)).id for step in range(3)]
+    contents = state()
+    ids = [attempt.save(request(step, {**contents, "adapter": weights(0.25, 9 + step)}, smaller)).id for step in range(3)]
     smaller.forget()
-    ids += [attempt.save(request(step, held, smaller)).id for step in range(3, 6)]
-    third = next(one for one in Run(store, "r").history().live if one.id == ids[2])
+    ids += [attempt.save(request(step, contents, smaller)).id for step in range(3, 6)]
+    third = next(checkpoint for checkpoint in Run(store, "r").history().live if checkpoint.id == ids[2])
     record = tmp_path / "s" / "r" / "log" / f"{third.seq:012d}.json"
     data = bytearray(record.read_bytes())
     data[200] ^= 1
@@ -148,50 +153,50 @@ def test_a_damaged_record_keeps_what_it_may_need(tmp_path: Path) -> None:
     view = Run(store, "r").view()
     assert unsure(view, fold(view)) == set(ids[:2])
     execute(plan_prune(store, "r", Keep(last=1)), store)
-    live = [one.id for one in Run(store, "r").history().live]
+    live = [checkpoint.id for checkpoint in Run(store, "r").history().live]
     assert live == [*ids[:2], ids[3], ids[5]]  # whose bytes the newest needs, and what may be needed
 
 
 def test_a_repair_that_was_cut_off_does_no_harm(tmp_path: Path) -> None:
-    """Part of a pack beside its chunks is passed over."""
+    """A part of a pack next to its chunks is skipped."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    one = attempt.save(request(0, held, smaller))
-    (chunks,) = (tmp_path / "s" / "r").glob(f"*{one.id}*/*.chunks")
+    contents = state()
+    saved = attempt.save(request(0, contents, smaller))
+    (chunks,) = (tmp_path / "s" / "r").glob(f"*{saved.id}*/*.chunks")
     chunks.with_suffix(".safetensors").write_bytes(b"x" * 100_000)
-    check(store, "r", one.id, held)
+    check(store, "r", saved.id, contents)
 
 
 def test_a_donor_that_was_cut_short_is_noticed_without_reading_it(tmp_path: Path) -> None:
     """By its length, under its own name."""
     store, smaller = LocalStore(tmp_path / "s"), eager()
     attempt = Attempt.begin(store, "r")
-    held = state()
-    first = attempt.save(request(0, held, smaller))
-    second = attempt.save(request(1, held, smaller))
+    contents = state()
+    first = attempt.save(request(0, contents, smaller))
+    second = attempt.save(request(1, contents, smaller))
     (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
     file.write_bytes(file.read_bytes()[:-1])
-    found = Run(store, "r").history().find(second.id)
-    assert found is not None
-    findings = verify_checkpoint(store, Run(store, "r").view(), found, data=False)
+    checkpoint = Run(store, "r").history().find(second.id)
+    assert checkpoint is not None
+    findings = verify_checkpoint(store, Run(store, "r").view(), checkpoint, data=False)
     assert findings and file.name in findings[0].detail and first.id in findings[0].detail
 
 
 def test_damage_of_what_is_not_coded_names_where_it_lies(tmp_path: Path) -> None:
-    """The file of the donor, in what restoring and verifying say."""
+    """The errors of a restore and of verify name the donor's file."""
     store, smaller = LocalStore(tmp_path / "s", direct=False), eager(codecs="never")
     attempt = Attempt.begin(store, "r")
-    held = state()
-    first = attempt.save(request(0, held, smaller))
-    second = attempt.save(request(1, held, smaller))
+    contents = state()
+    first = attempt.save(request(0, contents, smaller))
+    second = attempt.save(request(1, contents, smaller))
     (file,) = (tmp_path / "s" / "r").glob(f"*{first.id}*/*.chunks")
     data = bytearray(file.read_bytes())
     data[len(data) // 2] ^= 4
     file.write_bytes(data)
-    found = Run(store, "r").history().find(second.id)
-    assert found is not None
-    (finding,) = verify_checkpoint(store, Run(store, "r").view(), found)
+    checkpoint = Run(store, "r").history().find(second.id)
+    assert checkpoint is not None
+    (finding,) = verify_checkpoint(store, Run(store, "r").view(), checkpoint)
     assert file.name in finding.detail and first.id in finding.detail
     with pytest.raises(relight.CorruptCheckpoint, match=first.id):
         read(store, "r", second.id)
@@ -204,8 +209,8 @@ def test_a_budget_counts_donors() -> None:
         return Candidate(f"{number}", number, number, {}, [], needed_by, True, "", size, float(number))
 
     users = [f"{number}" for number in range(1, 6)]
-    held = [one(0, 100, users), *(one(number, 10, []) for number in range(1, 6))]
-    assert [verdict.keep for verdict in decide_keep(Keep(budget=125), held)] == [True, False, False, False, True, True]
+    checkpoints = [one(0, 100, users), *(one(number, 10, []) for number in range(1, 6))]
+    assert [verdict.keep for verdict in decide_keep(Keep(budget=125), checkpoints)] == [True, False, False, False, True, True]
     assert [verdict.keep for verdict in decide_keep(Keep(budget=30), [one(number, 10, []) for number in range(5)])] == [
         False,
         False,
@@ -236,7 +241,7 @@ def test_tiers_mend_each_other(tmp_path: Path) -> None:
         damaged[len(damaged) // 2] ^= 1
         file.write_bytes(damaged)
         report = scrub(LocalStore(near.parent), "run")
-        assert [one.repaired_from for one in report.damage] == ["near"], (name, report.damage)
+        assert [finding.repaired_from for finding in report.damage] == ["near"], (name, report.damage)
         assert file.read_bytes() == whole or file.with_name("pack-00000-000.safetensors").exists()
         assert not any(findings for _, findings in relight.open(far).verify())
     newest_near = relight.open(near).latest().body
@@ -245,11 +250,11 @@ def test_tiers_mend_each_other(tmp_path: Path) -> None:
     data[len(data) // 2] ^= 1
     donor.write_bytes(data)
     report = scrub(LocalStore(near.parent), "run")
-    there = {one.id for one in relight.open(far).checkpoints()}
+    far_ids = {checkpoint.id for checkpoint in relight.open(far).checkpoints()}
     donor_id = newest_near.requires[0]
-    needs = {one.id for one in relight.open(near).checkpoints() if donor_id in (one.id, *one.requires)}
-    assert newest_near.id in needs and {one.id for one in report.damage} == needs
-    assert all(one.repaired_from == ("far" if one.id in there else "") for one in report.damage)
+    needs = {checkpoint.id for checkpoint in relight.open(near).checkpoints() if donor_id in (checkpoint.id, *checkpoint.requires)}
+    assert newest_near.id in needs and {finding.id for finding in report.damage} == needs
+    assert all(finding.repaired_from == ("far" if finding.id in far_ids else "") for finding in report.damage)
     assert {one.id: not findings for one, findings in relight.open(near).verify()}[newest_near.id]
 
 

@@ -1,4 +1,4 @@
-"""Several ranks whose saves share chunks: each finds its own, and the checkpoint says whose bytes all of them need."""
+"""Several ranks that share chunks with earlier saves: each finds its own donors, and the checkpoint names the donors of all ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STILL = bytes(range(256)) * 40
 
 
 class Sharing(Ranks):
-    """Each rank has, beside its row, one tensor that never changes."""
+    """Each rank has one tensor next to its row that never changes."""
 
     packs_written: Callable[[], None] | None = None
     """What rank 0 does once its packs are written."""
@@ -47,8 +47,8 @@ class Sharing(Ranks):
 
 
 def bodies(ranks: Ranks) -> list[Any]:
-    """What COMMIT says of each."""
-    return [one.body for one in fold(ranks.attempt.view()).live]
+    """Return the body of each live COMMIT."""
+    return [checkpoint.body for checkpoint in fold(ranks.attempt.view()).live]
 
 
 @pytest.mark.parametrize("sharing", [3, 1])
@@ -56,15 +56,15 @@ def test_what_all_need_is_said(sharing: int, tmp_path: Path) -> None:
     """One record with all donors, whichever ranks have some; every checkpoint is whole, what is new is little."""
     ranks = Sharing(tmp_path, 3, sharing)
     for step in range(4):
-        found = ranks.save(step)
-        assert all(isinstance(one, SaveReport) for one in found), found
+        results = ranks.save(step)
+        assert all(isinstance(result, SaveReport) for result in results), results
     ranks.check()
     first, *later = bodies(ranks)
     assert first.requires == []
-    for one in later:
-        assert one.requires == [first.id]
-        assert one.new_bytes <= first.new_bytes - sharing * (len(STILL) - 200)
-        assert one.stored_bytes == pytest.approx(first.stored_bytes, rel=0.1)
+    for commit in later:
+        assert commit.requires == [first.id]
+        assert commit.new_bytes <= first.new_bytes - sharing * (len(STILL) - 200)
+        assert commit.stored_bytes == pytest.approx(first.stored_bytes, rel=0.1)
     view = ranks.attempt.view()
     opened = open_checkpoint(ranks.attempt.store, "run", fold(view).live[-1], store_id=view.store_id, run_id=view.run_id)
     assert set(opened.root.features) == {"short-parts", "stored-chunks"}
@@ -89,14 +89,14 @@ def test_ranks_that_branch_off(tmp_path: Path) -> None:
     the one that is lent with them, and the root says that they lie in another run. Their retention leaves it alone."""
     ranks = Trained(tmp_path, 3, "run")
     for step in range(4):
-        assert all(isinstance(one, SaveReport) for one in ranks.save(step))
+        assert all(isinstance(result, SaveReport) for result in ranks.save(step))
     newest = fold(ranks.attempt.view()).live[-1]
     assert newest.body.requires
     branch(Run(ranks.attempt.store, "run"), newest, "twig")
     twigs = Trained(tmp_path, 3, "twig")
     for step in range(4, 7):
-        found = twigs.save(step)
-        assert all(isinstance(one, SaveReport) for one in found), found
+        results = twigs.save(step)
+        assert all(isinstance(result, SaveReport) for result in results), results
         twigs.check()
         ranks.check()
         for run in ("run", "twig"):
@@ -119,38 +119,38 @@ def test_donors_stay_for_all_ranks(tmp_path: Path) -> None:
             assert ranks.smaller[1] is not None
             ranks.smaller[1].forget()
             ranks.smaller[1].seen.equal = 1.0
-        assert all(isinstance(one, SaveReport) for one in ranks.save(step))
+        assert all(isinstance(result, SaveReport) for result in ranks.save(step))
         execute(plan_prune(ranks.attempt.store, "run", Keep(last=1)), ranks.attempt.store)
         execute_sweep(plan_sweep(ranks.attempt.store, "run"), ranks.attempt.store)
         ranks.check()
     *donors, newest = bodies(ranks)
-    assert newest.requires == [one.id for one in donors] == ["0000000000", "0000000002"]
+    assert newest.requires == [checkpoint.id for checkpoint in donors] == ["0000000000", "0000000002"]
 
 
 def test_a_donor_that_was_retired_fails_all_of_them(tmp_path: Path) -> None:
     """And the next save stores everything itself."""
     ranks = Sharing(tmp_path, 2, 2)
-    assert all(isinstance(one, SaveReport) for one in ranks.save(0))
+    assert all(isinstance(result, SaveReport) for result in ranks.save(0))
 
     def retire() -> None:
         ranks.attempt.place.log.append(lambda view: (RetireBody(ids=["0000000000"], reason="by hand"), fold(view).epoch))
 
     ranks.packs_written = retire
-    found = ranks.save(1)
+    results = ranks.save(1)
     ranks.packs_written = None
-    assert all(isinstance(one, SaveFailed) for one in found), found
-    assert any("was retired" in one.what for one in found)
-    assert all(isinstance(one, SaveReport) for one in ranks.save(2))
+    assert all(isinstance(result, SaveFailed) for result in results), results
+    assert any("was retired" in result.what for result in results)
+    assert all(isinstance(result, SaveReport) for result in ranks.save(2))
     ranks.check()
-    assert [one.requires for one in bodies(ranks)] == [[]]
+    assert [commit.requires for commit in bodies(ranks)] == [[]]
 
 
 def test_more_donors_than_a_name_can_say(tmp_path: Path) -> None:
     """Then everything is stored."""
     ranks = Sharing(tmp_path, 2, 2)
-    assert all(isinstance(one, SaveReport) for one in ranks.save(0))
+    assert all(isinstance(result, SaveReport) for result in ranks.save(0))
     for smaller in ranks.smaller:
         assert smaller is not None
         smaller.donors = tuple(f"{number:010d}" for number in range(DONORS_MAX + 1))
-    assert all(isinstance(one, SaveReport) for one in ranks.save(1))
-    assert [one.requires for one in bodies(ranks)] == [[], []]
+    assert all(isinstance(result, SaveReport) for result in ranks.save(1))
+    assert [commit.requires for commit in bodies(ranks)] == [[], []]

@@ -1,4 +1,4 @@
-"""Several ranks, one checkpoint: complete or not there, whoever dies, fails, or comes too late."""
+"""One checkpoint of several ranks: it is complete or absent, also if ranks die, fail or are late."""
 
 from __future__ import annotations
 
@@ -39,11 +39,14 @@ def ranks(request: pytest.FixtureRequest, tmp_path: Path) -> Ranks:
 
 
 def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
-    """One record, one root with rank 0's words, every part; each rank is told the same; no helper's file is left."""
+    """One record, one root with rank 0's metadata, every part.
+
+    Each rank gets the same result. No helper file is left.
+    """
     for step in range(3):
-        found = ranks.save(step)
-        assert all(isinstance(one, SaveReport) for one in found), found
-        assert len({(one.id, one.seq, one.stored_bytes) for one in found}) == 1
+        results = ranks.save(step)
+        assert all(isinstance(result, SaveReport) for result in results), results
+        assert len({(result.id, result.seq, result.stored_bytes) for result in results}) == 1
     assert len(ranks.committed()) == 3
     ranks.check()
     view = ranks.attempt.view()
@@ -55,7 +58,7 @@ def test_all_of_them_make_one_checkpoint(ranks: Ranks) -> None:
 
 def test_a_part_without_trained_tensors_tells_nothing_of_them(ranks: Ranks) -> None:
     """A rank's share may hold moments alone: that is not a model that does not change."""
-    assert {one.trainable_digest for one in ranks.save()} == {b""}
+    assert {result.trainable_digest for result in ranks.save()} == {b""}
     components = {"model": torch.nn.Linear(2, 2)}
     stale = StaleModelCheck(components, ComponentWatch(components, reports=False))
     before = counters["save.stale"]
@@ -74,12 +77,12 @@ def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
             raise Died
 
     started = time.monotonic()
-    found = ranks.save(timeout_s=0.5, before=stays_away)
+    results = ranks.save(timeout_s=0.5, before=stays_away)
     assert time.monotonic() - started < 5
-    waited = [one for one in found if not isinstance(one, Died)]
-    assert all(isinstance(one, (RankTimeout, OthersFailed)) for one in waited), found
-    assert [one.ranks for one in waited if isinstance(one, RankTimeout)][0] == (late,)
-    assert all(f"rank {late} was not there" in one.what for one in waited), found
+    waited = [result for result in results if not isinstance(result, Died)]
+    assert all(isinstance(failure, (RankTimeout, OthersFailed)) for failure in waited), results
+    assert [failure.ranks for failure in waited if isinstance(failure, RankTimeout)][0] == (late,)
+    assert all(f"rank {late} was not there" in failure.what for failure in waited), results
     assert ranks.committed() == []
     assert ranks.files() == ["root.json"]
     assert (next(ranks.folder.glob("run/0*-e*/root.json"))).read_bytes().startswith(multi_rank.VOID)
@@ -88,13 +91,13 @@ def test_who_does_not_come_is_named_and_nothing_shows(ranks: Ranks) -> None:
 
 def test_one_that_comes_too_late_saves_nothing(ranks: Ranks) -> None:
     """Neither alone nor with those who have gone."""
-    found = ranks.save(timeout_s=0.3, before=lambda rank: time.sleep(1.5) if rank == 0 else None)
-    assert all(isinstance(one, RelightError) for one in found)
+    results = ranks.save(timeout_s=0.3, before=lambda rank: time.sleep(1.5) if rank == 0 else None)
+    assert all(isinstance(result, RelightError) for result in results)
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
 def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They do not wait for the deadline, and say which rank it was and why."""
+    """The other ranks do not wait for the deadline. Their error names the rank and the cause."""
     usual = multi_rank.write_part
 
     def write(place: CommitTarget, request: SaveRequest, *rest: Any) -> Any:
@@ -104,16 +107,19 @@ def test_a_rank_without_room_stops_the_others_at_once(ranks: Ranks, monkeypatch:
 
     monkeypatch.setattr(multi_rank, "write_part", write)
     started = time.monotonic()
-    found = ranks.save(timeout_s=30)
+    results = ranks.save(timeout_s=30)
     assert time.monotonic() - started < 10
-    assert isinstance(found[1], NoSpace)
-    for rank, one in enumerate(found):
-        assert rank == 1 or (isinstance(one, OthersFailed) and "rank 1 could not save" in one.what), found
+    assert isinstance(results[1], NoSpace)
+    for rank, result in enumerate(results):
+        assert rank == 1 or (isinstance(result, OthersFailed) and "rank 1 could not save" in result.what), results
     assert ranks.committed() == [] and not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
 def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not even an empty file can be made while the packs of the rank that found it full are there: it takes them back, then says so."""
+    """On a full disk not even an empty file can be made.
+
+    The rank deletes its packs first and then reports the failure.
+    """
 
     class Full(LocalStore):
         def put_once(self, key: str, data: bytes) -> bool:
@@ -128,31 +134,31 @@ def test_a_full_disk_is_made_room_on_to_say_so(ranks: Ranks, monkeypatch: pytest
     usual = multi_rank.write_part
 
     def write(place: CommitTarget, request: SaveRequest, *rest: Any) -> Any:
-        found = usual(place, request, *rest)
+        written = usual(place, request, *rest)
         if request.seat is not None and request.seat.rank == 1:
             full.append(1)
             raise NoSpace("the disk is full")
-        return found
+        return written
 
     monkeypatch.setattr(multi_rank, "write_part", write)
     ranks.places = [place._replace(store=Full(str(ranks.folder))) for place in ranks.places]
     started = time.monotonic()
-    found = ranks.save(timeout_s=30)
+    results = ranks.save(timeout_s=30)
     assert time.monotonic() - started < 10
-    assert isinstance(found[1], NoSpace)
-    assert all(rank == 1 or (isinstance(one, OthersFailed) and "rank 1" in one.what) for rank, one in enumerate(found)), found
+    assert isinstance(results[1], NoSpace)
+    assert all(rank == 1 or (isinstance(result, OthersFailed) and "rank 1" in result.what) for rank, result in enumerate(results)), results
     assert not [name for name in ranks.files() if name.startswith(("pack", "part", "ready"))]
 
 
 @pytest.mark.parametrize("death", ["before the root", "behind the root"])
 def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: pytest.MonkeyPatch, death: str) -> None:
-    """Somebody else does."""
+    """Another rank commits."""
     dead: list[int] = []
     complete, append = multi_rank._complete, multi_rank._append
 
     def dying(usual: Callable[..., Any]) -> Callable[..., Any]:
         def work(*args: Any) -> Any:
-            seat = next((one for one in args if isinstance(one, Participant)), None)
+            seat = next((arg for arg in args if isinstance(arg, Participant)), None)
             names = ranks.files()
             all_ready = sum(name.startswith("ready") for name in names) == ranks.world
             if all_ready and not dead:
@@ -167,9 +173,9 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
         monkeypatch.setattr(multi_rank, "_complete", dying(complete))
     else:
         monkeypatch.setattr(multi_rank, "_append", dying(append))
-    found = ranks.save()
-    assert sum(isinstance(one, Died) for one in found) == 1
-    assert sum(isinstance(one, SaveReport) for one in found) == ranks.world - 1, found
+    results = ranks.save()
+    assert sum(isinstance(result, Died) for result in results) == 1
+    assert sum(isinstance(result, SaveReport) for result in results) == ranks.world - 1, results
     assert len(ranks.committed()) == 1
     ranks.check()
 
@@ -177,23 +183,25 @@ def test_the_one_that_should_have_committed_may_die(ranks: Ranks, monkeypatch: p
 def test_a_superseded_attempt_commits_nothing(ranks: Ranks) -> None:
     """However complete its parts are."""
     Attempt.begin(LocalStore(str(ranks.folder)), "run")
-    found = ranks.save()
-    assert all(isinstance(one, (Fenced, OthersFailed)) for one in found) and any(isinstance(one, Fenced) for one in found), found
+    results = ranks.save()
+    assert all(isinstance(result, (Fenced, OthersFailed)) for result in results) and any(
+        isinstance(result, Fenced) for result in results
+    ), results
     assert ranks.committed() == []
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_giving_up_and_completing_never_both_happen(tmp_path: Path, seed: int) -> None:
-    """Ranks that come about when the others' patience ends: whatever is committed is whole, and nobody is told otherwise of it."""
+    """Ranks that arrive at the deadline of the others: what is committed is complete, and no rank gets another result."""
     rng = random.Random(seed)
     ranks = Ranks(tmp_path, 3)
     outcomes = {"saved": 0, "given up": 0}
     for step in range(12):
         delays = [rng.random() * 0.12 for _ in range(3)]
-        found = ranks.save(step, timeout_s=0.04 + rng.random() * 0.08, before=lambda rank: time.sleep(delays[rank]))
-        there = f"{step:010d}" in ranks.committed()
-        assert there or not any(isinstance(one, SaveReport) for one in found), found
-        assert not there or all(isinstance(one, SaveReport) for one in found), found
-        outcomes["saved" if there else "given up"] += 1
+        results = ranks.save(step, timeout_s=0.04 + rng.random() * 0.08, before=lambda rank: time.sleep(delays[rank]))
+        is_committed = f"{step:010d}" in ranks.committed()
+        assert is_committed or not any(isinstance(result, SaveReport) for result in results), results
+        assert not is_committed or all(isinstance(result, SaveReport) for result in results), results
+        outcomes["saved" if is_committed else "given up"] += 1
     ranks.check()
     assert all(outcomes.values()), outcomes

@@ -37,7 +37,7 @@ def saved(attempt: Attempt, step: int, values: dict[str, bytes]) -> None:
 
 
 def new_megabytes(run: Run) -> list[float]:
-    return [round(one.body.new_bytes / MIB, 1) for one in run.history().live]
+    return [round(checkpoint.body.new_bytes / MIB, 1) for checkpoint in run.history().live]
 
 
 def tensors(run: Run, one: Checkpoint) -> dict[str, bytes]:
@@ -69,7 +69,10 @@ def test_a_tensor_that_stops_changing_is_not_stored_again(tmp_path: Path) -> Non
 
 
 def test_what_an_older_save_has_is_not_stored_again(tmp_path: Path) -> None:
-    """A tensor that returns to an earlier value is shared with that save, as long as it is live; without it the tensor is stored."""
+    """A tensor that returns to an earlier value is shared with that save while it is live.
+
+    Otherwise the tensor is stored.
+    """
     store = LocalStore(tmp_path)
     attempt = Attempt.begin(store, "run")
     attempt.make_smaller(Compact())
@@ -78,8 +81,8 @@ def test_what_an_older_save_has_is_not_stored_again(tmp_path: Path) -> None:
         saved(attempt, step, {"weights": noise(4, seed)})
     run = Run(store, "run")
     assert new_megabytes(run) == [4.0, 4.0, 0.0, 4.0, 0.0]
-    for one, seed in zip(run.history().live, seeds, strict=True):
-        assert tensors(run, one)["weights"] == noise(4, seed)
+    for checkpoint, seed in zip(run.history().live, seeds, strict=True):
+        assert tensors(run, checkpoint)["weights"] == noise(4, seed)
     for step in range(OLDER_SAVES + 1):
         saved(attempt, 10 + step, {"weights": noise(4, 100 + step)})
     saved(attempt, 30, {"weights": noise(4, 1)})
@@ -94,9 +97,9 @@ def test_full_every_bounds_how_long_an_older_save_is_needed(tmp_path: Path) -> N
     for step in range(12):
         saved(attempt, step, {"frozen": noise(2, 0), "turns": noise(1, step % 2), "trained": noise(1, step + 10)})
     live = Run(store, "run").history().live
-    place = {one.id: number for number, one in enumerate(live)}
-    assert all(number - place[needed] < 3 for number, one in enumerate(live) for needed in one.requires)
-    assert any(one.requires for one in live)
+    place = {checkpoint.id: number for number, checkpoint in enumerate(live)}
+    assert all(number - place[needed] < 3 for number, checkpoint in enumerate(live) for needed in checkpoint.requires)
+    assert any(checkpoint.requires for checkpoint in live)
 
 
 @pytest.mark.parametrize(("codecs", "differences"), [("auto", True), ("always", True), ("never", False)])
@@ -108,7 +111,7 @@ def test_differences_do_not_depend_on_what_codecs_gain(codecs: str, differences:
 
 
 def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of an embedding of which few rows changed a save in the background stores the differences, and every checkpoint restores exactly."""
+    """If few rows of an embedding change, a background save stores the differences, and every checkpoint restores exactly."""
     monkeypatch.setenv("RELIGHT_BACKGROUND", "1")
     torch.manual_seed(0)
     embedding, states = torch.nn.Embedding(2048, 512), []
@@ -124,9 +127,9 @@ def test_rows_that_did_not_change_are_not_stored_again(tmp_path: Path, monkeypat
             states.append(embedding.weight.detach().clone())
     run = Run(LocalStore(str(tmp_path / "s")), "run")
     first, *later = run.history().live
-    assert first.body.new_bytes > 3e6 and all(one.body.new_bytes < 0.2e6 for one in later), new_megabytes(run)
-    for one, state in zip(run.history().live, states, strict=True):
-        assert tensors(run, one)["embedding/weight"] == state.numpy().tobytes()
+    assert first.body.new_bytes > 3e6 and all(checkpoint.body.new_bytes < 0.2e6 for checkpoint in later), new_megabytes(run)
+    for checkpoint, state in zip(run.history().live, states, strict=True):
+        assert tensors(run, checkpoint)["embedding/weight"] == state.numpy().tobytes()
     opened = run.open(later[-1])
     rows = stored_as(opened)
     assert sum(row.new_bytes for row in rows) < 0.2e6 < sum(row.stored_bytes for row in rows)
@@ -148,19 +151,19 @@ def test_an_exact_tensor_is_not_displayed_as_lossy(tmp_path: Path) -> None:
     exact = np.arange(100, dtype="<f4") / 7
     floats(attempt, {"moments/a": np.linspace(0, 1, 50_000, dtype="<f4"), "model/b": exact})
     run = Run(store, "run")
-    one = run.history().live[-1]
-    ways = stored_of(run.open(one))
+    newest = run.history().live[-1]
+    ways = stored_of(run.open(newest))
     assert "lossy" in ways["moments/a"][0] and "lossy" not in ways.get("model/b", ("", 1.0))[0]
-    assert tensors(run, one)["model/b"] == exact.tobytes()
+    assert tensors(run, newest)["model/b"] == exact.tobytes()
 
 
 def test_a_rule_that_fits_no_tensor_makes_nothing_inexact(tmp_path: Path) -> None:
-    """A checkpoint whose tensors no lossy pattern fits is exact: its listing names neither an error bound nor a reason."""
+    """If no tensor matches a lossy pattern, the checkpoint is exact: its listing has neither an error bound nor a reason."""
     store = LocalStore(tmp_path)
     attempt = Attempt.begin(store, "run")
     attempt.make_smaller(Compact(lossy={"moments/*": "bfloat16"}))
     floats(attempt, {"model/b": np.arange(100, dtype="<f4")})
     run = Run(store, "run")
-    one = run.history().live[-1]
-    root = run.open(one).root
-    assert one.body.lossy == 0 and root.exact == [] and LOSSY not in root.user
+    newest = run.history().live[-1]
+    root = run.open(newest).root
+    assert newest.body.lossy == 0 and root.exact == [] and LOSSY not in root.user

@@ -21,7 +21,7 @@ TRIALS = 160
 
 
 class Stopping(LocalStore):
-    """A store whose ``at``-th call waits until it is told to go on, as a process does that was stopped there."""
+    """A store that blocks its ``at``-th call until a signal, like a process that was stopped there."""
 
     def __init__(self, folder: Path, at: int) -> None:
         super().__init__(str(folder))
@@ -61,8 +61,8 @@ def refused(folder: Path, seed: int) -> bool:
     stores = [Stopping(folder, rng.randint(1, 12)) for _ in range(ranks.world)]
     own = ranks.attempt.place
     ranks.places = [CommitTarget(store, Log(store, "run"), own.store_id, own.run_id, own.epoch) for store in stores]
-    found: list[Any] = []
-    old = threading.Thread(target=lambda: found.extend(ranks.save(0, timeout_s=20.0)))
+    results: list[Any] = []
+    old = threading.Thread(target=lambda: results.extend(ranks.save(0, timeout_s=20.0)))
     old.start()
     while old.is_alive() and not any(store.stopped.wait(0.01) for store in stores):  # the others wait for the one that is stopped
         pass
@@ -78,15 +78,15 @@ def refused(folder: Path, seed: int) -> bool:
     old.join(60)
     assert not old.is_alive()
     view = newer.view()
-    assert [one.id for one in fold(view).live] == [*was_there, report.id], seed
-    assert was_there or all(isinstance(one, RelightError) for one in found), found
-    for one in fold(view).live:
-        assert verify_checkpoint(newer.store, view, one) == []
+    assert [checkpoint.id for checkpoint in fold(view).live] == [*was_there, report.id], seed
+    assert was_there or all(isinstance(result, RelightError) for result in results), results
+    for checkpoint in fold(view).live:
+        assert verify_checkpoint(newer.store, view, checkpoint) == []
     return not was_there
 
 
 def test_a_hundred_zombies_commit_nothing(tmp_path: Path) -> None:
     """A hundred that had not committed when the other began: each of their commits is refused, and the other's checkpoint is whole."""
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda seed: refused(tmp_path / str(seed), seed), range(TRIALS)))
-    assert sum(found) >= 100, f"{sum(found)} refused, {len(found) - sum(found)} had committed before the other began"
+        counts = list(pool.map(lambda seed: refused(tmp_path / str(seed), seed), range(TRIALS)))
+    assert sum(counts) >= 100, f"{sum(counts)} refused, {len(counts) - sum(counts)} had committed before the other began"

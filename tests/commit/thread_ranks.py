@@ -41,33 +41,33 @@ class Ranks:
         return SaveRequest(step=step, tree=tree, items=[row], id=f"{step:010d}", seat=seat, metrics={"rank": rank})
 
     def save(self, step: int = 0, timeout_s: float = 20.0, before: Callable[[int], Any] = lambda rank: None) -> list[Any]:
-        """What came of it on each rank: a report or an error. ``before`` is called on each first, and may raise."""
-        found: list[Any] = [None] * self.world
+        """Return each rank's report or error. ``before`` is called first on each rank, and may raise."""
+        results: list[Any] = [None] * self.world
 
         def work(rank: int) -> None:
             try:
                 before(rank)
-                found[rank] = save_multi_rank(self.places[rank], self.request(rank, step, timeout_s, rank + 1))
+                results[rank] = save_multi_rank(self.places[rank], self.request(rank, step, timeout_s, rank + 1))
             except BaseException as error:
-                found[rank] = error
+                results[rank] = error
 
         threads = [threading.Thread(target=work, args=(rank,)) for rank in range(self.world)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        return found
+        return results
 
     def committed(self) -> list[str]:
-        return [one.id for one in fold(self.attempt.view()).live]
+        return [checkpoint.id for checkpoint in fold(self.attempt.view()).live]
 
     def check(self) -> None:
         """What is committed is whole."""
         view = self.attempt.view()
-        for one in fold(view).live:
-            assert verify_checkpoint(self.attempt.store, view, one) == []
+        for checkpoint in fold(view).live:
+            assert verify_checkpoint(self.attempt.store, view, checkpoint) == []
 
     def files(self) -> list[str]:
-        """Names; what says that a rank is ready is called so."""
-        found = [path.name for path in self.folder.glob("run/0*-e*/**/*") if path.is_file()]
-        return sorted("ready" if parse_ready(name) else name for name in found)
+        """Return the names of the files. Ready files have one common name."""
+        names = [path.name for path in self.folder.glob("run/0*-e*/**/*") if path.is_file()]
+        return sorted("ready" if parse_ready(name) else name for name in names)

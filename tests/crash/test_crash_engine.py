@@ -10,7 +10,7 @@ pytestmark = pytest.mark.crash
 
 
 def test_simulated_deaths_and_power_cuts() -> None:
-    """At every call of a run, a death, an interrupt, a take-over or a power cut breaks no promise."""
+    """At every call of a run, a death, an interrupt, a takeover or a power cut breaks no invariant."""
     report = crash.run(1500, 1000, ["simulated"], share=0.15)
     assert not report.violations, crash.show(report)
     assert report.total >= 1500
@@ -19,7 +19,7 @@ def test_simulated_deaths_and_power_cuts() -> None:
 
 @pytest.mark.slow
 def test_real_processes_that_kill_themselves() -> None:
-    """At every call of a run, a real SIGKILL breaks no promise."""
+    """At every call of a run, a real SIGKILL breaks no invariant."""
     report = crash.run(600, 2000, ["fork"], share=0.5)
     assert not report.violations, crash.show(report)
     assert report.total >= 600
@@ -34,7 +34,7 @@ def test_a_point_can_be_replayed() -> None:
 
 
 def test_points_are_the_same_again() -> None:
-    """Equal seeds give the same points with the same calls: what is seen once is seen again."""
+    """Equal seeds give the same points with the same calls: a violation can be reproduced."""
     watched = []
     for _ in range(2):
         report = crash.CrashReport(5)

@@ -10,11 +10,11 @@ pytestmark = pytest.mark.crash
 
 
 def test_killed_at_system_calls() -> None:
-    """A process killed by the kernel on entering a storage system call, without its help, breaks no promise."""
+    """A process that the kernel kills at the entry of a storage system call breaks no invariant."""
     try:
         report = kills.run(40, seed=3)
     except kills.KillsUnavailable as error:
-        pytest.skip(f"nothing was killed: {error}")
+        pytest.skip(f"no process was killed: {error}")
     assert not report.violations, kills.show(report)
     assert report.total >= 32
     assert set(report.kills) >= {"fsync", "pwrite64", "openat", "close", "link", "unlink", "mkdir"}

@@ -12,6 +12,6 @@ assert rules_lines.RUN  # importing it adds its rules
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 def test_rule(rule: Rule) -> None:
-    """Each rule of the log, of commits and of reclaiming holds; its docstring says it."""
+    """Each rule of the log, of commits and of reclaiming holds. The rule is its docstring."""
     assert rule.__doc__
     assert rule() == []

@@ -1,4 +1,7 @@
-"""Negative controls: what is taken out of the product is missed. An eighth of ``make teeth``; the whole table is ``slow``."""
+"""Negative controls: a line that is removed from the product makes a proof fail.
+
+An eighth of ``make teeth``; the whole table is ``slow``.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def _bite(*options: str) -> None:
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
     assert report["unmutated"] == ""
-    assert [one["what"] for one in report["mutations"] if one["caught_by"] is None] == []
+    assert [mutation["what"] for mutation in report["mutations"] if mutation["caught_by"] is None] == []
     assert report["ok"]
     assert done.returncode == 0
 
@@ -35,19 +38,19 @@ def test_an_eighth_of_the_mutations_is_caught() -> None:
 
 @pytest.mark.slow
 def test_every_mutation_is_caught() -> None:
-    """The same, for the whole table."""
+    """Each mutation of the table is caught."""
     _bite()
 
 
 def test_the_table_is_well_formed() -> None:
-    """Every mutation says what it takes away, once, and names a proof there is."""
-    assert len({one.what for one in MUTATIONS}) == len(MUTATIONS)
-    assert {one.proof for one in MUTATIONS} <= set(PROOFS)
+    """Every mutation has a description of its own and names a proof that exists."""
+    assert len({mutation.what for mutation in MUTATIONS}) == len(MUTATIONS)
+    assert {mutation.proof for mutation in MUTATIONS} <= set(PROOFS)
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda one: one.what)
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.what)
 def test_what_is_taken_away_is_there(mutation: Mutation) -> None:
-    """A line that was rewritten takes its mutation with it: nobody would miss what is not taken out."""
+    """Every mutation's line is in the source. A mutation of a rewritten line would remove nothing."""
     spec = importlib.util.find_spec(mutation.module)
     assert spec is not None
     assert spec.origin is not None
@@ -55,7 +58,10 @@ def test_what_is_taken_away_is_there(mutation: Mutation) -> None:
 
 
 def test_a_mutation_nobody_notices_survives() -> None:
-    """The table can fail: an edit that changes nothing is reported as survived, and one whose line is gone as not tried."""
+    """The table can fail: an edit that changes nothing is reported as survived.
+
+    An edit of a missing line is reported as not tried.
+    """
     code = (
         "from relight.testing import mutation_check\n"
         "mutation_check.PROOFS = {'rules': mutation_check._rules}\n"

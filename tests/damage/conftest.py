@@ -8,5 +8,5 @@ sys.path[:0] = [str(HERE), str(HERE.parent / "format")]
 
 
 def pytest_configure(config) -> None:  # noqa: ANN001
-    """Long proofs say how long; without pytest-timeout that means nothing."""
+    """Register the marker ``timeout`` of long tests. It has no effect without pytest-timeout."""
     config.addinivalue_line("markers", "timeout(seconds): how long a test may take")

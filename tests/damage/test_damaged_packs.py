@@ -35,7 +35,7 @@ SHAPES += [(f"small/{n}", "float16", (40 + n,)) for n in range(20)] + [("bytes",
 
 @dataclass(frozen=True)
 class Target:
-    """A checkpoint whose one pack is damaged, and the files that may stand in for it."""
+    """A checkpoint with one damaged pack, and the files that may replace it."""
 
     store: MemoryStore
     run: Run
@@ -83,24 +83,28 @@ def target() -> Target:
 def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
     """One way of going wrong, somewhere."""
     how = rng.choice(("bit",) * 6 + ("cut", "longer", "swapped", "zeroed page", "doubled block", "older", "lost page"))
-    at = rng.randrange(len(good))
+    offset = rng.randrange(len(good))
     data = bytearray(good)
     if how == "bit":
-        data[at] ^= 1 << rng.randrange(8)
+        data[offset] ^= 1 << rng.randrange(8)
     elif how == "cut":
-        del data[at:]
+        del data[offset:]
     elif how == "longer":
         data += rng.randbytes(rng.choice((1, 16, PAGE)))
     elif how == "swapped":
         data[:] = rng.randbytes(len(good)) if rng.random() < 0.5 else older[: rng.randrange(len(good))]
     elif how == "zeroed page":
-        page = at // PAGE * PAGE
+        page = offset // PAGE * PAGE
         data[page : page + PAGE] = bytes(len(data[page : page + PAGE]))
     elif how == "doubled block":
         size = rng.choice((16, 512, PAGE))
-        data[at : at + size] = data[at - size : at][: len(data[at : at + size])] if at >= size else bytes(len(data[at : at + size]))
+        data[offset : offset + size] = (
+            data[offset - size : offset][: len(data[offset : offset + size])]
+            if offset >= size
+            else bytes(len(data[offset : offset + size]))
+        )
     elif how == "lost page":  # a write that never reached the disk: the older bytes of the same place
-        page = at // PAGE * PAGE
+        page = offset // PAGE * PAGE
         data[page : page + PAGE] = older[page : page + PAGE]
     else:
         data[:] = older
@@ -108,11 +112,11 @@ def damage(rng: random.Random, good: bytes, older: bytes) -> tuple[str, bytes]:
 
 
 def harmed(good: bytes, bad: bytes, opened: Opened) -> set[str]:
-    """The tensors whose bytes are not what they were."""
+    """Return the names of the tensors with changed bytes."""
     return {
-        one.name
-        for one in opened.parts[0].tensors
-        if good[one.offset : one.offset + one.length] != bad[one.offset : one.offset + one.length]
+        tensor.name
+        for tensor in opened.parts[0].tensors
+        if good[tensor.offset : tensor.offset + tensor.length] != bad[tensor.offset : tensor.offset + tensor.length]
     }
 
 
@@ -183,7 +187,7 @@ def test_a_hundred_thousand_places(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_undamaged_pack_is_clean() -> None:
-    """Nothing is found where nothing is wrong: the check can tell the difference."""
+    """Without damage nothing is reported: the check can fail."""
     case = target()
     assert not verify_checkpoint(case.store, case.run.view(), case.opened.checkpoint)
     with pytest.raises(AssertionError, match="verify found nothing"):
@@ -198,11 +202,11 @@ def test_damage_costs_only_the_tensors_in_its_chunk() -> None:
     for _ in range(200):
         hit = rng.choice([tensor for tensor in part.tensors if tensor.length])
         bad = bytearray(case.good)
-        at = hit.offset + rng.randrange(hit.length)
-        bad[at] ^= 1
+        offset = hit.offset + rng.randrange(hit.length)
+        bad[offset] ^= 1
         edge, chunk = 0, range(0)
         for length, _ in part.packs[0].chunks:
-            chunk, edge = (range(edge, edge + length) if edge <= at < edge + length else chunk), edge + length
+            chunk, edge = (range(edge, edge + length) if edge <= offset < edge + length else chunk), edge + length
         case.store._files[case.key] = bytes(bad)
         try:
             for index, tensor in enumerate(part.tensors):

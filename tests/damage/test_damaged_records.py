@@ -1,4 +1,4 @@
-"""Every bit of every record, root and part, flipped: found, named, and the run goes on from the newest that is whole."""
+"""Flip every bit of every record, root and part: it is found and named, and the run resumes from the newest good checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SAVED = {letter: values(step) for letter, step in STEPS.items()}
 
 
 def newest_good(store: MemoryStore, view: LogView) -> tuple[str, list[RelightError]]:
-    """The letter of the newest checkpoint that is whole, every byte of it compared; what was passed over on the way."""
+    """Return the letter of the newest good checkpoint, with every byte compared, and what was skipped."""
     passed: list[RelightError] = []
     for checkpoint in candidates(fold(view)):
         try:
@@ -39,32 +39,32 @@ def newest_good(store: MemoryStore, view: LogView) -> tuple[str, list[RelightErr
             passed.append(error)
             continue
         letter = checkpoint.id[0]
-        held = SAVED[letter]
-        assert all(buffers[index] == held[name] for index, (name, *_) in enumerate(TENSORS)), "bytes that were not saved"
+        saved = SAVED[letter]
+        assert all(buffers[index] == saved[name] for index, (name, *_) in enumerate(TENSORS)), "bytes that were not saved"
         return letter, passed
     raise AssertionError("nothing whole was found")
 
 
 def check(good: dict[str, bytes], key: str, byte: int, bit: int, *, goes_on: bool) -> None:
-    """One flipped bit: found, named, passed over."""
+    """One flipped bit is found, named and skipped."""
     data = bytearray(good[key])
     data[byte] ^= 1 << bit
     store = load({**good, key: bytes(data)})
     view = Log(store, RUN).read()
     letter, passed = newest_good(store, view)
     assert letter == ("b" if key.startswith(DIRS["c"]) or key == record_key(SEQ["c"]) else "c")
-    found = [finding.file for finding in verify_log(store, view)]
+    files = [finding.file for finding in verify_log(store, view)]
     if "/log/" in key:
-        assert [fault.file for fault in view.faults] == found == [key]
+        assert [fault.file for fault in view.faults] == files == [key]
         assert not passed
     elif key == "relight.json":
-        assert found == [key]
+        assert files == [key]
         assert not view.faults
         assert not passed
     else:
-        assert not found
+        assert not files
         letter = next(one for one in "abc" if key.startswith(DIRS[one]))
-        checkpoint = next(one for one in fold(view).live if one.id[0] == letter)
+        checkpoint = next(checkpoint for checkpoint in fold(view).live if checkpoint.id[0] == letter)
         findings = verify_checkpoint(store, view, checkpoint)
         assert [finding.file for finding in findings] == [key]
         with pytest.raises(CorruptCheckpoint) as caught:
@@ -80,7 +80,7 @@ def check_goes_on(store: MemoryStore, before: LogView) -> None:
     attempt = Attempt.begin(store, RUN)
     saved = attempt.save(request(40))
     history = fold(Log(store, RUN).read())
-    assert [one.id for one in history.live] == [*(one.id for one in fold(before).live), saved.id]
+    assert [checkpoint.id for checkpoint in history.live] == [*(checkpoint.id for checkpoint in fold(before).live), saved.id]
     assert not verify_checkpoint(store, Log(store, RUN).read(), history.live[-1])
 
 
@@ -94,7 +94,7 @@ def places(good: dict[str, bytes], every: int) -> Iterator[tuple[str, int, int]]
 
 
 def run(every: int, goes_on_every: int, capsys: pytest.CaptureFixture[str]) -> int:
-    """Check them all, and say how many there were."""
+    """Check all flips and return their number."""
     good = Forge().files
     started, count = time.perf_counter(), 0
     for count, (key, byte, bit) in enumerate(places(good, every), 1):
@@ -115,14 +115,14 @@ def test_a_bit_of_every_fourth_byte(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_every_bit(capsys: pytest.CaptureFixture[str]) -> None:
-    """As above for each of the eight bits, and the run goes on from each."""
+    """Each of the eight bits: the run resumes after each flip."""
     assert run(1, 1, capsys) == 8 * sum(len(Forge().files[key]) for key in FILES)
 
 
 @pytest.mark.parametrize("key", FILES)
 @pytest.mark.parametrize("how", ["missing", "empty", "halved", "doubled", "zeroed", "a neighbour's", "one byte more"])
 def test_a_file_damaged_as_a_whole(key: str, how: str) -> None:
-    """A file that is gone, cut, doubled, zeroed or another's is found and named, and the run goes on from the one before."""
+    """A file that is gone, cut, doubled, zeroed or replaced is found and named, and the run resumes from the previous checkpoint."""
     good = Forge().files
     data = good[key]
     neighbour = FILES[FILES.index(key) - 2] if key != FILES[1] else FILES[2]
@@ -175,7 +175,7 @@ def test_a_damaged_log_can_be_restarted_for_ever(lost: tuple[int, ...]) -> None:
 
 
 def test_two_lost_fences_leave_room_for_both() -> None:
-    """The attempt whose FENCE is gone without a trace but a gap never shares its epoch with a later one."""
+    """The attempt of a missing FENCE never shares its epoch with a later attempt."""
     store = load(Forge().files)
     older = [Attempt.begin(store, RUN) for _ in range(3)]
     older[0].note("weather", {})

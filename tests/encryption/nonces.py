@@ -47,8 +47,8 @@ class Ledger:
 
                 def encrypt(self, nonce: bytes, data: bytes, said: bytes) -> bytes:
                     pairs[key, bytes(nonce)] += 1
-                    found: bytes = aes.encrypt(nonce, data, said)
-                    return found
+                    encrypted: bytes = aes.encrypt(nonce, data, said)
+                    return encrypted
 
                 def encrypt_into(self, nonce: bytes, data: memoryview, said: bytes, into: memoryview) -> Any:
                     pairs[key, bytes(nonce)] += 1
@@ -118,8 +118,8 @@ def _in_a_fork(attempt: Attempt, step: int, ledger: Ledger) -> None:
                 pickle.dump(ledger.pairs - before, out)
             os._exit(0)
     os.close(writes)
-    with os.fdopen(reads, "rb") as found:
-        ledger.pairs.update(pickle.load(found))
+    with os.fdopen(reads, "rb") as pipe:
+        ledger.pairs.update(pickle.load(pipe))
     os.waitpid(child, 0)
 
 
@@ -130,9 +130,9 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        found = run(options.saves, options.seed, Path(folder))
-    print(json.dumps(found))
-    return 1 if found["twice"] else 0
+        report = run(options.saves, options.seed, Path(folder))
+    print(json.dumps(report))
+    return 1 if report["twice"] else 0
 
 
 if __name__ == "__main__":

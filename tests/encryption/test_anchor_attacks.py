@@ -62,7 +62,7 @@ class Lab:
         return len(list(self.log().iterdir())) - 1
 
     def pins(self) -> list[str]:
-        return sorted(one.name for one in self.anchor.rglob("0*") if one.is_file())
+        return sorted(path.name for path in self.anchor.rglob("0*") if path.is_file())
 
     def record(self, seq: int) -> Record:
         return decode_record((self.log() / record_file(seq)).read_bytes(), seq, "")
@@ -83,12 +83,12 @@ class Lab:
 
     def roll_back(self, keep: int, also: int | None = None) -> None:
         """Remove the records from ``keep`` on, but ``also``, and all that they committed."""
-        for one in self.log().iterdir():
-            if int(one.stem) >= keep and int(one.stem) != also:
-                one.unlink()
-        for one in (self.path / RUN).iterdir():
-            if one.name.startswith("0000") and int(one.name.split("-")[0]) > 1:
-                shutil.rmtree(one)
+        for path in self.log().iterdir():
+            if int(path.stem) >= keep and int(path.stem) != also:
+                path.unlink()
+        for path in (self.path / RUN).iterdir():
+            if path.name.startswith("0000") and int(path.name.split("-")[0]) > 1:
+                shutil.rmtree(path)
 
 
 @pytest.fixture(params=[False, True], ids=["unsigned", "signed"])
@@ -213,7 +213,7 @@ def test_a_reader_that_stays_moves_the_anchor_and_notices(lab: Lab, tmp_path: Pa
     save(lab.open(), 4)
     head = readers[0].read().head
     trusting = "trust" in lab.options
-    pins = sorted(one.name for one in Path(own).rglob("0*") if one.is_file())
+    pins = sorted(path.name for path in Path(own).rglob("0*") if path.is_file())
     assert pins and int(pins[-1][:12]) == head == lab.head(), (pins, trusting)
     lab.roll_back(head)
     for reader in readers:
@@ -235,7 +235,7 @@ def test_a_run_that_vanished_is_refused(lab: Lab, what: str) -> None:
 
 
 def test_a_reader_that_trusts_nobody_moves_no_signed_anchor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reader without trust= cannot judge a signed log, so its look leaves the anchor for those who can."""
+    """A reader without trust= cannot judge a signed log. Its read leaves the anchor unchanged for readers that can."""
     lab = Lab(tmp_path, True, monkeypatch)
     save(lab.open(), 1)
     before = lab.pins()
@@ -287,7 +287,7 @@ def failing(name: str, key_end: str, times: int = 1) -> Any:
 
 
 def test_a_reader_that_stays_refuses_a_record_that_refutes_the_anchored_one(unsigned: Lab) -> None:
-    """A forged record above the head that does not chain to it moves no anchor at a later look, and every later look refuses the log."""
+    """A forged record above the head that does not chain to it moves no anchor at a later read, and every later read refuses the log."""
     store = unsigned.open()
     reader, before = Log(store, RUN), unsigned.pins()
     reader.read()
@@ -328,7 +328,7 @@ def test_a_trainer_does_not_save_above_a_record_that_refutes_the_anchored_one(un
 
 
 def test_a_writer_reports_records_that_its_anchor_does_not_follow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer whose records readers would not trust emits anchor.failed, once for each run, and its own logs still agree."""
+    """A writer with records that readers would not trust emits anchor.failed, once for each run, and its own logs still agree."""
     lab = Lab(tmp_path, True, monkeypatch)
     save(lab.open(), 1)
     for changed in ({"sign": ""}, {"sign": "", "trust": ()}):
@@ -389,7 +389,7 @@ def test_a_record_that_a_listing_lacks_is_asked_for_by_name(tmp_path: Path, monk
     for _ in range(4):
         note(writer)
     real, hidden = LocalStore.list, record_file(lab.head() - 3)
-    with mock.patch.object(LocalStore, "list", lambda self, prefix: (one for one in real(self, prefix) if one.name != hidden)):
+    with mock.patch.object(LocalStore, "list", lambda self, prefix: (entry for entry in real(self, prefix) if entry.name != hidden)):
         view = Log(lab.open(), RUN).read()
     assert not view.faults and not list(lab.anchor.rglob("gap-*"))
     assert max(int(name[:12]) for name in lab.pins()) == lab.head()
@@ -401,7 +401,7 @@ def test_a_head_that_does_not_come_just_now_is_not_gone(unsigned: Lab) -> None:
     log, real = Log(store, RUN), LocalStore.list
     log.read()
     with (
-        mock.patch.object(LocalStore, "list", lambda self, prefix: (one for one in real(self, prefix) if one.name != hidden)),
+        mock.patch.object(LocalStore, "list", lambda self, prefix: (entry for entry in real(self, prefix) if entry.name != hidden)),
         failing("get", hidden, times=99),
         pytest.raises(StoreUnavailable),
     ):
@@ -411,7 +411,7 @@ def test_a_head_that_does_not_come_just_now_is_not_gone(unsigned: Lab) -> None:
 
 @pytest.mark.parametrize("what", ["gap-", "-whole"])
 def test_a_gap_that_was_not_written_is_written_before_the_next_pin(unsigned: Lab, what: str) -> None:
-    """An anchor that is away for a moment loses no gap, and has no pin whose gaps it lacks."""
+    """An anchor that is unreachable for a moment loses no gap, and has no pin without its gaps."""
     log, head = Log(unsigned.open(), RUN), unsigned.head()
     log.read()
     (unsigned.log() / record_file(head + 1)).write_bytes(b"torn")
@@ -429,10 +429,10 @@ def test_an_anchor_of_an_earlier_version_is_adopted_once(unsigned: Lab) -> None:
     torn = unsigned.head() + 1
     (unsigned.log() / record_file(torn)).write_bytes(b"")
     save(unsigned.open(anchor=""), 3)
-    for one in list(unsigned.anchor.rglob("*")):
-        if one.is_file():
-            one.unlink()
-    folder, head = next(one for one in unsigned.anchor.rglob(RUN) if one.is_dir()), unsigned.head()
+    for path in list(unsigned.anchor.rglob("*")):
+        if path.is_file():
+            path.unlink()
+    folder, head = next(path for path in unsigned.anchor.rglob(RUN) if path.is_dir()), unsigned.head()
     (folder / f"{head:012d}-{hexdigest((unsigned.log() / record_file(head)).read_bytes())}").write_bytes(b"")
     seen = list[str]()
     undo = subscribe(lambda event: seen.append(event.name))

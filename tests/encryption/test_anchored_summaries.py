@@ -57,7 +57,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def test_an_anchored_log_is_read_from_its_summary(place: Place) -> None:
-    """By a new process, and by one whose anchor was told of earlier records only."""
+    """The log is refused by a new process, and by a process with an anchor of earlier records only."""
     view = Log(place.open(), RUN).read()
     assert view.base > 100 and not view.faults
     place.grow(100)
@@ -71,9 +71,9 @@ def test_an_anchored_log_is_read_from_its_summary(place: Place) -> None:
 @pytest.mark.parametrize("last", [159, 130, 60])
 def test_a_log_that_was_rolled_back_is_refused(place: Place, last: int) -> None:
     """Also if a summary stands for all that is left."""
-    for one in place.log().glob("*.json"):
-        if int(one.stem) > last:
-            one.unlink()
+    for path in place.log().glob("*.json"):
+        if int(path.stem) > last:
+            path.unlink()
     with pytest.raises(CorruptCheckpoint, match="rolled back"):
         Log(place.open(), RUN).read()
 
@@ -105,6 +105,6 @@ def test_an_encrypted_log_has_encrypted_summaries(tmp_path: Path) -> None:
     write_key_file(str(tmp_path / "key"))
     options = {"anchor": "", "encrypt": f"file:{tmp_path / 'key'}"}
     place.grow(150, **options)
-    files = [one for one in place.log().iterdir() if parse_summary_file(one.name) is not None]
-    assert len(files) == 2 and all(is_encrypted(one.read_bytes()) for one in files)
+    files = [path for path in place.log().iterdir() if parse_summary_file(path.name) is not None]
+    assert len(files) == 2 and all(is_encrypted(file.read_bytes()) for file in files)
     assert Log(place.open(**options), RUN).read().base > 100

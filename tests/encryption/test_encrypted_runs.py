@@ -1,4 +1,4 @@
-"""Training whose saves are encrypted: by this process or the agent, in several tiers, by several ranks; and what all of it leaves behind."""
+"""Training with encrypted saves: by this process or the agent, in several tiers, by several ranks; and that nothing leaks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from relight.testing.store_suite import refuses
 
 MARKER = "a-secret-of-this-run-4f1c"
 VALUE = 0.7071067690849304
-"""Of many elements of the state: its bytes are looked for."""
+"""A state of many elements. The tests search files for its bytes."""
 
 
 def parts() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -66,7 +66,7 @@ def secrets_of(key_file: str) -> list[bytes]:
 
 
 def found_in(data: bytes, secrets: list[bytes]) -> list[bytes]:
-    return [one for one in secrets if one in data]
+    return [secret for secret in secrets if secret in data]
 
 
 def files_with(folder: Path, secrets: list[bytes]) -> list[str]:
@@ -83,15 +83,15 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
     tiers = relight.Tiers(hot=relight.tier(str(near / "run")), cold=relight.tier(str(far / "run")))
     events: list[str] = []
     undo = subscribe(lambda event: events.append(repr(event)))
-    told: list[str] = []
+    messages: list[str] = []
     watched = {"agent": 0, "drain": 0}
 
     def look() -> None:
         for child in psutil.Process().children(recursive=True):
             try:
-                told.append(f"{child.cmdline()} {child.environ()}")
-                watched["agent"] += "relight.agent.server" in told[-1]
-                watched["drain"] += "relight.drain" in told[-1]
+                messages.append(f"{child.cmdline()} {child.environ()}")
+                watched["agent"] += "relight.agent.server" in messages[-1]
+                watched["drain"] += "relight.drain" in messages[-1]
             except psutil.Error:
                 continue
 
@@ -121,7 +121,7 @@ def test_a_run_in_two_tiers(tmp_path: Path, key_file: str, background: bool, cap
     assert start == 6 and losses + more + last == straight
     undo()
     assert not files_with(near, secrets) and not files_with(far, secrets)
-    assert not found_in("".join(events + told).encode(), secrets) and not found_in(caplog.text.encode(), secrets)
+    assert not found_in("".join(events + messages).encode(), secrets) and not found_in(caplog.text.encode(), secrets)
     assert watched["agent"] or not background
     refuses(WrongKey, lambda: relight.load(far / "run"))
     write_key_file(str(tmp_path / "another"))
@@ -145,10 +145,10 @@ def test_an_agent_that_holds_keys_shows_its_memory_to_nobody(tmp_path: Path, key
     ) as ckpt:
         ckpt.restore()
         ckpt.save(0)
-        found = [one for one in psutil.Process().children(recursive=True) if is_agent(one)]
-        assert found
-        assert found[0].rlimit(psutil.RLIMIT_CORE)[0] in (0, 1)
-        owner = os.stat(f"/proc/{found[0].pid}/environ").st_uid
+        agents = [child for child in psutil.Process().children(recursive=True) if is_agent(child)]
+        assert agents
+        assert agents[0].rlimit(psutil.RLIMIT_CORE)[0] in (0, 1)
+        owner = os.stat(f"/proc/{agents[0].pid}/environ").st_uid
         assert owner == 0, "what is not dumpable is the superuser's to look at"
 
 
@@ -169,14 +169,14 @@ def test_save_load_and_open(tmp_path: Path, key_file: str) -> None:
 
 @pytest.mark.distributed
 def test_ranks(tmp_path: Path, key_file: str) -> None:
-    """What two ranks save three restore, under another layout; nobody without the key."""
+    """Three ranks restore what two ranks saved, under another layout. Without the key no process can."""
     import json
 
     store = tmp_path / "store"
-    told = run_ranks("layouts.py", 2, [json.dumps([["save", "fsdp", f"{store}/run", {"encrypt": key_file}]])])
-    assert told[0][0]["ids"] == told[1][0]["ids"]
-    told = run_ranks("layouts.py", 3, [json.dumps([["restore", "ddp", f"{store}/run", {}]])], RELIGHT_KEY=key_file)
-    assert [one[0]["wrong"] for one in told] == [[], [], []]
+    results = run_ranks("layouts.py", 2, [json.dumps([["save", "fsdp", f"{store}/run", {"encrypt": key_file}]])])
+    assert results[0][0]["ids"] == results[1][0]["ids"]
+    results = run_ranks("layouts.py", 3, [json.dumps([["restore", "ddp", f"{store}/run", {}]])], RELIGHT_KEY=key_file)
+    assert [result[0]["wrong"] for result in results] == [[], [], []]
     refuses(WrongKey, lambda: relight.load(store / "run"))
     sizes = {str(path.relative_to(store)): path.stat().st_size for path in store.rglob("*") if path.is_file()}
     assert all(size == 0 or is_clear(name) or b"model/" not in (store / name).read_bytes() for name, size in sizes.items())
@@ -192,7 +192,7 @@ def test_smaller_saves_are_encrypted_too(tmp_path: Path, key_file: str) -> None:
     losses, _ = train(str(tmp_path / "s" / "run"), 7, **options)
     more, start = train(str(tmp_path / "s" / "run"), 12, **options)
     assert start == 7 and losses + more == straight
-    found = relight.open(tmp_path / "s" / "run", encrypt=key_file)
-    assert not any(findings for _, findings in found.verify())
-    assert any(one.requires for one in found.checkpoints())
+    opened = relight.open(tmp_path / "s" / "run", encrypt=key_file)
+    assert not any(findings for _, findings in opened.verify())
+    assert any(checkpoint.requires for checkpoint in opened.checkpoints())
     assert not files_with(tmp_path / "s", secrets_of(key_file))

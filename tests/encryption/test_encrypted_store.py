@@ -1,4 +1,4 @@
-"""An encrypted store is a store: all that any promises; and what lies beneath it is of no use without its key."""
+"""An encrypted store has all guarantees of a store. Its underlying files are useless without the key."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ class TestStriped(StoreSuite):
 @pytest.fixture
 def store(tmp_path: Path, keychain: Keychain) -> EncryptedStore:
     """Over memory, so that what lies beneath can be looked at and changed."""
-    found = EncryptedStore(MemoryStore(), keychain)
-    require_store(found)
-    return found
+    encrypted = EncryptedStore(MemoryStore(), keychain)
+    require_store(encrypted)
+    return encrypted
 
 
 def files(store: EncryptedStore) -> dict[str, bytes | bytearray]:
-    """What lies beneath."""
+    """Return the underlying bytes."""
     assert isinstance(store.inner, MemoryStore)
     return store.inner._files
 
@@ -98,18 +98,21 @@ SIZES = [
 
 @pytest.mark.parametrize("size", SIZES)
 def test_what_is_written_is_read(store: EncryptedStore, size: int) -> None:
-    """Of any length, by any range, in one read or several; and what lies beneath is as long as is said."""
+    """Files of any length, read by any range, in one read or several.
+
+    The underlying files have the documented length.
+    """
     data = random.Random(size).randbytes(size)
     write_all(store, "a/b", data)
     assert len(files(store)["a/b"]) == stored_size(size)
     assert read_all(store, "a/b") == data and store.get("a/b", size) == data
     draw, reader = random.Random(size), store.open("a/b")
     for _ in range(20):
-        at = draw.randrange(size)
-        length = draw.randrange(size - at) + 1
+        offset = draw.randrange(size)
+        length = draw.randrange(size - offset) + 1
         into = bytearray(length)
-        reader.read_into(at, memoryview(into))
-        assert into == data[at : at + length]
+        reader.read_into(offset, memoryview(into))
+        assert into == data[offset : offset + length]
     refuses(CorruptCheckpoint, lambda: reader.read_into(size - 1, memoryview(bytearray(2))))
     refuses(UnsafeContent, lambda: store.get("a/b", size - 1))
     reader.close()
@@ -123,12 +126,19 @@ def test_ranges_are_read_past_the_page_cache(tmp_path: Path, keychain: Keychain)
     write_all(store, "a/b", data)
     os.sync()
     reader, fetched = store.open("a/b"), 0
-    for at, length in [(0, 100), (5, PAGE_BYTES), (PAGE_BYTES, 2 * PAGE_BYTES), (PAGE_BYTES - 1, 2), (0, len(data)), (9 * PAGE_BYTES, 77)]:
+    for offset, length in [
+        (0, 100),
+        (5, PAGE_BYTES),
+        (PAGE_BYTES, 2 * PAGE_BYTES),
+        (PAGE_BYTES - 1, 2),
+        (0, len(data)),
+        (9 * PAGE_BYTES, 77),
+    ]:
         room = page_buffer(-(-length // PAGE) * PAGE + 2 * PAGE)
-        found = reader.fetch(at, length, room)
-        if found is not None:
+        view = reader.fetch(offset, length, room)
+        if view is not None:
             fetched += 1
-            assert found == data[at : at + length]
+            assert view == data[offset : offset + length]
     reader.close()
 
 
@@ -191,8 +201,8 @@ def test_what_the_store_refuses_is_said(tmp_path: Path, keychain: Keychain) -> N
     writer = store.write("a/b", 8 * WRITE_PAGES * PAGE_BYTES)
 
     def write() -> None:
-        for at in range(8):
-            writer.write_at(at * WRITE_PAGES * PAGE_BYTES, memoryview(bytes(WRITE_PAGES * PAGE_BYTES)))
+        for page in range(8):
+            writer.write_at(page * WRITE_PAGES * PAGE_BYTES, memoryview(bytes(WRITE_PAGES * PAGE_BYTES)))
         writer.finish()
 
     refuses(StoreUnavailable, write)
@@ -211,8 +221,8 @@ def test_every_byte_counts(store: EncryptedStore) -> None:
     data = b"what was written" * 40
     store.put_once("run/log/1", data)
     whole = bytes(files(store)["run/log/1"])
-    for at in range(len(whole)):
-        files(store)["run/log/1"] = _flipped(whole, at, at % 8)
+    for offset in range(len(whole)):
+        files(store)["run/log/1"] = _flipped(whole, offset, offset % 8)
         refuses(CorruptCheckpoint, lambda: store.get("run/log/1", 1 << 20))
         refuses(CorruptCheckpoint, lambda: read_all(store, "run/log/1"))
     for length in [*range(1, TRAILER_BYTES + 40), len(whole) - TAG_BYTES, len(whole) - 1]:
@@ -242,16 +252,18 @@ def test_every_page_is_where_it_was_written(store: EncryptedStore) -> None:
 
     pages, tags, end = [page(mine, n) for n in range(6)], [tag(mine, n) for n in range(6)], mine[-TRAILER_BYTES:]
     forged = {"both": theirs, "its end": made(pages, tags, theirs[-TRAILER_BYTES:]), "fewer": made(pages[:5], tags[:5], end)}
-    for one in range(6):
-        forged[f"page {one}"] = made([*pages[:one], page(theirs, one), *pages[one + 1 :]], tags, end)
-        forged[f"page and tag {one}"] = made(
-            [*pages[:one], page(theirs, one), *pages[one + 1 :]], [*tags[:one], tag(theirs, one), *tags[one + 1 :]], end
+    for position in range(6):
+        forged[f"page {position}"] = made([*pages[:position], page(theirs, position), *pages[position + 1 :]], tags, end)
+        forged[f"page and tag {position}"] = made(
+            [*pages[:position], page(theirs, position), *pages[position + 1 :]],
+            [*tags[:position], tag(theirs, position), *tags[position + 1 :]],
+            end,
         )
-        other = (one + 1) % 6
+        other = (position + 1) % 6
         moved, turned = list(pages), list(tags)
-        moved[one], moved[other], turned[one], turned[other] = pages[other], pages[one], tags[other], tags[one]
-        forged[f"exchanged {one}"] = made(moved, turned, end)
-        forged[f"tags {one}"] = made(pages, turned, end)
+        moved[position], moved[other], turned[position], turned[other] = pages[other], pages[position], tags[other], tags[position]
+        forged[f"exchanged {position}"] = made(moved, turned, end)
+        forged[f"tags {position}"] = made(pages, turned, end)
     for what, data in forged.items():
         files(store)["run/a/pack"] = data
         error = refuses(CorruptCheckpoint, lambda: read_all(store, "run/a/pack"))
@@ -275,7 +287,7 @@ def test_a_file_is_of_use_only_where_it_was_written(tmp_path: Path, keychain: Ke
 
 
 def test_nothing_in_the_clear_is_taken(store: EncryptedStore) -> None:
-    """What somebody put there without the key is refused, whatever it says."""
+    """A file that was written without the key is refused, whatever its contents."""
     store.put_once("run/log/1", b"one")
     for forged in (b"plain", b"x" * 1000, MAGIC, b"y" * 300 + MAGIC):
         files(store)["run/log/1"] = forged
@@ -285,7 +297,7 @@ def test_nothing_in_the_clear_is_taken(store: EncryptedStore) -> None:
 
 
 def test_another_key_opens_nothing(tmp_path: Path, store: EncryptedStore) -> None:
-    """``WrongKey``, which says which key would, and not what it is."""
+    """``WrongKey`` names the key that would open the store, without its secret."""
     store.put_once("run/log/1", b"one")
     other = EncryptedStore(store.inner, fresh_key(tmp_path, "other.key"))
     error = refuses(WrongKey, lambda: other.get("run/log/1", 99))
@@ -294,7 +306,10 @@ def test_another_key_opens_nothing(tmp_path: Path, store: EncryptedStore) -> Non
 
 
 def test_a_store_is_what_it_says_it_is(tmp_path: Path, keychain: Keychain) -> None:
-    """An encrypted one is not opened without a key, nor a plain one with one: neither would be what whoever opens it takes it for."""
+    """An encrypted store cannot be opened without a key, nor a plain store with one.
+
+    Either would not be what its user expects.
+    """
     inner = MemoryStore()
     require_store(EncryptedStore(inner, keychain))
     assert "RELIGHT_KEY" in refuses(WrongKey, lambda: require_store(inner)).hint
@@ -318,7 +333,7 @@ def test_what_lies_there_says_nothing(store: EncryptedStore) -> None:
 
 
 def test_damage_beneath_never_escapes_as_another_error(store: EncryptedStore) -> None:
-    """Whatever bytes lie there: a ``RelightError``."""
+    """Any bytes in place of a file raise a ``RelightError``."""
     store.put_once("run/log/1", b"one" * 100)
     whole, draw = bytes(files(store)["run/log/1"]), random.Random(5)
     attacks: list[Callable[[], bytes]] = [

@@ -1,4 +1,7 @@
-"""Adding, exchanging, revoking keys, and encrypting anew: whoever is killed at any step leaves a store that the right keys open."""
+"""Add, exchange and revoke keys, and re-encrypt.
+
+A process that is killed at any step leaves a store that the right keys open.
+"""
 
 from __future__ import annotations
 
@@ -51,16 +54,16 @@ def sound(inner: ByteStore, *specs: str) -> int:
     run = open_run(store, "run")
     view, live = run.view(), run.history().live
     assert not view.faults, view.faults
-    for one in live:
-        found = verify_checkpoint(store, view, one)
-        if any(finding.kind == "wrong_key" for finding in found):
-            raise WrongKey(found[0].detail)
-        assert not found, found
+    for checkpoint in live:
+        findings = verify_checkpoint(store, view, checkpoint)
+        if any(finding.kind == "wrong_key" for finding in findings):
+            raise WrongKey(findings[0].detail)
+        assert not findings, findings
     return len(live)
 
 
 def encrypted(spec: str, mortal: bool = False) -> Any:
-    """A store with two checkpoints; what lies beneath."""
+    """Return a store with two checkpoints, and its underlying store."""
     inner: Any = Mortal(MemoryStore()) if mortal else MemoryStore()
     store = EncryptedStore(inner, Keychain.from_specs(spec))
     for step in (1, 2):
@@ -105,7 +108,7 @@ def test_a_key_is_revoked(specs: list[str]) -> None:
 
 
 def each_death(make: Callable[[], Any], work: Callable[[Any], object]) -> Iterator[tuple[Any, bool]]:
-    """What is left of ``work`` on a fresh store, killed before its first change, its second …; the last time it came to its end."""
+    """Yield what is left of ``work`` on a fresh store, killed before its first change, its second, … The last time it completes."""
     for left in range(10_000):
         inner = make()
         inner.left = left
@@ -122,7 +125,10 @@ def each_death(make: Callable[[], Any], work: Callable[[Any], object]) -> Iterat
 
 
 def test_rotation_killed_at_every_step(specs: list[str]) -> None:
-    """Old and new key together open everything at each; whoever does it again completes it; after that the old one opens nothing."""
+    """At each step, the old and the new key together open everything.
+
+    A repetition completes the rotation. After that the old key opens nothing.
+    """
     old, new = specs[:2]
 
     def work(inner: Any) -> None:
@@ -138,9 +144,9 @@ def test_rotation_killed_at_every_step(specs: list[str]) -> None:
     for make in (lambda: encrypted(old, mortal=True), both_generations):
         for inner, done in each_death(make, work):
             deaths += not done
-            held = [slot.kek for slot in slots_in(inner)]
+            key_ids = [slot.kek for slot in slots_in(inner)]
             assert sound(inner, old, new) >= 2
-            if kek(old) in held:  # nothing was taken away yet
+            if kek(old) in key_ids:  # nothing was taken away yet
                 rotate(inner, Keychain.from_specs([old, new]), kek(old), resolve(new), "new")
             assert sound(inner, new) >= 2
             refuses(WrongKey, lambda inner=inner: sound(inner, old))  # type: ignore[misc]
@@ -165,7 +171,10 @@ def test_who_saves_while_keys_are_exchanged_goes_on(specs: list[str]) -> None:
 
 @pytest.mark.parametrize("what", ["plain", "leaked", "revoked before"])
 def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> None:
-    """Old and new key together open everything at each; done again it goes on; then no file is left under what leaked."""
+    """At each step, the old and the new key together open everything.
+
+    A repetition resumes. After that no file is encrypted with the leaked key.
+    """
     old, new = specs[:2]
 
     def make() -> Any:
@@ -194,7 +203,7 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
             if "relight.json" in files_of(inner) and (what != "plain" or slots_in(inner)):
                 view = open_run(with_both, "run").view()
                 assert not view.faults and len(open_run(with_both, "run").history().live) == 2
-                assert not any(verify_checkpoint(with_both, view, one) for one in open_run(with_both, "run").history().live)
+                assert not any(verify_checkpoint(with_both, view, checkpoint) for checkpoint in open_run(with_both, "run").history().live)
             if not leaked or any(slot.kek == kek(old) for slot in slots_in(inner)) or what == "revoked before":
                 work(inner, again=True)
         assert sound(inner, new) == 2
@@ -210,7 +219,7 @@ def test_encrypting_anew_killed_at_every_step(specs: list[str], what: str) -> No
 
 
 def test_only_what_a_leaked_key_could_open_is_written_anew(specs: list[str]) -> None:
-    """A key that came later has a generation of its own, and what is encrypted under it stays as it is."""
+    """A key that was added later has a generation of its own. Files that are encrypted under it do not change."""
     first, second, third = specs[:3]
     inner = encrypted(first)
     rekey(inner, Keychain.from_specs([first, second]), leaked="*", keep=Keychain.from_specs(second))
@@ -228,19 +237,22 @@ def test_only_what_a_leaked_key_could_open_is_written_anew(specs: list[str]) -> 
 
 
 def test_a_process_that_goes_on_with_the_old_key_is_noticed(specs: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it writes while the rest is encrypted anew is found in a second look; what it writes later still opens, and is found later."""
+    """Files that a process writes during the re-encryption are found in a second pass.
+
+    Later ones still open, and are found later.
+    """
     import relight.transfer.keys as module
 
     old, new = specs[:2]
     inner = encrypted(old)
     trainer = EncryptedStore(inner, Keychain.from_specs(old))
     trainer.get("run/log/000000000000.json", 1 << 20)
-    plain, told = module._rewrite, []
+    plain, calls = module._rewrite, []
 
     def rewrite(*args: Any) -> None:
         plain(*args)
-        if not told:
-            told.append(1)
+        if not calls:
+            calls.append(1)
             trainer.put_once("run/log/000000000099.json.x", b"written meanwhile")
 
     monkeypatch.setattr(module, "_rewrite", rewrite)
@@ -271,7 +283,10 @@ def test_ranks_that_begin_a_store_together_have_one_ring(specs: list[str]) -> No
 
 @pytest.mark.parametrize("at", [1, 2, 3, 4])
 def test_a_slot_that_comes_between_two_looks(specs: list[str], at: int) -> None:
-    """Of two that begin a store, one looks for slots before the other has made one, and at the directory behind it: no key is wrong for that."""
+    """Two processes create a store.
+
+    One lists slots before the other has created one, and reads the directory after that: no key is wrong.
+    """
     inner = MemoryStore()
     keychain = Keychain.from_specs(specs[0])
 
@@ -304,9 +319,9 @@ def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:
     inner = encrypted(specs[0])
     name = next(key for key in files_of(inner) if key.startswith(KEYS_DIR))
     whole = bytes(files_of(inner)[name])
-    for at in range(0, len(whole), 5):
+    for offset in range(0, len(whole), 5):
         changed = bytearray(whole)
-        changed[at] ^= 1 << at % 8
+        changed[offset] ^= 1 << offset % 8
         files_of(inner)[name] = bytes(changed)
         refuses(RelightError, lambda: sound(inner, specs[0]))
     files_of(inner)[name] = whole
@@ -321,7 +336,7 @@ def test_slots_that_are_damaged_or_exchanged(specs: list[str]) -> None:
 
 
 def test_on_a_disk(tmp_path: Path, specs: list[str]) -> None:
-    """The same with files: replaced as wholes, nothing left beside them."""
+    """Rotation with files: they are replaced as a whole, and nothing is left next to them."""
     inner = LocalStore(tmp_path / "store")
     for step in (1, 2):
         save(inner, step)

@@ -1,4 +1,4 @@
-"""Where keys come from: each sort of spec opens what it closed, refuses what it did not, and shows nobody what it is."""
+"""Sources of keys: each kind of spec unwraps what it wrapped, refuses other slots, and never shows its secret."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ SAID = b"whose slot it is"
 
 def opens(provider: Provider, spec: str) -> None:
     """What it wraps it unwraps, and so does another of the same spec; for nothing else, and nothing that was changed."""
-    wrapped, told = provider.wrap(RING, SAID)
+    wrapped, parameters = provider.wrap(RING, SAID)
     again = resolve(spec)
-    assert again.unwrap(wrapped, told, SAID, "here").reveal() == RING.reveal()
+    assert again.unwrap(wrapped, parameters, SAID, "here").reveal() == RING.reveal()
     assert again.fits(provider.kind, provider.kek) and again.kek == provider.kek
-    refuses(WrongKey, lambda: again.unwrap(wrapped, told, b"another's", "here"))
+    refuses(WrongKey, lambda: again.unwrap(wrapped, parameters, b"another's", "here"))
     changed = bytes([*wrapped[:-5], wrapped[-5] ^ 1, *wrapped[-4:]])
-    refuses(WrongKey, lambda: again.unwrap(changed, told, SAID, "here"))
+    refuses(WrongKey, lambda: again.unwrap(changed, parameters, SAID, "here"))
     assert RING.reveal() not in wrapped
 
 
@@ -61,7 +61,7 @@ def test_a_key_in_a_file(tmp_path: Path) -> None:
 
 
 def test_texts_that_are_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 bytes in base64 or hexadecimal, with the line that says what they are or without; and nothing else."""
+    """32 bytes in base64 or hexadecimal, with or without the comment line, and nothing else."""
     key = os.urandom(32)
     ids = set()
     for text in (key.hex(), base64.b64encode(key).decode(), f"relight-key-1:{base64.b64encode(key).decode()}", f" {key.hex()}\n"):
@@ -86,22 +86,25 @@ def test_a_passphrase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORDS", "correct horse battery staple")
     words = resolve("passphrase:env:WORDS")
     opens(words, "passphrase:env:WORDS")
-    (wrapped, told), (other, _) = words.wrap(RING, SAID), words.wrap(RING, SAID)
+    (wrapped, parameters), (other, _) = words.wrap(RING, SAID), words.wrap(RING, SAID)
     assert wrapped != other
     (tmp_path / "words").write_text("correct horse battery staple\n")
     (tmp_path / "words").chmod(0o600)
     filed = resolve(f"passphrase:file:{tmp_path / 'words'}")
-    assert filed.fits(words.kind, words.kek) and filed.unwrap(wrapped, told, SAID, "").reveal() == RING.reveal()
+    assert filed.fits(words.kind, words.kek) and filed.unwrap(wrapped, parameters, SAID, "").reveal() == RING.reveal()
     assert isinstance(words, Passphrase)
-    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, told, SAID, ""))
+    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, SAID, ""))
     for wrong in ({"memory_kib": 1 << 30}, {"passes": 10**9}, {"lanes": 0}, {"kdf": "md5"}, {"salt": "!"}, {"salt": ""}, {"passes": "3"}):
-        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**told, **wrong}, SAID, ""))  # type: ignore[misc]
+        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, SAID, ""))  # type: ignore[misc]
     for spec in ("passphrase:correct horse", "passphrase:env:", "passphrase:env:NOT_SET"):
         refuses(ConfigError, lambda spec=spec: resolve(spec))  # type: ignore[misc]
 
 
 def test_a_passphrase_without_argon2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An OpenSSL that has none: scrypt, said in the slot and bounded; another that has it opens the slot, too."""
+    """With an OpenSSL without Argon2: scrypt, recorded in the slot and bounded.
+
+    An OpenSSL with Argon2 opens the slot, too.
+    """
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives.kdf import argon2
 
@@ -112,28 +115,31 @@ def test_a_passphrase_without_argon2(monkeypatch: pytest.MonkeyPatch) -> None:
     with_argon = words.wrap(RING, SAID)
     with monkeypatch.context() as without:
         without.setattr(argon2, "Argon2id", refused)
-        wrapped, told = words.wrap(RING, SAID)
-        assert told["kdf"] == "scrypt" and told["n"] == 1 << 17
-        assert words.unwrap(wrapped, told, SAID, "").reveal() == RING.reveal()
+        wrapped, parameters = words.wrap(RING, SAID)
+        assert parameters["kdf"] == "scrypt" and parameters["n"] == 1 << 17
+        assert words.unwrap(wrapped, parameters, SAID, "").reveal() == RING.reveal()
         assert "argon2id" in str(refuses(ConfigError, lambda: words.unwrap(*with_argon, SAID, "")))
-    assert words.unwrap(wrapped, told, SAID, "").reveal() == RING.reveal()
-    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, told, SAID, ""))
+    assert words.unwrap(wrapped, parameters, SAID, "").reveal() == RING.reveal()
+    refuses(WrongKey, lambda: Passphrase("x", Secret(b"another")).unwrap(wrapped, parameters, SAID, ""))
     for wrong in ({"n": 1 << 30}, {"n": (1 << 17) - 1}, {"n": 2}, {"r": 0}, {"p": 10**9}, {"p": True}, {"salt": ""}, {"salt": "!"}):
-        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**told, **wrong}, SAID, ""))  # type: ignore[misc]
+        refuses(WrongKey, lambda wrong=wrong: words.unwrap(wrapped, {**parameters, **wrong}, SAID, ""))  # type: ignore[misc]
 
 
 def test_an_operating_systems_keyring(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What ``keyring`` holds under a service and a user; without the library, and without the entry, it is said what to do."""
+    """The secret of ``keyring`` for a service and a user.
+
+    Without the library or the entry, the error states what to do.
+    """
     monkeypatch.setitem(sys.modules, "keyring", None)
     assert "pip install" in refuses(ConfigError, lambda: resolve("keyring:relight/me")).hint
 
     class KeyringError(Exception):
         pass
 
-    held = {("relight", "me"): os.urandom(32).hex()}
+    passwords = {("relight", "me"): os.urandom(32).hex()}
     module = types.ModuleType("keyring")
     module.errors = types.SimpleNamespace(KeyringError=KeyringError)  # type: ignore[attr-defined]
-    module.get_password = lambda service, user: held.get((service, user))  # type: ignore[attr-defined]
+    module.get_password = lambda service, user: passwords.get((service, user))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "keyring", module)
     opens(resolve("keyring:relight/me"), "keyring:relight/me")
     assert "keyring set" in refuses(ConfigError, lambda: resolve("keyring:relight/you")).hint
@@ -170,8 +176,8 @@ def test_vault_transit(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("VAULT_ADDR", address)
         monkeypatch.setenv("VAULT_TOKEN", TOKEN)
         opens(resolve("vault:transit/training"), "vault:transit/training")
-        wrapped, told = resolve("vault:transit/training").wrap(RING, SAID)
-        refuses(WrongKey, lambda: resolve("vault:transit/other").unwrap(wrapped, told, SAID, ""))
+        wrapped, parameters = resolve("vault:transit/training").wrap(RING, SAID)
+        refuses(WrongKey, lambda: resolve("vault:transit/other").unwrap(wrapped, parameters, SAID, ""))
         refuses(WrongKey, lambda: resolve("vault:transit/none").wrap(RING, SAID))
         monkeypatch.setenv("VAULT_TOKEN", "hvs.another-token-0000")
         error = refuses(WrongKey, lambda: resolve("vault:transit/training").wrap(RING, SAID))
@@ -182,7 +188,7 @@ def test_vault_transit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("spec", ["", "file", "file:", ":", "secret", "0" * 64, "AAAA:BBBB", "ftp://x"])
 def test_what_is_no_spec(spec: str) -> None:
-    """Is refused, and not repeated: it may be a key that somebody took for one."""
+    """It is refused and not repeated in the error, as it may be a secret key."""
     error = refuses(ConfigError, lambda: Keychain.from_specs([spec]))
     assert not spec or len(spec) < 6 or spec not in str(error)
 
@@ -198,7 +204,7 @@ def test_secrets_show_themselves_to_nobody(tmp_path: Path, monkeypatch: pytest.M
     assert store._ring is not None
     secret = [key, store._ring.key.reveal(), b"passphrase of"]
     shown = repr(chain) + repr(store) + repr(chain.providers) + repr(store._ring) + repr(store._data_key) + repr(RING)
-    assert not any(one.hex() in shown or repr(one)[2:-1] in shown for one in secret)
+    assert not any(value.hex() in shown or repr(value)[2:-1] in shown for value in secret)
     pickled = pickle.dumps(chain)
     assert key not in pickled and b"passphrase of" not in pickled
     assert pickle.loads(pickled).providers[0].kek == chain.providers[0].kek
@@ -211,7 +217,7 @@ def test_secrets_show_themselves_to_nobody(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_no_core_dump_holds_a_key(tmp_path: Path) -> None:
-    """A process that has keys leaves none, unless it was told to."""
+    """A process with keys leaves no core dump, unless configured to."""
     write_key_file(str(tmp_path / "k"))
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_CORE, (resource.getrlimit(resource.RLIMIT_CORE)[1],) * 2)\n"

@@ -50,7 +50,7 @@ for line in sys.stdin:  # what is imported once need not be by each that dies
 
 
 class Workers:
-    """A server that forks one for each store that it is told."""
+    """A server that forks a process for each store that it receives."""
 
     def __init__(self, old: str, new: str, what: str) -> None:
         command = [sys.executable, "-c", WORKER, old, new, what]

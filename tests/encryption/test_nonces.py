@@ -18,10 +18,10 @@ def _put_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_killed_saves_repeat_no_pair(tmp_path: Path) -> None:
-    """Some hundreds of saves, by attempts that are killed, and by forks that go on with what their parent knew."""
-    found = nonces.run(300, 7, tmp_path)
-    assert found["twice"] == 0
-    assert found["killed"] > 40 and found["forks"] >= 5 and found["pairs"] > 2000
+    """Some hundred saves, by attempts that are killed, and by forks that continue with their parent's state."""
+    report = nonces.run(300, 7, tmp_path)
+    assert report["twice"] == 0
+    assert report["killed"] > 40 and report["forks"] >= 5 and report["pairs"] > 2000
 
 
 def test_the_ledger_would_notice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""What a hostile reader of the code found, each as it was found."""
+"""Findings of a hostile review of the code, one test each."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_what_somebody_put_there_is_not_encrypted_for_him(specs: list[str]) -> N
 
 
 def test_a_trainer_that_outlives_a_rekeying_is_told(specs: list[str]) -> None:
-    """Its next commit fails, and says why; the one behind that is made with the new key, and opens."""
+    """Its next commit fails and states why. The one after that is made with the new key, and opens."""
     inner = MemoryStore()
     store = EncryptedStore(inner, Keychain.from_specs(specs[:2]))
     save(store, 1)
@@ -90,7 +90,7 @@ def test_a_record_that_is_gone_under_junk_is_a_log_rolled_back(specs: list[str])
 
 
 def test_two_rings_of_one_generation(specs: list[str]) -> None:
-    """Neither loses its last slot: what a key cannot be exchanged in is not, and encrypting anew makes one ring of them."""
+    """Neither loses its last slot: a key is not exchanged where it has no slot, and re-encryption makes one ring of them."""
     inner = MemoryStore()
     store = EncryptedStore(inner, Keychain.from_specs(specs[0]))
     save(store, 1)
@@ -106,13 +106,13 @@ def test_two_rings_of_one_generation(specs: list[str]) -> None:
 
 
 def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
-    """It is counted, and all else is encrypted anew."""
+    """It is counted, and everything else is re-encrypted."""
     inner = MemoryStore()
     for step in (1, 2):
         save(EncryptedStore(inner, Keychain.from_specs(specs[0])), step)
     pack = next(key for key in inner._files if "pack-" in key)
-    held = bytes(inner._files[pack])
-    inner._files[pack] = bytes([held[0] ^ 1]) + held[1:]
+    contents = bytes(inner._files[pack])
+    inner._files[pack] = bytes([contents[0] ^ 1]) + contents[1:]
     report = rekey(inner, Keychain.from_specs(specs[:2]), leaked=kek(specs[0]), keep=Keychain.from_specs(specs[1]))
     assert report.damaged == 1 and report.files > 8
     assert not any(slot.kek == kek(specs[0]) for slot in slots_in(inner))
@@ -120,7 +120,7 @@ def test_one_damaged_page_does_not_stop_it(specs: list[str]) -> None:
 
 
 def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> None:
-    """What it has is brought anew, and not called damaged."""
+    """Its files are copied again, and not reported as damaged."""
     inner = MemoryStore()
     save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
 
@@ -138,14 +138,14 @@ def test_a_cache_from_before_a_rekeying(tmp_path: Path, specs: list[str]) -> Non
 
 
 def test_readers_make_no_keys(specs: list[str]) -> None:
-    """Slots that are gone are said to be; none is made in their place by looking."""
+    """Missing slots are reported, and reading creates none in their place."""
     inner = MemoryStore()
     save(EncryptedStore(inner, Keychain.from_specs(specs[0])), 1)
     slot = next(key for key in inner._files if key.startswith(".keys/"))
-    held = inner._files.pop(slot)
+    contents = inner._files.pop(slot)
     refuses(WrongKey, lambda: sound(inner, specs[0]))
     assert not any(key.startswith(".keys/") for key in inner._files)
-    inner._files[slot] = held
+    inner._files[slot] = contents
     assert sound(inner, specs[0]) == 1
 
 
@@ -159,6 +159,6 @@ def test_one_without_a_key_does_not_begin_a_store_over(specs: list[str]) -> None
 
 
 def test_an_anchor_is_the_same_everywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path is of the process that names it, also in those that it tells."""
+    """A relative path is relative to the process that names it, also in processes that receive it."""
     monkeypatch.chdir(tmp_path)
     assert StoreSecurity.from_settings(anchor="anchor").anchor == str(tmp_path / "anchor")

@@ -28,7 +28,7 @@ from relight.testing.store_suite import StoreSuite, refuses
 
 @pytest.fixture(params=["ed25519", "hash"])
 def pair(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str]:
-    """Specs of who signs, and of whom to believe."""
+    """Specs of the signer, and of the trusted signers."""
     if request.param == "ed25519":
         public = write_signing_key(str(tmp_path / "sign.key"))
         (tmp_path / "public").write_text(public + "\n")
@@ -66,7 +66,7 @@ def live(store: Any) -> int:
 
 
 def test_what_is_signed_is_believed(pair: tuple[str, str]) -> None:
-    """By whoever trusts the signer, and by whoever trusts nobody in particular; every record is signed."""
+    """Readers that trust the signer, and readers without trust=, accept it. Every record is signed."""
     inner = MemoryStore()
     store = SignedStore(inner, signer_of(pair[0]), trust_of(pair[1]))
     for step in (1, 2):
@@ -75,7 +75,7 @@ def test_what_is_signed_is_believed(pair: tuple[str, str]) -> None:
     for reader in (store, inner, SignedStore(inner, None, trust_of(pair[1]))):
         view = open_run(reader, "run").view()
         assert not view.faults and live(reader) == 2
-        assert not any(verify_checkpoint(reader, view, one) for one in fold(view).live)
+        assert not any(verify_checkpoint(reader, view, checkpoint) for checkpoint in fold(view).live)
 
 
 def test_what_is_not_signed_counts_for_nothing(pair: tuple[str, str], tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_what_is_not_signed_counts_for_nothing(pair: tuple[str, str], tmp_path: 
     save(inner, 2)
     reader = SignedStore(inner, None, trust_of(pair[1]))
     assert live(inner) == 2 and live(reader) == 1
-    assert [one.step for one in open_run(reader, "run").history().live] == [1]
+    assert [checkpoint.step for checkpoint in open_run(reader, "run").history().live] == [1]
 
 
 def test_every_bit_of_a_signed_record(pair: tuple[str, str]) -> None:
@@ -103,9 +103,9 @@ def test_every_bit_of_a_signed_record(pair: tuple[str, str]) -> None:
     from relight.format.records import decode_record
 
     seq = len(records(inner)) - 1
-    for at in range(len(whole)):
+    for offset in range(len(whole)):
         changed = bytearray(whole)
-        changed[at] ^= 1 << at % 8
+        changed[offset] ^= 1 << offset % 8
         inner._files[name] = bytes(changed)
         refuses(RelightError, lambda: decode_record(reader.get(name, 1 << 20), seq, name))
         refuses(RelightError, lambda: decode_record(inner.get(name, 1 << 20), seq, name))

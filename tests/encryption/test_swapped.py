@@ -49,7 +49,7 @@ def attempt(run: Path, step: int) -> torch.Tensor:
 
 def found_damaged(run: Path) -> set[int]:
     """Steps of the checkpoints that do not verify."""
-    return {one.step for one, findings in relight.open(run).verify() if findings}
+    return {checkpoint.step for checkpoint, findings in relight.open(run).verify() if findings}
 
 
 def twins(whole: Path, step: int) -> Iterator[tuple[str, Path]]:
@@ -65,7 +65,7 @@ def test_another_checkpoints_file_is_refused(stores: dict[str, Path], step: int)
     whole, broken = stores["whole"], stores["broken"]
     expected = attempt(whole / "one/a", step)
     exchanged = 0
-    for told, other in twins(whole, step):
+    for key, other in twins(whole, step):
         kinds = [path.name for path in files_of(whole / "one/a", step)]
         assert len(kinds) == 3
         for names in ([name] for name in [*kinds, ""]):
@@ -73,12 +73,12 @@ def test_another_checkpoints_file_is_refused(stores: dict[str, Path], step: int)
             shutil.copytree(whole / "one", broken)
             mine = next((broken / "a").glob(f"{step:010d}-*"))
             for name in kinds if names == [""] else names:
-                assert (other / name).stat().st_size == (mine / name).stat().st_size, told
+                assert (other / name).stat().st_size == (mine / name).stat().st_size, key
                 shutil.copyfile(other / name, mine / name)
                 exchanged += 1
             with pytest.raises(CorruptCheckpoint):
                 attempt(broken / "a", step)
-            assert found_damaged(broken / "a") == {step}, (told, names)
+            assert found_damaged(broken / "a") == {step}, (key, names)
     assert exchanged == 18
     assert torch.equal(attempt(whole / "one/a", step), expected)
 
@@ -104,7 +104,7 @@ def steps_with(run: Path, record: Path, broken: Path, data: bytes) -> list[int]:
     shutil.rmtree(broken, ignore_errors=True)
     shutil.copytree(run.parent, broken)
     (broken / run.name / "log" / record.name).write_bytes(data)
-    return [one.step for one in relight.open(broken / run.name).checkpoints()]
+    return [checkpoint.step for checkpoint in relight.open(broken / run.name).checkpoints()]
 
 
 def attempt_of(run: Path, record: Path, broken: Path, data: bytes) -> bool:

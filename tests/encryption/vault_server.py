@@ -24,7 +24,7 @@ def vault(*names: str, tls: ssl.SSLContext | None = None) -> Iterator[str]:
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
-            said = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             parts = self.path.strip("/").split("/")
             if self.headers.get("X-Vault-Token") != TOKEN:
                 return self._answer(403, {"errors": ["permission denied"]})
@@ -33,12 +33,12 @@ def vault(*names: str, tls: ssl.SSLContext | None = None) -> Iterator[str]:
             key = keys[parts[3]]
             if parts[2] == "encrypt":
                 nonce = secrets.token_bytes(12)
-                sealed = key.encrypt(nonce, base64.b64decode(said["plaintext"]), b"")
+                sealed = key.encrypt(nonce, base64.b64decode(request["plaintext"]), b"")
                 return self._answer(
                     200, {"data": {"ciphertext": f"vault:v1:{base64.b64encode(nonce + sealed).decode()}", "key_version": 1}}
                 )
             try:
-                data = base64.b64decode(said["ciphertext"].removeprefix("vault:v1:"))
+                data = base64.b64decode(request["ciphertext"].removeprefix("vault:v1:"))
                 plain = key.decrypt(data[:12], data[12:], b"")
             except (InvalidTag, ValueError):
                 return self._answer(400, {"errors": ["cipher: message authentication failed"]})

@@ -36,8 +36,8 @@ def check(config: PretrainedConfig, dtype: torch.dtype, shard: int | None, folde
     name = str(dtype).removeprefix("torch.")
     execute_export(plan_export(run.open(run.history().live[-1]), folder / "out", Options(shard_bytes=shard, dtype=name)))
     config.save_pretrained(folder / "out")
-    back, told = AutoModelForCausalLM.from_pretrained(folder / "out", dtype=dtype, output_loading_info=True)
-    assert not any(told.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), told
+    back, loading = AutoModelForCausalLM.from_pretrained(folder / "out", dtype=dtype, output_loading_info=True)
+    assert not any(loading.get(key) for key in ("missing_keys", "unexpected_keys", "mismatched_keys")), loading
     for parameter in model.parameters():  # not the whole model: buffers that are in no checkpoint stay as they are in what comes back
         parameter.data = parameter.data.to(dtype)
     tokens = torch.randint(0, 500, (2, 32))

@@ -39,18 +39,18 @@ def bits(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
 
 def state() -> dict[str, torch.Tensor]:
     """A tensor of each dtype, odd lengths among them, one without elements and one without dimensions."""
-    found = {f"layers.{index}.{name}": bits(TORCH_DTYPES[name], 3, 5, seed=index) for index, name in enumerate(PLAIN)}
-    return {**found, "empty": torch.empty(0, 4), "one": torch.tensor(2.5), "large": bits(torch.float32, 700, 1024)}
+    tensors = {f"layers.{index}.{name}": bits(TORCH_DTYPES[name], 3, 5, seed=index) for index, name in enumerate(PLAIN)}
+    return {**tensors, "empty": torch.empty(0, 4), "one": torch.tensor(2.5), "large": bits(torch.float32, 700, 1024)}
 
 
 def opened(path: Path, run: str = "run", number: int = -1) -> Opened:
     """A live checkpoint of a store."""
-    found = open_run(open_bytes(path), run)
-    return found.open(found.history().live[number])
+    opened_run = open_run(open_bytes(path), run)
+    return opened_run.open(opened_run.history().live[number])
 
 
 def saved(path: Path, model: Mapping[str, torch.Tensor], **more: Any) -> Opened:
-    """A checkpoint whose model is ``model``."""
+    """Save and return a checkpoint of ``model``."""
     relight.save(path / "run", {"model": dict(model), **more}, step=7)
     return opened(path)
 
@@ -76,7 +76,7 @@ def saved_by_ranks(path: Path, tensors: Mapping[str, torch.Tensor], world: int) 
         items = []
         for name, tensor in tensors.items():
             columns = tensor.tensor_split(world, dim=-1)
-            begin = sum(one.shape[-1] for one in columns[:rank])
+            begin = sum(column.shape[-1] for column in columns[:rank])
             box = Box((*(0 for _ in tensor.shape[1:]), begin), tuple(columns[rank].shape))
             dtype = str(tensor.dtype).removeprefix("torch.")
             items.append(Item(f"model/{name}", dtype, tuple(tensor.shape), "param", Bytes(raw(columns[rank])), box))

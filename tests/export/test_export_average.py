@@ -19,14 +19,14 @@ from relight.store import open_bytes
 
 def models(count: int) -> list[dict[str, torch.Tensor]]:
     """Weights of each float dtype, and a count of steps."""
-    found = []
+    states = []
     for number in range(count):
         torch.manual_seed(number)
-        found.append({
+        states.append({
             "w": torch.randn(70, 90), "h": torch.randn(999).half(), "b": torch.randn(33).bfloat16(), "d": torch.randn(5, dtype=torch.float64),
             "rep": torch.randn(1, 3).expand(4, 3), "steps": torch.tensor(number), "same": torch.arange(4),
         })  # fmt: skip
-    return found
+    return states
 
 
 def checkpoints(path: Path, states: list[dict[str, torch.Tensor]]) -> list[Any]:
@@ -55,12 +55,12 @@ def test_the_average_is_the_weighted_mean(tmp_path: Path, weights: list[float], 
     states = models(3)
     mixed = mixture(checkpoints(tmp_path / "runs", states), weights)
     report = execute_export(plan_export(mixed, tmp_path / "a.safetensors"))
-    found = load_file(tmp_path / "a.safetensors")
+    averaged = load_file(tmp_path / "a.safetensors")
     shares = [weight / sum(weights) for weight in weights]
-    assert [name for name in ("w", "h", "b", "d", "rep") if not near(found[name], expected(states, shares, name))] == []
-    assert found["steps"] == 2 and same(found["same"], states[0]["same"])
+    assert [name for name in ("w", "h", "b", "d", "rep") if not near(averaged[name], expected(states, shares, name))] == []
+    assert averaged["steps"] == 2 and same(averaged["same"], states[0]["same"])
     assert report.from_last == ["model/steps"]
-    assert found["w"].ne(states[2]["w"]).all()
+    assert averaged["w"].ne(states[2]["w"]).all()
 
 
 def test_what_is_averaged_with_itself_is_itself(tmp_path: Path) -> None:
@@ -68,19 +68,19 @@ def test_what_is_averaged_with_itself_is_itself(tmp_path: Path) -> None:
     state = models(1)[0]
     mixed = mixture(checkpoints(tmp_path / "runs", [state] * 3), [0.1, 0.7, 0.2])
     execute_export(plan_export(mixed, tmp_path / "a.safetensors", Options(only=("w", "h", "b"))))
-    found = load_file(tmp_path / "a.safetensors")
-    assert all(same(found[name], state[name]) for name in ("w", "h", "b"))
+    averaged = load_file(tmp_path / "a.safetensors")
+    assert all(same(averaged[name], state[name]) for name in ("w", "h", "b"))
 
 
 @pytest.mark.parametrize("elements", [100, at_work.SLAB_ELEMENTS])
 def test_layouts_may_differ(tmp_path: Path, elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """One was saved by two ranks, one by three, cut across; one by none."""
     monkeypatch.setattr(at_work, "SLAB_ELEMENTS", elements)
-    states = [{name: one for name, one in state.items() if name in ("w", "h", "b")} for state in models(3)]
-    found = [saved_by_ranks(tmp_path / "two", states[0], 2), saved_by_ranks(tmp_path / "three", states[1], 3)]
+    states = [{name: tensor for name, tensor in state.items() if name in ("w", "h", "b")} for state in models(3)]
+    checkpoints = [saved_by_ranks(tmp_path / "two", states[0], 2), saved_by_ranks(tmp_path / "three", states[1], 3)]
     relight.save(tmp_path / "one" / "run", {"model": states[2]}, step=9)
-    found.append(opened(tmp_path / "one"))
-    execute_export(plan_export(mixture(found, [1, 1, 2]), tmp_path / "a.safetensors"))
+    checkpoints.append(opened(tmp_path / "one"))
+    execute_export(plan_export(mixture(checkpoints, [1, 1, 2]), tmp_path / "a.safetensors"))
     result = load_file(tmp_path / "a.safetensors")
     assert [name for name in states[0] if not near(result[name], expected(states, [0.25, 0.25, 0.5], name))] == []
 
@@ -92,23 +92,23 @@ def test_it_may_be_a_checkpoint_of_a_run_of_its_own(tmp_path: Path) -> None:
     plan = plan_export(mixed, tmp_path / "unused")
     store = open_bytes(tmp_path / "runs")
     new = save_average(mixed, "model", plan.entries, store, "averages", None)
-    found = relight.load(tmp_path / "runs" / "averages")["model"]
-    assert all(near(found[name], expected(states, [0.25, 0.75], name)) for name in ("w", "h", "b", "d", "rep"))
+    loaded = relight.load(tmp_path / "runs" / "averages")["model"]
+    assert all(near(loaded[name], expected(states, [0.25, 0.75], name)) for name in ("w", "h", "b", "d", "rep"))
     root = opened(tmp_path / "runs", "averages").root
-    assert root.id == new and [one["weight"] for one in root.user["relight.averaged"]] == [0.25, 0.75]
+    assert root.id == new and [source["weight"] for source in root.user["relight.averaged"]] == [0.25, 0.75]
     assert save_average(mixed, "model", plan.entries, store, "averages", None) != new
     with pytest.raises(ConfigError, match="training saves"):
         save_average(mixed, "model", plan.entries, store, "run", None)
 
 
 def test_what_cannot_be_averaged_is_named(tmp_path: Path) -> None:
-    """Other shapes, other dtypes, tensors that one lacks; weights that are none."""
+    """Other shapes, other dtypes, tensors that one checkpoint lacks, invalid weights."""
     states: list[dict[str, torch.Tensor]] = [{"a": torch.ones(3), "b": torch.ones(2)}, {"a": torch.ones(4), "c": torch.ones(1)}]
-    found = checkpoints(tmp_path / "runs", states)
+    made = checkpoints(tmp_path / "runs", states)
     with pytest.raises(IncompatibleState) as error:
-        plan_export(mixture(found, [1, 1]), tmp_path / "a.safetensors")
+        plan_export(mixture(made, [1, 1]), tmp_path / "a.safetensors")
     assert len(error.value.details) == 2
-    for checkpoints_, weights in [(found, [1, -1]), (found, [float("nan"), 1]), (found[:1], [1])]:
+    for checkpoints_, weights in [(made, [1, -1]), (made, [float("nan"), 1]), (made[:1], [1])]:
         with pytest.raises(ConfigError):
             mixture(checkpoints_, weights)
     with pytest.raises(ConfigError):

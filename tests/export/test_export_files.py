@@ -33,7 +33,7 @@ def test_bytes_are_where_they_belong(tmp_path: Path, seed: int, blocks: int, mon
     shared = ExportBuffers()
     files = [OutFile(str(tmp_path / name), size, shared) for name in ("a", "b")]
     with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda one: [file.write_at(one[0], one[1]) for file in files], pieces))
+        list(pool.map(lambda piece: [file.write_at(piece[0], piece[1]) for file in files], pieces))
     for file in files:
         file.patch(size // 2, b"patched")
         file.finish()
@@ -48,12 +48,12 @@ def test_tensors_that_lie_in_another_order_than_they_are_read(tmp_path: Path, mo
     dtypes = (torch.int8, torch.float64, torch.float16, torch.float32)
     model = {f"t{number}": bits(dtypes[number % 4], 1 + 9173 * (number % 7), seed=number) for number in range(60)}
     execute_export(plan_export(saved(tmp_path / "runs", model), tmp_path / "o.safetensors"))
-    found = load_file(tmp_path / "o.safetensors")
-    assert [name for name in model if not same(found[name], model[name])] == []
+    loaded = load_file(tmp_path / "o.safetensors")
+    assert [name for name in model if not same(loaded[name], model[name])] == []
 
 
 def test_without_room_nothing_is_there(tmp_path: Path) -> None:
-    """The error says so before bytes are written; neither the target nor anything beside it is left."""
+    """The error is raised before bytes are written. Neither the target nor a temporary is left."""
     saved(tmp_path / "runs", {"a": bits(torch.float32, 900_000)})
     script = (
         "import resource, sys; sys.path.insert(0, sys.argv[3]); from outgoing import opened; from pathlib import Path\n"

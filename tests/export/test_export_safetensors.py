@@ -29,34 +29,40 @@ def export(checkpoint, path: Path, **options) -> dict[str, torch.Tensor]:
 
 
 def test_what_comes_out_is_what_went_in_to_the_bit(tmp_path: Path) -> None:
-    """Each dtype, any bits, shapes without elements and without dimensions; nothing else is in the file or beside it."""
+    """Each dtype, any bits, shapes without elements and without dimensions.
+
+    The file has nothing else, and nothing is next to it.
+    """
     model = state()
-    found = export(saved(tmp_path / "runs", model, optimizer={"step": 3}), tmp_path / "out.safetensors")
-    assert found.keys() == model.keys()
-    assert [name for name in model if not same(found[name], model[name])] == []
+    exported = export(saved(tmp_path / "runs", model, optimizer={"step": 3}), tmp_path / "out.safetensors")
+    assert exported.keys() == model.keys()
+    assert [name for name in model if not same(exported[name], model[name])] == []
     assert sorted(os.listdir(tmp_path)) == ["out.safetensors", "runs"]
     with safe_open(tmp_path / "out.safetensors", "pt") as file:
         assert file.metadata() == {"format": "pt"}
 
 
 def test_several_files_have_an_index_as_transformers_writes_it(tmp_path: Path) -> None:
-    """Each tensor is in the file that the index says, no file is larger than was said unless it holds one tensor, sizes add up."""
+    """Each tensor is in the file that the index names.
+
+    A file exceeds the limit only if it has one tensor. The sizes add up.
+    """
     model = {f"h.{index}.weight": bits(torch.float32, 50, 10, seed=index) for index in range(9)} | {"big": bits(torch.float16, 5000)}
     execute_export(plan_export(saved(tmp_path / "runs", model), tmp_path / "out", Options(shard_bytes=5000)))
     index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
-    assert index["metadata"] == {"total_size": sum(one.nbytes for one in model.values())}
+    assert index["metadata"] == {"total_size": sum(tensor.nbytes for tensor in model.values())}
     assert index["weight_map"].keys() == model.keys()
     files = sorted(set(index["weight_map"].values()))
     assert files == [f"model-{number + 1:05d}-of-{len(files):05d}.safetensors" for number in range(len(files))]
     assert sorted(os.listdir(tmp_path / "out")) == [*files, "model.safetensors.index.json"]
     for name in files:
-        held = load_file(tmp_path / "out" / name)
-        assert sum(one.nbytes for one in held.values()) <= 5000 or len(held) == 1
-        assert all(same(held[key], model[key]) and index["weight_map"][key] == name for key in held)
+        loaded = load_file(tmp_path / "out" / name)
+        assert sum(tensor.nbytes for tensor in loaded.values()) <= 5000 or len(loaded) == 1
+        assert all(same(loaded[key], model[key]) and index["weight_map"][key] == name for key in loaded)
 
 
 def test_shards_that_come_to_one_are_one_file_without_index(tmp_path: Path) -> None:
-    """``from_pretrained`` looks for ``model.safetensors`` then."""
+    """``from_pretrained`` then expects ``model.safetensors``."""
     execute_export(plan_export(saved(tmp_path / "runs", {"a": torch.ones(3)}), tmp_path / "out", Options(shard_bytes=10**9)))
     assert os.listdir(tmp_path / "out") == ["model.safetensors"]
 
@@ -65,8 +71,8 @@ def test_shards_that_come_to_one_are_one_file_without_index(tmp_path: Path) -> N
 def test_what_ranks_hold_across_is_put_together(tmp_path: Path, world: int) -> None:
     """Tensors cut along their last dimension come out whole; those cut along their first are written as they come."""
     model = {"cut": bits(torch.float32, 70, 90), "row": bits(torch.bfloat16, 999), "cube": bits(torch.float64, 4, 5, 6)}
-    found = export(saved_by_ranks(tmp_path / "runs", model, world), tmp_path / "out.safetensors")
-    assert [name for name in model if not same(found[name], model[name])] == []
+    exported = export(saved_by_ranks(tmp_path / "runs", model, world), tmp_path / "out.safetensors")
+    assert [name for name in model if not same(exported[name], model[name])] == []
 
 
 def test_names_are_renamed_and_chosen(tmp_path: Path) -> None:
@@ -114,16 +120,16 @@ def test_doubles_are_rounded_once() -> None:
 
 
 def test_dtype_is_for_floats_and_overflow_is_told(tmp_path: Path) -> None:
-    """Whole numbers stay; the report says which tensor has how many infinite values now."""
+    """Integers stay. The report has the number of new infinite values of each tensor."""
     checkpoint = saved(tmp_path / "runs", {"a": torch.tensor([1.0, 1e6, -1e6]), "n": torch.arange(3)})
     report = execute_export(plan_export(checkpoint, tmp_path / "o.safetensors", Options(dtype="float16")))
-    found = load_file(tmp_path / "o.safetensors")
-    assert (found["a"].dtype, found["n"].dtype) == (torch.float16, torch.int64)
+    exported = load_file(tmp_path / "o.safetensors")
+    assert (exported["a"].dtype, exported["n"].dtype) == (torch.float16, torch.int64)
     assert report.overflowed == {"a": 2}
 
 
 def test_tied_weights_are_written_once_and_named(tmp_path: Path) -> None:
-    """Under the first name, and the file says which other there is; or under each."""
+    """Under the first name, with the other name in the file; or under each name."""
     weight = torch.ones(4, 4)
     checkpoint = saved(tmp_path / "runs", {"wte": weight, "lm_head": weight})
     assert export(checkpoint, tmp_path / "a.safetensors").keys() == {"wte"}
@@ -135,10 +141,10 @@ def test_tied_weights_are_written_once_and_named(tmp_path: Path) -> None:
 
 
 def test_repeated_dimensions_are_written_out(tmp_path: Path) -> None:
-    """A tensor that was expanded is as large as it looks."""
+    """A tensor that was expanded is written at its full size."""
     model = {"rep": torch.arange(3.0).expand(4, 3), "column": torch.arange(4.0)[:, None].expand(4, 3)}
-    found = export(saved(tmp_path / "runs", model), tmp_path / "a.safetensors")
-    assert all(same(found[name], one) for name, one in model.items())
+    exported = export(saved(tmp_path / "runs", model), tmp_path / "a.safetensors")
+    assert all(same(exported[name], tensor) for name, tensor in model.items())
 
 
 @pytest.mark.parametrize("folder", [False, True])
@@ -169,7 +175,7 @@ def test_weights_go_into_a_directory_that_has_other_files(tmp_path: Path) -> Non
 
 
 def test_a_damaged_chunk_ends_it_and_nothing_is_there(tmp_path: Path) -> None:
-    """The error names it; neither the target nor anything beside it is left."""
+    """The error names it. Neither the target nor a temporary is left."""
     checkpoint = saved(tmp_path / "runs", {"a": bits(torch.float32, 900_000)})
     pack = next((tmp_path / "runs").rglob("pack-*.safetensors"))
     data = bytearray(pack.read_bytes())
@@ -182,7 +188,7 @@ def test_a_damaged_chunk_ends_it_and_nothing_is_there(tmp_path: Path) -> None:
 
 @pytest.mark.crash
 def test_a_killed_export_leaves_no_target_and_the_next_one_takes_the_rest_away(tmp_path: Path) -> None:
-    """SIGKILL while it writes: the name is not there; said again, it is, and nothing is left beside it."""
+    """SIGKILL during an export: the target does not exist. The next export creates it and leaves no temporary."""
     model = {"a": bits(torch.float32, 900_000)}
     checkpoint = saved(tmp_path / "runs", model)
     script = (
@@ -206,11 +212,11 @@ def test_an_export_that_is_under_way_is_left_alone(tmp_path: Path) -> None:
     import fcntl
 
     (tmp_path / ".o.safetensors.exporting-0123456789abcdef").mkdir()
-    held = os.open(tmp_path / ".o.safetensors.exporting-0123456789abcdef", os.O_RDONLY)
-    fcntl.flock(held, fcntl.LOCK_EX)
+    locked = os.open(tmp_path / ".o.safetensors.exporting-0123456789abcdef", os.O_RDONLY)
+    fcntl.flock(locked, fcntl.LOCK_EX)
     export(checkpoint, tmp_path / "o.safetensors")
     assert (tmp_path / ".o.safetensors.exporting-0123456789abcdef").is_dir()
-    os.close(held)
+    os.close(locked)
     export(checkpoint, tmp_path / "o.safetensors", overwrite=True)
     assert not (tmp_path / ".o.safetensors.exporting-0123456789abcdef").exists()
     assert (tmp_path / ".o.safetensors.exporting-my-notes").is_dir()
@@ -226,10 +232,10 @@ def test_compact_and_encrypted_checkpoints_go_out_alike(tmp_path: Path) -> None:
         ckpt.save(1, block=True)
     os.environ["RELIGHT_KEY"] = f"file:{tmp_path / 'key'}"
     try:
-        found = export(opened(tmp_path / "runs"), tmp_path / "o.safetensors")
+        exported = export(opened(tmp_path / "runs"), tmp_path / "o.safetensors")
     finally:
         del os.environ["RELIGHT_KEY"]
-    assert all(same(found[name], one) for name, one in model.items())
+    assert all(same(exported[name], tensor) for name, tensor in model.items())
 
 
 def test_what_safetensors_has_no_name_for_is_refused(tmp_path: Path) -> None:

@@ -32,15 +32,18 @@ def export(checkpoint: Any, path: Path, **options: Any) -> Path:
 
 @pytest.mark.parametrize("mmap", [False, True])
 def test_torch_loads_what_went_in_without_running_anything(tmp_path: Path, mmap: bool) -> None:
-    """Each dtype that torch has a storage for and those that lie in bytes, to the bit; the zip file's sums are right."""
+    """Each dtype with a torch storage, and those stored as bytes, restore exactly.
+
+    The zip file's checksums are right.
+    """
     model = {
         **state(),
         **{f"more.{dtype}": bits(dtype, 5, 3) for dtype in (torch.uint16, torch.uint64, torch.complex64, torch.float8_e8m0fnu)},
     }
     path = export(saved(tmp_path / "runs", model), tmp_path / "out.pt", to="pt")
-    found = torch.load(path, weights_only=True, mmap=mmap)
-    assert list(found) == list(model)
-    assert [name for name in model if not same(found[name], model[name])] == []
+    loaded = torch.load(path, weights_only=True, mmap=mmap)
+    assert list(loaded) == list(model)
+    assert [name for name in model if not same(loaded[name], model[name])] == []
     with zipfile.ZipFile(path) as file:
         assert file.testzip() is None
     assert sorted(os.listdir(tmp_path)) == ["out.pt", "runs"]
@@ -50,9 +53,9 @@ def test_what_ranks_hold_across_and_other_dtypes_have_right_sums_too(tmp_path: P
     """Pieces arrive in any order; their sums are joined."""
     model = {"cut": bits(torch.float32, 700, 900), "row": torch.randn(99_999), "big": torch.randn(2_000_000)}
     path = export(saved_by_ranks(tmp_path / "runs", model, 3), tmp_path / "out.pt", to="pt", dtype="bfloat16")
-    found = torch.load(path, weights_only=True)
-    assert same(found["row"], model["row"].bfloat16()) and same(found["big"], model["big"].bfloat16())
-    assert torch.equal(found["cut"].nan_to_num(), model["cut"].bfloat16().nan_to_num())
+    loaded = torch.load(path, weights_only=True)
+    assert same(loaded["row"], model["row"].bfloat16()) and same(loaded["big"], model["big"].bfloat16())
+    assert torch.equal(loaded["cut"].nan_to_num(), model["cut"].bfloat16().nan_to_num())
     with zipfile.ZipFile(path) as file:
         assert file.testzip() is None
 
@@ -61,10 +64,10 @@ def test_tied_weights_share_memory_when_they_are_loaded(tmp_path: Path) -> None:
     """As they do when torch saves them; with ``each`` they do not."""
     weight = torch.randn(50, 4)
     checkpoint = saved(tmp_path / "runs", {"wte": weight, "lm_head": weight})
-    found = torch.load(export(checkpoint, tmp_path / "a.pt", to="pt"))
-    assert found["wte"].data_ptr() == found["lm_head"].data_ptr() and same(found["wte"], weight)
-    found = torch.load(export(checkpoint, tmp_path / "b.pt", to="pt", tied="each"))
-    assert found["wte"].data_ptr() != found["lm_head"].data_ptr() and same(found["lm_head"], weight)
+    loaded = torch.load(export(checkpoint, tmp_path / "a.pt", to="pt"))
+    assert loaded["wte"].data_ptr() == loaded["lm_head"].data_ptr() and same(loaded["wte"], weight)
+    loaded = torch.load(export(checkpoint, tmp_path / "b.pt", to="pt", tied="each"))
+    assert loaded["wte"].data_ptr() != loaded["lm_head"].data_ptr() and same(loaded["lm_head"], weight)
 
 
 VALUES: dict[str, Any] = {
@@ -81,19 +84,19 @@ def test_all_of_a_state_goes_into_a_pt_as_it_is(tmp_path: Path) -> None:
     )
     plan = plan_export(opened(tmp_path / "runs"), tmp_path / "all.pt", Options(to="pt", everything=True))
     execute_export(plan)
-    found = torch.load(tmp_path / "all.pt", weights_only=True)
-    assert torch.equal(found["rest"].pop("with")[0], torch.ones(2))
-    assert found["rest"] == {key: value for key, value in VALUES.items() if key != "with"}
+    loaded = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert torch.equal(loaded["rest"].pop("with")[0], torch.ones(2))
+    assert loaded["rest"] == {key: value for key, value in VALUES.items() if key != "with"}
     assert {what for what, _ in plan.chosen.left_out} == {"frozen", "n"}
-    assert found.keys() == {"model", "rest"}
+    assert loaded.keys() == {"model", "rest"}
 
 
 def test_dcp_loads_it_and_what_it_makes_of_it_is_the_same(tmp_path: Path) -> None:
     """``torch.distributed.checkpoint.load`` fills a model; its converter gives the whole state back."""
-    model = {name: one for name, one in state().items() if one.numel()}
+    model = {name: tensor for name, tensor in state().items() if tensor.numel()}
     weight = torch.randn(6)
     checkpoint = saved(tmp_path / "runs", {**model, "tied": weight, "tied2": weight}, extra={"step": 5, "l": [1, torch.ones(2)], 3: "x"})
-    live = {name: torch.zeros_like(one) for name, one in model.items()} | {"tied": torch.zeros(6), "tied2": torch.zeros(6)}
+    live = {name: torch.zeros_like(tensor) for name, tensor in model.items()} | {"tied": torch.zeros(6), "tied2": torch.zeros(6)}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.load(live, checkpoint_id=export(checkpoint, tmp_path / "dcp", to="dcp"))
@@ -103,9 +106,9 @@ def test_dcp_loads_it_and_what_it_makes_of_it_is_the_same(tmp_path: Path) -> Non
 
         dcp_to_torch_save(export(checkpoint, tmp_path / "all", to="dcp", everything=True), tmp_path / "back.pt")
     assert sorted(os.listdir(tmp_path / "dcp")) == [".metadata", "__0_0.distcp"]
-    found = torch.load(tmp_path / "back.pt", weights_only=False)
-    assert all(same(found["model"][name], one) for name, one in model.items())
-    assert found["extra"]["step"] == 5 and found["extra"]["l"][0] == 1 and found["extra"]["3"] == "x"
+    loaded = torch.load(tmp_path / "back.pt", weights_only=False)
+    assert all(same(loaded["model"][name], tensor) for name, tensor in model.items())
+    assert loaded["extra"]["step"] == 5 and loaded["extra"]["l"][0] == 1 and loaded["extra"]["3"] == "x"
 
 
 def test_relight_reads_the_dcp_it_wrote_as_it_reads_anybodys(tmp_path: Path) -> None:
@@ -113,8 +116,8 @@ def test_relight_reads_the_dcp_it_wrote_as_it_reads_anybodys(tmp_path: Path) -> 
     from relight.integrations import dcp as ours
 
     model = {"w": bits(torch.float32, 70, 90), "b": bits(torch.bfloat16, 9)}
-    found = ours.read(export(saved(tmp_path / "runs", model), tmp_path / "dcp", to="dcp"))
-    assert all(same(found[name], one) for name, one in model.items())
+    loaded = ours.read(export(saved(tmp_path / "runs", model), tmp_path / "dcp", to="dcp"))
+    assert all(same(loaded[name], tensor) for name, tensor in model.items())
 
 
 def test_a_dcp_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None:
@@ -129,18 +132,21 @@ def test_a_dcp_that_is_there_is_replaced_only_when_asked(tmp_path: Path) -> None
 
 
 def test_sizes_beyond_32_bits(tmp_path: Path) -> None:
-    """Storages behind and above 4 GiB: torch maps them, and finds their bytes; Python's zip reader agrees. The file is sparse."""
+    """Storages after and above 4 GiB: torch maps them and finds their bytes, and Python's zip reader agrees.
+
+    The file is sparse.
+    """
     from relight.export.selection import ExportEntry
 
     large, small = ExportEntry("l", 0, "uint8", ((5 << 30) + 7,)), ExportEntry("s", 1, "float32", (2,))
     value = pickled({"l": tensor_value(large, 0), "s": tensor_value(small, 1)})
-    found = torch_archive("x", value, [large.length, small.length])
+    archive = torch_archive("x", value, [large.length, small.length])
     with open(tmp_path / "x.pt", "wb") as file:
-        file.truncate(found.size)
+        file.truncate(archive.size)
         pieces = [
-            *found.fixed,
-            (found.rooms[0].offset + large.length - 1, b"\x05"),
-            (found.rooms[1].offset, torch.ones(2).numpy().tobytes()),
+            *archive.fixed,
+            (archive.rooms[0].offset + large.length - 1, b"\x05"),
+            (archive.rooms[1].offset, torch.ones(2).numpy().tobytes()),
         ]
         for offset, data in pieces:
             file.seek(offset)
@@ -148,7 +154,7 @@ def test_sizes_beyond_32_bits(tmp_path: Path) -> None:
     loaded = torch.load(tmp_path / "x.pt", weights_only=True, mmap=True)
     assert loaded["l"].shape == large.shape and loaded["l"][-1] == 5 and loaded["s"].tolist() == [1, 1]
     with zipfile.ZipFile(tmp_path / "x.pt") as file:
-        assert [(one.filename, one.file_size) for one in file.infolist() if "/data/" in one.filename] == [
+        assert [(entry.filename, entry.file_size) for entry in file.infolist() if "/data/" in entry.filename] == [
             ("x/data/0", large.length), ("x/data/1", small.length),
         ]  # fmt: skip
         assert file.getinfo("x/data/1").header_offset > 5 << 30
@@ -156,9 +162,9 @@ def test_sizes_beyond_32_bits(tmp_path: Path) -> None:
 
 def test_more_entries_than_16_bits_count() -> None:
     """The end of the directory is written as wide as that needs."""
-    found = torch_archive("x", pickled({}), [0] * 70_000)
-    assert len(found.rooms) == 70_000
-    end = found.fixed[-1][1]
+    archive = torch_archive("x", pickled({}), [0] * 70_000)
+    assert len(archive.rooms) == 70_000
+    end = archive.fixed[-1][1]
     assert end[:4] == b"PK\6\6" and int.from_bytes(end[32:40], "little") == 70_000 + 5
 
 
@@ -175,6 +181,6 @@ def test_sums_of_runs_are_the_sum_of_the_whole() -> None:
 
 @pytest.mark.parametrize("value", [object(), frozenset(), 2**3000, {"a": [bytearray()]}], ids=lambda value: type(value).__name__)
 def test_what_cannot_be_read_without_running_it_is_not_written(value: object) -> None:
-    """``IncompatibleState``, wherever it lies."""
+    """``IncompatibleState``, wherever it is in the tree."""
     with pytest.raises(IncompatibleState):
         pickled(value)

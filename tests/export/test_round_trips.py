@@ -27,7 +27,7 @@ def tensors_in(node: Any, path: str = "") -> dict[str, torch.Tensor]:
     if isinstance(node, torch.Tensor):
         return {path: node}
     pairs = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, (list, tuple)) else ()
-    return {name: one for key, value in pairs for name, one in tensors_in(value, f"{path}/{key}").items()}
+    return {name: tensor for key, value in pairs for name, tensor in tensors_in(value, f"{path}/{key}").items()}
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:

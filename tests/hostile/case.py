@@ -18,7 +18,7 @@ class Case:
     newest: str | None = "c"
     """The letter a restore must then take: ``c`` is the newest, ``b`` the one before it, None if the run must be refused."""
     named: str = ""
-    """What must be said: most often the file."""
+    """Text that the error must have: most often the file."""
     after: Callable[[Path], object] | None = None
     goes_on: bool = True
     """Whether a new attempt can take charge and save."""
@@ -60,17 +60,17 @@ BOMBS: list[tuple[str, bytes]] = [
 
 
 def part_of(letter: str) -> str:
-    """Where a checkpoint's part lies."""
+    """Return the key of a checkpoint's part."""
     return f"{DIRS[letter]}/part-00000.msgpack"
 
 
 def pack_of(letter: str) -> str:
-    """Where a checkpoint's pack lies."""
+    """Return the key of a checkpoint's pack."""
     return f"{DIRS[letter]}/pack-00000-000.safetensors"
 
 
 def root_of(letter: str) -> str:
-    """Where a checkpoint's root lies."""
+    """Return the key of a checkpoint's root."""
     return f"{DIRS[letter]}/root.json"
 
 

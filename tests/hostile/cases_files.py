@@ -39,7 +39,7 @@ def loop(key: str) -> Change:
 
 
 def fifo(key: str) -> Change:
-    """A pipe that would hang whoever opens it plainly."""
+    """A pipe that would block a process that opens it without O_NONBLOCK."""
     return lambda store: (aside(store, key), os.mkfifo(store / key))
 
 
@@ -107,7 +107,7 @@ def _junk(store: Path) -> None:
 
 
 def _second_run(change: Change) -> Change:
-    """Another run, hostile, beside the good one."""
+    """Another, hostile run next to the good one."""
     return lambda store: ((store / "evil").mkdir(), change(store / "evil"))
 
 

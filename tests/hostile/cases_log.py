@@ -1,4 +1,4 @@
-"""Hostile logs: well-sealed records that say what no record may say, bytes that are no records, chains that do not hold."""
+"""Hostile logs: sealed records with invalid contents, bytes that are not records, broken chains."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ BODIES: list[tuple[str, str, Any]] = [
 VOID = {"epoch before the fence", "epoch 0", "epoch not its directory's"}
 """These records are well formed, and count for nothing by the rules of the history."""
 OPENS_NOT = {"root of something else", "root_bytes 0", "root_bytes too small"}
-"""These are listed, and the file they name is not what they say."""
+"""These checkpoints are listed, but the file that they name differs."""
 
 
 def _named(name: str) -> str:
@@ -213,7 +213,7 @@ def _append(like: str, **fields: Any) -> Any:
 
 
 def _other_run(count: int) -> Any:
-    """``count`` records of another run, in a chain of their own, behind this one's."""
+    """Add ``count`` records of another run, in a chain of their own, after the records of this one."""
 
     def make(forge: Forge) -> None:
         for _ in range(count):

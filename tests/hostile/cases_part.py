@@ -1,4 +1,4 @@
-"""Hostile parts: packs, chunks and tensors that do not add up, MessagePack that is none."""
+"""Hostile parts: inconsistent packs, chunks and tensors, invalid MessagePack."""
 
 from __future__ import annotations
 
@@ -244,7 +244,7 @@ def _same_pack_twice(forge: Forge) -> None:
 
 
 def _damaged_with_escapes(forge: Forge) -> None:
-    """A tensor whose name drives terminals, and whose bytes are not what was committed."""
+    """A tensor with control sequences in its name and with other bytes than were committed."""
     tensor(W, name=ANSI)(forge)
     data = bytearray(forge.files[PACK])
     data[4490] ^= 1
@@ -322,7 +322,7 @@ CASES: list[Case] = [
 
 
 def _lie(change: Any) -> Any:
-    """The pack's header says something else than the part; both are hashed as they are."""
+    """The pack's header differs from the part. Both have valid hashes."""
 
     def make(forge: Forge) -> None:
         header = forge.header_of("c")

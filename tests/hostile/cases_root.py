@@ -1,4 +1,4 @@
-"""Hostile roots, and parts that belong elsewhere: hashed and committed as they are."""
+"""Hostile roots, and parts of other checkpoints, hashed and committed unchanged."""
 
 from __future__ import annotations
 
@@ -152,9 +152,9 @@ def _keys(count: int) -> Any:
 
 
 def _ranks(forge: Forge) -> None:
-    """Thirty thousand ranks, of which one is there."""
-    one = {"rank": 0, "file": "part-00000.msgpack", "size": 1, "hash": HEX}
-    many = [one | {"rank": n, "file": f"part-{n:05d}.msgpack"} for n in range(28_000)]
+    """Thirty thousand ranks, but the part of only one."""
+    part = {"rank": 0, "file": "part-00000.msgpack", "size": 1, "hash": HEX}
+    many = [part | {"rank": n, "file": f"part-{n:05d}.msgpack"} for n in range(28_000)]
     forge.root("c", lambda root: dumps(root | {"world": 28_000, "parts": many}))
 
 

@@ -1,4 +1,4 @@
-"""Packs whose chunks are stored elsewhere than in a file of that name: a good one, and everything that may be wrong with it."""
+"""Packs with chunks that are stored elsewhere: a good one, and all that may be wrong with it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CHUNKS = PACK.replace(".safetensors", ".chunks")
 HOME = [DIRS["b"].rpartition("/")[2], "pack-00000-000.safetensors"]
 OFFSET, LENGTH, CODED, HASH, BASE = range(1, 6)
 HEADER, WEIGHT, FLAGS = 0, 2, 5
-"""Chunks: coded as differences from the donor's; of its own, as it is; the donor's."""
+"""Chunks: a difference from the donor's chunk, a raw chunk, and a chunk of the donor."""
 
 
 def move(forge: Forge, change: Callable[[Any], object] | None = None, *, coded: Callable[[bytes], bytes] = bytes) -> None:
@@ -26,21 +26,23 @@ def move(forge: Forge, change: Callable[[Any], object] | None = None, *, coded: 
     own = bytearray()
 
     def store(part: Any) -> None:
-        pieces, at = [], 0
+        pieces, offset = [], 0
         for number, (length, value) in enumerate(part["packs"][0][2]):
-            chunk, theirs = pack[at : at + length], donor[at : at + length]
+            chunk, theirs = pack[offset : offset + length], donor[offset : offset + length]
             if number == HEADER:
                 body = encode(memoryview(chunk), Way(BYTES, True, (1,), ("repeats",), 0.1), memoryview(theirs))
                 assert body is not None
                 body = coded(body)
-                pieces.append([0, len(own), len(body), True, blake3(body).digest(), [1, at, length, False, blake3(theirs).digest(), None]])
+                pieces.append(
+                    [0, len(own), len(body), True, blake3(body).digest(), [1, offset, length, False, blake3(theirs).digest(), None]]
+                )
                 own.extend(body)
             elif chunk == theirs:
-                pieces.append([1, at, length, False, value, None])
+                pieces.append([1, offset, length, False, value, None])
             else:
                 pieces.append([0, len(own), length, False, value, None])
                 own.extend(chunk)
-            at += length
+            offset += length
         assert pieces[FLAGS][0] == 1 and pieces[WEIGHT][0] == 0
         stored: Any = [len(own), [list(HOME)], pieces]
         given = change(stored) if change is not None else None
@@ -91,15 +93,15 @@ def with_files(change: Callable[[Forge], object]) -> Callable[[Forge], None]:
 
 def _chain(depth: int) -> Callable[[Forge], None]:
     def change(s: Any) -> None:
-        one = s[2][HEADER]
+        header = s[2][HEADER]
         for _ in range(depth):
-            one[BASE] = [1, 0, 50, True, bytes(32), one[BASE]]
+            header[BASE] = [1, 0, 50, True, bytes(32), header[BASE]]
 
     return stored(change)
 
 
 def _with_pack(forge: Forge) -> None:
-    """Somebody put the pack itself there, too, as a repair does, and it is damaged."""
+    """The pack itself was added, as a repair does, and it is damaged."""
     pack = forge.files[PACK]
     move(forge)
     forge.files[PACK] = pack[:-1] + bytes([pack[-1] ^ 1])

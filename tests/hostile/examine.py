@@ -1,4 +1,4 @@
-"""Everything a reader does with a store, and what came of it. Nothing but a ``RelightError`` may come out of any of it."""
+"""Do everything that a reader does with a store. Only ``RelightError`` may be raised."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Scattered(Straight):
 
 @dataclass
 class Seen:
-    """What came of looking at a store. ``good`` is newest first, as a restore tries them; ``bad`` has the errors met."""
+    """Outcome of reading a store. ``good`` is newest first, as a restore tries them; ``bad`` has the errors."""
 
     runs: list[str] = field(default_factory=list)
     refused: RelightError | None = None
@@ -85,9 +85,9 @@ class Seen:
 
     @property
     def text(self) -> str:
-        """All that was said about what is wrong: errors, findings, faults, void records."""
+        """Return all messages about problems: errors, findings, faults, void records."""
         lines = [str(error) for error in self.said]
-        for finding in [*self.log_findings, *(one for found in self.findings.values() for one in found)]:
+        for finding in [*self.log_findings, *(finding for findings in self.findings.values() for finding in findings)]:
             lines += [finding.file, finding.detail, finding.tensor]
         return "\n".join(lines)
 
@@ -111,8 +111,8 @@ def examine(store: ByteStore, run: str, *, sink: Callable[[int, int], Any] = Str
             candidates(history, which)
     for checkpoint in candidates(history):
         with _Expecting(seen) as attempt:
-            one = open_checkpoint(store, run, checkpoint, store_id=view.store_id, run_id=view.run_id)
-            seen.good.append((checkpoint, read_all(one, sink, seen)))
+            readable = open_checkpoint(store, run, checkpoint, store_id=view.store_id, run_id=view.run_id)
+            seen.good.append((checkpoint, read_all(readable, sink, seen)))
         if attempt.error is not None:
             seen.bad.append((checkpoint, attempt.error))
         seen.findings[checkpoint.id] = verify_checkpoint(store, view, checkpoint)
@@ -125,9 +125,9 @@ def read_all(opened: Opened, sink: Callable[[int, int], Any], seen: Seen) -> Val
     for ref, part in zip(opened.root.parts, opened.parts, strict=True):
         tree = decode_tree(part.tree, len(part.tensors), f"{opened.prefix}/{ref.file}")
         seen.trees.setdefault(opened.checkpoint.id, tree)
-        sinks = {index: sink(one.length, dtype_named(one.dtype).itemsize) for index, one in enumerate(part.tensors)}
+        sinks = {index: sink(tensor.length, dtype_named(tensor.dtype).itemsize) for index, tensor in enumerate(part.tensors)}
         read_tensors(opened, part, sinks)
-        result |= {one.name: bytes(sinks[index].data) for index, one in enumerate(part.tensors)}
+        result |= {tensor.name: bytes(sinks[index].data) for index, tensor in enumerate(part.tensors)}
     return result
 
 
@@ -173,5 +173,5 @@ class Peak:
 
 
 def _status(name: str) -> int:
-    line = next(one for one in Path("/proc/self/status").read_text().splitlines() if one.startswith(name))
+    line = next(row for row in Path("/proc/self/status").read_text().splitlines() if row.startswith(name))
     return int(line.split()[1]) << 10

@@ -1,4 +1,7 @@
-"""Every hostile store of the tables is refused by name, or the hostile item passed over by name: nothing else happens."""
+"""Every hostile store of the tables is refused by name, or its hostile item is skipped by name.
+
+Nothing else happens.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +36,18 @@ class Quick(Disk):
 
 
 def snapshot(folder: Path) -> dict[str, str]:
-    """What lies below ``folder``, without following links or opening what is no file."""
-    found = {}
+    """Return the files below ``folder``. Follows no links and opens only regular files."""
+    files = {}
     for path in sorted(folder.rglob("*")):
         kind = path.lstat()
         regular = path.is_file() and not path.is_symlink() and kind.st_size < 1 << 30
-        found[str(path.relative_to(folder))] = hashlib.sha1(path.read_bytes()).hexdigest() if regular else oct(kind.st_mode)  # noqa: S324
-    return found
+        files[str(path.relative_to(folder))] = hashlib.sha1(path.read_bytes()).hexdigest() if regular else oct(kind.st_mode)  # noqa: S324
+    return files
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_hostile_store_is_named_and_passed_over(case: Case, tmp_path: Path) -> None:
-    """Whatever lies in a store, a reader answers fast, in little memory, by name, and hands out only bytes that were saved."""
+    """Whatever a store contains, a reader answers fast, in little memory, names the problem, and returns only saved bytes."""
     forge = Forge()
     case.make(forge)
     root = tmp_path / "store"
@@ -70,14 +73,14 @@ def check(case: Case, seen: Seen) -> None:
     """The right checkpoint, its own bytes, the damage named, nothing that could drive a terminal."""
     assert seen.newest == case.newest, seen.text
     assert case.named in seen.text, seen.text
-    for checkpoint, held in seen.good:
-        assert set(held.values()) <= set(values(STEPS[checkpoint.id[0]]).values()), "bytes that were never saved"
+    for checkpoint, tensors in seen.good:
+        assert set(tensors.values()) <= set(values(STEPS[checkpoint.id[0]]).values()), "bytes that were never saved"
     for error in seen.said:
         assert str(error), "an error without a word"
         for text in (error.what, error.where, *error.details):
             assert not unprintable(text), repr(text)
             assert len(text) < 2000, f"{len(text)} characters: {text[:200]}"
-    for finding in [*seen.log_findings, *(one for found in seen.findings.values() for one in found)]:
+    for finding in [*seen.log_findings, *(finding for findings in seen.findings.values() for finding in findings)]:
         assert not unprintable(finding.detail), repr(finding)
         assert not unprintable(finding.file), repr(finding)
         assert len(finding.detail) < 2000, finding.detail[:200]
@@ -90,7 +93,7 @@ def check(case: Case, seen: Seen) -> None:
 
 
 def check_goes_on(case: Case, store: LocalStore, tmp_path: Path) -> None:
-    """The run can go on, or says why not; nothing is written outside."""
+    """The run resumes, or the error states why not. Nothing is written outside."""
     outside = snapshot(tmp_path / "outside")
     if case.goes_on:
         saved = go_on(store, RUN)

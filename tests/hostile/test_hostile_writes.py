@@ -64,7 +64,7 @@ def test_no_key_leaves_the_store(kind: str, key: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("deep", ["", "/log", "/log/more"])
 def test_nothing_is_written_through_a_link(deep: str, tmp_path: Path) -> None:
-    """A symbolic link anywhere between the store's top and a new file is refused, also where the directory behind it exists."""
+    """A symbolic link between the store's top and a new file is refused, also if its target directory exists."""
     outside = tmp_path / "outside"
     (outside / "log").mkdir(parents=True)
     (tmp_path / "store").mkdir()
@@ -82,7 +82,7 @@ def test_nothing_is_written_through_a_link(deep: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("name", "more"), METADATA, ids=lambda value: value if isinstance(value, str) else "")
 def test_metadata_that_cannot_be_stored_is_refused_by_name(name: str, more: dict[str, Any]) -> None:
-    """A save with metadata no reader would take fails with a ``RelightError``, and leaves nothing behind but the log."""
+    """A save with metadata that no reader accepts fails with a ``RelightError``, and leaves only the log."""
     if name.endswith("5,000 deep"):
         nested: list[Any] = []
         for _ in range(5000):
@@ -166,7 +166,7 @@ def test_odd_names_never_leave_their_directory(name: str) -> None:
     ids=repr,
 )
 def test_no_name_of_a_checkpoint_is_taken_literally(which: Any) -> None:
-    """What is asked for is looked up, never opened; what is not there is said in printable words."""
+    """A name is compared, never opened. An absent name is reported in printable characters."""
     history = Run(load(Forge().files), RUN).history()
     with pytest.raises((CheckpointNotFound, ConfigError)) as caught:
         resolve(history, which)
@@ -184,7 +184,7 @@ def test_no_tag_is_named_so(tag: str) -> None:
 
 
 def test_a_fenced_attempt_prints_no_escapes() -> None:
-    """Who is in charge now is told in printable words, whatever the record says."""
+    """The error names the newest attempt in printable characters, whatever the record contains."""
     store = load(Forge().files)
     attempt = Attempt.begin(store, RUN)
     forge = Forge({key: bytes(data) for key, data in store._files.items()})
@@ -196,13 +196,13 @@ def test_a_fenced_attempt_prints_no_escapes() -> None:
 
 
 def test_a_store_that_lost_its_record_gets_the_same_one_again(tmp_path: Path) -> None:
-    """A missing relight.json is made again with the id the records say, also for a new run; no run is lost by it."""
+    """A missing relight.json is created again with the id of the records, also for a new run. No run is lost by it."""
     forge = Forge()
     del forge.files["relight.json"]
     write(forge.files, tmp_path)
     store = LocalStore(tmp_path)
     Attempt.begin(store, "other").save(request(1))
-    assert [one.id[0] for one in Run(store, RUN).history().live] == ["a", "b", "c"]
+    assert [checkpoint.id[0] for checkpoint in Run(store, RUN).history().live] == ["a", "b", "c"]
     Attempt.begin(store, RUN).save(request(40))
     assert len(Run(store, RUN).history().live) == 4
     assert Run(store, RUN).view().store_id == Run(store, "other").view().store_id == forge.payload(0)["store"]
@@ -211,10 +211,10 @@ def test_a_store_that_lost_its_record_gets_the_same_one_again(tmp_path: Path) ->
 def test_a_run_of_another_store_goes_on_under_its_own_id() -> None:
     """Where relight.json is another store's, as after a move, the history is not buried: a new attempt appends under the id of the records."""
     forge = Forge()
-    before = [one.id for one in fold(Log(load(forge.files), RUN).read()).live]
+    before = [checkpoint.id for checkpoint in fold(Log(load(forge.files), RUN).read()).live]
     forge.store_record(lambda record: record.update(id="e" * 32))
     store = load(forge.files)
     Attempt.begin(store, RUN)
     view = Log(store, RUN).read()
-    assert [one.id for one in fold(view).live] == before and not view.faults
+    assert [checkpoint.id for checkpoint in fold(view).live] == before and not view.faults
     assert view.records[-1].store == view.store_id == forge.payload(0)["store"] != "e" * 32

@@ -85,16 +85,16 @@ def scramble(rng: random.Random, data: bytes) -> bytes:
     """``data`` with a few bytes flipped, dropped, doubled or put in."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4))):
-        at = rng.randrange(len(out)) if out else 0
+        index = rng.randrange(len(out)) if out else 0
         what = rng.randrange(4)
         if what == 0 and out:
-            out[at] ^= 1 << rng.randrange(8)
+            out[index] ^= 1 << rng.randrange(8)
         elif what == 1 and out:
-            del out[at : at + rng.randrange(1, 9)]
+            del out[index : index + rng.randrange(1, 9)]
         elif what == 2:
-            out[at:at] = out[at : at + rng.randrange(1, 40)]
+            out[index:index] = out[index : index + rng.randrange(1, 40)]
         else:
-            out[at:at] = rng.choice(
+            out[index:index] = rng.choice(
                 (b"\xdd\xff\xff\xff\xff", b"\x91" * 300, b"[" * 300, b"\xff", b"\0", b'"', b"9" * 400, b"1e999", b"NaN")
             )
     return bytes(out)
@@ -106,10 +106,10 @@ def mutate(rng: random.Random, forge: Forge) -> str:
     seq = rng.choice(list(SEQ.values()))
 
     def plain() -> Any:
-        return copy.deepcopy(rng.choice([one for one in ODD if not isinstance(one, bytes)]))
+        return copy.deepcopy(rng.choice([odd for odd in ODD if not isinstance(odd, bytes)]))
 
     def any_odd() -> Any:
-        return copy.deepcopy(rng.choice([one for one in ODD if one != "\ud800"]))
+        return copy.deepcopy(rng.choice([odd for odd in ODD if odd != "\ud800"]))
 
     raw = rng.random() < 0.3
     if target == "record":
@@ -145,7 +145,7 @@ def test_nothing_but_a_named_error_comes_of_a_mutation(batch: int, capsys: pytes
             if number % 25 == 0:
                 seen = examine(store, RUN)
                 assert seen.good or seen.refused or what.startswith(("record", "store"))
-                assert all(set(held.values()) <= saved[one.id[0]] for one, held in seen.good)
+                assert all(set(tensors.values()) <= saved[checkpoint.id[0]] for checkpoint, tensors in seen.good)
                 continue
             view = Log(store, RUN).read()
             chosen = candidates(fold(view))
@@ -153,8 +153,8 @@ def test_nothing_but_a_named_error_comes_of_a_mutation(batch: int, capsys: pytes
                 refused += 1
                 continue
             opened = open_checkpoint(store, RUN, chosen[0], store_id=view.store_id, run_id=view.run_id)
-            held = read_all(opened, Straight, Seen())
-            assert set(held.values()) <= saved[opened.root.id[0]], "bytes that were never saved"
+            tensors = read_all(opened, Straight, Seen())
+            assert set(tensors.values()) <= saved[opened.root.id[0]], "bytes that were never saved"
             whole += 1
         except RelightError:
             refused += 1

@@ -1,4 +1,4 @@
-"""Modules that lie in the working directory, named as Relight's own imports are, are not executed by processes that Relight starts."""
+"""Modules in the working directory with names of Relight's imports are not executed by processes that Relight starts."""
 
 from __future__ import annotations
 
@@ -41,27 +41,27 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_trap_works(trap: Path) -> None:
-    """Python's own way to start a module executes what lies in the working directory."""
+    """``python -m`` executes modules in the working directory."""
     assert subprocess.run([sys.executable, "-m", "json"], check=False).returncode == 86 and trap.exists()
 
 
 def _starts(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], dict[str, str] | None, Any]]:
     """Record the command, environment and directory of each process that is started, and start none."""
-    found: list[tuple[list[str], dict[str, str] | None, Any]] = []
+    starts: list[tuple[list[str], dict[str, str] | None, Any]] = []
 
     def start(command: list[str], *_: object, env: dict[str, str] | None = None, cwd: Any = None, **more: object) -> Any:
-        found.append((command, env, cwd))
+        starts.append((command, env, cwd))
         raise BlockingIOError("recorded")
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    return found
+    return starts
 
 
 def _each_start(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[list[str], dict[str, str] | None, Any]]:
     """Have each part of Relight that starts a process start one."""
     from relight.agent import launch
 
-    found = _starts(monkeypatch)
+    commands = _starts(monkeypatch)
     task: Any = SimpleNamespace(add_line=print, ending=threading.Event(), lines=[])
     guard: Any = None
     drainer = Drainer.__new__(Drainer)
@@ -84,8 +84,8 @@ def _each_start(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[lis
                 sockets.enter_context(pair[0])
             start()
     monkeypatch.undo()
-    assert len(found) == len(starts)
-    return found
+    assert len(commands) == len(starts)
+    return commands
 
 
 def test_no_process_that_relight_starts_imports_from_the_working_directory(
@@ -98,8 +98,8 @@ def test_no_process_that_relight_starts_imports_from_the_working_directory(
     starts = _each_start(monkeypatch, tmp_path / "output")
     monkeypatch.chdir(trap.parent / "trap")
     for command, environment, directory in starts:
-        at = next(index for index, word in enumerate(command) if word.startswith("relight"))
-        probe = [*command[:at], "relight.comm.node"]  # imports most of the names, and ends
+        position = next(index for index, word in enumerate(command) if word.startswith("relight"))
+        probe = [*command[:position], "relight.comm.node"]  # imports most of the names, and ends
         done = subprocess.run(probe, env=environment, cwd=directory, capture_output=True, text=True, check=False)
         assert done.returncode == 0 and not trap.exists(), (command, done.stderr)
 
@@ -157,7 +157,7 @@ def test_a_users_script_keeps_pythons_rule(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_python_m_relight_drops_the_working_directory(trap: Path) -> None:
-    """What is imported after the start, such as torch or a client of an object store, is not looked up there."""
+    """Later imports, such as torch or a client of an object store, are not searched for there."""
     (trap.parent / "trap" / "relight" / "__init__.py").unlink()
     (trap.parent / "trap" / "relight").rmdir()
     for name in ("typing", "runpy", "json", "msgspec", "click", "socket", "multiprocessing", "random", "uuid"):

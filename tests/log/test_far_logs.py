@@ -56,7 +56,7 @@ def test_a_long_log_is_read_side_by_side() -> None:
     ids = [save(attempt, step) for step in range(20)]
     store.gets.clear()
     view = Log(store, "run").read()
-    assert [one.id for one in fold(view).live] == ids and not view.faults
+    assert [checkpoint.id for checkpoint in fold(view).live] == ids and not view.faults
     assert 4 < store.most <= 16
     assert all(count == 1 for key, count in store.gets.items() if "/log/" in key)
 
@@ -85,4 +85,4 @@ def test_a_drain_reads_a_record_once(monkeypatch) -> None:
         save(attempt, step)
     assert len(drain(near, "run").copied) == 1
     assert max(count for key, count in far.gets.items() if "/log/" in key) == 1
-    assert [one.step for one in fold(Log(far, "run").read()).live][-1] == 14
+    assert [checkpoint.step for checkpoint in fold(Log(far, "run").read()).live][-1] == 14

@@ -16,7 +16,7 @@ from relight.store.base import Entry, Uncertain
 
 
 class Doubtful(MemoryStore):
-    """Sees what another store holds, but for what it is told not to."""
+    """Shows the contents of another store, except for the names that the test hides."""
 
     unread = hidden = ""
     needs_sync = True
@@ -41,7 +41,7 @@ class Doubtful(MemoryStore):
         return made and self.needs_sync
 
     def sync(self, prefix: str) -> None:
-        """Fails if it is told to."""
+        """Fails when the test requests it."""
         if not self.needs_sync:
             raise StoreUnavailable("EIO", where=prefix)
         super().sync(prefix)
@@ -54,7 +54,7 @@ def request() -> SaveRequest:
 
 @pytest.fixture
 def superseded() -> tuple[Attempt, Attempt, Doubtful]:
-    """An attempt, the one that has fenced it by record 2 and put record 3 behind that, and the store as the first one sees it."""
+    """Return an attempt, the attempt that fenced it with record 2 and appended record 3, and the store as the first attempt sees it."""
     store = MemoryStore()
     seen = Doubtful(store)
     old = Attempt.begin(seen, "run")
@@ -64,7 +64,7 @@ def superseded() -> tuple[Attempt, Attempt, Doubtful]:
 
 
 def test_a_record_that_cannot_be_read_now_stops_a_commit(superseded: tuple[Attempt, Attempt, Doubtful]) -> None:
-    """It is the FENCE: the save was told to be a checkpoint, and was void. Found by the simulator (seed 2000415)."""
+    """The record is the FENCE: the save was acknowledged, and was void. Found by the simulator (seed 2000415)."""
     old, new, seen = superseded
     seen.unread = "000000000002.json"
     with pytest.raises(StoreUnavailable):
@@ -76,7 +76,7 @@ def test_a_record_that_cannot_be_read_now_stops_a_commit(superseded: tuple[Attem
 
 
 def test_a_record_that_a_listing_missed_is_asked_for_by_name(superseded: tuple[Attempt, Attempt, Doubtful]) -> None:
-    """A listing that was going on while two records came shows the second and not the first."""
+    """A listing during which two records are appended shows the second and not the first."""
     old, new, seen = superseded
     seen.hidden = "000000000002.json"
     with pytest.raises(Fenced):

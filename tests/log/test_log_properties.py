@@ -34,14 +34,14 @@ def naive(records: list[Record]) -> tuple[list[str], set[str], dict[str, str], i
     retired: set[str] = set()
     tags: dict[str, str] = {}
     epoch = 0
-    for one in records:
-        body: Body = one.body
+    for entry in records:
+        body: Body = entry.body
         if isinstance(body, FenceBody):
-            epoch = max(epoch, one.epoch)
-        elif isinstance(body, (CommitBody, RetireBody, TagBody)) and one.epoch >= epoch:
-            epoch = one.epoch
+            epoch = max(epoch, entry.epoch)
+        elif isinstance(body, (CommitBody, RetireBody, TagBody)) and entry.epoch >= epoch:
+            epoch = entry.epoch
             if isinstance(body, CommitBody):
-                if body.dir.endswith(f"-e{one.epoch}") and body.id not in live and body.id not in retired:
+                if body.dir.endswith(f"-e{entry.epoch}") and body.id not in live and body.id not in retired:
                     live.append(body.id)
             elif isinstance(body, RetireBody):
                 retired |= set(body.ids) & set(live)
@@ -56,7 +56,7 @@ def naive(records: list[Record]) -> tuple[list[str], set[str], dict[str, str], i
 
 def summary(history: History) -> tuple[list[str], set[str], dict[str, str], int]:
     """The same of a history."""
-    return [one.id for one in history.live], set(history.retired), history.tags, history.epoch
+    return [checkpoint.id for checkpoint in history.live], set(history.retired), history.tags, history.epoch
 
 
 @settings(max_examples=500, deadline=None)
@@ -80,7 +80,7 @@ def test_epochs_never_fall_and_retired_never_returns(told: list[tuple[Body, int]
 @settings(max_examples=60, deadline=None)
 @given(hurt=st.sets(st.integers(1, 6), max_size=3), gone=st.booleans())
 def test_damaged_records_cost_themselves_only(hurt: set[int], gone: bool) -> None:
-    """Whatever records are damaged or missing, each is told as a fault, all others count, and the log can be appended to."""
+    """Each damaged or missing record is a fault, all others count, and the log accepts appends."""
     disk, store = simulated()
     _, ids, _ = saves(store, 1, 2, 3, 4, 5)  # records 2 … 6 are their commits, 1 the fence
     for seq in hurt:
@@ -94,9 +94,9 @@ def test_damaged_records_cost_themselves_only(hurt: set[int], gone: bool) -> Non
     view = Log(store, RUN).read()
     assert view.head == head
     assert sum(1 for seq in hurt if seq < head or not gone) == 0 or view.faults
-    assert [one.id for one in fold(view).live] == expected
+    assert [checkpoint.id for checkpoint in fold(view).live] == expected
     _, more, _ = saves(store, 6)
-    assert [one.id for one in fold(Log(store, RUN).read()).live] == expected + more
+    assert [checkpoint.id for checkpoint in fold(Log(store, RUN).read()).live] == expected + more
 
 
 def test_every_reader_sees_the_same_as_an_incremental_one() -> None:
@@ -127,7 +127,7 @@ def test_many_appenders_lose_nothing() -> None:
         thread.join()
     view = Log(store, RUN).read()
     assert view.faults == ()
-    topics = [one.body.topic for one in view.records if isinstance(one.body, NoteBody)]
+    topics = [record.body.topic for record in view.records if isinstance(record.body, NoteBody)]
     assert sorted(topics) == sorted(f"{who}/{n}" for who in range(5) for n in range(10))
     for who in range(5):
         assert [topic for topic in topics if topic.startswith(f"{who}/")] == [f"{who}/{n}" for n in range(10)]
@@ -148,7 +148,7 @@ def test_attempts_that_begin_at_once_get_epochs_of_their_own() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(one.epoch for one in begun) == [1, 2, 3, 4]
+    assert sorted(begun_attempt.epoch for begun_attempt in begun) == [1, 2, 3, 4]
     for attempt in begun:
         if attempt.epoch == 4:
             list(save(attempt, "log/at once", 1))
@@ -167,7 +167,7 @@ def test_nothing_is_decided_by_a_clock() -> None:
             attempt = Attempt.begin(store, RUN, now=clock) if clock else Attempt.begin(store, RUN)
             list(save(attempt, f"clock/{round_}", round_))
         history = fold(Log(store, RUN).read())
-        results.append(([one.step for one in history.live], history.epoch))
+        results.append(([checkpoint.step for checkpoint in history.live], history.epoch))
     assert results[0] == results[1] == results[2] == ([0, 1, 2, 3], 4)
 
 
@@ -213,14 +213,14 @@ def test_one_store_has_one_identity() -> None:
 def test_a_deleted_checkpoint_directory_harms_no_other() -> None:
     """``rm -r`` of one checkpoint is noticed, and the others restore."""
     disk, store = simulated()
-    _, ids, told = saves(store, 1, 2, 3)
+    _, ids, facts = saves(store, 1, 2, 3)
     directory = f"{ROOT}/{RUN}/{directory_of(store, ids[1])}"
     for name, _ in list(disk.scan(directory)):
         disk.unlink(f"{directory}/{name}")
     disk.rmdir(directory)
-    found = examine(store, Log(store, RUN), told)
-    assert len(found) == 1
-    assert ids[1] in found[0]
-    more = list(told)
+    problems = examine(store, Log(store, RUN), facts)
+    assert len(problems) == 1
+    assert ids[1] in problems[0]
+    more = list(facts)
     perform(save(Attempt.begin(LocalStore(ROOT, disk=disk), RUN), "log/after", 9), more)
     assert len(examine(store, Log(store, RUN), more)) == 1

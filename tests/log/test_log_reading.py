@@ -24,7 +24,7 @@ RUN = "run"
 
 
 class Counting(MemoryStore):
-    """A store that counts, and whose summaries may fail."""
+    """A store that counts its calls. Writes of summaries may fail."""
 
     parallel_reads = 16
     needs_sync = False
@@ -145,16 +145,16 @@ def test_a_reader_that_follows_sees_what_a_new_one_sees() -> None:
 
 
 def _files(store: MemoryStore, prefix: str = f"{RUN}/log") -> list[str]:
-    found = []
+    keys = []
     for entry in list(store.list(prefix)):
-        found += _files(store, f"{prefix}/{entry.name}") if entry.is_dir else [f"{prefix}/{entry.name}"]
-    return sorted(found)
+        keys += _files(store, f"{prefix}/{entry.name}") if entry.is_dir else [f"{prefix}/{entry.name}"]
+    return sorted(keys)
 
 
 def summaries_in(store: MemoryStore) -> list[str]:
     """Keys of the summaries, oldest first."""
-    found = [key for key in _files(store) if parse_summary_file(key.rpartition("/")[2]) is not None]
-    return sorted(found, key=lambda key: parse_summary_file(key.rpartition("/")[2]) or 0)
+    keys = [key for key in _files(store) if parse_summary_file(key.rpartition("/")[2]) is not None]
+    return sorted(keys, key=lambda key: parse_summary_file(key.rpartition("/")[2]) or 0)
 
 
 def replace(store: MemoryStore, key: str, data: bytes) -> None:
@@ -184,7 +184,7 @@ def test_a_summary_that_is_lost_or_damaged_costs_only_time(how: str, count: int)
 
 
 def test_only_a_summary_for_which_a_record_vouches_counts() -> None:
-    """A file that no record names changes nothing, whatever it says."""
+    """A summary that no record names changes nothing, whatever its contents."""
     store = MemoryStore()
     grown(store, 200)
     expected = told(Log(store, RUN).read())
@@ -195,7 +195,7 @@ def test_only_a_summary_for_which_a_record_vouches_counts() -> None:
 
 
 def test_a_note_that_does_not_count_vouches_for_nothing() -> None:
-    """A record whose bytes are not those that the next one was chained to is void, and so is its word for a summary."""
+    """A record to which the next one is not chained is void, and vouches for no summary."""
     store = MemoryStore()
     log = grown(store, 150)
     notes = [record for record in Log(store, RUN, whole=True).read().records if vouched(record) is not None]
@@ -238,7 +238,7 @@ def test_a_writer_that_cannot_write_summaries_goes_on(heard: Callable[[str], lis
 
 
 def test_a_stray_record_is_named_and_never_becomes_the_head() -> None:
-    """A file whose number is far above the end, here of a copy gone wrong: the next append goes where it would have gone without it."""
+    """A file with a number far above the end, for example of a failed copy: the next append gets the number that it would have without it."""
     store = MemoryStore()
     log = grown(store, 1100)
     data = store.get(f"{RUN}/log/{record_file(1100)}", 1 << 20)
@@ -318,11 +318,11 @@ def test_damage_before_a_summary_is_named_by_it() -> None:
 def test_two_writers_at_once_leave_one_line_of_summaries() -> None:
     """Each number is taken once, and a summary by either serves both."""
     store = MemoryStore()
-    one, other = grown(store, 5), Log(store, RUN)
-    other.read()
+    first, second = grown(store, 5), Log(store, RUN)
+    second.read()
     for _ in range(200):
-        for log in (one, other):
+        for log in (first, second):
             assert log.append(lambda view: (NoteBody(topic="n", data={}), 0)) is not None
     view = Log(store, RUN).read()
-    assert not view.faults and told(view) == told(Log(store, RUN, whole=True).read()) == told(one.read()) == told(other.read())
+    assert not view.faults and told(view) == told(Log(store, RUN, whole=True).read()) == told(first.read()) == told(second.read())
     assert 5 <= len(summaries_in(store)) <= 8

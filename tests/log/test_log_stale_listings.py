@@ -21,7 +21,7 @@ from relight.store.base import Entry
 
 
 class Odd(MemoryStore):
-    """A store whose listings and reads may be told to be odd."""
+    """A store with stale listings and reads on request."""
 
     listed: Callable[[str], bool] = staticmethod(lambda name: True)
     damage: Callable[[str], bytes | None] = staticmethod(lambda key: None)
@@ -45,7 +45,7 @@ def save(attempt: Attempt, step: int) -> str:
 
 @pytest.mark.parametrize("missing", [1, 2, 4, 99], ids=lambda n: f"the last {n}")
 def test_a_fresh_look_asks_for_what_a_stale_listing_lacks(missing: int) -> None:
-    """Whoever opens a run sees its newest record, though the listing ends sooner, or is empty."""
+    """A process that opens a run sees its newest record, although the listing is short or empty."""
     store = Odd()
     attempt = Attempt.begin(store, "run")
     ids = [save(attempt, step) for step in range(4)]
@@ -53,12 +53,12 @@ def test_a_fresh_look_asks_for_what_a_stale_listing_lacks(missing: int) -> None:
     store.listed = lambda name: int(name.split(".")[0]) <= head - missing
     view = Log(store, "run").read()
     assert view.head == head
-    assert [one.id for one in fold(view).live] == ids
+    assert [checkpoint.id for checkpoint in fold(view).live] == ids
     assert not view.faults
 
 
 def test_a_listing_that_falls_back_behind_what_was_seen_is_not_believed() -> None:
-    """A process that has seen a record goes on behind it, whatever a listing says; nothing is numbered twice."""
+    """A process that has seen a record appends after it, whatever a listing shows. No number is used twice."""
     store = Odd()
     attempt = Attempt.begin(store, "run")
     save(attempt, 0)
@@ -87,7 +87,7 @@ def test_who_lost_the_race_chains_to_the_winner_that_no_listing_shows() -> None:
     assert note is not None and note.seq == head + 2
     store.listed = lambda name: True
     view = Log(store, "run").read()
-    assert not view.faults and [one.id for one in fold(view).live] == [saved]
+    assert not view.faults and [checkpoint.id for checkpoint in fold(view).live] == [saved]
 
 
 def test_a_log_that_is_gone_is_gone() -> None:
@@ -101,7 +101,7 @@ def test_a_log_that_is_gone_is_gone() -> None:
 
 
 def test_what_cannot_be_asked_is_no_answer() -> None:
-    """A store that does not answer for the record behind the last one listed is not taken to have none."""
+    """If a store does not answer for the record after the last listed one, it is not taken for absent."""
     store = Odd()
     behind = f"run/log/{record_file(Attempt.begin(store, 'run').view().head + 1)}"
 
@@ -116,7 +116,10 @@ def test_what_cannot_be_asked_is_no_answer() -> None:
 
 
 def test_a_record_that_comes_damaged_once_is_read_once_more() -> None:
-    """One bad transfer makes no record count for nothing; one that is damaged where it lies is read a few times, and is a fault."""
+    """One failed transfer makes no record void.
+
+    A record that is damaged in the store is read a few times, and is a fault.
+    """
     store = Odd()
     attempt = Attempt.begin(store, "run")
     checkpoint = save(attempt, 0)
@@ -152,7 +155,7 @@ def test_nothing_is_chained_to_bytes_that_only_came_damaged() -> None:
 
 
 def test_a_number_that_is_taken_and_does_not_show_is_waited_for() -> None:
-    """A network file system may say "absent" of what another client has just made: the append waits until it shows, then goes behind it."""
+    """A network file system may report a new file of another client as absent: the append waits until it is visible, then appends after it."""
     store = Odd()
     attempt = Attempt.begin(store, "run")
     other = Attempt(attempt.place._replace(log=Log(store, "run")))
@@ -172,7 +175,7 @@ def test_a_number_that_is_taken_and_does_not_show_is_waited_for() -> None:
     save(attempt, 1)
     assert len(asked) == 6
     store.damage, store.listed = (lambda key: None), (lambda name: True)
-    assert [one.step for one in fold(Log(store, "run").read()).live] == [0, 1]
+    assert [checkpoint.step for checkpoint in fold(Log(store, "run").read()).live] == [0, 1]
 
 
 def test_a_number_that_never_shows_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:

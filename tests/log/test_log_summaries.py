@@ -85,7 +85,7 @@ class Writer:
             self.step += pick.randrange(1, 4)
             self.names += 1
             name = f"c{self.names:09d}"
-            requires = [one.id for one in live[-2:] if pick.random() < 0.2]
+            requires = [checkpoint.id for checkpoint in live[-2:] if pick.random() < 0.2]
             where = CheckpointDir(self.step, name, epoch)
             parents = [self.parent] if self.parent else []
             body = CommitBody(
@@ -96,7 +96,7 @@ class Writer:
             self.parent = name
         elif draw < 0.65:
             needed = {donor for one in history.there for donor in one.requires}
-            free = [one.id for one in live[:-2] if one.id not in needed and one.id not in history.tags.values()]
+            free = [checkpoint.id for checkpoint in live[:-2] if checkpoint.id not in needed and checkpoint.id not in history.tags.values()]
             going = pick.sample(free, min(len(free), pick.randrange(1, 4)))
             if going:
                 self.put(RetireBody(ids=going, reason="keep", undo_s=pick.choice([0.0, 0.0, 60.0])), epoch)
@@ -125,14 +125,18 @@ class Writer:
             if late := [one for one in late if one.epoch == epoch]:  # a COMMIT that comes a second time
                 self.put(pick.choice(late).body, epoch)
         else:
-            self.put(NoteBody(topic="verified", data={"whole": " ".join(one.id for one in live[-3:])}), epoch)
+            self.put(NoteBody(topic="verified", data={"whole": " ".join(checkpoint.id for checkpoint in live[-3:])}), epoch)
 
 
 def compare(brief: LogView, whole: LogView) -> None:
     """Assert that both views fold to the same."""
     one, other = fold(brief), fold(whole)
-    assert [(each.id, each.seq, each.step, each.epoch, each.self_contained, each.requires) for each in one.live] == [
-        (each.id, each.seq, each.step, each.epoch, each.self_contained, each.requires) for each in other.live
+    assert [
+        (checkpoint.id, checkpoint.seq, checkpoint.step, checkpoint.epoch, checkpoint.self_contained, checkpoint.requires)
+        for checkpoint in one.live
+    ] == [
+        (checkpoint.id, checkpoint.seq, checkpoint.step, checkpoint.epoch, checkpoint.self_contained, checkpoint.requires)
+        for checkpoint in other.live
     ]
     assert (one.tags, one.epoch, one.skips, one.best_by) == (other.tags, other.epoch, other.skips, other.best_by)
     assert {key: found.seq for key, found in one.recallable.items()} == {key: found.seq for key, found in other.recallable.items()}

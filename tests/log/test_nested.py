@@ -25,11 +25,14 @@ def test_a_run_is_not_made_inside_a_run(tmp_path: Path, below: str) -> None:
     with pytest.raises(relight.ConfigError, match="inside another run"):
         ckpt.restore()
     assert not (tmp_path / "demo" / "relight.json").exists()
-    assert [one.step for one in relight.open(tmp_path / "demo").checkpoints()] == [0]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "demo").checkpoints()] == [0]
 
 
 def test_a_store_is_not_made_a_run(tmp_path: Path) -> None:
-    """The path of a store, without a run's name, is refused with the runs that are there; nothing is made beside it."""
+    """The path of a store without a run's name is refused, and the error lists the runs.
+
+    Nothing is created next to it.
+    """
     save(tmp_path / "runs" / "demo")
     for attempt in (
         lambda: save(tmp_path / "runs"),

@@ -1,4 +1,4 @@
-"""A run that goes on from before what went wrong: what is the latest then, in this log and in those of further tiers."""
+"""A run that was rolled back: which checkpoint is the latest then, in this log and in those of further tiers."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def save(attempt: Attempt, step: int, loss: float = 1.0) -> str:
 
 def steps(history: History) -> list[int]:
     """What would be restored, in order."""
-    return [one.step for one in candidates(history)]
+    return [checkpoint.step for checkpoint in candidates(history)]
 
 
 def test_what_was_gone_back_behind_is_not_the_latest(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,7 +77,7 @@ def test_a_note_that_makes_no_sense_is_none(before: object, skip: object) -> Non
 
 
 def test_further_tiers_know_it_too() -> None:
-    """What lies further out of the same checkpoints is set aside with them."""
+    """Copies of the same checkpoints in further tiers are rolled back with them."""
     near, far = Attempt.begin(MemoryStore(), RUN), Attempt.begin(MemoryStore(), RUN)
     for step in (10, 20, 30):
         save(near, step)
@@ -108,7 +108,7 @@ Made = tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]
 
 
 def rates_behind(made: Callable[[float], Made], cut_at: int, rate: float, factor: float) -> list[float]:
-    """Of ten steps with that rate, cut behind one of them: the rates of those that follow."""
+    """Return the learning rates of the steps after ``cut_at``, of ten steps at that rate."""
     optimizer, scheduler = made(rate)
     seen = []
     for step in range(10):

@@ -53,11 +53,11 @@ def run_of(top: Path, attempts: int = 2, saves: int = 4) -> tuple[ByteStore, lis
 
 
 def live(store: ByteStore) -> list[str]:
-    return [one.id for one in fold(Log(store, "run").read()).live]
+    return [checkpoint.id for checkpoint in fold(Log(store, "run").read()).live]
 
 
 def test_a_missing_log_stops_a_start_and_nothing_is_swept(tmp_path: Path) -> None:
-    """Checkpoint directories beside an empty log are a lost log, not a fresh run: no attempt begins, no reader says that there is no run."""
+    """Checkpoint directories next to an empty log mean a lost log: no attempt begins, and no reader reports that there is no run."""
     store, _ = run_of(tmp_path)
     before = sorted(str(path) for path in tmp_path.glob("run/0*/*"))
     shutil.rmtree(tmp_path / "run" / "log")
@@ -72,16 +72,16 @@ def test_a_missing_log_stops_a_start_and_nothing_is_swept(tmp_path: Path) -> Non
 
 
 def test_a_new_run_that_another_process_makes_at_this_moment_is_no_lost_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that saw an empty log, and then the first checkpoint directory of another process, looks at the log again."""
+    """A process that saw an empty log, and then the first checkpoint directory of another process, reads the log again."""
     store = open_bytes(tmp_path)
     late, calls = Log(store, "run"), itertools.count()
     view = Log._view
 
     def seen(log: Log) -> object:
-        found = view(log)
+        result = view(log)
         if log is late and next(calls) == 0:
             save(Attempt.begin(open_bytes(tmp_path), "run"), 0, None)
-        return found
+        return result
 
     monkeypatch.setattr(Log, "_view", seen)
     assert late.start().head >= 2
@@ -99,12 +99,12 @@ def test_a_rebuilt_log_lists_every_whole_checkpoint_again(tmp_path: Path, store_
     assert report.committed == ids
     view = Log(store, "run").read()
     history = fold(view)
-    assert [one.body for one in history.live] == [one.body for one in before]
-    assert [one.epoch for one in history.live] == [one.epoch for one in before]
+    assert [checkpoint.body for checkpoint in history.live] == [checkpoint.body for checkpoint in before]
+    assert [checkpoint.epoch for checkpoint in history.live] == [checkpoint.epoch for checkpoint in before]
     assert not view.faults
     assert {record.body.topic for record in view.records if isinstance(record.body, NoteBody)} == {"rebuilding", "rebuilt"}
     assert all(record.body.reason == "rebuilt" for record in view.records if isinstance(record.body, FenceBody))
-    assert not [finding for one in history.live for finding in verify_checkpoint(store, view, one)]
+    assert not [finding for checkpoint in history.live for finding in verify_checkpoint(store, view, checkpoint)]
     save(Attempt.begin(store, "run"), 8, ids[-1])
     assert len(live(store)) == 9
     assert not plan_rebuild(store, "run").is_needed
@@ -121,8 +121,8 @@ def test_what_is_not_whole_is_left_alone_with_the_reason(tmp_path: Path) -> None
     shutil.copytree(foreign, tmp_path / "run" / foreign.name)
     shutil.rmtree(tmp_path / "run" / "log")
     plan = plan_rebuild(store, "run")
-    assert [one.commit.id for one in plan.commits if one.commit] == ids[2:]
-    why = {one.name: one.why for one in plan.left}
+    assert [rebuilt.commit.id for rebuilt in plan.commits if rebuilt.commit] == ids[2:]
+    why = {directory.name: directory.why for directory in plan.left}
     assert "not finished" in why[directories[0].name]
     assert "bytes" in why[directories[1].name]
     assert "another" in why[foreign.name]
@@ -142,7 +142,7 @@ def test_a_log_that_lost_its_newest_records_is_refused_and_completed(tmp_path: P
         for path in records[-cut:]:
             (tmp_path / "cut" / "run" / "log" / path.name).unlink()
         copy = open_bytes(tmp_path / "cut")
-        lost = [one for one in ids if one not in live(copy)]
+        lost = [checkpoint_id for checkpoint_id in ids if checkpoint_id not in live(copy)]
         plan = plan_rebuild(copy, "run")
         if cut > 1:  # one COMMIT alone cannot be told from a save that was killed right before it
             with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
@@ -170,7 +170,10 @@ def test_a_record_that_cannot_be_read_for_a_moment_hides_no_loss(tmp_path: Path,
 
 
 def test_a_damaged_record_stands_for_one_that_is_missing_not_for_more(tmp_path: Path) -> None:
-    """A start goes on where the newest FENCE is damaged, and is refused where two attempts are unknown to a log with one damaged record."""
+    """A start succeeds if the newest FENCE is damaged.
+
+    It is refused if two attempts are unknown to a log with one damaged record.
+    """
     store, _ = run_of(tmp_path / "one", saves=2)
     (tmp_path / "one" / "run" / "log" / "000000000004.json").write_bytes(b"no record")
     Attempt.begin(store, "run")
@@ -216,7 +219,7 @@ def test_readers_and_copies_refuse_a_log_that_lost_its_newest_records(tmp_path: 
         with pytest.raises(CorruptCheckpoint, match="newest records of this run's log are missing"):
             act()
     findings = verify_log(store, Log(store, "run").read())
-    assert [one.file for one in findings] == ["run/log"] and "relight recover" in findings[0].detail
+    assert [finding.file for finding in findings] == ["run/log"] and "relight recover" in findings[0].detail
     facts = collect_run(store, "run", str(tmp_path / "a" / "run"))
     assert facts.error is not None and "newest records" in facts.error.what
 
@@ -323,4 +326,4 @@ def test_hostile_roots_are_refused_in_bounded_time(tmp_path: Path) -> None:
             plan = plan_rebuild(store, "run", verify=True)
         except RelightError:
             continue
-        assert {one.commit.id for one in plan.commits if isinstance(one.commit, CommitBody)} <= set(ids)
+        assert {rebuilt.commit.id for rebuilt in plan.commits if isinstance(rebuilt.commit, CommitBody)} <= set(ids)

@@ -1,4 +1,4 @@
-"""What was retired and may be recalled: it stays until a SWEEP, and the log says which came first."""
+"""Recallable checkpoints: they stay until a SWEEP, and the log decides which came first."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def run(tmp_path: Path) -> tuple[LocalStore, Attempt, Hours]:
 
 
 def live(store: LocalStore) -> list[str]:
-    return [one.id for one in fold(Log(store, "run").read()).live]
+    return [checkpoint.id for checkpoint in fold(Log(store, "run").read()).live]
 
 
 def prune(store: LocalStore, attempt: Attempt, undo: str | None = "2h") -> list[str]:
@@ -54,16 +54,16 @@ def test_retired_recalled_and_whole(run: tuple[LocalStore, Attempt, Hours]) -> N
     ids = [save(attempt, step) for step in range(4)]
     assert prune(store, attempt) == ids[:3]
     assert live(store) == ids[3:]
-    assert all(directory(store, one) for one in ids)
+    assert all(directory(store, checkpoint_id) for checkpoint_id in ids)
     recall(store, "run", [ids[2], ids[0]], "wanted")
     assert live(store) == [ids[0], ids[2], ids[3]]
     view = Log(store, "run").read()
-    assert not [found for one in fold(view).live for found in verify_checkpoint(store, view, one)]
+    assert not [finding for checkpoint in fold(view).live for finding in verify_checkpoint(store, view, checkpoint)]
     assert sorted(prune(store, attempt)) == sorted([ids[0], ids[2]])
 
 
 def test_a_sweep_leaves_what_may_be_recalled(run: tuple[LocalStore, Attempt, Hours]) -> None:
-    """Whoever sweeps, in whatever attempt, spares it and says why."""
+    """A sweep of any process and attempt keeps it and states why."""
     store, attempt, _ = run
     ids = [save(attempt, step) for step in range(2)]
     prune(store, attempt)
@@ -95,7 +95,7 @@ def test_it_goes_when_its_time_is_over_by_the_records(run: tuple[LocalStore, Att
 
 
 def test_a_clock_that_was_ahead_ends_nothing_early(run: tuple[LocalStore, Attempt, Hours]) -> None:
-    """A RETIRE, or a record before it, of the far future counts for no later than what came behind it."""
+    """A RETIRE, or a record before it, with a time in the far future counts as no later than the records after it."""
     store, attempt, hours = run
     hours.now = 600
     ids = [save(attempt, step) for step in range(2)]
@@ -164,7 +164,7 @@ def test_all_or_none(run: tuple[LocalStore, Attempt, Hours]) -> None:
 
 
 def test_the_time_travels_with_a_tiers_rules() -> None:
-    """A tier's rules are read back from the log with it; nonsense is refused where it is said."""
+    """A tier's rules with a window are read back from the log. An invalid window is refused where it is set."""
     tier = Tier("file:///x/run", keep(last=2, undo_window="90m"), None, "cold")
     assert decode_tiers(encode_tiers([tier])) == (tier,)
     with pytest.raises(ConfigError):

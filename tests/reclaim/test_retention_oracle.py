@@ -77,24 +77,24 @@ rules = st.builds(
 def by_time(rule: Keep, sound: list[Candidate]) -> set[str]:
     """ "times are those of the records, none later than the record behind it"."""
     clipped = {}
-    for at, one in enumerate(sound):
-        later = [other.time_s for other in sound[at:] if other.time_s is not None]
-        clipped[one.id] = min(later) if one.time_s is not None else None
-    known = [one for one in sound if clipped[one.id] is not None]
+    for index, checkpoint in enumerate(sound):
+        later = [other.time_s for other in sound[index:] if other.time_s is not None]
+        clipped[checkpoint.id] = min(later) if checkpoint.time_s is not None else None
+    known = [checkpoint for checkpoint in sound if clipped[checkpoint.id] is not None]
     stay = set()
-    when = {one.id: datetime.fromtimestamp(clipped[one.id], UTC) for one in known}
+    when = {checkpoint.id: datetime.fromtimestamp(clipped[checkpoint.id], UTC) for checkpoint in known}
     names = {
-        "hourly": lambda one: when[one.id].strftime("%Y %j %H"), "daily": lambda one: when[one.id].strftime("%Y %j"),
-        "weekly": lambda one: when[one.id].isocalendar()[:2], "monthly": lambda one: when[one.id].strftime("%Y %m"),
+        "hourly": lambda checkpoint: when[checkpoint.id].strftime("%Y %j %H"), "daily": lambda checkpoint: when[checkpoint.id].strftime("%Y %j"),
+        "weekly": lambda checkpoint: when[checkpoint.id].isocalendar()[:2], "monthly": lambda checkpoint: when[checkpoint.id].strftime("%Y %m"),
     }  # fmt: skip
     for name, bucket in names.items():
         if getattr(rule, name) is not None:
-            newest = {bucket(one): one for one in known}  # the last of each
-            stay |= {one.id for one in sorted(newest.values(), key=lambda one: -one.seq)[: getattr(rule, name)]}
-            stay |= {one.id for one in sound if one not in known}
+            newest = {bucket(checkpoint): checkpoint for checkpoint in known}  # the last of each
+            stay |= {checkpoint.id for checkpoint in sorted(newest.values(), key=lambda checkpoint: -checkpoint.seq)[: getattr(rule, name)]}
+            stay |= {checkpoint.id for checkpoint in sound if checkpoint not in known}
     if rule.within_s is not None:
-        now = max((clipped[one.id] for one in known), default=0.0)
-        stay |= {one.id for one in sound if one not in known or clipped[one.id] >= now - rule.within_s}
+        now = max((clipped[checkpoint.id] for checkpoint in known), default=0.0)
+        stay |= {checkpoint.id for checkpoint in sound if checkpoint not in known or clipped[checkpoint.id] >= now - rule.within_s}
     return stay
 
 
@@ -104,14 +104,18 @@ def by_size_and_age(rule: Keep, sound: list[Candidate]) -> set[str]:
     if rule.budget is not None:
         for count in range(len(sound) + 1):
             newest = sound[len(sound) - count :]
-            ids = {one.id for one in newest}
-            if sum(one.bytes for one in sound if one.id in ids or ids & set(one.needed_by)) <= rule.budget:
-                stay |= {one.id for one in newest}
+            ids = {checkpoint.id for checkpoint in newest}
+            if sum(checkpoint.bytes for checkpoint in sound if checkpoint.id in ids or ids & set(checkpoint.needed_by)) <= rule.budget:
+                stay |= {checkpoint.id for checkpoint in newest}
     if rule.lag_steps is not None and sound:
-        old = [one for one in sound if one.step <= sound[-1].step - rule.lag_steps]
-        stay |= {one.id for one in old[-1:]}
-        next_ones = [one for one in sound if one.step > sound[-1].step - rule.lag_steps and (not old or one.seq > old[-1].seq)]
-        stay |= {one.id for one in next_ones[:1]}
+        old = [checkpoint for checkpoint in sound if checkpoint.step <= sound[-1].step - rule.lag_steps]
+        stay |= {checkpoint.id for checkpoint in old[-1:]}
+        next_ones = [
+            checkpoint
+            for checkpoint in sound
+            if checkpoint.step > sound[-1].step - rule.lag_steps and (not old or checkpoint.seq > old[-1].seq)
+        ]
+        stay |= {checkpoint.id for checkpoint in next_ones[:1]}
     return stay
 
 
@@ -119,32 +123,34 @@ def by_milestones(rule: Keep, sound: list[Candidate]) -> set[str]:
     """ "the first one after it stays, up to one period late"; "the last one before it stays, less than a period early"."""
     stay: set[str] = set()
     for multiple in range(rule.every, 40, rule.every) if rule.every else ():
-        after = [one.step + 1 for one in sound if multiple <= one.step + 1 < multiple + rule.every]
-        before = [one.step + 1 for one in sound if multiple - rule.every < one.step + 1 < multiple]
-        is_past = any(one.step + 1 >= multiple + rule.every for one in sound)
+        after = [checkpoint.step + 1 for checkpoint in sound if multiple <= checkpoint.step + 1 < multiple + rule.every]
+        before = [checkpoint.step + 1 for checkpoint in sound if multiple - rule.every < checkpoint.step + 1 < multiple]
+        is_past = any(checkpoint.step + 1 >= multiple + rule.every for checkpoint in sound)
         steps = min(after) if after else max(before) if before and is_past else None
-        stay |= {one.id for one in sound if one.step + 1 == steps}
+        stay |= {checkpoint.id for checkpoint in sound if checkpoint.step + 1 == steps}
     return stay
 
 
 def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
     """The ids that stay, one sentence of the documentation after the other."""
     if all(getattr(rule, name) is None for name in RULES):
-        return {one.id for one in checkpoints}  # "No rule at all keeps everything."
+        return {checkpoint.id for checkpoint in checkpoints}  # "No rule at all keeps everything."
     stay: set[str] = set()
-    in_order = sorted(checkpoints, key=lambda one: one.seq)
-    sound = [one for one in in_order if one.verified is not False]  # "known to be damaged do not count towards last and best"
-    for one in checkpoints:
-        newer_sound = [other for other in sound if other.seq > one.seq]
-        value = one.metrics.get("loss", math.nan)
-        if rule.last is not None and one in sound and len(newer_sound) < rule.last:
-            stay.add(one.id)
+    in_order = sorted(checkpoints, key=lambda checkpoint: checkpoint.seq)
+    sound = [
+        checkpoint for checkpoint in in_order if checkpoint.verified is not False
+    ]  # "known to be damaged do not count towards last and best"
+    for checkpoint in checkpoints:
+        newer_sound = [other for other in sound if other.seq > checkpoint.seq]
+        value = checkpoint.metrics.get("loss", math.nan)
+        if rule.last is not None and checkpoint in sound and len(newer_sound) < rule.last:
+            stay.add(checkpoint.id)
         ranked = any(math.isfinite(other.metrics.get("loss", math.nan)) for other in checkpoints)
-        if rule.best is not None and one in sound and not ranked:
-            stay.add(one.id)  # "While no checkpoint has the metric, the rule keeps all of them."
-        if rule.best is not None and one in sound and math.isfinite(value):
+        if rule.best is not None and checkpoint in sound and not ranked:
+            stay.add(checkpoint.id)  # "While no checkpoint has the metric, the rule keeps all of them."
+        if rule.best is not None and checkpoint in sound and math.isfinite(value):
 
-            def beats(other: Candidate, value: float = value, seq: int = one.seq) -> bool:
+            def beats(other: Candidate, value: float = value, seq: int = checkpoint.seq) -> bool:
                 theirs = other.metrics.get("loss", math.nan)
                 if not math.isfinite(theirs):
                     return False
@@ -152,55 +158,58 @@ def oracle(rule: Keep, checkpoints: list[Candidate]) -> set[str]:
                 return better or (theirs == value and other.seq > seq)
 
             if sum(beats(other) for other in sound) < rule.best:
-                stay.add(one.id)
-        if one.tags or one.held:
-            stay.add(one.id)
+                stay.add(checkpoint.id)
+        if checkpoint.tags or checkpoint.held:
+            stay.add(checkpoint.id)
     stay |= by_time(rule, sound) | by_size_and_age(rule, sound) | by_milestones(rule, sound)
     if in_order:
         stay.add(in_order[-1].id)
-    verified = [one for one in in_order if one.verified]
+    verified = [checkpoint for checkpoint in in_order if checkpoint.verified]
     if verified:
         stay.add(verified[-1].id)
-    while more := {one.id for one in checkpoints if set(one.needed_by) & stay} - stay:
+    while more := {checkpoint.id for checkpoint in checkpoints if set(checkpoint.needed_by) & stay} - stay:
         stay |= more
-    if not any(one.verified and one.id in stay for one in checkpoints):
-        return {one.id for one in checkpoints}
+    if not any(checkpoint.verified and checkpoint.id in stay for checkpoint in checkpoints):
+        return {checkpoint.id for checkpoint in checkpoints}
     return stay
 
 
 @settings(max_examples=EXAMPLES, deadline=None)
 @given(rule=rules, checkpoints=candidates())
 def test_verdicts_are_those_of_the_documentation(rule: Keep, checkpoints: list[Candidate]) -> None:
-    """What stays is exactly what the sentences of ``keep`` and ``decide_keep`` say; each verdict has a reason, in the order given."""
+    """The verdicts equal the documentation of ``keep`` and ``decide_keep``. Each has a reason, in the given order."""
     verdicts = decide_keep(rule, checkpoints)
-    assert [one.id for one in verdicts] == [one.id for one in checkpoints]
-    assert {one.id for one in verdicts if one.keep} == oracle(rule, checkpoints)
-    assert all(one.reason for one in verdicts)
+    assert [verdict.id for verdict in verdicts] == [checkpoint.id for checkpoint in checkpoints]
+    assert {verdict.id for verdict in verdicts if verdict.keep} == oracle(rule, checkpoints)
+    assert all(verdict.reason for verdict in verdicts)
 
 
 @settings(max_examples=EXAMPLES // 2, deadline=None)
 @given(rule=rules, checkpoints=candidates())
 def test_something_that_verifies_always_stays(rule: Keep, checkpoints: list[Candidate]) -> None:
     """Whatever the rules: the newest stays, and if any verifies, the newest of those."""
-    kept = {one.id for one in decide_keep(rule, checkpoints) if one.keep}
-    in_order = sorted(checkpoints, key=lambda one: one.seq)
-    assert {one.id for one in in_order[-1:]} <= kept
-    assert {one.id for one in [one for one in in_order if one.verified][-1:]} <= kept
+    kept = {verdict.id for verdict in decide_keep(rule, checkpoints) if verdict.keep}
+    in_order = sorted(checkpoints, key=lambda checkpoint: checkpoint.seq)
+    assert {checkpoint.id for checkpoint in in_order[-1:]} <= kept
+    assert {newest.id for newest in [checkpoint for checkpoint in in_order if checkpoint.verified][-1:]} <= kept
 
 
 @settings(max_examples=40, deadline=None)
 @given(steps=st.lists(st.integers(0, 30), min_size=1, max_size=6), last=st.integers(1, 4), best=st.none() | st.integers(1, 2))
 def test_executing_a_plan_does_what_it_says(steps: list[int], last: int, best: int | None) -> None:
-    """What a plan says stays is live afterwards, what it says goes is retired and its directory gone, and the same plan again does nothing."""
+    """Execution does what the plan states: kept checkpoints are live, the others are retired and deleted.
+
+    A second execution does nothing.
+    """
     store = MemoryStore()
     attempt, ids, _ = saves(store, *steps)
     plan = plan_prune(store, "run", keep(last=last, best=best))
     report = execute(plan, store, epoch=attempt.epoch)
     history = attempt.history()
-    assert [one.id for one in history.live] == [one for one in ids if one not in plan.going]
+    assert [checkpoint.id for checkpoint in history.live] == [checkpoint_id for checkpoint_id in ids if checkpoint_id not in plan.going]
     assert sorted(report.retired) == sorted(plan.going)
     assert len(report.deleted) == len(plan.going)
-    assert {entry.name for entry in store.list("run")} - {"log"} == {one.body.dir for one in history.live}
+    assert {entry.name for entry in store.list("run")} - {"log"} == {checkpoint.body.dir for checkpoint in history.live}
     again = execute(plan, store, epoch=attempt.epoch)
     assert again == type(again)([], [], [])
 
@@ -222,7 +231,7 @@ def test_a_tool_prunes_under_the_epoch_it_finds() -> None:
     attempt, ids, _ = saves(store, 1, 2)
     execute(plan_prune(store, "run", keep(last=1)), store)
     history = fold(attempt.view())
-    assert [one.id for one in history.live] == ids[1:]
+    assert [checkpoint.id for checkpoint in history.live] == ids[1:]
     assert history.epoch == attempt.epoch
     assert Attempt.begin(store, "run").epoch == attempt.epoch + 1
 
@@ -237,11 +246,11 @@ def test_one_that_is_old_enough_is_always_there(gaps: list[int], behind: int) ->
     for seq, gap in enumerate(gaps):
         step += gap
         live.append(Candidate(f"c{seq}", seq, step, verified=True))
-        kept = {one.id for one in decide_keep(keep(last=1, lag_steps=behind), live) if one.keep}
-        live = [one for one in live if one.id in kept]
+        kept = {verdict.id for verdict in decide_keep(keep(last=1, lag_steps=behind), live) if verdict.keep}
+        live = [checkpoint for checkpoint in live if checkpoint.id in kept]
         assert len(live) <= 3
         if step - gaps[0] >= behind:
-            old = [one for one in live if one.step <= step - behind]
+            old = [checkpoint for checkpoint in live if checkpoint.step <= step - behind]
             assert old
             assert step - old[-1].step < 2 * behind + 2 * max(gaps)
 
@@ -253,7 +262,7 @@ def test_a_hold_keeps_what_no_rule_does_until_it_is_released() -> None:
     plan = plan_prune(store, "run", keep(last=1))
     hold(store, "run", ids[1], "incident 42")
     assert sorted(execute(plan, store).retired) == sorted([ids[0], ids[2]])
-    verdicts = {one.id: one for one in plan_prune(store, "run", keep(last=1)).verdicts}
+    verdicts = {verdict.id: verdict for verdict in plan_prune(store, "run", keep(last=1)).verdicts}
     assert verdicts[ids[1]].keep and "incident 42" in verdicts[ids[1]].reason
     assert holds_of(attempt.history()) == {ids[1]: "incident 42"}
     release(store, "run", ids[1])
@@ -273,7 +282,7 @@ def test_no_more_than_half_go_where_nobody_looks() -> None:
     assert execute(plan, store, at_most=plan.usual_share).retired == ids[:4]
     plan = plan_prune(store, "run", keep(last=1))
     assert execute(plan, store, at_most=plan.usual_share).retired == ids[4:6]
-    assert [one.id for one in attempt.history().live] == ids[6:]
+    assert [checkpoint.id for checkpoint in attempt.history().live] == ids[6:]
 
 
 def test_a_store_that_does_not_answer_is_no_damage() -> None:
@@ -331,16 +340,19 @@ def test_what_training_went_back_behind_counts_for_no_rule() -> None:
     later = saves(store, 550)[1]
     plan = plan_prune(store, "run", keep(last=3))
     assert sorted(plan.going) == sorted([ids[1], ids[3]])
-    assert "went back" in next(one.reason for one in plan.verdicts if one.id == ids[1])
+    assert "went back" in next(verdict.reason for verdict in plan.verdicts if verdict.id == ids[1])
     assert sorted(execute(plan, store).retired) == sorted(plan.going)
-    assert [one.id for one in attempt.history().live] == [ids[0], ids[2], *later]
+    assert [checkpoint.id for checkpoint in attempt.history().live] == [ids[0], ids[2], *later]
     aside = [Candidate(f"c{seq}", seq, seq, verified=True, aside=True) for seq in range(4)]
-    assert [one.keep for one in decide_keep(keep(last=2), aside)] == [False, False, True, True]
+    assert [verdict.keep for verdict in decide_keep(keep(last=2), aside)] == [False, False, True, True]
 
 
 @pytest.mark.parametrize("undo", [None, 1e-9])
 def test_what_a_record_that_cannot_be_read_may_keep_stays(undo: float | None) -> None:
-    """It was a tag, a hold, a branch, a recall: nobody knows. What is newer than it goes as ever; the plan says so, too."""
+    """The record may have been a tag, a hold, a branch or a recall.
+
+    Newer checkpoints are pruned as usual, and the plan states the reason.
+    """
     store = MemoryStore()
     attempt, ids, _ = saves(store, 1, 2)
     set_tag(attempt.place.log, "paper", ids[0])
@@ -352,6 +364,6 @@ def test_what_a_record_that_cannot_be_read_may_keep_stays(undo: float | None) ->
     later, more, _ = saves(store, 3, 4, 5)
     plan = plan_prune(store, "run", keep(last=1, undo_window=undo))
     assert plan.going == more[:2]
-    assert all("cannot be read" in one.reason for one in plan.verdicts if one.id in ids)
+    assert all("cannot be read" in verdict.reason for verdict in plan.verdicts if verdict.id in ids)
     execute(plan, store)
-    assert [one.id for one in later.history().live] == [*ids, more[2]]
+    assert [checkpoint.id for checkpoint in later.history().live] == [*ids, more[2]]

@@ -1,4 +1,4 @@
-"""Room that is made behind a save: given up as soon as nobody is there for whom it is made."""
+"""Space that is freed after a save. It stops as soon as no process needs the space."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from relight.store import LocalStore
 
 
 def test_nothing_is_removed_once_nobody_is_there(tmp_path: Path) -> None:
-    """A checkpoint that stays has to be read first. That stops at the next chunk, says nothing of the checkpoint, and is done by the next."""
+    """A checkpoint that stays must be read first.
+
+    The read stops at the next chunk, records no verdict, and the next call does it.
+    """
     store = LocalStore(tmp_path)
     attempt = Attempt.begin(store, "run")
     ids = [save(attempt, step) for step in range(3)]
@@ -28,7 +31,7 @@ def test_nothing_is_removed_once_nobody_is_there(tmp_path: Path) -> None:
 
     assert room.prune(still=gone) is None
     assert asked == [False] and not room.verified
-    assert [one.id for one in fold(Log(store, "run").read()).live] == ids
+    assert [checkpoint.id for checkpoint in fold(Log(store, "run").read()).live] == ids
     report = room.prune()
     assert report is not None and report.retired == ids[:2]
 
@@ -40,7 +43,7 @@ def test_who_keeps_everything_is_not_asked(tmp_path: Path) -> None:
     save(attempt, 1)
 
     def never() -> bool:
-        pytest.fail("nothing was to be read")
+        pytest.fail("nothing should be read")
 
     report = SpaceGuard(store, "run", Keep(), attempt.place.log, attempt.epoch).prune(still=never)
     assert report is not None and not report.retired

@@ -1,4 +1,4 @@
-"""Retention where checkpoints are suspect: they are of the run's line, and the newest good one stays beside them."""
+"""Retention of suspect checkpoints: they belong to the run's line, and the newest good one stays next to them."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ def save(attempt: Attempt, step: int, parent: str | None, suspect: bool) -> str:
 
 @pytest.mark.parametrize("suspects", [1, 3, 8])
 def test_suspect_checkpoints_do_not_fill_the_disk(tmp_path: Path, suspects: int) -> None:
-    """A run whose replicas differ in each save keeps as many as its rules state, and the newest good one."""
+    """If the replicas differ in each save, a run keeps as many as its rules state, and the newest good one."""
     store = open_bytes(tmp_path)
     attempt = Attempt.begin(store, "run", reason="fresh")
     ids: list[str] = []
     for step in range(2 + suspects):
         ids.append(save(attempt, step, ids[-1] if ids else None, step > 1))
         execute(plan_prune(store, "run", keep(last=2)), store, epoch=attempt.epoch)
-    live = [one.id for one in fold(Log(store, "run").read()).live]
+    live = [checkpoint.id for checkpoint in fold(Log(store, "run").read()).live]
     assert live == ([ids[1], *ids[-2:]] if suspects > 1 else ids[-2:])
     ids.append(save(attempt, 100, ids[-1], suspect=False))
     plan = plan_prune(store, "run", keep(last=2))
     assert not any("abandoned" in verdict.reason for verdict in plan.verdicts)
     execute(plan, store, epoch=attempt.epoch)
-    assert [one.id for one in fold(Log(store, "run").read()).live] == ids[-2:]
+    assert [checkpoint.id for checkpoint in fold(Log(store, "run").read()).live] == ids[-2:]
 
 
 def test_a_suspect_line_of_another_beginning_deletes_nothing_of_the_good_one(tmp_path: Path) -> None:
-    """An attempt from scratch whose saves are all suspect leaves the earlier line alone."""
+    """An attempt from scratch with only suspect saves does not affect the earlier line."""
     store = open_bytes(tmp_path)
     first = Attempt.begin(store, "run", reason="fresh")
     old = [save(first, 0, None, False)]
@@ -50,5 +50,5 @@ def test_a_suspect_line_of_another_beginning_deletes_nothing_of_the_good_one(tmp
     for step in range(4):
         new.append(save(second, step, new[-1] if new else None, True))
     execute(plan_prune(store, "run", keep(last=1)), store, epoch=second.epoch)
-    live = [one.id for one in fold(Log(store, "run").read()).live]
+    live = [checkpoint.id for checkpoint in fold(Log(store, "run").read()).live]
     assert old[-1] in live and new[-1] in live

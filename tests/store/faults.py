@@ -53,13 +53,13 @@ class Trial(NamedTuple):
 
 
 class Bench:
-    """A server, and a proxy in front of it."""
+    """A server, and a proxy between it and the client."""
 
     def __init__(self, server: Server, proxy: Proxy) -> None:
         self._server, self._proxy = server, proxy
 
     def trial(self, seed: int, decide: Callable[[Request], str]) -> Trial:
-        """A life in a new place, with faults; then a look at it without any."""
+        """Run a life at a new place with faults, then check it without faults."""
         url = f"s3://{self._server.new_bucket()}/place"
         broken: Counter[str] = Counter()
 
@@ -71,17 +71,17 @@ class Bench:
         probe.forget()
         self._proxy.seen.clear()
         self._proxy.decide = told_decide
-        told: list[Fact] = []
+        facts: list[Fact] = []
         error: RelightError | None = None
         wrong: list[str] = []
         started = time.monotonic()
         with self._through(self._proxy.address):
             store = ObjectStore(url, patience=PATIENCE)
             try:
-                scenario.perform(scenario.life(store, seed), told)
+                scenario.perform(scenario.life(store, seed), facts)
                 log = Log(store, RUN)
                 log.read()
-                wrong = [f"under faults: {one}" for one in scenario.examine(store, log, told)]
+                wrong = [f"under faults: {problem}" for problem in scenario.examine(store, log, facts)]
             except RelightError as caught:
                 error = caught
         seconds = time.monotonic() - started
@@ -93,7 +93,7 @@ class Bench:
             plain = ObjectStore(url, patience=PATIENCE)
             if sum(broken.values()) > 1:
                 wrong = []
-            wrong += scenario.check(plain, told, seed) + committed_twice(plain)
+            wrong += scenario.check(plain, facts, seed) + committed_twice(plain)
         return Trial(error, wrong, seconds, requests, +broken)
 
     @contextlib.contextmanager
@@ -110,7 +110,7 @@ def committed_twice(store: ByteStore) -> list[str]:
     """Ids that more than one COMMIT names."""
     with contextlib.suppress(RelightError):
         ids = Counter(record.body.id for record in Log(store, RUN).read().records if isinstance(record.body, CommitBody))
-        return [f"{one} is committed {count} times" for one, count in ids.items() if count > 1]
+        return [f"{checkpoint_id} is committed {count} times" for checkpoint_id, count in ids.items() if count > 1]
     return []
 
 
@@ -161,32 +161,32 @@ def main() -> None:
     parser.add_argument("--many", type=int, default=300, help="lives with many faults")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    started, found, counts, ended = time.monotonic(), 0, Counter[str](), Counter[str]()
+    started, violations, counts, ended = time.monotonic(), 0, Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder, moto(Path(folder)) as server, bench_of(server) as bench:
         plain = bench.trial(options.seed, lambda request: "").requests
         trials = [(request, fault) for request in plain[:: options.stride] for fault in faults_of(request)]
         for done, (request, fault) in enumerate(trials):
             for wrong in one_fault(bench, options.seed, request.number, fault):
-                found += 1
+                violations += 1
                 print(f"WRONG {fault} at {request}: {wrong}", flush=True)
             counts[fault] += 1
             if not options.json and done % 100 == 0:
-                print(f"{done} of {len(trials)} broken requests, {found} wrong, {time.monotonic() - started:.0f} s", flush=True)
+                print(f"{done} of {len(trials)} broken requests, {violations} wrong, {time.monotonic() - started:.0f} s", flush=True)
         for seed in range(options.seed, options.seed + options.many):
             wrongs, trial = many_faults(bench, seed)
             counts += trial.broken
             ended[type(trial.error).__name__ if trial.error else "as if nothing had been"] += 1
             for wrong in wrongs:
-                found += 1
+                violations += 1
                 print(f"WRONG seed {seed}: {wrong}", flush=True)
             if not options.json and seed % 50 == 0:
-                print(f"seed {seed}, {found} wrong, {time.monotonic() - started:.0f} s", flush=True)
+                print(f"seed {seed}, {violations} wrong, {time.monotonic() - started:.0f} s", flush=True)
     result = {
-        "requests": len(plain), "lives": len(trials) + options.many, "broken": dict(counts), "ended": dict(ended), "wrong": found,
+        "requests": len(plain), "lives": len(trials) + options.many, "broken": dict(counts), "ended": dict(ended), "wrong": violations,
         "seconds": round(time.monotonic() - started),
     }  # fmt: skip
     print(json.dumps(result) if options.json else "\n".join(f"{name:10} {value}" for name, value in result.items()))
-    sys.exit(1 if found else 0)
+    sys.exit(1 if violations else 0)
 
 
 if __name__ == "__main__":

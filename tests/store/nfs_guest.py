@@ -60,7 +60,7 @@ def bring_up(address: str) -> None:
 
 
 def serve(connection: socket.socket) -> None:
-    """One request: a command to run, whose output goes back as it comes, or a signal for one that runs."""
+    """Serve one request: a command to run, with its output streamed back, or a signal for a running command."""
     with connection, connection.makefile("rb") as lines:
         asked = json.loads(lines.readline())
         if "signal" in asked:

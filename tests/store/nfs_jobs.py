@@ -27,14 +27,14 @@ def say(*what: object) -> None:
 
 
 def asked() -> Iterator[list[str]]:
-    """What the test says, line by line; "ready" is said first."""
+    """Yield the test's commands, line by line. Prints "ready" first."""
     say("ready")
     for line in sys.stdin:
         yield json.loads(line)
 
 
 def race(root: str, me: str) -> None:
-    """``put_once`` of each name that is asked for. Says whether it won, and what the name holds then."""
+    """Call ``put_once`` for each requested name. Print whether it won, and what the name holds then."""
     store = LocalStore(root)
     for (name,) in asked():
         mine = f"{me} {name} {random.random()}".encode()
@@ -42,7 +42,10 @@ def race(root: str, me: str) -> None:
 
 
 def create(store: LocalStore, key: str, data: bytes) -> tuple[object, int]:
-    """The outcome, and how many times the store said before that it could not: what is not ``Uncertain`` has created nothing."""
+    """Return the outcome, and the number of earlier failures.
+
+    A failure other than ``Uncertain`` has created nothing.
+    """
     for tries in range(200):
         try:
             return store.put_once(key, data), tries
@@ -78,12 +81,15 @@ def hold(root: str) -> None:
 
 
 def saves(root: str, seed: str, count: str) -> None:
-    """An attempt that saves when told to; after a store that did not answer it goes on, as training does. ``count`` 0: until told to stop."""
+    """Begin an attempt and save on request.
+
+    After a store error it continues, as training does. ``count`` 0: until stopped.
+    """
     store = LocalStore(root)
     attempt, step, large = Attempt.begin(store, RUN, reason=seed), 0, "/large" if seed.startswith("large") else ""
     say("begun", str(attempt.epoch))
-    told = asked() if count == "0" else iter([["go"]] * int(count))
-    for _ in told:
+    commands = asked() if count == "0" else iter([["go"]] * int(count))
+    for _ in commands:
         step += 1
         try:
             for fact in save(attempt, f"{seed}/{step}{large}", int(time.time() * 1000)):
@@ -111,7 +117,7 @@ def newest(store: LocalStore, log: Log) -> tuple[str, ...]:
 
 
 def churn(root: str, seconds: str) -> None:
-    """Saves and retires what is behind the newest, and sweeps: all the time."""
+    """Save, retire all but the newest, and sweep, continuously."""
     store, step, counts = LocalStore(root), 0, Counter[str]()
     attempt = Attempt.begin(store, RUN, reason="churn")
     ends = time.monotonic() + float(seconds)
@@ -136,13 +142,13 @@ def look(root: str, seconds: str) -> None:
             counts[f"{error.kind}: {error.what.split(',')[0]}"] += 1
         for entry in store.list(RUN):
             with contextlib.suppress(CheckpointNotFound):
-                if any(one.name.startswith(".nfs") for one in store.list(f"{RUN}/{entry.name}")):
+                if any(entry.name.startswith(".nfs") for entry in store.list(f"{RUN}/{entry.name}")):
                     counts["odd names"] += 1
     say("done", dict(counts))
 
 
 def check(root: str, facts: str) -> None:
-    """All that must hold, given what was told: nothing acknowledged is lost, all restores to its bytes, the run goes on, nothing is left."""
+    """Check the facts: nothing acknowledged is lost, everything restores exactly, the run resumes, nothing is left over."""
     with open(facts, encoding="utf-8") as lines:
         told = [tuple(json.loads(line)) for line in lines]
     say(*scenario.check(LocalStore(root), told, 7))
@@ -167,7 +173,7 @@ class DiesAt(Disk):
 
 
 def dying(root: str, seed: str, name: str, n: str) -> None:
-    """Saves, and is killed at that call: between link and fsync of the directory, say."""
+    """Save, and be killed at that call, for example between link and fsync of the directory."""
     store = LocalStore(root, disk=DiesAt(name, int(n)))
     attempt = Attempt.begin(store, RUN, reason=seed)
     say("begun", str(attempt.epoch))
@@ -177,7 +183,7 @@ def dying(root: str, seed: str, name: str, n: str) -> None:
 
 
 def many(root: str, me: str, count: str) -> None:
-    """``put_once`` of many names in turn, without waiting for anybody; says each one's outcome."""
+    """Call ``put_once`` for many names in turn, without waiting for the other machine. Print each outcome."""
     store = LocalStore(root)
     for n in range(int(count)):
         mine = f"{me} {n} {random.random()}"

@@ -104,13 +104,13 @@ class Network:
         """A socket in it: a thread goes there, and it stays when the thread is gone."""
 
         def make() -> socket.socket:
-            with open(f"/run/netns/{self.name}") as there:
-                if ctypes.CDLL(None, use_errno=True).setns(there.fileno(), 0x40000000):
+            with open(f"/run/netns/{self.name}") as namespace:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0x40000000):
                     raise OSError(ctypes.get_errno(), "setns")
             return socket.socket(socket.AF_INET, socket.SOCK_STREAM)
 
-        with ThreadPoolExecutor(1) as one:
-            return one.submit(make).result()
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(make).result()
 
     def within(self, *command: str) -> list[str]:
         """The command that runs ``command`` in it."""
@@ -147,8 +147,8 @@ class NfsServer:
         self._process = self._starter.submit(go).result()  # what is to die with its parent dies with the thread that started it
 
         def listens() -> bool:
-            with self._network.socket() as one:
-                return one.connect_ex(("127.0.0.1", NFS)) == 0
+            with self._network.socket() as connection:
+                return connection.connect_ex(("127.0.0.1", NFS)) == 0
 
         try:
             wait_until(listens, 30, "the server starts")
@@ -197,20 +197,20 @@ class Running:
 
     def heard(self) -> list[Any]:
         """The next line that is JSON; AssertionError if it ends first."""
-        said = []
+        lines = []
         while self.code is None:
-            said.append(self.line())
-            if said[-1].startswith("["):
-                return json.loads(said[-1])
-        raise AssertionError(f"it ended ({self.code}):\n" + "\n".join(said)[-6000:])
+            lines.append(self.line())
+            if lines[-1].startswith("["):
+                return json.loads(lines[-1])
+        raise AssertionError(f"it ended ({self.code}):\n" + "\n".join(lines)[-6000:])
 
     def ask(self, *what: object) -> list[Any]:
-        """Say it, and hear the answer."""
+        """Send a line and return the answer."""
         self.say(*what)
         return self.heard()
 
     def end(self) -> int:
-        """Nothing more is said to it; its exit status, and what it still says goes to ``told``."""
+        """Close its input. Return its exit status, and add its remaining output to ``told``."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
         self.told = self.rest()
@@ -219,20 +219,20 @@ class Running:
 
     def rest(self) -> list[str]:
         """All that it still prints, until it ends."""
-        said = []
+        lines = []
         while self.code is None:
-            said.append(self.line())
-        return said[:-1]
+            lines.append(self.line())
+        return lines[:-1]
 
     def until(self, begin: str) -> str:
         """Lines until one that begins so; AssertionError if it ends before."""
-        said = []
+        lines = []
         while self.code is None:
             line = self.line()
-            said.append(line)
+            lines.append(line)
             if line.startswith(begin):
                 return line
-        raise AssertionError(f"it ended ({self.code}) before {begin!r}:\n" + "\n".join(said))
+        raise AssertionError(f"it ended ({self.code}) before {begin!r}:\n" + "\n".join(lines))
 
     def signal(self, what: int) -> None:
         """To the command and all that it started."""
@@ -266,17 +266,17 @@ class Machine:
     def _answers(self) -> bool:
         if self._process.poll() is not None:
             raise RuntimeError((self._folder / "console").read_text(errors="replace")[-2000:])
-        with self._network.socket() as one:
-            one.settimeout(1)
-            return one.connect_ex((self.address, PORT)) == 0
+        with self._network.socket() as connection:
+            connection.settimeout(1)
+            return connection.connect_ex((self.address, PORT)) == 0
 
     def ask(self, request: dict[str, object]) -> socket.socket:
         """Send a request to its first process."""
-        one = self._network.socket()
-        one.settimeout(300)
-        one.connect((self.address, PORT))
-        one.sendall(json.dumps(request).encode() + b"\n")
-        return one
+        connection = self._network.socket()
+        connection.settimeout(300)
+        connection.connect((self.address, PORT))
+        connection.sendall(json.dumps(request).encode() + b"\n")
+        return connection
 
     def start(self, *command: str, env: dict[str, str] | None = None) -> Running:
         """Start a command there."""
@@ -286,14 +286,14 @@ class Machine:
     def run(self, *command: str, env: dict[str, str] | None = None) -> list[str]:
         """Run a command there; what it printed. AssertionError if it fails."""
         running = self.start(*command, env=env)
-        said = running.rest()
+        lines = running.rest()
         if running.code != 0:
-            raise AssertionError(f"{' '.join(command)[:300]} ended with {running.code}:\n" + "\n".join(said)[-6000:])
-        return said
+            raise AssertionError(f"{' '.join(command)[:300]} ended with {running.code}:\n" + "\n".join(lines)[-6000:])
+        return lines
 
     def job(self, name: str, *arguments: object) -> Running:
         """Start one of ``nfs_jobs`` there."""
-        return self.start(sys.executable, "-P", str(JOBS), name, *(str(one) for one in arguments))
+        return self.start(sys.executable, "-P", str(JOBS), name, *(str(argument) for argument in arguments))
 
     def mount(self, where: str, options: str = "vers=4.2,hard", *, port: int = NFS) -> str:
         """Mount the export at ``/mnt/<where>``; that path."""
@@ -307,7 +307,7 @@ class Machine:
         return path
 
     def unmount(self, where: str) -> None:
-        """Unmount it, whoever uses it."""
+        """Unmount it, even if processes use it."""
         self.mounted.discard(f"/mnt/{where}")
         self.run("umount", "-f", "-l", f"/mnt/{where}")
 
@@ -344,9 +344,9 @@ class Wire:
         """Break what is open, and let everything through again."""
         self._wanted = b""
         self.caught.clear()
-        for one in self._open:
+        for connection in self._open:
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
         self._open.clear()
 
     def _accept(self) -> None:
@@ -372,9 +372,9 @@ class Wire:
                 if not watched and self.caught.is_set():
                     continue
                 sink.sendall(data)
-        for one in (source, sink):
+        for connection in (source, sink):
             with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """No more."""
@@ -415,8 +415,8 @@ class Lab:
 @contextlib.contextmanager
 def lab(folder: Path) -> Iterator[Lab]:
     """A server, no clients yet."""
-    one = Lab(folder)
+    made = Lab(folder)
     try:
-        yield one
+        yield made
     finally:
-        one.close()
+        made.close()

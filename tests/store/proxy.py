@@ -138,9 +138,9 @@ class Proxy:
                         else data[: length // 2] + bytes([data[length // 2] ^ 16]) + data[length // 2 + 1 :]
                     )
                 elif fault == "stale":
-                    found = re.findall(rb"<Contents>.*?</Contents>", data, re.DOTALL)
-                    if found:
-                        data = data.replace(found[-1], b"")
+                    contents = re.findall(rb"<Contents>.*?</Contents>", data, re.DOTALL)
+                    if contents:
+                        data = data.replace(contents[-1], b"")
                         length = len(data)
                 elif fault == "nothing listed":
                     data = re.sub(rb"<Contents>.*?</Contents>|<CommonPrefixes>.*?</CommonPrefixes>", b"", data, flags=re.DOTALL)

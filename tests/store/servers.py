@@ -119,7 +119,7 @@ rgw dns name=127.0.0.1
 def has_rados() -> bool:
     """Whether Ceph's own object gateway is installed (Debian: radosgw, ceph-mon, ceph-osd, ceph-common)."""
     return os.geteuid() == 0 and all(
-        shutil.which(one) for one in ("radosgw", "radosgw-admin", "ceph-mon", "ceph-osd", "ceph", "monmaptool")
+        shutil.which(program) for program in ("radosgw", "radosgw-admin", "ceph-mon", "ceph-osd", "ceph", "monmaptool")
     )
 
 
@@ -152,9 +152,9 @@ def rados(folder: Path) -> Iterator[Server]:
         wait_for(address, seconds=90)
         yield Server(address, {**given, "AWS_ENDPOINT_URL": address})
     finally:
-        for one in (folder / "run").glob("*.pid"):
+        for pid_file in (folder / "run").glob("*.pid"):
             with contextlib.suppress(ValueError, ProcessLookupError):
-                os.kill(int(one.read_text()), signal.SIGKILL)
+                os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
 AZURITE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
@@ -169,8 +169,8 @@ def azurite_command() -> str | None:
 def make_container(server: Server, name: str) -> None:
     """A new container, by a request signed as Azure's shared keys are."""
     account, date = server.environment["AZURE_STORAGE_ACCOUNT_NAME"], formatdate(usegmt=True)
-    said = f"x-ms-date:{date}\nx-ms-version:2021-08-06\n/{account}/{account}/{name}\nrestype:container"
-    signed = hmac.digest(base64.b64decode(AZURITE_KEY), ("PUT" + "\n" * 12 + said).encode(), "sha256")
+    canonical = f"x-ms-date:{date}\nx-ms-version:2021-08-06\n/{account}/{account}/{name}\nrestype:container"
+    signed = hmac.digest(base64.b64decode(AZURITE_KEY), ("PUT" + "\n" * 12 + canonical).encode(), "sha256")
     headers = {
         "x-ms-date": date, "x-ms-version": "2021-08-06", "Content-Length": "0",
         "Authorization": f"SharedKey {account}:{base64.b64encode(signed).decode()}",

@@ -1,4 +1,4 @@
-"""The cache in front of a store far away: what it saves, what it never hides, and that nothing that happens to it fails a restore."""
+"""The cache of a remote store: what it saves, that it hides no damage, and that no cache error fails a restore."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class TestCachedS3(StoreSuite):
 @pytest.fixture
 def told() -> Iterator[list[Event]]:
     """The events of this test."""
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    events: list[Event] = []
+    undo = subscribe(events.append)
+    yield events
     undo()
 
 
@@ -93,7 +93,7 @@ def block_paths(tmp_path: Path) -> list[Path]:
 
 
 def test_a_file_is_read_from_afar_once(far: CountingStore, tmp_path: Path) -> None:
-    """What was read once is read from the cache by whoever comes later, whatever ranges they ask for, without a word to the store."""
+    """Data that was read once comes from the cache for later readers, for any range, without a request to the store."""
     assert read_all(fresh(far, tmp_path), PACK) == DATA
     assert far.bytes["read"] == len(DATA)
     far.asked.clear()
@@ -185,7 +185,7 @@ def test_a_damaged_entry_is_a_miss(far: CountingStore, tmp_path: Path, what: str
 
 
 def test_a_part_of_a_sound_block_is_not_taken_from_another_file(far: CountingStore, tmp_path: Path) -> None:
-    """What a reader knows to be sound is one file: what lies there instead, later, is looked at anew."""
+    """A verified file stays one file: another file at its place is verified again."""
     read_all(fresh(far, tmp_path), PACK)
     reader = fresh(far, tmp_path).open(PACK)
     assert read(reader, 0, 10) == DATA[:10]
@@ -313,7 +313,10 @@ def test_a_file_opened_before_it_was_deleted_is_not_cached_under_its_name(far: C
 
 
 def test_a_file_of_another_length_is_not_mixed_with_what_is_cached(far: CountingStore, tmp_path: Path) -> None:
-    """Blocks of a file that has become another, behind the cache's back, are an error that says so once; the next reading is of that one."""
+    """If a file is replaced without the cache's knowledge, its blocks raise one error that states so.
+
+    The next read gets the new file.
+    """
     reader = fresh(far, tmp_path).open(PACK)
     read(reader, 0, 10)
     reader.close()
@@ -384,7 +387,7 @@ def test_the_limit_is_a_tenth_of_what_was_free_at_first(tmp_path: Path, monkeypa
 def test_a_disk_that_refuses_means_no_cache_and_one_word(
     far: CountingStore, tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
-    """A full disk, or a directory that cannot be made: everything is read from afar, no more of it than is asked for, and told once."""
+    """On a full disk, or without a directory, everything is read from the store, only the requested bytes, and reported once."""
     folder = tmp_path / "cache"
     if how == "below a file":
         folder.write_bytes(b"")
@@ -517,20 +520,20 @@ def test_a_cache_filled_with_damage_costs_a_second_reading_and_no_restore(
 
 
 def test_verifying_looks_where_the_bytes_lie(run: CountingStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is cached whole hides no damage from those who ask for it; a restore goes on from the cache."""
+    """A completely cached file hides no damage from a verification. A restore continues from the cache."""
     store = fresh(run, tmp_path)
     assert same(load(store, monkeypatch))
     pack = next((tmp_path / "far").rglob("*.safetensors"))
     flip(pack, 5_000_000)
-    found = Run(store, "run")
-    view = found.view()
-    (one,) = found.history().live
-    assert [finding.kind for finding in verify_checkpoint(store, view, one)] == ["corrupt"]
+    opened = Run(store, "run")
+    view = opened.view()
+    (checkpoint,) = opened.history().live
+    assert [finding.kind for finding in verify_checkpoint(store, view, checkpoint)] == ["corrupt"]
     assert same(load(fresh(run, tmp_path), monkeypatch))
 
 
 def test_readers_tell_what_came_from_where(far: CountingStore, tmp_path: Path, told: list[Event]) -> None:
-    """Behind each file there is an event with hits, misses and their bytes; the store has the sums."""
+    """After each file there is an event with hits, misses and their bytes. The store has the sums."""
     store = fresh(far, tmp_path)
     for _ in range(2):
         reader = store.open(PACK)
@@ -589,10 +592,10 @@ def test_processes_share_a_cache_that_is_too_small_and_are_killed(tmp_path: Path
         child.stdout.readline()
         time.sleep(rng.random() * 0.4)
         child.send_signal(signal.SIGKILL)
-        said = child.communicate()[1]
-        assert child.returncode == -signal.SIGKILL, said
-    out, said = stays.communicate(timeout=60)
-    assert stays.returncode == 0, said
+        errors = child.communicate()[1]
+        assert child.returncode == -signal.SIGKILL, errors
+    out, errors = stays.communicate(timeout=60)
+    assert stays.returncode == 0, errors
     assert out.split() == ["begun", "read"]
     assert BlockCache(tmp_path / "cache", limit).total_bytes() < limit
     left = fresh(inner, tmp_path, limit)

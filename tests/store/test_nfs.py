@@ -1,4 +1,7 @@
-"""Runs on NFS: two client machines with kernels and caches of their own, and a server that is killed. ``make nfs``; each test says what it did."""
+"""Runs on NFS: two client machines with their own kernels and caches, and a server that is killed.
+
+``make nfs``; each test prints its results.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,10 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def nfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """A server and two client machines that have mounted its export at ``/mnt/x``."""
-    with lab(tmp_path_factory.mktemp("nfs")) as one:
+    with lab(tmp_path_factory.mktemp("nfs")) as made:
         for _ in range(2):
-            one.machine().mount("x")
-        yield one
+            made.machine().mount("x")
+        yield made
 
 
 @pytest.fixture
@@ -42,24 +45,24 @@ SAVES = 150
 
 
 def told(what: str) -> None:
-    """To whoever runs the test."""
+    """Print a line for the user of the test."""
     print(f"\n  {what}", end="", flush=True)
 
 
 @pytest.mark.parametrize(("version", "buffered"), [("4.2", False), ("4.2", True), ("4.1", False), ("4.0", True)])
 def test_the_shipped_suite(nfs: Lab, version: str, buffered: bool) -> None:
-    """Every promise of a store holds on a mount of each version, by the suite as it is shipped."""
+    """Every guarantee of a store holds on a mount of each version, by the shipped suite."""
     machine = nfs.machines[0]
     path = machine.mount(f"v{version}", f"vers={version},hard")
     suite = f"tests/store/test_store_conformance.py::TestLocal{'Buffered' if buffered else ''}"
-    said = machine.run(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--basetemp={path}/suite", suite)
-    told(f"NFS {version}{', through the page cache' if buffered else ''}: {said[-1].strip('= ')}")
-    found = re.search(r"(\d+) passed", said[-1])
-    assert found and int(found[1]) >= 20 and "skipped" not in said[-1]
+    lines = machine.run(sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", f"--basetemp={path}/suite", suite)
+    told(f"NFS {version}{', through the page cache' if buffered else ''}: {lines[-1].strip('= ')}")
+    passed = re.search(r"(\d+) passed", lines[-1])
+    assert passed and int(passed[1]) >= 20 and "skipped" not in lines[-1]
 
 
 def test_one_winner_among_machines(nfs: Lab, store: str) -> None:
-    """Of two machines that create a name at the same moment exactly one is told True, and both then read its bytes: 500 names."""
+    """Two machines create a name at the same moment: exactly one gets True, and both then read its bytes. 500 names."""
     jobs = [machine.job("race", f"/mnt/x/{store}", me) for me, machine in enumerate(nfs.machines)]
     assert [job.heard() for job in jobs] == [["ready"]] * 2
     wins, refused = Counter[int](), 0
@@ -71,14 +74,14 @@ def test_one_winner_among_machines(nfs: Lab, store: str) -> None:
         assert len(won) == 1 and answers[1 - won[0]][1] is False, answers
         wins[won[0]] += 1
         refused += sum(tries for _, _, tries, *_ in answers)
-        assert {held for *_, held in answers} == {answers[won[0]][3]}, answers
+        assert {contents for *_, contents in answers} == {answers[won[0]][3]}, answers
     assert [job.end() for job in jobs] == [0, 0]
     told(f"500 names, won {wins[0]} : {wins[1]}; the server failed {refused} times")
     assert min(wins.values()) >= 25, "that was no race"
 
 
 def test_saved_here_restored_there_at_once(nfs: Lab, store: str) -> None:
-    """What one machine has committed, another that looked a moment ago restores at once, by every byte: whatever its caches hold."""
+    """A checkpoint that one machine committed restores at once on another that read a moment ago, whatever its caches hold."""
     a, b = nfs.machines
     saver = a.job("saves", f"/mnt/x/{store}", "large", 0)
     assert saver.heard()[0] == "begun" and saver.heard() == ["ready"]
@@ -96,7 +99,10 @@ def test_saved_here_restored_there_at_once(nfs: Lab, store: str) -> None:
 
 
 def test_what_was_not_there_a_moment_ago_is_there(nfs: Lab, store: str) -> None:
-    """A name that a client remembers as absent is asked for once more before that is believed; the client by itself goes on for half a minute."""
+    """A name that a client has cached as absent is requested again before it counts as absent.
+
+    The client's own cache lasts half a minute.
+    """
     a, b = (machine.job("hold", f"/mnt/x/{store}") for machine in nfs.machines)
     assert [a.heard(), b.heard()] == [["ready"]] * 2
     a.ask("put", "dir/first")
@@ -122,7 +128,10 @@ def test_what_was_not_there_a_moment_ago_is_there(nfs: Lab, store: str) -> None:
 
 
 def test_two_attempts_on_two_machines(nfs: Lab, store: str) -> None:
-    """An attempt begun on one machine fences the one that runs on the other: it is told at its next save, and never commits again."""
+    """An attempt that begins on one machine fences the one that runs on the other.
+
+    Its next save fails, and it never commits again.
+    """
     facts = []
     saver = nfs.machines[0].job("saves", f"/mnt/x/{store}", "first", 0)
     facts += [saver.heard()]
@@ -143,7 +152,7 @@ def test_two_attempts_on_two_machines(nfs: Lab, store: str) -> None:
 
 
 def _check(nfs: Lab, store: str, facts: list[list[str]], machine: Machine | None = None) -> list[str]:
-    """What is wrong with the run, given what was told of it."""
+    """Return what is wrong with the run, given its facts."""
     path = nfs.server.folder / f"{store}.facts"
     path.write_text("".join(json.dumps(fact) + "\n" for fact in facts))
     job = (machine or nfs.machines[1]).job("check", f"/mnt/x/{store}", path)
@@ -153,26 +162,29 @@ def _check(nfs: Lab, store: str, facts: list[list[str]], machine: Machine | None
 
 
 def test_deleting_what_another_machine_reads(nfs: Lab, store: str) -> None:
-    """Retention on one machine while two others' readers restore: each gets whole checkpoints, or is told what vanished; nothing is left over."""
+    """Retention on one machine while two others restore: each gets whole checkpoints, or an error that names what vanished. Nothing is left over."""
     a, b = nfs.machines
     churn = a.job("churn", f"/mnt/x/{store}", 25)
     assert churn.heard() == ["ready"]
     time.sleep(1)
     looks = [machine.job("look", f"/mnt/x/{store}", 22) for machine in (a, b)]
-    assert [one.heard() for one in looks] == [["ready"]] * 2
-    results = [one.heard()[1] for one in looks]
+    assert [look.heard() for look in looks] == [["ready"]] * 2
+    results = [look.heard()[1] for look in looks]
     done = churn.heard()[1]
-    assert [one.end() for one in (churn, *looks)] == [0, 0, 0]
+    assert [process.end() for process in (churn, *looks)] == [0, 0, 0]
     told(f"saved {done['saved']}, meanwhile restored: {results}")
-    for found in results:
-        assert found.get("restored", 0) > 5
-        assert not found.get("wrong") and not found.get("odd names")
-        assert {kind.split(":")[0] for kind in found} <= {"restored", "none", "corrupt", "not_found", "store"}
+    for result in results:
+        assert result.get("restored", 0) > 5
+        assert not result.get("wrong") and not result.get("odd names")
+        assert {kind.split(":")[0] for kind in result} <= {"restored", "none", "corrupt", "not_found", "store"}
     assert _check(nfs, store, [["saving", f"churn/{n}/large"] for n in range(1, done["saved"] + 1)]) == []
 
 
 def test_files_deleted_while_they_are_open(nfs: Lab, store: str) -> None:
-    """What NFS renames out of the way is in no listing; its directory stays until the file is closed, which is said, and goes then."""
+    """Files that NFS renames out of the way are in no listing.
+
+    Their directory stays until the file is closed, which is reported, and is deleted then.
+    """
     path = f"/mnt/x/{store}"
     (job,) = (nfs.machines[0].job("hold", path),)
     assert job.heard() == ["ready"]
@@ -192,7 +204,7 @@ def test_files_deleted_while_they_are_open(nfs: Lab, store: str) -> None:
 
 @pytest.mark.parametrize("version", ["4.2", "4.0"])
 def test_reply_to_a_creation_is_lost(nfs: Lab, store: str, version: str) -> None:
-    """A server that dies between creating a name and saying so: whoever created it is told True, whoever did not is told False."""
+    """If the server dies between creating a name and its reply, the creator gets True and the others False."""
     wire = Wire(nfs.network)
     machine = nfs.machines[0]
     path = machine.mount(f"wire{version}", f"vers={version},hard", port=wire.port)
@@ -214,10 +226,10 @@ def test_reply_to_a_creation_is_lost(nfs: Lab, store: str, version: str) -> None
             nfs.server.kill()
             wire.release()
             nfs.server.start()
-            _, outcome, _, mine, held = job.heard()
+            _, outcome, _, mine, contents = job.heard()
             outcomes.append(outcome)
             assert outcome is not taken, f"told {outcome} of a name that was {'taken' if taken else 'free'}"
-            assert (mine == held) is outcome
+            assert (mine == contents) is outcome
             assert job.end() == 0
     finally:
         wire.close()
@@ -273,7 +285,7 @@ def test_server_is_killed_again_and_again(nfs: Lab, store: str) -> None:
     thread.join()
     assert (saver.code, restorer.end()) == (0, 0)
     assert Counter(fact[0] for fact in facts) == {"begun": 1, "saving": SAVES, "saved": SAVES}
-    assert {one[0] for one in restored} <= {"none", "restored"} and len(restored) > 5
+    assert {outcome[0] for outcome in restored} <= {"none", "restored"} and len(restored) > 5
     assert _check(nfs, store, facts) == []
     assert nfs.server.starts - started >= 2, "it was over before the server was killed"
     told(f"{SAVES} saves and {len(restored)} restores while the server was killed {nfs.server.starts - started} times")
@@ -292,15 +304,15 @@ def test_many_creations_while_the_server_is_killed(nfs: Lab, store: str) -> None
         outages.join()
     assert [job.code for job in jobs] == [0, 0], answers
     reader = nfs.machines[0].job("read_all", f"/mnt/x/{store}", "many")
-    (held,) = reader.heard()
+    (contents,) = reader.heard()
     reader.end()
     outcomes = Counter[str]()
-    for one, other in zip(*answers):
-        (n, first, mine), (_, second, others) = json.loads(one), json.loads(other)
+    for one, theirs in zip(*answers):
+        (n, first, mine), (_, second, others) = json.loads(one), json.loads(theirs)
         outcomes[f"{first}/{second}"] += 1
-        assert [first, second].count("True") == 1, (one, other)
-        assert held[str(n)] == (mine if first == "True" else others), (one, other)
-    assert not any(name.startswith(".tmp") for name in held)
+        assert [first, second].count("True") == 1, (one, theirs)
+        assert contents[str(n)] == (mine if first == "True" else others), (one, theirs)
+    assert not any(name.startswith(".tmp") for name in contents)
     told(f"{count} names while the server was killed {nfs.server.starts - started} times: {dict(outcomes)}")
 
 
@@ -340,7 +352,7 @@ def test_soft_mounts_give_errors_that_are_told(nfs: Lab, store: str) -> None:
 
 @pytest.mark.parametrize(("call", "n"), [("link", 3), ("unlink", 3), ("open_dir", 5), ("fsync", 7), ("link", 5), ("open_dir", 7)])
 def test_client_process_is_killed(nfs: Lab, store: str, call: str, n: int) -> None:
-    """SIGKILL of a saver before, at and behind its commit, between link and fsync too: the other machine finds the run whole and goes on with it."""
+    """SIGKILL of a saver before, at and after its commit, also between link and fsync: the other machine finds the run whole and resumes it."""
     job = nfs.machines[0].job("dying", f"/mnt/x/{store}", "dying", call, n)
     facts = [json.loads(line) for line in job.rest() if line.startswith("[")]
     assert job.code == -signal.SIGKILL

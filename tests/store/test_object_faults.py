@@ -19,8 +19,8 @@ SLOW = ("hang", "hang after")
 
 @pytest.fixture(scope="module")
 def bench(s3_server: Server) -> Iterator[Bench]:
-    with bench_of(s3_server) as found:
-        yield found
+    with bench_of(s3_server) as made:
+        yield made
 
 
 def test_one_broken_request_is_as_if_nothing_had_been(bench: Bench) -> None:
@@ -40,7 +40,7 @@ def test_one_broken_request_is_as_if_nothing_had_been(bench: Bench) -> None:
 
 @pytest.mark.parametrize("seed", [31, 32])
 def test_many_broken_requests_lose_nothing(bench: Bench, seed: int) -> None:
-    """Whatever fails, fails by an error of ours; nothing that was acknowledged is gone, and the run goes on."""
+    """Every failure is a ``RelightError``. Nothing that was acknowledged is lost, and the run resumes."""
     wrong, trial = many_faults(bench, seed)
     assert wrong == [], f"{trial.error}"
     assert trial.broken
@@ -80,10 +80,10 @@ def test_an_upload_in_parts_is_all_there_or_not_at_all(s3_server: Server, s3: st
                 error = write(url)
                 broken = (-1, "")
                 store = ObjectStore(url, patience=PATIENCE)
-                there = [entry.name for entry in store.list("run")]
+                names = [entry.name for entry in store.list("run")]
                 counted.append(fault)
                 if error is None:
                     assert store.get("run/pack", len(data)) == data, broken
                 else:
-                    assert there == [] and not store.uploads(""), f"{fault} at {request}: {error}"
+                    assert names == [] and not store.uploads(""), f"{fault} at {request}: {error}"
     assert sum(map(bool, counted)) > 12

@@ -75,8 +75,8 @@ def test_errors_say_what_happened_and_no_secret() -> None:
         "Server returned non-2xx status code: 403 Forbidden: <Error><Code>SignatureDoesNotMatch</Code><Message>no match</Message>"
         "<AWSAccessKeyId>AKIAXYZ</AWSAccessKeyId><StringToSign>AWS4 topsecret</StringToSign></Error>\n\nDebug source:\nwhatever secret"
     )
-    said = shortened(Exception(text))
-    assert said == "PUT https://host/bucket/key: 403 Forbidden, SignatureDoesNotMatch, no match"
+    message = shortened(Exception(text))
+    assert message == "PUT https://host/bucket/key: 403 Forbidden, SignatureDoesNotMatch, no match"
     assert "sig=" not in shortened(Exception("cannot reach https://account.blob.core.windows.net/c/k?sv=1&sig=abc now"))
     assert len(shortened(Exception("x" * 10_000))) < 500
     denied = translate(PermissionDeniedError(text), "writing", "key")
@@ -202,7 +202,7 @@ def test_one_writer_may_use_it_and_is_told_every_time(s3_server: Server, s3: str
 
 
 def test_the_probe_believes_a_server_that_honours_them(s3: str) -> None:
-    """And leaves nothing behind."""
+    """It leaves no files."""
     probe.forget()
     store = ObjectStore(f"{s3}/place")
     assert store.properties().exclusive_create
@@ -238,14 +238,14 @@ def test_large_objects_arrive_in_parts_in_any_near_order(s3: str, monkeypatch: p
     store = ObjectStore(s3)
     data = random.Random(3).randbytes((20 << 20) + 777)
     writer = store.write("dir/large", len(data))
-    held = []
+    waiting = []
     starts = list(range(0, len(data), 1 << 20))
     for index in range(0, len(starts), 4):
         for start in reversed(starts[index : index + 4]):
             writer.write_at(start, memoryview(data)[start : start + (1 << 20)])
-            held.append(writer._held)  # type: ignore[attr-defined]
+            waiting.append(writer._held)  # type: ignore[attr-defined]
     writer.finish()
-    assert max(held) <= 6 << 20
+    assert max(waiting) <= 6 << 20
     reader = store.open("dir/large")
     assert reader.size == len(data)
     for start, length in ((0, len(data)), (65_000, 9 << 20), (len(data) - 5, 5), (10 << 20, 1)):
@@ -308,7 +308,10 @@ time.sleep(600)
 
 
 def test_what_a_killed_process_was_uploading_is_swept_once_it_is_fenced(s3: str, tmp_path: Path) -> None:
-    """An upload is in no listing. It stays while its attempt may live, and goes with the sweep behind the next one's FENCE."""
+    """An upload is in no listing.
+
+    It stays while its attempt may live, and is deleted by the sweep after the next FENCE.
+    """
     store = ObjectStore(f"{s3}/place")
     directory = CheckpointDir(7, "abcdefghij", 1)
     key = f"run/{directory}/pack-00000-0.safetensors"
@@ -338,8 +341,8 @@ def test_secrets_are_in_no_file_record_or_error(s3: str, monkeypatch: pytest.Mon
     seen = capfd.readouterr()
     texts = [seen.out, seen.err, repr(store), store.url]
     client = boto3_client()
-    for one in client.list_objects_v2(Bucket=Bucket.from_url(s3).name)["Contents"]:
-        texts.append(client.get_object(Bucket=Bucket.from_url(s3).name, Key=one["Key"])["Body"].read().decode("latin1"))
+    for listed in client.list_objects_v2(Bucket=Bucket.from_url(s3).name)["Contents"]:
+        texts.append(client.get_object(Bucket=Bucket.from_url(s3).name, Key=listed["Key"])["Body"].read().decode("latin1"))
     try:
         ObjectStore("s3://no-such-bucket-at-all/x").get("a", 1)
     except RelightError as error:

@@ -38,12 +38,12 @@ STEPS = 60
 
 
 def losses(ledger: Path) -> dict[int, str]:
-    """The last loss told of each step; every one that was told twice must be the same."""
-    found: dict[int, str] = {}
+    """Return the last logged loss of each step. A step that was logged twice must have equal losses."""
+    by_step: dict[int, str] = {}
     for line in ledger.read_text().splitlines():
         step, loss = line.split()
-        assert found.setdefault(int(step), loss) == loss, f"step {step} came out otherwise the second time"
-    return found
+        assert by_step.setdefault(int(step), loss) == loss, f"step {step} came out otherwise the second time"
+    return by_step
 
 
 @pytest.mark.parametrize("seed", [1])
@@ -77,8 +77,8 @@ def test_killed_training_goes_on_to_the_bit(s3_server: Server, s3: str, tmp_path
     assert losses(killed) == losses(alone)
     assert len(losses(alone)) == STEPS
     store_url, run = split_run(f"{s3}/ck/killed")
-    found = Run(open_bytes(store_url), run)
-    assert max(one.step for one in found.history().live) == STEPS - 1
+    opened = Run(open_bytes(store_url), run)
+    assert max(checkpoint.step for checkpoint in opened.history().live) == STEPS - 1
     ends = time.monotonic() + 30
     while (agent := reach(store_url, run)) is not None:
         agent.close()

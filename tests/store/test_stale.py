@@ -15,13 +15,13 @@ from relight.testing.disks import FailNth
 
 
 class Remembering(Disk):
-    """Says "not there" of whatever was not there when it was last asked for, until its directory is opened, as NFS clients do."""
+    """Reports names as absent that were absent at the last request, until their directory is opened, as NFS clients do."""
 
     def __init__(self) -> None:
         self.absent: set[str] = set()
 
     def _remembered(self, call, path):  # type: ignore[no-untyped-def]
-        if any(path == one or path.startswith(f"{one}/") for one in self.absent):
+        if any(path == absent_path or path.startswith(f"{absent_path}/") for absent_path in self.absent):
             raise FileNotFoundError(errno.ENOENT, "remembered", path)
         try:
             return call(path)
@@ -48,7 +48,7 @@ class Remembering(Disk):
 
     def open_dir(self, path: str) -> int:
         fd = self._remembered(super().open_dir, path)
-        self.absent = {one for one in self.absent if os.path.dirname(one) != path}
+        self.absent = {absent_path for absent_path in self.absent if os.path.dirname(absent_path) != path}
         return fd
 
 
@@ -64,16 +64,16 @@ def absent(store: LocalStore, key: str) -> bool:
 def test_absence_is_not_believed_from_memory(tmp_path: Path, key: str) -> None:
     """What a client remembers as absent and another machine has made since is read, listed, made durable and deleted."""
     (tmp_path / "store").mkdir()
-    here, there = LocalStore(tmp_path / "store", disk=Remembering()), LocalStore(tmp_path / "store")
+    here, elsewhere = LocalStore(tmp_path / "store", disk=Remembering()), LocalStore(tmp_path / "store")
     parent = os.path.dirname(key)
 
     def forget_nothing() -> None:
-        there.delete(key)
+        elsewhere.delete(key)
         for above in (parent, os.path.dirname(parent), "new"):
             if above:
-                there.delete_dir(above)
+                elsewhere.delete_dir(above)
         assert absent(here, key)
-        put(there, key, b"x")
+        put(elsewhere, key, b"x")
 
     forget_nothing()
     assert here.get(key, 9) == b"x"
@@ -110,7 +110,10 @@ class StaleRead(Disk):
 @pytest.mark.parametrize("code", [errno.ESTALE, errno.EBADF])
 @pytest.mark.parametrize("fate", ["there", "deleted", "replaced"])
 def test_stale_handle_is_opened_anew_once(tmp_path: Path, code: int, fate: str) -> None:
-    """A handle that the server forgot is opened anew if the name stands for the same file, else it is said what became of the file."""
+    """A handle that the server forgot is opened again if the name is still the same file.
+
+    Otherwise the error states what happened to the file.
+    """
     store = LocalStore(tmp_path, disk=StaleRead(code))
     put(store, "file", b"first and second")
     reader = store.open("file")
@@ -134,7 +137,7 @@ def test_stale_handle_is_opened_anew_once(tmp_path: Path, code: int, fate: str) 
 
 
 def test_stale_handle_past_the_cache(tmp_path: Path) -> None:
-    """One that is read past the page cache goes on through it."""
+    """A read with direct I/O continues through the page cache."""
 
     class Stale(Disk):
         direct = -1
@@ -166,7 +169,7 @@ def test_stale_handle_past_the_cache(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["open_read", "scan", "unlink", "rmdir", "open_new", "mkdir"])
 def test_stale_names_are_asked_for_again(tmp_path: Path, name: str) -> None:
-    """A directory that was deleted and made anew elsewhere gives ESTALE once: every operation does its work all the same."""
+    """A directory that was deleted and created again elsewhere gives ESTALE once: every operation still succeeds."""
     LocalStore(tmp_path).put_once("dir/file", b"x")
     store = LocalStore(tmp_path, disk=FailNth(1, errno.ESTALE, name))
     if name == "open_read":
@@ -183,7 +186,7 @@ def test_stale_names_are_asked_for_again(tmp_path: Path, name: str) -> None:
 
 
 def test_what_stays_stale_is_told(tmp_path: Path) -> None:
-    """ESTALE for the second time is ``StoreUnavailable``, which says what may have happened."""
+    """A second ESTALE is ``StoreUnavailable``, which states what may have happened."""
 
     class Always(Disk):
         def open_read(self, path: str) -> int:
@@ -219,13 +222,13 @@ class LostReply(Disk):
 @pytest.mark.parametrize("swept", [False, True])
 @pytest.mark.parametrize("taken", [False, True])
 def test_link_whose_reply_is_lost(tmp_path: Path, swept: bool, taken: bool) -> None:
-    """Whose creation worked is told True, though the answer is EEXIST, the count remembered is the old one, or a sweep took the temporary."""
+    """A creation that worked returns True, even if the reply is EEXIST, the link count is cached, or a sweep took the temporary."""
     path = tmp_path / "name"
     if taken:
         path.write_bytes(b"theirs")
     assert create_once(LostReply(swept=swept, taken=taken), str(path), b"mine") is not taken
     assert path.read_bytes() == (b"theirs" if taken else b"mine")
-    assert [one.name for one in tmp_path.iterdir()] == ["name"]
+    assert [path.name for path in tmp_path.iterdir()] == ["name"]
 
 
 def test_silly_renamed_files_are_in_no_listing(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ class TestMemory(StoreSuite):
 
 
 def test_a_directory_that_is_deleted_while_a_file_is_made_in_it(tmp_path: Path) -> None:
-    """Whoever finds a directory empty may delete it just when another is about to write there: it is made again."""
+    """Another process may delete an empty directory just before a write into it: it is created again."""
 
     class Racing(Disk):
         deleted = 0

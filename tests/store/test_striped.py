@@ -63,7 +63,10 @@ def again(store: StripedStore) -> StripedStore:
 
 
 def test_packs_go_round_and_all_else_is_in_the_first(store: StripedStore) -> None:
-    """Consecutive packs, of a rank or of consecutive ranks, lie at consecutive places; nothing else lies anywhere but in the first."""
+    """Consecutive packs of a rank, or of consecutive ranks, are at consecutive places.
+
+    All other files are at the first place.
+    """
     places = [store.place_of(key) for key in PACKS]
     assert [(place - places[0]) % 3 for place in places] == [0, 1, 2, 0, 1, 2]
     by_rank = [store.place_of(f"{DIR}/{pack_file(rank, 0)}") for rank in range(6)]
@@ -82,14 +85,14 @@ def test_packs_go_round_and_all_else_is_in_the_first(store: StripedStore) -> Non
     ):
         assert store.place_of(key) == 0
     for place, root in enumerate(store._roots):
-        there = {path.relative_to(root).as_posix() for path in Path(root).rglob("*") if path.is_file()}
+        names = {path.relative_to(root).as_posix() for path in Path(root).rglob("*") if path.is_file()}
         packs = {key for key in PACKS if store.place_of(key) == place}
         others = {f"{DIR}/root.json", "run/log/000000000000.json", "relight.json"} if place == 0 else set()
-        assert there == packs | others | {STRIPE_FILE}
+        assert names == packs | others | {STRIPE_FILE}
 
 
 def test_listings_are_of_all_places(store: StripedStore) -> None:
-    """A directory holds what is below it anywhere, and the stripe's own file is nobody's."""
+    """A directory lists its entries of all places, without the stripe's own file."""
     assert sorted(entry.name for entry in store.list(DIR)) == sorted(["root.json", *(key.rpartition("/")[2] for key in PACKS)])
     assert sorted(store.list("")) == [("relight.json", False), ("run", True)]
     for call in (lambda: store.get(STRIPE_FILE, 999), lambda: store.write(STRIPE_FILE, 1), lambda: store.delete(STRIPE_FILE)):
@@ -136,7 +139,10 @@ def files(store: StripedStore) -> list[str]:
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("how", ["not mounted", "an empty directory", "while it is used"])
 def test_a_place_that_is_missing_is_said_by_name(store: StripedStore, tmp_path: Path, operation: str, place: int, how: str) -> None:
-    """Whatever is asked for: ``StoreUnavailable`` names the place, nothing is made or deleted, and once it is back all is as it was."""
+    """Every operation raises ``StoreUnavailable`` with the place.
+
+    Nothing is created or deleted. Once the place is back, everything works as before.
+    """
     before = files(store)
     root, away = Path(store._roots[place]), tmp_path / "away"
     used = store if how == "while it is used" else again(store)
@@ -213,7 +219,10 @@ def test_a_drive_that_goes_away_in_the_middle_is_not_an_empty_one(store: Striped
 
 
 def test_places_are_known_by_their_files(store: StripedStore, tmp_path: Path) -> None:
-    """Swapped, of another store, too few, too many, one twice: refused, and the error says what is wrong; nothing is written."""
+    """Swapped places, one of another store, too few, too many, or one twice are refused.
+
+    The error states what is wrong, and nothing is written.
+    """
     first, second, third = store._roots
     other = StripedStore([tmp_path / "o0", tmp_path / "o1", tmp_path / "o2"])
     put(other, "relight.json", b"x")
@@ -226,9 +235,9 @@ def test_places_are_known_by_their_files(store: StripedStore, tmp_path: Path) ->
         "has 3 places, and 4 are named": [first, second, third, str(tmp_path / "new")],
         "another order": [first, str(tmp_path / "link"), third],
     }
-    for said, places in wrong.items():
+    for message, places in wrong.items():
         for call in (lambda one: one.get("relight.json", 99), lambda one: list(one.list("")), lambda one: put(one, "run/new", b"x")):
-            with pytest.raises(ConfigError, match=said):
+            with pytest.raises(ConfigError, match=message):
                 call(StripedStore(places))
     with pytest.raises(ConfigError, match="each named once"):
         StripedStore([first, second, first])
@@ -271,12 +280,12 @@ def test_a_making_that_was_interrupted_is_gone_on_with(tmp_path: Path) -> None:
         left = 0
 
         def __getattribute__(self, name: str) -> object:
-            found = super().__getattribute__(name)
-            if name not in ("left", "__class__") and callable(found):
+            attribute = super().__getattribute__(name)
+            if name not in ("left", "__class__") and callable(attribute):
                 self.left -= 1
                 if self.left <= 0:  # nothing is tidied up
                     raise Killed
-            return found
+            return attribute
 
     ended = False
     for nth in range(1, 400):
@@ -310,10 +319,10 @@ def test_room_is_what_packs_dealt_out_evenly_can_take(tmp_path: Path) -> None:
             return self.rooms[os.path.basename(path)][1]
 
         def lstat(self, path: str) -> os.stat_result:
-            found = super().lstat(path)
+            status = super().lstat(path)
             if os.path.basename(path) not in self.rooms:
-                return found
-            return os.stat_result((*found[:2], self.rooms[os.path.basename(path)][0], *found[3:]))
+                return status
+            return os.stat_result((*status[:2], self.rooms[os.path.basename(path)][0], *status[3:]))
 
     for name in Rooms.rooms:
         (tmp_path / name).mkdir()
@@ -324,7 +333,10 @@ def test_room_is_what_packs_dealt_out_evenly_can_take(tmp_path: Path) -> None:
 
 
 def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comma ends each directory; what comes behind the last is below each of them; the store's own URL leads to it again."""
+    """A comma ends each directory.
+
+    The path after the last one is below each of them. The store's own URL leads to it again.
+    """
     assert places_in("stripe:/a,/b,/x/demo/") == (["/a", "/b"], "/x/demo")
     assert split_run("stripe:/a,/b,/demo") == ("stripe:/a,/b,", "demo")
     assert split_run("stripe:/a,/b,/x/demo") == ("stripe:/a,/b,/x", "demo")
@@ -383,8 +395,8 @@ def test_a_rank_writes_a_pack_for_each_drive_and_at_once(tmp_path: Path, small_l
 
     saved(Meeting(store), items_of(30, 100_001))
     packs = [list(Path(root).rglob("*.safetensors")) for root in store._roots]
-    assert [len(found) for found in packs] == [1, 1, 1]
-    sizes = [found[0].stat().st_size for found in packs]
+    assert [len(pack) for pack in packs] == [1, 1, 1]
+    sizes = [pack[0].stat().st_size for pack in packs]
     assert max(sizes) - min(sizes) < 110_000
     assert (lanes_of_rank(store, 1), lanes_of_rank(store, 2), lanes_of_rank(store, 3), lanes_of_rank(store, 64)) == (3, 2, 1, 1)
 

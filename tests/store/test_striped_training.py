@@ -54,7 +54,7 @@ def told(*words: str, code: int = 0) -> str:
 
 @pytest.mark.slow
 def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
-    """SIGKILL of a trainer whose agent writes a pack to each of two drives: each life resumes, and all losses are those of a run left alone."""
+    """SIGKILL of a trainer with an agent that writes a pack to each of two drives: each attempt resumes, and all losses equal those of an undisturbed run."""
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
     environment = {**os.environ, "RELIGHT_BACKGROUND": "1"}
@@ -83,8 +83,8 @@ def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
     assert child.returncode == 0, errors
     assert losses(killed) == losses(alone)
     store_url, run = split_run(f"{url}/demo")
-    found = Run(open_bytes(store_url), run)
-    newest = found.history().live[-1]
+    opened = Run(open_bytes(store_url), run)
+    newest = opened.history().live[-1]
     packs = [path.parent.parent.parent.parent.name for path in tmp_path.glob(f"n?/ck/demo/{newest.body.dir}/*.safetensors")]
     assert Counter(packs) == {"n0": 1, "n1": 1}
     assert json.loads(told("verify", f"{url}/demo", "--json"))["ok"] is True
@@ -94,10 +94,10 @@ def test_killed_training_goes_on_to_the_bit(tmp_path: Path) -> None:
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A run of three checkpoints on three drives, with a pack on each."""
     monkeypatch.setattr(plan_module, "LANE_BYTES_MIN", 1 << 12)
-    found = f"{url_of(tmp_path, 'n0', 'n1', 'n2')}/demo"
+    address = f"{url_of(tmp_path, 'n0', 'n1', 'n2')}/demo"
     for step in (1, 2, 3):
-        relight.save(found, state(step), step=step)
-    return found
+        relight.save(address, state(step), step=step)
+    return address
 
 
 def state(seed: int) -> dict[str, torch.Tensor]:
@@ -131,7 +131,10 @@ def test_every_command_takes_the_url(url: str, tmp_path: Path) -> None:
 
 
 def test_copies_both_ways(url: str, tmp_path: Path) -> None:
-    """To a directory, from it to another stripe, and back; a store that is named with a slash behind it gets the run's name."""
+    """Copies to a directory, from it to another stripe, and back.
+
+    A store that is named with a trailing slash gets the run's name.
+    """
     plain, other = str(tmp_path / "plain" / "copy"), url_of(tmp_path, "m0", "m1")
     told("cp", url, plain, "--all")
     told("cp", plain, f"{other}/")
@@ -158,7 +161,7 @@ def test_as_a_tier(url: str, tmp_path: Path) -> None:
 
 
 def test_a_missing_drive_is_said_by_every_command(url: str, tmp_path: Path) -> None:
-    """No command takes it for an empty or damaged one, and none changes anything; training does not begin anew."""
+    """No command takes it for empty or damaged, and none changes anything. Training does not start from scratch."""
     store_url, _ = split_run(url)
     plain = str(tmp_path / "plain" / "demo")
     relight.save(plain, state(9), step=9)

@@ -86,9 +86,9 @@ def test_a_run_is_found_and_verified_without_a_listing(served: tuple[LocalStore,
     assert isinstance(web, WebStore)
     view = Log(web, "run").read()
     assert (view.head, not view.faults) == (attempt.view().head, True)
-    assert [one.id for one in fold(view).live] == ids
-    for one in fold(view).live[-2:]:
-        assert verify_checkpoint(web, view, one) == []
+    assert [checkpoint.id for checkpoint in fold(view).live] == ids
+    for checkpoint in fold(view).live[-2:]:
+        assert verify_checkpoint(web, view, checkpoint) == []
 
 
 def test_a_record_that_is_missing_hides_nothing_behind_it(served: tuple[LocalStore, str]) -> None:

@@ -1,8 +1,9 @@
-"""What a run was told is durable, and whether a store still has it: shared by the engines that take the power away.
+"""What a run was acknowledged as durable, and whether a store still has it. Shared by the engines that cut the power.
 
-``live_on`` is an endless life of a run, a generator of facts as ``scenario`` has them: each acknowledgement is yielded when the call that
-gives it has returned, each intent before its call. States are named by a digest that is not the product's, of bytes that are drawn from
-a seed: whoever checks need not draw them again. ``check`` compares a store with the facts, and goes on with the run.
+``live_on`` is a run that never ends. It is a generator of facts, as in ``scenario``: each intent is yielded before
+its call, each acknowledgement after its call has returned. A state's name is a digest of its bytes, computed without
+the product's code. The bytes are drawn from a seed, but a check needs only the digest. ``check`` compares a store
+with the facts and resumes the run.
 """
 
 from __future__ import annotations
@@ -37,11 +38,14 @@ ACKNOWLEDGEMENTS = ("begun", "saved", "tagged", "retired", "recalled")
 TAGS = ("gold", "silver")
 PACK_BYTES_MAX = (9_000, 300_000, 64 << 30)
 LARGE_BYTES = (1 << 20, (1 << 20) + 4 * 1111, (5 << 19) + 12)
-"""At and above the size from which packs are written past the page cache; two of them no multiple of a page."""
+"""The size from which packs are written with direct I/O, and two larger ones.
+
+The larger ones are not multiples of a page.
+"""
 
 
 def count_acknowledged(told: Iterable[Fact]) -> Counter[str]:
-    """How many things were promised, by kind: of a retirement, each checkpoint."""
+    """Return the number of acknowledgements by kind. A retirement counts once for each of its checkpoints."""
     counts: Counter[str] = Counter()
     for kind, *rest in told:
         if kind in ACKNOWLEDGEMENTS:
@@ -50,29 +54,29 @@ def count_acknowledged(told: Iterable[Fact]) -> Counter[str]:
 
 
 def draw_state(rng: random.Random, rank: int = 0) -> tuple[list[Item], bytes, str]:
-    """Something for a rank to save: ``(items, tree, digest)``. Mostly small, sometimes large."""
+    """Draw a state for a rank to save: ``(items, tree, digest)``. Mostly small, sometimes large."""
     sizes = [4 * rng.randrange(1, rng.choice((20, 1500, 40_000))) for _ in range(rng.randrange(2, 7))]
     if rng.random() < 0.2:
         sizes.append(rng.choice(LARGE_BYTES))
     items = []
-    for at, size in enumerate(sizes):
+    for index, size in enumerate(sizes):
         role, data, trainable = rng.choice(("param", "optim")), Bytes(rng.randbytes(size)), rng.random() < 0.5
-        items.append(Item(f"model{rank}/{at}", "float32", (size // 4,), role, data, None, trainable))
-    tree = encode_tree({"state": {item.name: Leaf("tensor", (at,)) for at, item in enumerate(items)}, "lr": rng.random()})
-    return items, tree, digest_of([(one.name, one.dtype, one.shape, one.role, one.source.view()) for one in items], tree)
+        items.append(Item(f"model{rank}/{index}", "float32", (size // 4,), role, data, None, trainable))
+    tree = encode_tree({"state": {item.name: Leaf("tensor", (index,)) for index, item in enumerate(items)}, "lr": rng.random()})
+    return items, tree, digest_of([(drawn.name, drawn.dtype, drawn.shape, drawn.role, drawn.source.view()) for drawn in items], tree)
 
 
 def digest_of(tensors: Iterable[tuple[str, str, tuple[int, ...], str, bytearray | memoryview]], tree: bytes) -> str:
-    """The name of a state: of every tensor's name, dtype, shape, role and bytes, and of the tree."""
+    """Return the digest of a state: of the tree, and of every tensor's name, dtype, shape, role and bytes."""
     hasher = hashlib.blake2b(tree, digest_size=16)
-    for name, dtype, shape, role, data in sorted(tensors, key=lambda one: one[0]):
+    for name, dtype, shape, role, data in sorted(tensors, key=lambda tensor: tensor[0]):
         hasher.update(repr((name, dtype, tuple(shape), role, len(data))).encode())
         hasher.update(data)
     return hasher.hexdigest()
 
 
 def save_drawn(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
-    """Draw a state and save it: told before, and when it is durable."""
+    """Draw a state and save it. Yield a fact before the save, and another when it is durable."""
     items, tree, digest = draw_state(rng)
     yield ("saving", digest)
     checkpoint_id = new_id()
@@ -82,7 +86,7 @@ def save_drawn(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact
 
 
 def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
-    """The same by two ranks, which are threads, that make one checkpoint. It is durable as soon as either is told so."""
+    """Save one checkpoint from two ranks, which are threads. It is durable as soon as either rank's save returns."""
     states = [draw_state(rng, rank) for rank in range(2)]
     digest = "+".join(state[2] for state in states)
     yield ("saving", digest)
@@ -114,7 +118,7 @@ def save_as_two(attempt: Attempt, rng: random.Random, step: int) -> Iterator[Fac
 
 
 def live_on(store: ByteStore, seed: int) -> Iterator[Fact]:
-    """A run that saves, tags, thins out, sweeps and is taken over, for ever. Varies with ``seed``."""
+    """Save, tag, prune, recall, sweep and take over a run, endlessly. Varies with ``seed``."""
     rng = random.Random(f"live on {seed}")
     attempt = Attempt.begin(store, RUN, reason="first")
     yield ("begun", str(attempt.epoch))
@@ -162,7 +166,7 @@ def _prune(store: ByteStore, rules: Keep, epoch: int) -> Iterator[Fact]:
 def _refused(superseded: Attempt, rng: random.Random, step: int) -> Iterator[Fact]:
     try:
         for fact in save_drawn(superseded, rng, step):
-            if fact[0] == "saving":  # never to be seen: not told, so that it is noticed if it is
+            if fact[0] == "saving":  # not yielded, so that a check reports this state if a checkpoint holds it
                 continue
             raise AssertionError("an attempt that was superseded has committed")
     except Fenced:
@@ -170,7 +174,7 @@ def _refused(superseded: Attempt, rng: random.Random, step: int) -> Iterator[Fac
 
 
 def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
-    """What a restarted job does: take charge, sweep, save."""
+    """Do what a restarted job does: begin an attempt, sweep, save."""
     rng = random.Random(f"resume {seed}")
     attempt = Attempt.begin(store, RUN, reason="resume")
     yield ("begun", str(attempt.epoch))
@@ -180,10 +184,10 @@ def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
 
 
 def check(store: ByteStore, told: Sequence[Fact], seed: int) -> tuple[list[str], list[Fact]]:
-    """What is wrong with a store behind a power cut, and what is now known of it to go on with. Nothing is wrong if the first is empty.
+    """Check a store after a power cut. Return what is wrong (empty if nothing is), and the facts that are now known.
 
-    In this order: the log as it lies there; the run goes on (a new attempt, a sweep, a save); every checkpoint that is shown or may be
-    recalled, to the last byte; leftovers.
+    In this order: check the unchanged log, resume the run (a new attempt, a sweep, a save), read every byte of each
+    checkpoint that is live or recallable, search for leftovers.
     """
     try:
         return _check(store, _without_recalled(told), seed)
@@ -198,7 +202,7 @@ def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], li
     try:
         perform(resume(store, seed), more)
     except RelightError as error:
-        wrong.append(f"I4: the run does not go on: {type(error).__name__}: {error}")
+        wrong.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
     try:
         view = log.read()
     except RelightError as error:
@@ -207,34 +211,40 @@ def _check(store: ByteStore, told: list[Fact], seed: int) -> tuple[list[str], li
     history = fold(view)
     wrong += _fences(history, told)
     known, digests = KnownFacts.from_facts(more), dict[str, str]()
-    recallable = [history.retired[one] for one in history.recallable]
-    for one in (*history.live, *recallable):
-        wrong += _restore(store, view, one, known, digests)
+    recallable = [history.retired[checkpoint] for checkpoint in history.recallable]
+    for checkpoint in (*history.live, *recallable):
+        wrong += _restore(store, view, checkpoint, known, digests)
     with contextlib.suppress(RelightError):
-        # What may be recalled is still there; so is where ranks said that they were ready, if nobody came to tidying up.
-        allowed = (*(f": {one.body.dir}" for one in recallable), f"/{READY_DIR}")
+        # Recallable checkpoints still have their bytes. The ranks' ready files may also be left: deleting them is best
+        # effort.
+        allowed = (*(f": {checkpoint.body.dir}" for checkpoint in recallable), f"/{READY_DIR}")
         wrong += [left for left in leftovers(store, log) if not left.endswith(allowed)]
     return list(dict.fromkeys(wrong)), known_facts(history, digests)
 
 
 def _without_recalled(told: Sequence[Fact]) -> list[Fact]:
-    """The facts without the retirements that were taken back. One that was being taken back may hold or not."""
+    """Return the facts without recalled retirements. A recall that was not acknowledged may have happened or not."""
     left: list[Fact] = []
     for fact in told:
         if fact[0] in ("recalling", "recalled"):
             undone = ("retired", "retiring") if fact[0] == "recalled" else ("retired",)
-            left = [(one[0], *(each for each in one[1:] if each not in fact[1:])) if one[0] in undone else one for one in left]
+            left = [
+                (earlier[0], *(checkpoint_id for checkpoint_id in earlier[1:] if checkpoint_id not in fact[1:]))
+                if earlier[0] in undone
+                else earlier
+                for earlier in left
+            ]
         left.append(fact)
     return left
 
 
 def _fences(history: History, told: Sequence[Fact]) -> list[str]:
-    """An attempt that was begun keeps its number: two of one number could both commit."""
-    there = [fence.epoch for fence in history.fences]
+    """Check that each attempt has its FENCE and its own number. Two attempts with one number could both commit."""
+    fenced = [fence.epoch for fence in history.fences]
     begun = [int(fact[1]) for fact in told if fact[0] == "begun"]
-    wrong = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in there]
-    if len(set(there)) < len(there) or len(set(begun)) < len(begun):
-        wrong.append(f"I8: two attempts of one number: FENCEs {there}, begun {begun}")
+    wrong = [f"I8: attempt {epoch} was begun and its FENCE is gone" for epoch in begun if epoch not in fenced]
+    if len(set(fenced)) < len(fenced) or len(set(begun)) < len(begun):
+        wrong.append(f"I8: two attempts of one number: FENCEs {fenced}, begun {begun}")
     return wrong
 
 
@@ -250,26 +260,31 @@ def _restore(store: ByteStore, view: LogView, one: Checkpoint, known: KnownFacts
 
 
 def read_digest(store: ByteStore, view: LogView, one: Checkpoint) -> str:
-    """The digest of a checkpoint as it is stored, every byte of it read and verified."""
+    """Return the digest of a stored checkpoint. Reads and verifies every byte."""
     opened = open_checkpoint(store, RUN, one, store_id=view.store_id, run_id=view.run_id)
     digests = []
     for part in opened.parts:
         buffers = [bytearray(tensor.length) for tensor in part.tensors]
         read_tensors(opened, part, {index: Bytes(buffer) for index, buffer in enumerate(buffers)})
-        digests.append(digest_of([(t.name, t.dtype, t.shape, t.role, buffers[at]) for at, t in enumerate(part.tensors)], part.tree))
+        digests.append(
+            digest_of(
+                [(stored.name, stored.dtype, stored.shape, stored.role, buffers[position]) for position, stored in enumerate(part.tensors)],
+                part.tree,
+            )
+        )
     return "+".join(digests)
 
 
 def known_facts(history: History, digests: dict[str, str]) -> list[Fact]:
-    """What is known once a store was looked at, as facts: nothing is in doubt any more. Whoever was told so was told."""
-    told: list[Fact] = [("begun", str(fence.epoch)) for fence in history.fences]
-    for one in (*history.live, *history.retired.values()):
-        if one.id in digests:
-            told += [("saving", digests[one.id]), ("saved", one.id, digests[one.id])]
+    """Return what a check has established, as facts. Every intent is now known to have happened or not."""
+    facts: list[Fact] = [("begun", str(fence.epoch)) for fence in history.fences]
+    for checkpoint in (*history.live, *history.retired.values()):
+        if checkpoint.id in digests:
+            facts += [("saving", digests[checkpoint.id]), ("saved", checkpoint.id, digests[checkpoint.id])]
     if history.retired:
-        told += [("retiring", *history.retired), ("retired", *history.retired)]
-    told += [("tagged", name, checkpoint_id) for name, checkpoint_id in history.tags.items()]
-    return told
+        facts += [("retiring", *history.retired), ("retired", *history.retired)]
+    facts += [("tagged", name, checkpoint_id) for name, checkpoint_id in history.tags.items()]
+    return facts
 
 
 class GrowingReport(Protocol):
@@ -279,11 +294,11 @@ class GrowingReport(Protocol):
 
     @property
     def total(self) -> int:
-        """How far it is."""
+        """Return the number of points done."""
 
 
 def progress_of(what: str) -> Callable[[GrowingReport, int], None]:
-    """Tells stderr how many of how many there were, and how fast: over and over on a terminal, else now and then."""
+    """Return a callback that prints the progress and rate to stderr: at each call on a terminal, otherwise every 500 points."""
     began = time.perf_counter()
 
     def progress(report: GrowingReport, count: int) -> None:

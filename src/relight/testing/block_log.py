@@ -1,16 +1,21 @@
-"""Every block-level prefix: what reached a disk is logged, and disks are made of the log as a power cut could have left them.
+"""Log every write that reaches a disk, and build from the log the disks that a power cut could leave.
 
-``python -m relight.testing.block_log --count 5000``. A victim (``victims``) lives a run's life on an ext4 on a loop device on a file that
-logs each write and each flush (``fuse_file``). Every acknowledgement is told with how many of them there had been. Then, for each place in
-the log, disks are made: all that was written up to the last flush is on them, of what came behind it what a drive's cache may have
-brought to the medium, which is anything: each of ``LEFT``. Each is mounted, which replays the journal, and looked at by
-``acknowledged.check`` with what had been acknowledged at that place.
+``python -m relight.testing.block_log --count 5000``. A victim process (``child_processes``) runs saves on ext4 on a
+loop device. The device's file logs each write and each flush (``fuse_file``). Each acknowledgement is recorded with
+the number of log entries at that time. Then disks are built for each place in the log. A disk has everything that was
+written before the last flush. Of later writes it has what a drive's cache may have brought to the medium, which is
+any subset: each kind of ``LEFT``. Each disk is mounted, which replays the journal. ``acknowledged.check`` then
+expects what was acknowledged at that place.
 
-A point is named ``seed:session:place:kind``; the log of a session is not the same when it is recorded again, so ``--keep`` keeps the disk.
+A point is named ``seed:session:place:kind``. A session that is recorded again has another log, so ``--keep`` keeps
+the disk.
 
-Where this ends: a flush is taken to cover what was *answered* before it was asked for and what was asked for before it, too, as one server
-answers in order; loop devices know no FUA, so the kernel sends a flush behind such a write instead; a sector of 512 bytes is whole or old, and so is
-what a file system takes for that: ext4's superblock, XFS's blocks.
+Limits of the model:
+
+- A flush covers every write that was requested before it, because one server answers requests in order.
+- Loop devices do not support FUA: the kernel sends a flush after such a write instead.
+- A sector of 512 bytes is either new or old. So is what a file system assumes to be atomic: ext4's superblock, XFS's
+  blocks.
 """
 
 from __future__ import annotations
@@ -51,20 +56,20 @@ from relight.testing.images import (
 from relight.testing.scenario import prepared
 
 SUPERBLOCK = range(1024, 2048)
-"""Where ext4 has it."""
+"""Byte range of the superblock in ext4."""
 ENTRIES = 250
-"""So many writes and flushes make a session, about."""
+"""Writes and flushes of one session, approximately."""
 DISKS_PER_SESSION = 300
 WAIT_S = 60.0
 FSCK_EVERY = 50
 VIOLATIONS_MAX = 20
 LEFT = ("all", "none", "half", "one is missing", "one alone", "torn", "torn at random")
-"""Of what was written since the last flush."""
+"""What a disk keeps of the writes since the last flush."""
 
 
 @dataclass
 class BlockReport:
-    """Disks by what was left and on what, what was logged, and what was wrong."""
+    """Disks by kind and by file system, sizes of the logs, and violations."""
 
     seed: int
     disks: Counter[str] = field(default_factory=Counter)
@@ -74,13 +79,13 @@ class BlockReport:
     flushes: int = 0
     facts: Counter[str] = field(default_factory=Counter)
     checked: int = 0
-    """Acknowledgements looked for, on all disks together."""
+    """Acknowledgements checked, on all disks together."""
     places: int = 0
     fscks: int = 0
     violations: list[dict[str, object]] = field(default_factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of this process and its children: what it takes on a machine that has nothing else to do."""
+    """CPU time of this process and its children."""
 
     @property
     def total(self) -> int:
@@ -89,7 +94,7 @@ class BlockReport:
 
     @property
     def ok(self) -> bool:
-        """Whether all that was acknowledged was on every disk, and there was something to be lost."""
+        """Return whether every disk had all that was acknowledged, and something was acknowledged at all."""
         return not self.violations and self.checked > 0
 
     def to_dict(self) -> dict[str, object]:
@@ -117,25 +122,28 @@ class BlockReport:
 
 @dataclass
 class DiskSession:
-    """What reached a disk, and what somebody was told meanwhile."""
+    """Writes that reached a disk, and what was acknowledged to its writer."""
 
     name: str
     kind: FileSystem
     empty: str
-    """The image it began with."""
+    """Path of the image that the session started from."""
     log: list[DiskEntry]
     told: list[AcknowledgedFact]
 
 
 def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSystem], entries: int = ENTRIES) -> DiskSession:
-    """Let victims live on a logged disk until there are so many entries. Some are killed, and another goes on."""
+    """Run victims on a logged disk until the log has about ``entries`` entries.
+
+    Each victim is killed; the next one continues.
+    """
     rng = random.Random(f"session {name}")
     kind = rng.choice(kinds[: 1 if rng.random() < 0.3 else None])
-    empty, disk, log, counter = (f"{directory}/{one}" for one in ("empty", "disk", "log", "counter"))
+    empty, disk, log, counter = (f"{directory}/{file_name}" for file_name in ("empty", "disk", "log", "counter"))
     make_image(empty, kind)
     copy_image(empty, disk)
     where, served = f"{directory}/mounted", f"{directory}/served"
-    told: list[AcknowledgedFact] = []
+    facts: list[AcknowledgedFact] = []
     with logged_file(disk, served, log, counter):
         with attached(served) as device:
             mount_any(device, where, kind.type, kind.options)
@@ -146,13 +154,13 @@ def record(directory: str, name: str, victim: Victims, kinds: Sequence[FileSyste
             victim.start(where, rng.randrange(1 << 32))
             enough = _count(counted) + rng.randrange(entries)
             while _count(counted) < min(enough, entries) and time.monotonic() < until:
-                told += victim.receive(time.monotonic() + 0.01)
-            told += victim.end()
+                facts += victim.receive(time.monotonic() + 0.01)
+            facts += victim.end()
         unmount(where)
-    died = [one.fact[1] for one in told if one.fact[0] == "died"]
+    died = [acknowledged.fact[1] for acknowledged in facts if acknowledged.fact[0] == "died"]
     if died:
         raise RuntimeError(f"a victim stopped by itself: {died}")
-    return DiskSession(name, kind, empty, read_log(log), told)
+    return DiskSession(name, kind, empty, read_log(log), facts)
 
 
 def _count(counted: mmap.mmap) -> int:
@@ -160,7 +168,7 @@ def _count(counted: mmap.mmap) -> int:
 
 
 class Point(NamedTuple):
-    """One disk: what is left at a place in the log of what was written since the last flush."""
+    """One disk: a place in the log, and the writes since the last flush that the disk keeps."""
 
     place: int
     kind: str
@@ -168,15 +176,17 @@ class Point(NamedTuple):
 
 
 def leave(kind: str, pending: Sequence[DiskEntry], rng: random.Random, whole: int = 512) -> list[DiskEntry]:
-    """What of ``pending``, all that was written since the last flush, the medium has. In order: of two writes to one place the later one
-    stays if both are there, and which of them are there at all is what reordering amounts to."""
+    """Return the writes of ``pending`` that reach the medium. ``pending``: all writes since the last flush.
+
+    The order is kept: of two writes to one place the later one wins. Reordering amounts to dropping some of the writes.
+    """
     chosen = rng.randrange(len(pending))
     if kind == "all":
         return list(pending)
     if kind == "half":
         return [entry for entry in pending if rng.random() < 0.5]
     if kind in ("one is missing", "one alone"):
-        return [entry for at, entry in enumerate(pending) if (at == chosen) == (kind == "one alone")]
+        return [entry for index, entry in enumerate(pending) if (index == chosen) == (kind == "one alone")]
     if kind == "torn":
         units = list(cut_in_units(pending[chosen], whole))
         return [*pending[:chosen], *units[: rng.randrange(1, max(2, len(units)))]]
@@ -187,32 +197,37 @@ def leave(kind: str, pending: Sequence[DiskEntry], rng: random.Random, whole: in
 
 
 def cut_in_units(entry: DiskEntry, whole: int) -> Iterator[DiskEntry]:
-    """What is whole or old on the medium: sectors, and ext4's superblock, of two sectors and one sum. No ext4 survives a tear in that."""
-    at, end = entry.offset, entry.offset + len(entry.data)
-    while at < end:
-        stop = SUPERBLOCK.stop if at == SUPERBLOCK.start else (at // whole + 1) * whole
-        yield DiskEntry(at, entry.data[at - entry.offset : stop - entry.offset])
-        at = stop
+    """Cut a write into the units that are either new or old on the medium: sectors, and ext4's superblock.
+
+    The superblock has two sectors and one checksum. No ext4 survives a superblock that is torn.
+    """
+    start, end = entry.offset, entry.offset + len(entry.data)
+    while start < end:
+        stop = SUPERBLOCK.stop if start == SUPERBLOCK.start else (start // whole + 1) * whole
+        yield DiskEntry(start, entry.data[start - entry.offset : stop - entry.offset])
+        start = stop
 
 
 def without_flushes(session: DiskSession) -> DiskSession:
-    """The same on a disk that lies: it answers flushes, and nothing need be on the medium for it. The negative control of reordering."""
+    """Return the session as a disk would have logged it that ignores flushes. The negative control of reordering."""
     writes = list(itertools.accumulate((not entry.is_flush for entry in session.log), initial=0))
-    told = [AcknowledgedFact(writes[one.at], one.fact) for one in session.told]
-    return replace(session, log=[entry for entry in session.log if not entry.is_flush], told=told)
+    facts = [AcknowledgedFact(writes[acknowledged.at], acknowledged.fact) for acknowledged in session.told]
+    return replace(session, log=[entry for entry in session.log if not entry.is_flush], told=facts)
 
 
 def find_points(session: DiskSession, rng: random.Random) -> list[Point]:
-    """Disks that differ, or of which more was acknowledged, in the order of the log: every prefix as it was written, and what else ``LEFT``
-    gives."""
+    """Return the disks that differ in content or in what was acknowledged, in the order of the log.
+
+    Every prefix of the log is one, and so is each other kind of ``LEFT``.
+    """
     points: list[Point] = []
     pending: list[DiskEntry] = []
     seen: set[object] = set()
-    told = [one.at for one in session.told]
+    counts = [acknowledged.at for acknowledged in session.told]
     for place in range(len(session.log) + 1):
-        known = bisect.bisect_right(told, place)
-        if place and session.log[place - 1].is_flush:  # the disk of the place before
-            pending, seen = [], {(known,)} if points and known == bisect.bisect_right(told, place - 1) else set()
+        known = bisect.bisect_right(counts, place)
+        if place and session.log[place - 1].is_flush:  # the same disk as at the place before
+            pending, seen = [], {(known,)} if points and known == bisect.bisect_right(counts, place - 1) else set()
         elif place:
             pending.append(session.log[place - 1])
         for kind in LEFT if pending else ("all",):
@@ -225,13 +240,13 @@ def find_points(session: DiskSession, rng: random.Random) -> list[Point]:
 
 
 def choose(points: Sequence[Point], count: int, rng: random.Random) -> list[Point]:
-    """``count`` of them in their order: every prefix, if there is room, and of the others what the dice say."""
-    dealt = sorted(range(len(points)), key=lambda at: (points[at].kind != "all", rng.random()))
-    return [points[at] for at in sorted(dealt[:count])]
+    """Return ``count`` of the points, in order. Prefixes come first, then a random selection of the others."""
+    order = sorted(range(len(points)), key=lambda index: (points[index].kind != "all", rng.random()))
+    return [points[index] for index in sorted(order[:count])]
 
 
 def disks(session: DiskSession, points: Sequence[Point], directory: str) -> Iterator[tuple[Point, str]]:
-    """Each point with its disk, which is the same file each time: look at one before asking for the next."""
+    """Yield each point with the path of its disk. The path is reused: check one disk before taking the next."""
     durable, path = f"{directory}/durable", f"{directory}/image"
     copy_image(session.empty, durable)
     flushed = written = 0
@@ -252,19 +267,19 @@ def _put(path: str, entries: Sequence[DiskEntry]) -> None:
 
 
 def check_disk(session: DiskSession, place: int, path: str, where: str, report: BlockReport) -> list[str]:
-    """Mount a disk and check it: what is wrong. Counted in ``report``."""
-    told = [one.fact for one in session.told if one.at <= place]
-    report.checked += count_acknowledged(told).total()
+    """Mount a disk and check it. Return what is wrong. Adds to the counts of ``report``."""
+    facts = [acknowledged.fact for acknowledged in session.told if acknowledged.at <= place]
+    report.checked += count_acknowledged(facts).total()
     fsck = report.total % FSCK_EVERY == 0
     try:
         mount(path, where, session.kind)
     except OSError as error:
         return [f"the file system does not mount: {error}"]
     try:
-        wrong, _ = check(LocalStore(store_in(where)), told, place)
+        wrong, _ = check(LocalStore(store_in(where)), facts, place)
     finally:
         unmount(where)
-    damage = find_damage(path, session.kind) if fsck else ""  # behind the journal's replay there is nothing to be repaired
+    damage = find_damage(path, session.kind) if fsck else ""  # after the journal's replay there is nothing to repair
     if damage:
         wrong.append(f"the file system is damaged: {damage}")
     report.fscks += fsck
@@ -284,10 +299,11 @@ def run(
     entries: int = ENTRIES,
     progress: Callable[[BlockReport, int], None] | None = None,
 ) -> BlockReport:
-    """Look at ``count`` disks of ``sessions`` recordings, or until ``stop`` were wrong. ``Unavailable`` if that cannot be done here.
+    """Check ``count`` disks of ``sessions`` recordings. Stop at ``stop`` violations.
 
-    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``lies``: flushes mean nothing.
-    ``keep``: a directory for a copy of each disk of which something was missing. From here on, mounts that this process makes are its own.
+    ``file_system``: prefix of the names of the file systems to use. ``mutation``: what is removed from the victims'
+    code. ``lies``: the disk ignores flushes. ``keep``: a directory for a copy of each disk that lost something. From
+    here on, mounts of this process are private to it. Raise ``MountUnavailable`` if the process cannot mount.
     """
     private_mounts()
     kinds = [kind for kind in kinds_called(file_system) if kind.reorders]
@@ -319,7 +335,7 @@ def _note(session: DiskSession, report: BlockReport) -> None:
     report.flushes += flushes
     report.writes += len(session.log) - flushes
     report.places += len(session.log) + 1
-    report.facts += count_acknowledged(one.fact for one in session.told)
+    report.facts += count_acknowledged(acknowledged.fact for acknowledged in session.told)
 
 
 def _check_all(
@@ -352,9 +368,9 @@ def _check_all(
 
 
 def show(report: BlockReport) -> str:
-    """The report, for people."""
+    """Return the report as text."""
     rate = report.total / max(report.seconds, 1e-9)
-    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
+    acknowledged = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
     head = (
         f"{report.total:,} disks, {len(report.violations)} violations, {report.seconds:.0f} s ({report.cpu_seconds:.0f} s of CPU), "
         f"{rate:.1f} a second"
@@ -363,25 +379,25 @@ def show(report: BlockReport) -> str:
     lines = [
         head,
         f"  {report.sessions} sessions, {writes}; {report.fscks} checked by fsck",
-        f"  acknowledged: {told}; looked for {report.checked:,} times",
+        f"  acknowledged: {acknowledged}; checked {report.checked:,} times",
     ]
     lines += [f"    {name:48} {count:>6,}" for table in (report.disks, report.file_systems) for name, count in sorted(table.items())]
-    lines += [f"  {one['point']} ({one['file_system']}): {one['wrong']}" for one in report.violations[:10]]
+    lines += [f"  {violation['point']} ({violation['file_system']}): {violation['wrong']}" for violation in report.violations[:10]]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0 if nothing was lost, 1 if something was, 2 if nothing can be logged here."""
+    """Run the command. Return 0 if nothing was lost, 1 if something was, 2 if no disk can be logged here."""
     parser = argparse.ArgumentParser(prog="python -m relight.testing.block_log", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--sessions", type=int, help=f"recordings; one for each {DISKS_PER_SESSION} disks, if not said")
-    parser.add_argument("--entries", type=int, default=ENTRIES, help="writes and flushes of each")
-    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="what the names of those that are used begin with: ext4, xfs")
-    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="behind so many violations")
-    parser.add_argument("--mutation", choices=MUTATIONS, help="what the victims lack: something should be lost")
-    parser.add_argument("--lies", action="store_true", help="the disk answers flushes and need not have written: something should be lost")
-    parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each disk of which something was lost")
+    parser.add_argument("--sessions", type=int, help=f"recordings; one for each {DISKS_PER_SESSION} disks by default")
+    parser.add_argument("--entries", type=int, default=ENTRIES, help="writes and flushes of each recording")
+    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="use file systems with names that begin with this: ext4, xfs")
+    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="stop after this many violations")
+    parser.add_argument("--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost")
+    parser.add_argument("--lies", action="store_true", help="the disk ignores flushes: something should be lost")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep a copy of each disk that lost something")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
 
@@ -399,7 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             progress=progress_of("disks"),
         )
     except MountUnavailable as error:
-        print(f"nothing was logged: {error}", file=sys.stderr)
+        print(f"no disk was logged: {error}", file=sys.stderr)
         return 2
     if sys.stderr.isatty():
         print(file=sys.stderr)

@@ -1,8 +1,9 @@
-"""Processes that live a run's life on a disk whose power will go: started at once, each told apart from the one that cuts.
+"""Processes that save runs on a disk until its power is cut.
 
-A server imports the product once, with or without a mutation, and forks a process for each life (``acknowledged.live_on``). What a life
-is told it writes into a pipe, one line a fact, the moment it is told: that is outside of the disk, so it survives. With a *counter*, a
-file in memory that holds a number, each line begins with what that number was then.
+A server imports the product once, with or without a mutation, and forks a process for each life
+(``acknowledged.live_on``). The process writes each fact to a pipe at once, one line a fact. The pipe is not on the
+disk, so the facts survive the cut. With a *counter* (a memory-mapped file with a number) each line begins with the
+number at that time.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from relight.testing.mutation_check import DURABLE, SAVE, Mutation, mutate
 
 COUNTER_BYTES = 8
 NEIGHBOURS = 0.4
-"""So many of the lives have a neighbour on their disk."""
+"""Share of the lives that have a second writer on their disk."""
 NEIGHBOUR_BYTES = 1 << 20
 MUTATIONS = {
     "file": Mutation("fsync of every new file", DURABLE, "            self._disk.fsync(self._fd)\n", ""),
@@ -48,29 +49,29 @@ MUTATIONS = {
     "link": Mutation("fsync of a new name's directory", DURABLE, "            sync_dir(disk, directory)\n", "            pass\n"),
     "checkpoint": Mutation("fsync of the checkpoint's directory", SAVE, "    place.store.sync(prefix)\n", ""),
 }
-"""What can be taken out of the product in the victims, and only there, by a word: the negative controls."""
+"""What can be removed from the product, only in the victims, by name: the negative controls."""
 
 
 class AcknowledgedFact(NamedTuple):
-    """A fact, and what the counter was when it was told: 0 without one."""
+    """A fact, and the counter at that time; 0 without a counter."""
 
     at: int
     fact: tuple[str, ...]
 
 
 class Victims:
-    """The server, from the side of the one that cuts. One life at a time."""
+    """Client of the server, for the process that cuts the power. One life at a time."""
 
     def __init__(self, process: subprocess.Popen[bytes], facts: int) -> None:
         self._process, self._facts = process, facts
         self._rest = b""
 
     def start(self, where: str, seed: int) -> None:
-        """Let a process live on the disk that is mounted in ``where``, from now on until ``end``."""
+        """Start a process on the disk that is mounted at ``where``. It runs until ``end``."""
         self._send(f"{seed} {where}")
 
     def receive(self, until: float) -> list[AcknowledgedFact]:
-        """What has been told since, waiting until that time (``time.monotonic``) for the first of it."""
+        """Return the new facts. Wait for the first one until ``until``, a time of ``time.monotonic``."""
         ready, _, _ = select.select([self._facts], [], [], max(0.0, until - time.monotonic()))
         if not ready:
             return []
@@ -78,25 +79,25 @@ class Victims:
         return [AcknowledgedFact(at, tuple(fact)) for at, *fact in map(json.loads, lines)]
 
     def end(self) -> list[AcknowledgedFact]:
-        """Kill the process and wait for its end: what it told last."""
+        """Kill the process, wait for its end, and return its last facts."""
         self._send("end")
-        told: list[AcknowledgedFact] = []
+        facts: list[AcknowledgedFact] = []
         while more := self.receive(0.0):
-            told += more
-        self._rest = b""  # half a line: it was killed while telling, so it has not told
-        return told
+            facts += more
+        self._rest = b""  # half a line: the process was killed while it wrote, so the fact does not count
+        return facts
 
     def _send(self, line: str) -> None:
         assert self._process.stdin and self._process.stdout
         self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
         if self._process.stdout.readline() != b"done\n":
-            raise RuntimeError("the server of victims is no more")
+            raise RuntimeError("the server of victims has ended")
 
 
 @contextlib.contextmanager
 def victims(*, mutation: str | None = None, counter: str | None = None) -> Iterator[Victims]:
-    """A server, ready to start lives. ``mutation``: a word of ``MUTATIONS``. ``counter``: a path."""
+    """Start a server of lives. ``mutation``: a key of ``MUTATIONS``. ``counter``: a path."""
     read_end, write_end = os.pipe()
     command = child_command("relight.testing.child_processes", "--facts", str(write_end))
     command += ["--mutation", mutation] if mutation else []
@@ -115,8 +116,8 @@ def victims(*, mutation: str | None = None, counter: str | None = None) -> Itera
 
 
 def serve(facts: int, counter: mmap.mmap | None) -> None:
-    """Start a life for each line, end it for the next one."""
-    with tempfile.TemporaryDirectory() as directory:  # everything is imported by living once
+    """Serve requests from standard input: a line with a seed and a directory starts a life, ``end`` kills it."""
+    with tempfile.TemporaryDirectory() as directory:  # one life imports every module
         _live(directory, 0, -1, None, facts_max=30)
     child = 0
 
@@ -143,20 +144,24 @@ def serve(facts: int, counter: mmap.mmap | None) -> None:
 
 
 def store_in(where: str) -> str:
-    """The store of the lives on a disk that is mounted there: neither it nor the directory above it is there from the beginning."""
+    """Return the path of the store on a mounted disk. Neither the store nor its parent directory exists at first."""
     return f"{where}/above/store"
 
 
 def _live(where: str, seed: int, facts: int, counter: mmap.mmap | None, facts_max: float = float("inf")) -> None:
-    """Live, and tell. Without power it goes on being told errors until it is killed; ``died`` says so, in case the power was there."""
+    """Run a life and report its facts. An error ends it with the fact ``died``, which is expected only after the
+    power cut.
+
+    The process then waits until it is killed.
+    """
     from relight.store import LocalStore
     from relight.testing.acknowledged import live_on
     from relight.testing.scenario import prepared
 
     def tell(*fact: str) -> None:
-        at = int.from_bytes(counter[:COUNTER_BYTES], "little") if counter is not None else 0
+        count = int.from_bytes(counter[:COUNTER_BYTES], "little") if counter is not None else 0
         if facts >= 0:
-            os.write(facts, json.dumps([at, *fact]).encode() + b"\n")
+            os.write(facts, json.dumps([count, *fact]).encode() + b"\n")
 
     rng = random.Random(f"victim {seed}")
     if facts >= 0 and rng.random() < NEIGHBOURS:
@@ -176,10 +181,10 @@ def _live(where: str, seed: int, facts: int, counter: mmap.mmap | None, facts_ma
 
 
 def _disturb(where: str, rng: random.Random) -> None:
-    """Somebody else on the same disk, who fsyncs nothing: more is under way at any moment, and the journal has more to do."""
+    """Write to the same disk without any fsync, so that more writes are pending and the journal has more to do."""
     page = mmap.mmap(-1, 1 << 16)
     page.write(rng.randbytes(len(page)))
-    with contextlib.suppress(OSError):  # the power has gone
+    with contextlib.suppress(OSError):  # the power was cut
         os.makedirs(where, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         direct = os.open(f"{where}/direct", flags | os.O_DIRECT)
@@ -198,7 +203,7 @@ def _disturb(where: str, rng: random.Random) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The server's own command."""
+    """Run the command that starts the server."""
     parser = argparse.ArgumentParser(prog="python -m relight.testing.child_processes", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--facts", type=int, required=True, metavar="FD")
     parser.add_argument("--mutation", choices=MUTATIONS)

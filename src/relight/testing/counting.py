@@ -1,4 +1,4 @@
-"""A store that counts what goes through the process that uses it, and says when each of its calls came back."""
+"""A store that counts calls and bytes of the process that uses it, and reports when a name was created."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from relight.store.base import Entry, Properties, Reader, Writer
 
 
 def but_packs(name: str) -> bool:
-    """True of files that are no packs: given as ``apart``, the bytes of packs alone are counted."""
+    """Return whether a file is not a pack. As ``apart`` it restricts the count of bytes to packs."""
     return not is_pack_file(name)
 
 
 class CountingStore:
-    """``inner``, counted. Of the files that ``apart`` is true of (by their names) bytes are not counted: they would be there anyway.
+    """Count the calls and bytes of ``inner``. ``apart``: predicate on file names; bytes of these files are not counted.
 
-    ``asked`` counts calls, ``bytes`` counts by *listed* (the names), *read* and *written*. ``told`` is called behind each call that makes a
-    name, with its key and ``time.perf_counter()``.
+    ``asked`` counts calls. ``bytes`` counts bytes as *listed* (of names), *read* and *written*. ``told`` is called
+    after each call that creates a name, with the key and ``time.perf_counter()``.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class CountingStore:
 
     @property
     def through(self) -> int:
-        """All bytes."""
+        """Return the number of all bytes."""
         return self.bytes.total()
 
     def properties(self) -> Properties:
@@ -76,9 +76,9 @@ class CountingStore:
 
     def list(self, prefix: str) -> Iterator[Entry]:
         """See ``ByteStore``."""
-        found = list(self.inner.list(prefix))
-        self.count("list", "", "listed", sum(len(entry.name) for entry in found))
-        return iter(found)
+        entries = list(self.inner.list(prefix))
+        self.count("list", "", "listed", sum(len(entry.name) for entry in entries))
+        return iter(entries)
 
     def delete(self, key: str) -> None:
         """See ``ByteStore``."""
@@ -95,7 +95,7 @@ class CountingStore:
         return self.inner.free_bytes()
 
     def count(self, call: str, key: str, how: str, length: int) -> None:
-        """One call, if it has a name, and the bytes it moved."""
+        """Count one call, unless ``call`` is empty, and the bytes that it moved."""
         with self._lock:
             if call:
                 self.asked[call] += 1
@@ -103,7 +103,7 @@ class CountingStore:
                 self.bytes[how] += length
 
     def on_created(self, key: str) -> None:
-        """A name was made."""
+        """Report that a name was created."""
         if self._told is not None:
             self._told(key, time.perf_counter())
 
@@ -128,10 +128,10 @@ class _CountingReader:
         self._store, self._inner, self._key, self.size = store, inner, key, inner.size
 
     def fetch(self, offset: int, length: int, room: memoryview) -> memoryview | None:
-        found = self._inner.fetch(offset, length, room)
-        if found is not None:
+        data = self._inner.fetch(offset, length, room)
+        if data is not None:
             self._store.count("", self._key, "read", length)
-        return found
+        return data
 
     def read_into(self, offset: int, into: memoryview) -> None:
         self._inner.read_into(offset, into)

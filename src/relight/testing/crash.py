@@ -1,12 +1,12 @@
-"""The crash engine: a run dies at every call it makes to its disk, or the power goes, and everything that was promised must still hold.
+"""The crash engine: kill a run, or cut the power, at every call to its disk. Every acknowledgement must still hold.
 
 ``python -m relight.testing.crash --points 100000 --seed 0``. Two engines:
 
-- *simulated*: the run lives once on a ``SimulatedDisk``; at each of its calls the disk is copied as a death or a power cut would leave
-  it, and the copy is checked. Cheap, and the only one that knows what was not durable.
-- *fork*: real processes on a real file system, each of which kills itself with SIGKILL at one call.
+- *simulated*: one run on a ``SimulatedDisk``. At each call the disk is copied as a death or a power cut would leave
+  it, and the copy is checked. Cheap, and the only engine that knows which bytes were not durable.
+- *fork*: real processes on a real file system. Each process kills itself with SIGKILL at one call.
 
-A point is named ``seed:engine:mode:at``; ``--replay`` runs one again. What is checked: ``scenario.check``.
+A point is named ``seed:engine:mode:at``; ``--replay`` runs it again. ``scenario.check`` checks what is left.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ ENGINES = ("simulated", "fork")
 MIXED_SEEDS = 3
 """Power cuts of kind ``mixed`` at each call."""
 INTERRUPTS, TAKEOVERS = 2, 8
-"""One in so many calls is interrupted, or sees another attempt take over: these need a life each."""
+"""One call in this number is interrupted, or sees another attempt take over.
+
+Each such point needs a life of its own.
+"""
 KILL_CUTS = 2
-"""Power cuts after each death, while the next process is at work."""
+"""Power cuts after each death, while the next process runs."""
 
 
 @dataclass
 class Violation:
-    """A point at which a promise was broken."""
+    """A point at which an invariant did not hold."""
 
     point: str
     call: str
@@ -58,7 +61,7 @@ class Violation:
 
 @dataclass
 class CrashReport:
-    """Points done, by engine and mode, and what was violated."""
+    """Points done, by engine and mode, and violations."""
 
     seed: int
     points: Counter[str] = field(default_factory=Counter)
@@ -66,20 +69,20 @@ class CrashReport:
     lives: Counter[str] = field(default_factory=Counter)
     seconds: Counter[str] = field(default_factory=Counter)
     cpu_seconds: Counter[str] = field(default_factory=Counter)
-    """Of this process and its children: what it takes on a machine that has nothing else to do."""
+    """CPU time of this process and its children."""
 
     @property
     def total(self) -> int:
-        """All points."""
+        """Return the number of points."""
         return sum(self.points.values())
 
     @property
     def ok(self) -> bool:
-        """Whether every invariant held at every point, and there were points at all."""
+        """Return whether every invariant held at every point, and at least one point was done."""
         return not self.violations and self.total > 0
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the report for ``--json``."""
         return {
             "ok": self.ok,
             "seed": self.seed,
@@ -89,14 +92,14 @@ class CrashReport:
             "seconds": {name: round(value, 1) for name, value in self.seconds.items()},
             "cpu_seconds": {name: round(value, 1) for name, value in self.cpu_seconds.items()},
             "violations": len(self.violations),
-            "first": [vars(one) for one in self.violations[:20]],
+            "first": [vars(violation) for violation in self.violations[:20]],
         }
 
 
 class CrashSampler:
-    """Which points are wanted, and what came of them. ``share`` of those that ``choose`` likes are done, drawn from the seed.
+    """Chooses points and collects their results. Does a random ``share`` of the points for which ``choose`` is true.
 
-    Done is it after ``limit`` points, or ``stop`` violations.
+    The choice depends on the seed only. Ends after ``limit`` points or ``stop`` violations.
     """
 
     def __init__(
@@ -117,17 +120,17 @@ class CrashSampler:
 
     @property
     def done(self) -> bool:
-        """Whether there is nothing left to do."""
+        """Return whether the limit of points or of violations is reached."""
         return (self.left is not None and self.left <= 0) or (self.stop is not None and len(self.report.violations) >= self.stop)
 
     def wants(self, point: str) -> bool:
-        """Whether to do that point."""
+        """Return whether to do that point."""
         if self.done or (self._choose is not None and not self._choose(point)):
             return False
         return self.share >= 1.0 or self._rng.random() < self.share
 
     def put(self, point: str, call: DiskCall, wrong: list[str]) -> None:
-        """That point is done."""
+        """Record that a point was done, and what was wrong."""
         _, engine, mode, *_ = point.split(":")
         self.report.points[f"{engine} {mode}"] += 1
         if self.left is not None:
@@ -139,8 +142,10 @@ class CrashSampler:
 
 
 class Observed(HookedDisk):
-    """Calls ``see(number, when, call, disk)`` before and after each changing call (or ``every`` call), and, if ``torn``, with a copy of the
-    disk in the middle of each write."""
+    """Calls ``see(number, when, call, disk)`` before and after each changing call, or each call if ``every``.
+
+    If ``torn``, also calls it with a copy of the disk in the middle of each write.
+    """
 
     def __init__(
         self, inner: SimulatedDisk, see: Callable[[int, str, DiskCall, SimulatedDisk], None], *, torn: bool = False, every: bool = False
@@ -176,19 +181,19 @@ class Observed(HookedDisk):
 
 
 def simulate(seed: int, watch: CrashSampler, names: Names) -> None:
-    """All simulated points of one life."""
+    """Do all simulated points of one life."""
     with short_folders(seed):
         _simulate(seed, watch, names)
 
 
 def _simulate(seed: int, watch: CrashSampler, names: Names) -> None:
-    told: list[Fact] = []
+    facts: list[Fact] = []
     prefix = f"{seed}:simulated"
     changing = 0
 
     def done(point: str, call: DiskCall, disk: SimulatedDisk) -> None:
         with names.apart(point):
-            watch.put(point, call, check(LocalStore(ROOT, disk=disk), told, seed))
+            watch.put(point, call, check(LocalStore(ROOT, disk=disk), facts, seed))
 
     def see(n: int, when: str, call: DiskCall, disk: SimulatedDisk) -> None:
         if watch.wants(point := f"{prefix}:{when}:{n}"):
@@ -201,15 +206,15 @@ def _simulate(seed: int, watch: CrashSampler, names: Names) -> None:
                     done(point, call, disk.power_cut(_number(point), kind))
         if when == "after" and watch.wants(point := f"{prefix}:lost-log:{n}"):
             with names.apart(point):
-                watch.put(point, call, check_lost_log(LocalStore(ROOT, disk=disk.clone()), told))
+                watch.put(point, call, check_lost_log(LocalStore(ROOT, disk=disk.clone()), facts))
         for draw in range(KILL_CUTS):
             if watch.wants(point := f"{prefix}:kill-then-cut:{n}.{when}.{draw}"):
                 with names.apart(point):
-                    watch.put(point, call, _kill_then_cut(disk.clone(), told, seed, point))
+                    watch.put(point, call, _kill_then_cut(disk.clone(), facts, seed, point))
 
     names.seed(seed)
     counted = CountingDisk(Observed(fresh_disk(), see, torn=True))
-    perform(life(LocalStore(ROOT, disk=counted), seed), told)
+    perform(life(LocalStore(ROOT, disk=counted), seed), facts)
     for n, call in enumerate(counted.calls, start=1):
         _taken_over(seed, n, watch, names, prefix)
         if call.name in CHANGING:
@@ -219,44 +224,44 @@ def _simulate(seed: int, watch: CrashSampler, names: Names) -> None:
 
 
 def _number(point: str) -> int:
-    """A seed from a point's name, the same in every process."""
+    """Return a seed computed from a point's name. It is equal in every process."""
     return zlib.crc32(point.encode())
 
 
 def _kill_then_cut(disk: SimulatedDisk, told: Sequence[Fact], seed: int, point: str) -> list[str]:
-    """One process was killed; the next goes on, and in its midst the power goes."""
+    """Resume the run of a killed process, and cut the power during that. Return what is wrong."""
     rng = random.Random(point)
-    more = list(told)
+    facts = list(told)
     cuts: list[tuple[SimulatedDisk, list[Fact]]] = []
-    at = rng.randrange(1, 90)  # a resume makes about that many calls
+    cut_at = rng.randrange(1, 90)  # a resume makes about 90 calls
 
     def see(n: int, when: str, call: DiskCall, then: SimulatedDisk) -> None:
-        if when == "after" and n == at:
-            cuts.append((then.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(more)))
+        if when == "after" and n == cut_at:
+            cuts.append((then.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(facts)))
 
-    perform(resume(LocalStore(ROOT, disk=Observed(disk, see)), seed), more)
-    if not cuts:  # it was through before: the cut comes afterwards
-        cuts.append((disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), more))
+    perform(resume(LocalStore(ROOT, disk=Observed(disk, see)), seed), facts)
+    if not cuts:  # the resume ended earlier: cut the power after it
+        cuts.append((disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts))
     ((after, then_told),) = cuts
     return check(LocalStore(ROOT, disk=after), then_told, seed)
 
 
 def _interrupted(seed: int, n: int, watch: CrashSampler, names: Names, prefix: str) -> None:
-    """A life interrupted by an exception at its ``n``-th changing call, so that its own cleaning up runs."""
+    """Interrupt a life by an exception at its ``n``-th changing call, so that its own cleanup runs."""
     for mode in ("interrupt-before", "interrupt-after"):
         point = f"{prefix}:{mode}:{n}"
         if _number(point) % INTERRUPTS == 0 and watch.wants(point):
-            told: list[Fact] = []
+            facts: list[Fact] = []
             broken = InterruptNth(n, after=mode == "interrupt-after", inner=fresh_disk())
             names.seed(seed)
             with contextlib.suppress(KeyboardInterrupt):
-                perform(life(LocalStore(ROOT, disk=broken), seed), told)
+                perform(life(LocalStore(ROOT, disk=broken), seed), facts)
             with names.apart(point):
-                watch.put(point, broken.calls[-1], check(LocalStore(ROOT, disk=broken.inner), told, seed))
+                watch.put(point, broken.calls[-1], check(LocalStore(ROOT, disk=broken.inner), facts, seed))
 
 
 def _taken_over(seed: int, n: int, watch: CrashSampler, names: Names, prefix: str) -> None:
-    """A life during whose ``n``-th call, reads too, another attempt takes over."""
+    """Let another attempt take over at the ``n``-th call of a life. Reads count, too."""
     for mode in ("takeover", "takeover-then-cut"):
         point = f"{prefix}:{mode}:{n}"
         if _number(point) % TAKEOVERS == 0 and watch.wants(point):
@@ -266,11 +271,14 @@ def _taken_over(seed: int, n: int, watch: CrashSampler, names: Names, prefix: st
 
 
 def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tuple[DiskCall, list[str]]:
-    """At call ``n`` another process takes over the run, dies or finishes; the first one, unaware, goes on until it is told."""
+    """Let another process take over the run at call ``n``, and die or finish.
+
+    The first process continues until an error stops it.
+    """
     rng = random.Random(point)
     disk = fresh_disk()
-    told: list[Fact] = []
-    at: list[DiskCall] = []
+    facts: list[Fact] = []
+    calls: list[DiskCall] = []
     dies_at = rng.randrange(1, 90) if rng.random() < 0.5 else 0
     cut_at = n + rng.randrange(1, 200) if cut else 0
     cuts: list[tuple[SimulatedDisk, list[Fact]]] = []
@@ -280,65 +288,66 @@ def _takeover(seed: int, n: int, names: Names, point: str, *, cut: bool) -> tupl
 
     def see(number: int, when: str, call: DiskCall, now: SimulatedDisk) -> None:
         if when == "before" and number == n:
-            at.append(call)
+            calls.append(call)
             with names.apart(f"{point} other"), contextlib.suppress(_Dead):
                 other = CrashDisk(dies_at, "before", die, inner=disk)
-                perform(resume(LocalStore(ROOT, disk=other), seed + 1), told)
+                perform(resume(LocalStore(ROOT, disk=other), seed + 1), facts)
         elif when == "after" and number == cut_at:
-            cuts.append((now.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(told)))
+            cuts.append((now.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), list(facts)))
 
-    with contextlib.suppress(RelightError):  # it is told by an error; which one depends on where it was
-        perform(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), told)
+    with contextlib.suppress(RelightError):  # the error that stops it depends on the call
+        perform(life(LocalStore(ROOT, disk=Observed(disk, see, every=True)), seed), facts)
     if cut:
-        left, then_told = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), told)
+        left, then_told = cuts[0] if cuts else (disk.power_cut(rng.randrange(1 << 32), rng.choice(CUTS)), facts)
     else:
-        left, then_told = disk, told
+        left, then_told = disk, facts
     with names.apart(point):
-        return at[0], check(LocalStore(ROOT, disk=left), then_told, seed)
+        return calls[0], check(LocalStore(ROOT, disk=left), then_told, seed)
 
 
 class _Dead(BaseException):
-    """A process that is no more, within this one."""
+    """Death of a process that is simulated within this one."""
 
 
 def fork(seed: int, watch: CrashSampler, names: Names, directory: str) -> None:
-    """All points of one life at which a real process kills itself, on a real file system in ``directory``.
+    """Do all points of one life at which a real process kills itself, on a real file system in ``directory``.
 
-    The life goes on in this process; at each of its moments children are forked that live through the next stretch, on a copy of the
-    files (hard links: the product never changes a file that has its final name), and die there.
+    The life runs in this process, one fact at a time. Before each fact, children are forked. Each child continues on
+    a copy of the files and dies at one call before the fact. The copies are hard links: the product never changes a
+    file that has its final name.
     """
-    here, there = f"{directory}/life", f"{directory}/point"
-    os.mkdir(here)
-    moved = _Elsewhere(here)
+    original, scratch = f"{directory}/life", f"{directory}/point"
+    os.mkdir(original)
+    moved = _Elsewhere(original)
     crash = CrashDisk(0, "", lambda: None, inner=moved)
-    facts = life(LocalStore(f"{here}/above/store", disk=crash), seed)
-    told: list[Fact] = []
+    facts = life(LocalStore(f"{original}/above/store", disk=crash), seed)
+    acknowledged: list[Fact] = []
     names.seed(seed)
     stretch = 0
     while not watch.done:
-        calls = _rehearse(crash, moved, here, there, facts)
+        calls = _rehearse(crash, moved, original, scratch, facts)
         for k, (call, length) in enumerate(calls, start=1):
             for mode in CrashDisk.MODES:
                 if mode in TORN and not (call.name == "pwrite" and torn_length(mode, length)):
                     continue
                 if watch.wants(point := f"{seed}:fork:{mode}:{stretch}.{k}"):
-                    _copy_links(here, there)
-                    _die_at(crash, moved, there, k, mode, facts)
+                    _copy_links(original, scratch)
+                    _die_at(crash, moved, scratch, k, mode, facts)
                     with names.apart(point):
-                        watch.put(point, call, check(LocalStore(f"{there}/above/store"), told, seed))
-                    shutil.rmtree(there)
+                        watch.put(point, call, check(LocalStore(f"{scratch}/above/store"), acknowledged, seed))
+                    shutil.rmtree(scratch)
         try:
-            told.append(next(facts))
+            acknowledged.append(next(facts))
         except StopIteration:
             break
         stretch += 1
     facts.close()
-    shutil.rmtree(here)
+    shutil.rmtree(original)
     watch.report.lives["fork"] += 1
 
 
 class _Elsewhere(Disk):
-    """Real calls, on ``now`` in place of ``root``."""
+    """Real calls, with ``root`` replaced by ``now`` in their paths."""
 
     def __init__(self, root: str) -> None:
         self.root, self.now = root, root
@@ -385,7 +394,10 @@ def _copy_links(source: str, target: str) -> None:
 
 
 def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts: Iterator[Fact]) -> list[tuple[DiskCall, int]]:
-    """The changing calls of the next stretch, and how long each write is: a child lives through it and tells."""
+    """Return the changing calls up to the next fact, with the length of each write.
+
+    A forked child makes them and reports.
+    """
     _copy_links(here, there)
     read_end, write_end = os.pipe()
     child = os.fork()
@@ -407,16 +419,16 @@ def _rehearse(crash: CrashDisk, moved: _Elsewhere, here: str, there: str, facts:
             os._exit(0)
     os.close(write_end)
     with os.fdopen(read_end, "rb") as pipe:
-        told = json.loads(pipe.read() or b"null")
+        rehearsed = json.loads(pipe.read() or b"null")
     os.waitpid(child, 0)
     shutil.rmtree(there)
-    if told is None:
+    if rehearsed is None:
         raise RuntimeError("the rehearsal died")
-    return [(DiskCall(name, path, 0), length) for name, path, length in told]
+    return [(DiskCall(name, path, 0), length) for name, path, length in rehearsed]
 
 
 def _die_at(crash: CrashDisk, moved: _Elsewhere, there: str, k: int, mode: str, facts: Iterator[Fact]) -> None:
-    """Fork a child that lives through the next stretch in ``there`` until call ``k`` kills it."""
+    """Fork a child that continues to the next fact in ``there``, until call ``k`` kills it."""
     child = os.fork()
     if child == 0:
         moved.now = there
@@ -424,10 +436,10 @@ def _die_at(crash: CrashDisk, moved: _Elsewhere, there: str, k: int, mode: str, 
         try:
             next(facts)
         finally:
-            os._exit(3)  # only reached if it was not killed
+            os._exit(3)  # reached only if the child was not killed
     _, status = os.waitpid(child, 0)
     if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
-        raise RuntimeError(f"the child was to be killed at call {k}, and ended with {status}")
+        raise RuntimeError(f"the child should have been killed at call {k}, but ended with {status}")
 
 
 def run(
@@ -441,7 +453,11 @@ def run(
     violations_max: int = 50,
     seconds_max: float = float("inf"),
 ) -> CrashReport:
-    """Do ``points`` points, of as many lives as it takes; ``fork_share`` of them by forking if both engines run. Stops early at too many violations."""
+    """Do ``points`` points, of as many lives as needed. If both engines run, the fork engine does ``fork_share`` of
+    them.
+
+    Stops early after ``violations_max`` violations or ``seconds_max`` seconds.
+    """
     report = CrashReport(seed)
     shares = {"simulated": 1 - fork_share, "fork": fork_share} if len(engines) > 1 else dict.fromkeys(engines, 1.0)
     began = time.perf_counter()
@@ -465,10 +481,10 @@ def run(
 
 
 def replay(point: str) -> CrashReport:
-    """Do one point again."""
+    """Run one point again."""
     seed, engine, *_ = point.split(":")
     report = CrashReport(int(seed))
-    watch = CrashSampler(report, limit=1, choose=lambda one: one == point)
+    watch = CrashSampler(report, limit=1, choose=lambda name: name == point)
     with prepared() as names, _scratch() as directory:
         if engine == "fork":
             fork(int(seed), watch, names, directory)
@@ -484,7 +500,7 @@ def _cpu() -> float:
 
 @contextlib.contextmanager
 def _scratch() -> Iterator[str]:
-    """A directory in memory if there is one: what is tested is the order of calls, not the medium."""
+    """Make a scratch directory, in memory if possible: the test is about the order of calls, not about the medium."""
     memory = "/dev/shm"
     base = memory if os.path.isdir(memory) and os.access(memory, os.W_OK) else None
     directory = tempfile.mkdtemp(prefix="relight-crash-", dir=base)
@@ -495,7 +511,7 @@ def _scratch() -> Iterator[str]:
 
 
 def show(report: CrashReport) -> str:
-    """The report, for people."""
+    """Return the report as text."""
     lines = [f"{report.total:,} points, {len(report.violations)} violations"]
     for engine in ENGINES:
         if report.lives[engine]:
@@ -506,20 +522,20 @@ def show(report: CrashReport) -> str:
             )
     for name, count in sorted(report.points.items()):
         lines.append(f"    {name:32} {count:>8,}")
-    for one in report.violations[:10]:
-        lines += [f"  at {one.call}   replay: --replay {one.point}", *(f"    {text}" for text in one.wrong[:5])]
+    for violation in report.violations[:10]:
+        lines += [f"  at {violation.call}   replay: --replay {violation.point}", *(f"    {text}" for text in violation.wrong[:5])]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0 if every invariant held at every point, 1 if not."""
+    """Run the command. Return 0 if every invariant held at every point, else 1."""
     parser = argparse.ArgumentParser(prog="python -m relight.testing.crash", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--points", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--engine", choices=(*ENGINES, "both"), default="both")
-    parser.add_argument("--share", type=float, default=1.0, help="of all points of a life; less means more lives")
+    parser.add_argument("--share", type=float, default=1.0, help="share of the points of a life; a smaller share means more lives")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--replay", metavar="SEED:ENGINE:MODE:AT", help="one point again")
+    parser.add_argument("--replay", metavar="SEED:ENGINE:MODE:AT", help="run one point again")
     options = parser.parse_args(arguments)
     if options.replay:
         report = replay(options.replay)

@@ -1,4 +1,7 @@
-"""Disks that count, fail, fill up, die and forget. Each is a ``Disk``; all but ``SimulatedDisk`` stand in front of another one."""
+"""Disks that count calls, fail, fill up, kill the process, or lose data.
+
+Each is a ``Disk``; all but ``SimulatedDisk`` wrap another.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ class DiskCall(NamedTuple):
     name: str
     path: str
     file: int
-    """Counts the descriptors opened: two files that had one path are told apart by it. 0 for calls by path."""
+    """Number of the opened descriptor, which distinguishes two files that had one path. 0 for calls by path."""
 
 
 class HookedDisk(Disk):
@@ -40,7 +43,7 @@ class HookedDisk(Disk):
         self._opened = 0
 
     def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do the call. Here: just that."""
+        """Do the call. Subclasses override this."""
         return go(*args, **kwargs)
 
     def _on_fd(self, name: str, fd: int) -> DiskCall:
@@ -127,7 +130,7 @@ class HookedDisk(Disk):
         return self.around(DiskCall("lstat", path, 0), self.inner.lstat, path)
 
     def scan(self, path: str) -> Iterator[tuple[str, bool]]:
-        """See ``Disk``. All names at once, so that the call is one moment."""
+        """See ``Disk``. Reads all names at once, so that the call is atomic."""
         return iter(self.around(DiskCall("scan", path, 0), lambda: list(self.inner.scan(path))))
 
     def free_bytes(self, path: str) -> int:
@@ -136,19 +139,19 @@ class HookedDisk(Disk):
 
 
 class CountingDisk(HookedDisk):
-    """Writes down every call, in ``calls``."""
+    """Records every call in ``calls``."""
 
     def __init__(self, inner: Disk | None = None) -> None:
         super().__init__(inner)
         self.calls: list[DiskCall] = []
 
     def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Count, then do."""
+        """Record the call, then do it."""
         self.calls.append(call)
         return go(*args, **kwargs)
 
     def count(self, name: str) -> int:
-        """How many calls of that name there were."""
+        """Return the number of calls of that name."""
         return sum(call.name == name for call in self.calls)
 
 
@@ -218,26 +221,26 @@ class ShortDisk(HookedDisk):
         self.most = most
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """A part of it."""
+        """Do a part of the call."""
         return super().pwrite(fd, data[: self.most], offset)
 
     def preadv(self, fd: int, into: memoryview, offset: int) -> int:
-        """A part of it."""
+        """Do a part of the call."""
         return super().preadv(fd, into[: self.most], offset)
 
 
 class QuotaDisk(HookedDisk):
-    """Room for ``bytes_max`` bytes in whole pages, a page for each directory; then ``errno`` (``ENOSPC`` or ``EDQUOT``). Deleting gives room back."""
+    """Room for ``bytes_max`` bytes in whole pages, a page for each directory; then ``errno`` (``ENOSPC`` or ``EDQUOT``). Deleting frees space."""
 
     def __init__(self, bytes_max: int, errno: int = codes.ENOSPC, *, inner: Disk | None = None) -> None:
         super().__init__(inner)
         self.bytes_max, self.errno = bytes_max, errno
         self._pages: dict[int, int] = {}
-        """By inode number."""
+        """Bytes by inode number."""
 
     @property
     def used(self) -> int:
-        """Bytes in use."""
+        """Return the bytes in use."""
         return sum(self._pages.values()) * PAGE
 
     def _take(self, inode: int, bytes_: int) -> None:
@@ -248,50 +251,50 @@ class QuotaDisk(HookedDisk):
         self._pages[inode] = pages
 
     def open_new(self, path: str, *, direct: bool = False) -> int:
-        """Takes nothing yet."""
+        """Count a new file, which uses no space yet."""
         fd = super().open_new(path, direct=direct)
         self._pages[self.inner.fstat(fd).st_ino] = 0
         return fd
 
     def fallocate(self, fd: int, size: int) -> None:
-        """Takes room."""
+        """Reserve space."""
         self._take(self.inner.fstat(fd).st_ino, size)
         super().fallocate(fd, size)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Takes room where none was reserved."""
+        """Use space that was not reserved."""
         self._take(self.inner.fstat(fd).st_ino, offset + len(data))
         return super().pwrite(fd, data, offset)
 
     def mkdir(self, path: str) -> None:
-        """Takes a page."""
+        """Use one page."""
         if self.used + PAGE > self.bytes_max:
             raise OSError(self.errno, os.strerror(self.errno), path)
         super().mkdir(path)
         self._pages[self.inner.lstat(path).st_ino] = 1
 
     def unlink(self, path: str) -> None:
-        """Gives room back with the last name."""
-        found = self.inner.lstat(path)
+        """Free the file's space with its last name."""
+        status = self.inner.lstat(path)
         super().unlink(path)
-        if found.st_nlink <= 1:
-            self._pages.pop(found.st_ino, None)
+        if status.st_nlink <= 1:
+            self._pages.pop(status.st_ino, None)
 
     def rmdir(self, path: str) -> None:
-        """Gives the page back."""
+        """Free the page."""
         inode = self.inner.lstat(path).st_ino
         super().rmdir(path)
         self._pages.pop(inode, None)
 
     def free_bytes(self, path: str) -> int:
-        """What is left."""
+        """Return the free bytes."""
         return max(self.bytes_max - self.used, 0)
 
 
 class CrashDisk(HookedDisk):
     """Dies at the ``n``-th changing call: ``before`` it, ``after`` it, or in the middle of a write (``half``, ``byte``, ``page``).
 
-    ``die`` must not return. A torn mode at a call that is no write, or too short to be torn so, dies before it.
+    ``die`` must not return. A torn mode dies before a call that is not a write, or a write too short for it.
     """
 
     MODES = ("before", "after", "half", "byte", "page")
@@ -301,7 +304,7 @@ class CrashDisk(HookedDisk):
         self.n, self.mode, self.die = n, mode, die
         self.seen = 0
         self.note: Callable[[DiskCall, int], None] | None = None
-        """Told of every changing call, and how many bytes it writes."""
+        """Called for every changing call, with the number of bytes that it writes."""
 
     def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Count changing calls, and die at the n-th."""
@@ -317,7 +320,7 @@ class CrashDisk(HookedDisk):
         return go(*args, **kwargs)
 
     def pwrite(self, fd: int, data: memoryview, offset: int) -> int:
-        """Torn, if it is this one's turn."""
+        """Do a part of the write if it is the one to be torn."""
         if self.seen + 1 == self.n and self.mode in ("half", "byte", "page"):
             torn = data[: torn_length(self.mode, len(data))]
             if len(torn):
@@ -326,7 +329,7 @@ class CrashDisk(HookedDisk):
 
 
 def torn_length(mode: str, length: int) -> int:
-    """How much of a write of ``length`` bytes is done before dying in it."""
+    """Return how many bytes of a write of ``length`` bytes are done before the death."""
     return {"half": length // 2, "byte": 1, "page": PAGE if length > PAGE else 0}[mode]
 
 
@@ -351,7 +354,7 @@ class _Dir:
 
 
 class SimulatedDisk(Disk):
-    """A POSIX file system in memory that knows what is durable and what only looks so.
+    """A POSIX file system in memory that knows which changes are durable and which are only visible.
 
     Durable are: a file's bytes and length as of the last ``fsync`` of that file, and a directory's names (created, linked, removed) as of
     the last ``fsync`` of that directory. Nothing else is, neither a new directory's own name after an fsync *of* it, nor a new file's
@@ -367,8 +370,8 @@ class SimulatedDisk(Disk):
       ``zeros``: names and lengths are there, un-fsynced bytes are zeros; ``mixed``: each un-fsynced name kept or lost on its own, each
       un-fsynced file with all, none, a random prefix of pages, or zeros in place of its new bytes
 
-    Faults it does not make: durable bytes that change (``damage`` tests do that), fsyncs that lie, torn 4096-byte pages within an fsynced
-    file, new garbage in place of lost bytes.
+    Faults it does not make: durable bytes that change (``damage`` tests do that), fsyncs without effect, torn
+    4096-byte pages within an fsynced file, new garbage in place of lost bytes.
 
     Not for threads. Absolute paths, from ``/``; no symbolic links. Deterministic: listings are in order of creation.
     """
@@ -380,7 +383,7 @@ class SimulatedDisk(Disk):
         self._next_fd = 3
 
     def clone(self) -> SimulatedDisk:
-        """The disk as another process finds it when this one has died: with all that was written, durable or not."""
+        """Return the disk as another process finds it after this one's death: with everything that was written, durable or not."""
         copies: dict[int, _DiskFile | _Dir] = {}
 
         def copy(node: _DiskFile | _Dir) -> _DiskFile | _Dir:
@@ -399,7 +402,7 @@ class SimulatedDisk(Disk):
         return self._like(copy(self._root))
 
     def power_cut(self, seed: int, mode: str = "mixed") -> SimulatedDisk:
-        """The disk after a power cut and a reboot. ``mode`` as above; ``mixed`` is drawn from ``seed``."""
+        """Return the disk after a power cut and a reboot. ``mode`` as above; ``mixed`` is drawn from ``seed``."""
         rng = random.Random(seed)
         copies: dict[int, _DiskFile | _Dir] = {}
 
@@ -430,7 +433,7 @@ class SimulatedDisk(Disk):
         return self._like(copy(self._root))
 
     def sync(self) -> SimulatedDisk:
-        """Make everything durable, as ``sync`` and a patient operator do; gives itself."""
+        """Make everything durable, as ``sync(1)`` does. Return the disk itself."""
 
         def settle(node: _DiskFile | _Dir) -> None:
             if isinstance(node, _DiskFile):
@@ -450,7 +453,7 @@ class SimulatedDisk(Disk):
             _write(node, data, offset)
 
     def find_inode(self, inode: int) -> _DiskFile | _Dir | None:
-        """The file or directory of that number that has a name."""
+        """Return the file or directory with this inode number; None if it has no name."""
         todo: list[_DiskFile | _Dir] = [self._root]
         while todo:
             node = todo.pop()
@@ -499,7 +502,7 @@ class SimulatedDisk(Disk):
         return self._fd(self._node(fd)[0], True)
 
     def resident(self, fd: int, offset: int, length: int) -> bytes:
-        """Nothing is."""
+        """Return that no page is in the page cache."""
         self._node(fd)
         return bytes(-(-length // PAGE))
 
@@ -591,7 +594,7 @@ class SimulatedDisk(Disk):
         return iter([(name, isinstance(node, _Dir)) for name, node in self._dir(path).names.items()])
 
     def free_bytes(self, path: str) -> int:
-        """Plenty."""
+        """Return a large number."""
         self._dir(path)
         return 1 << 40
 
@@ -662,14 +665,14 @@ def _stat(node: _DiskFile | _Dir) -> os.stat_result:
 
 
 class SimClock:
-    """A clock from a seed, that jumps as bad clocks do: forwards, backwards, over years. Nothing may be decided by it."""
+    """A clock from a seed that jumps forwards, backwards and over years. No decision may depend on it."""
 
     def __init__(self, seed: int) -> None:
         self._rng = random.Random(seed)
         self._now = datetime(2026, 1, 1, tzinfo=UTC)
 
     def __call__(self) -> str:
-        """The time as records carry it."""
+        """Return the time in the format of records."""
         jump = self._rng.choice((1.0, 1.0, 60.0, -3600.0, 3600.0, -400 * 86400.0, 10 * 365 * 86400.0))
         try:
             self._now += timedelta(seconds=self._rng.random() * jump)

@@ -1,6 +1,7 @@
-"""What is so, as somebody sees it who looks at every change at once: the history by the words of ``format.md``, and what it needs.
+"""The true history, computed from every change as it happens, by the rules of ``format.md``; and the files that it
+needs.
 
-Nothing of ``relight.log`` decides here: the rules are written down a second time, so that a rule that is broken there is seen.
+Uses nothing of ``relight.log``: the rules are implemented a second time, so that an error there is noticed.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ LOG = f"{RUN}/{LOG_DIR}"
 
 
 class CountingCommit(NamedTuple):
-    """A COMMIT that counts."""
+    """A COMMIT that is not void."""
 
     id: str
     seq: int
     epoch: int
     dir: str
     needs: dict[str, bytes]
-    """Its files by their keys, as they were at its COMMIT."""
+    """Contents of its files by key, at the time of its COMMIT."""
 
 
 class Truth:
-    """The records as they were made, and what is wrong with that."""
+    """Records in the order in which they were made, and what is wrong with them."""
 
     def __init__(self, shelf: DurableNames, look: Callable[[str], list[str]]) -> None:
         self._shelf, self._look = shelf, look
         shelf.watch = self
         self.wrong: list[str] = []
         self.counted: dict[str, CountingCommit] = {}
-        """By id, retired ones too."""
+        """Commits by id, with retired ones."""
         self.epochs_of: dict[str, int | None] = {}
-        """The attempt that a process belongs to, by the process's name; None of a tool."""
+        """Epoch of a process's attempt, by the process's name; None for a tool."""
         self.is_log_lost = False
-        """Whether records of the log were lost, and nobody has rebuilt it yet."""
+        """Whether records of the log were lost, and the log was not yet rebuilt."""
         self._reset()
 
     def _reset(self) -> None:
@@ -51,7 +52,7 @@ class Truth:
         self.live: dict[str, CountingCommit] = {}
         self.retired: set[str] = set()
         self.shelved: dict[str, CountingCommit] = {}
-        """Retired, and may be recalled."""
+        """Retired checkpoints that are recallable."""
         self.tags: dict[str, str] = {}
         self.epoch = 0
         self.void = 0
@@ -81,27 +82,30 @@ class Truth:
             if seq is None or seq >= len(self.records):
                 continue
             body = self.records[seq]["body"]
-            found = self.live.get(body.get("id", "")) if self.records[seq]["kind"] == "COMMIT" else None
-            if found is not None and found.seq == seq:
-                loose = self.loose(found)
+            commit = self.live.get(body.get("id", "")) if self.records[seq]["kind"] == "COMMIT" else None
+            if commit is not None and commit.seq == seq:
+                loose = self.loose(commit)
                 if loose:
-                    self._report(f"(1) the COMMIT of {found.id} is durable, and {loose[0]} is not")
+                    self._report(f"(1) the COMMIT of {commit.id} is durable, and {loose[0]} is not")
 
     def loose(self, found: CountingCommit) -> list[str]:
-        """Names that a checkpoint needs and a power cut would take."""
+        """Return the names that a checkpoint needs and that are not durable."""
         wanted = [*sorted(found.needs), *sorted({key.rpartition("/")[0] for key in found.needs}), RUN]
         return [key for key in wanted if key in self._shelf.loose]
 
     def changed(self, found: CountingCommit) -> list[str]:
-        """Its files that are not what they were at its COMMIT."""
+        """Return its files that have changed since its COMMIT."""
         return [key for key, data in found.needs.items() if self._bytes(key) != data]
 
     def is_durable(self, seq: int) -> bool:
-        """Whether a record would survive a power cut, and all before it."""
+        """Return whether a record and all before it would survive a power cut."""
         return not any(f"{LOG}/{number:012d}.json" in self._shelf.loose for number in range(seq + 1))
 
     def after_cut(self) -> None:
-        """Read the log again from its beginning: some of its end may be gone. What counted and was lost is not forgotten by ``counted``."""
+        """Read the log again from its beginning, as its newest records may be gone.
+
+        Remove lost commits from ``counted``.
+        """
         before = self.live.keys() | self.retired
         self._reset()
         look, self._look = self._look, lambda checkpoint_id: []
@@ -114,7 +118,7 @@ class Truth:
             self.counted.pop(lost, None)
 
     def lose_log(self, first: int) -> dict[str, CountingCommit]:
-        """Remove the records from number ``first`` on. Return what was live: until ``find_log`` nothing of it may be deleted."""
+        """Remove the records from number ``first`` on. Return what was live; its files must stay until ``find_log``."""
         live, needs = self.live, self._needs
         self._shelf.lose(LOG, [f"{number:012d}.json" for number in range(first, len(self.records))])
         self.after_cut()
@@ -122,7 +126,7 @@ class Truth:
         return live
 
     def find_log(self) -> None:
-        """From now on the log is rebuilt: read it again from its beginning."""
+        """Read the log again from its beginning, because it will now be rebuilt."""
         self.is_log_lost = False
         self.after_cut()
 
@@ -134,7 +138,7 @@ class Truth:
         if seq != len(self.records):
             self._report(f"(4) {who} makes record {seq} where {len(self.records)} would be the next")
         if frame["prev"] != self._hash:
-            self._report(f"(4) record {seq} of {who} is chained to something else than the record before it")
+            self._report(f"(4) record {seq} of {who} is not chained to the record before it")
         self._hash = hexdigest(data)
         self.records.append(frame)
         kind, body, epoch = frame["kind"], frame["body"], frame["epoch"]
@@ -142,7 +146,7 @@ class Truth:
             if epoch > self.epoch:
                 self.epoch = epoch
             else:
-                self._report(f"(3) the FENCE of {who} counts for nothing: epoch {epoch} is there already")
+                self._report(f"(3) the FENCE of {who} is void: epoch {epoch} exists already")
         elif kind in ("COMMIT", "RETIRE", "RECALL", "SWEEP", "TAG"):
             if epoch < self.epoch:
                 self.void += 1
@@ -158,8 +162,8 @@ class Truth:
             elif kind == "RECALL":
                 self._recall(body["ids"])
             elif kind == "SWEEP":
-                for one in body["ids"]:
-                    self._forget(self.shelved.pop(one, None))
+                for checkpoint_id in body["ids"]:
+                    self._forget(self.shelved.pop(checkpoint_id, None))
             elif body["id"] is None:
                 self.tags.pop(body["name"], None)
             elif body["id"] in self.live:
@@ -182,41 +186,41 @@ class Truth:
                 pass
         keys = [f"{prefix}/{name}" for name in names]
         keys += [key for name in names if name.startswith("part-") for key in _elsewhere(self._bytes(f"{prefix}/{name}"))]
-        found = CountingCommit(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in keys})
-        self.live[found.id] = self.counted[found.id] = found
-        for key in found.needs:
-            self._needs.setdefault(key, []).append(found.id)
-        self.wrong += [f"(1) at its COMMIT: {text}" for text in self._look(found.id)]
+        commit = CountingCommit(body["id"], seq, epoch, body["dir"], {key: self._bytes(key) for key in keys})
+        self.live[commit.id] = self.counted[commit.id] = commit
+        for key in commit.needs:
+            self._needs.setdefault(key, []).append(commit.id)
+        self.wrong += [f"(1) at its COMMIT: {text}" for text in self._look(commit.id)]
 
     def _retire(self, ids: list[str], who: str, may_come_back: bool) -> None:
         newest = next(reversed(self.live), "")
-        for one in ids:
-            if one == newest:
-                self._report(f"(7) {who} retires {one}, the newest there is")
-            held = sorted(name for name, target in self.tags.items() if target == one)
-            if held and one in self.live:
-                self._report(f"(7) {who} retires {one}, which tag {held[0]} holds")
-            found = self.live.pop(one, None)
-            if found is not None:
-                self.retired.add(one)
+        for checkpoint_id in ids:
+            if checkpoint_id == newest:
+                self._report(f"(7) {who} retires {checkpoint_id}, the newest checkpoint")
+            holding = sorted(name for name, target in self.tags.items() if target == checkpoint_id)
+            if holding and checkpoint_id in self.live:
+                self._report(f"(7) {who} retires {checkpoint_id}, which tag {holding[0]} keeps")
+            commit = self.live.pop(checkpoint_id, None)
+            if commit is not None:
+                self.retired.add(checkpoint_id)
                 if may_come_back:
-                    self.shelved[one] = found
+                    self.shelved[checkpoint_id] = commit
                 else:
-                    self._forget(found)
-                for name in held:
+                    self._forget(commit)
+                for name in holding:
                     del self.tags[name]
 
     def _recall(self, ids: list[str]) -> None:
-        for one in ids:
-            found = self.shelved.pop(one, None)
-            if found is not None:
-                self.retired.discard(one)
-                self.live[one] = found
-                self.wrong += [f"(1) at its RECALL: {key} is not what it was" for key in self.changed(found)]
-        self.live = {one.id: one for one in sorted(self.live.values(), key=lambda one: one.seq)}
+        for checkpoint_id in ids:
+            commit = self.shelved.pop(checkpoint_id, None)
+            if commit is not None:
+                self.retired.discard(checkpoint_id)
+                self.live[checkpoint_id] = commit
+                self.wrong += [f"(1) at its RECALL: {key} has changed" for key in self.changed(commit)]
+        self.live = {commit.id: commit for commit in sorted(self.live.values(), key=lambda commit: commit.seq)}
 
     def _forget(self, found: CountingCommit | None) -> None:
-        """Its bytes may go."""
+        """Allow the deletion of its files."""
         for key in found.needs if found is not None else ():
             users = self._needs.get(key, [])
             if found is not None and found.id in users:
@@ -233,7 +237,7 @@ class Truth:
 
 
 def _elsewhere(part: bytes) -> list[str]:
-    """The files of other checkpoints in which chunks of this part are stored; none of a part that is torn."""
+    """Return the files of other checkpoints that hold chunks of this part; an empty list if the part is torn."""
     try:
         packs = msgspec.msgpack.decode(part)["packs"]
         return [f"{RUN}/{directory}/{file}" for pack in packs if len(pack) > 3 for directory, file in pack[3][1]]

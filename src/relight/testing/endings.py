@@ -1,8 +1,9 @@
 """Endings of training jobs with data loader workers: signals to a whole process group, and what is saved by then.
 
-``python -m relight.testing.endings --trials 200``. A trial starts a small training as a process group of its own, ends it at a random moment
-in one of five ways, and checks: every step that the script saw finished is saved, the exit code tells the truth, and no process is left.
-All 200 trials of each cell take about 15 hours of one core, so ``--first`` and ``--trials`` select a slice: trials 0 to 19, then 20 to 39.
+``python -m relight.testing.endings --trials 200``. A trial starts a small training as a process group of its own,
+ends it at a random moment in one of five ways, and checks: every step that the script completed is saved, the exit
+code is correct, and no process is left. All 200 trials of each cell take about 15 hours of one core, so ``--first``
+and ``--trials`` select a slice: trials 0 to 19, then 20 to 39.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from relight.testing.warm import Child, Warm
 WAYS = ("SIGTERM", "SIGINT", "SIGHUP", "timeout", "group")
 """SIGTERM to the job's first process; SIGINT and SIGHUP to its group, as a terminal sends them; GNU timeout; SIGTERM to the group."""
 TIMED_OUT, SAVED = 124, 75
-"""Exit codes of GNU timeout, and of ``relight run`` for a job whose last step is stored."""
+"""Exit codes of GNU timeout, and of ``relight run`` after it stored the last step."""
 GRACE_S = 90.0
 LEFT_S = 15.0
 """Seconds in which workers end after their trainer: torch's own check comes every 5 s."""
@@ -112,8 +113,8 @@ def trial(cell: Cell, folder: Path, rng: random.Random, warm: Warm | None = None
         else:
             wrong = _executed(cell, rng, arguments, errors.fileno())
         errors.seek(0)
-        said = errors.read().decode(errors="replace")[-3000:]
-    return f"{cell}: {'; '.join(wrong)}\n{said}" if wrong else ""
+        error_text = errors.read().decode(errors="replace")[-3000:]
+    return f"{cell}: {'; '.join(wrong)}\n{error_text}" if wrong else ""
 
 
 def run(
@@ -162,7 +163,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=1, help="trials at once")
-    parser.add_argument("--only", default="", help="cells whose name contains this text")
+    parser.add_argument("--only", default="", help="only cells with this text in their name")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     chosen = [cell for cell in cells() if options.only in str(cell)]

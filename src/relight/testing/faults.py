@@ -1,6 +1,6 @@
-"""A save that fails, at each of its calls, in each way a disk has: what must be true of it, and of everything around it.
+"""Let a save fail at each of its calls with each disk error, and check the store afterwards.
 
-``fail_at`` does one such trial on a simulated disk and gives what is wrong; ``positions`` are the trials there are.
+``fail_at`` does one trial on a simulated disk and returns what is wrong. ``positions`` yields all trials.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ READS = frozenset({"open_read", "open_dir", "lstat", "fstat", "preadv", "scan"})
 
 
 class Trial(NamedTuple):
-    """The ``n``-th changing call (or read) of a save fails with ``errno``; ``forever``: and all changing ones after it."""
+    """The ``n``-th changing call (or read) of a save fails with ``errno``.
+
+    ``forever``: all later changing calls fail, too.
+    """
 
     n: int
     name: str | None
@@ -39,7 +42,7 @@ class Trial(NamedTuple):
 
 
 def positions(*, reads: bool = True) -> Iterator[Trial]:
-    """Every changing call of a save × every error, once and for ever, lost replies of links; and every read with EIO."""
+    """Yield every changing call × every error (once and for ever), lost replies of links, and EIO at every read."""
     with prepared() as names:
         calls = _calls(names)
     changing = [call for call in calls if call.name in CHANGING]
@@ -59,34 +62,34 @@ def positions(*, reads: bool = True) -> Iterator[Trial]:
 
 
 def _begin(disk: Disk, names: Names) -> tuple[Attempt, list[Fact]]:
-    """A run with one checkpoint, in the middle of its life."""
+    """Begin a run and save one checkpoint."""
     names.seed("faults")
-    told: list[Fact] = []
+    facts: list[Fact] = []
     attempt = Attempt.begin(LocalStore(ROOT, disk=disk), RUN)
-    perform(save(attempt, "faults/before", 1), told)
-    return attempt, told
+    perform(save(attempt, "faults/before", 1), facts)
+    return attempt, facts
 
 
 def _calls(names: Names) -> list[DiskCall]:
     disk = CountingDisk(fresh_disk())
-    attempt, told = _begin(disk, names)
+    attempt, facts = _begin(disk, names)
     before = len(disk.calls)
-    perform(save(attempt, "faults/struck", 2), told)
+    perform(save(attempt, "faults/struck", 2), facts)
     return disk.calls[before:]
 
 
 def fail_at(trial: Trial, names: Names) -> list[str]:
-    """What is wrong after that failure. Empty if all is as it should be."""
+    """Do one trial and return what is wrong; empty if nothing is."""
     simulated = fresh_disk()
     disk = FailNth(trial.n, trial.errno, trial.name, inner=simulated, forever=trial.forever, lost_reply=trial.lost_reply)
     disk.armed = False
-    attempt, told = _begin(disk, names)
+    attempt, facts = _begin(disk, names)
     files = _files(simulated)
     disk.calls.clear()
     disk.armed = True
     failure: BaseException | None = None
     try:
-        perform(save(attempt, "faults/struck", 2), told)
+        perform(save(attempt, "faults/struck", 2), facts)
     except BaseException as error:
         failure = error
     disk.armed = False
@@ -96,14 +99,14 @@ def fail_at(trial: Trial, names: Names) -> list[str]:
     if isinstance(failure, RelightError) and not isinstance(failure, Uncertain) and len(fold(log.read()).live) != 1:
         wrong.append("a save that failed is visible")
     with names.apart(str(trial)):
-        wrong += [f"at once: {text}" for text in check(LocalStore(ROOT, disk=simulated.clone()), told, 0)]
-        wrong += [f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), told, 0)]
+        wrong += [f"at once: {text}" for text in check(LocalStore(ROOT, disk=simulated.clone()), facts, 0)]
+        wrong += [f"after a cut: {text}" for text in check(LocalStore(ROOT, disk=simulated.power_cut(1, "lost")), facts, 0)]
     try:
-        perform(save(attempt, "faults/next", 3), told)
+        perform(save(attempt, "faults/next", 3), facts)
     except RelightError as error:
         wrong.append(f"the next save fails: {error}")
     store = LocalStore(ROOT, disk=simulated)
-    wrong += [f"after the next save: {text}" for text in examine(store, Log(store, RUN), told)]
+    wrong += [f"after the next save: {text}" for text in examine(store, Log(store, RUN), facts)]
     return list(dict.fromkeys(wrong))
 
 
@@ -119,7 +122,7 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
     wrong = []
     full = trial.errno in (codes.ENOSPC, codes.EDQUOT) and not isinstance(failure, Uncertain)
     if full and not isinstance(failure, NoSpace):
-        wrong.append(f"a full disk is told as {type(failure).__name__}")
+        wrong.append(f"a full disk is reported as {type(failure).__name__}")
     left = _files(simulated) - before
     if not trial.forever and not isinstance(failure, Uncertain) and disk.failed.name not in ("unlink", "rmdir") and left:
         wrong.append(f"left behind: {sorted(left)}")
@@ -127,7 +130,7 @@ def _judge(trial: Trial, disk: FailNth, simulated: SimulatedDisk, failure: BaseE
 
 
 def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
-    """A file whose fsync or close failed is never synced, closed for good, or written again."""
+    """Return each later write or fsync of a file after its fsync, close or write failed. There must be none."""
     if failed is None or failed.name not in ("fsync", "close", "pwrite") or not failed.file:
         return []
     later = calls[calls.index(failed) + 1 :]
@@ -136,7 +139,7 @@ def _poisoned(calls: list[DiskCall], failed: DiskCall | None) -> list[str]:
 
 
 def _files(disk: SimulatedDisk) -> set[str]:
-    found: set[str] = set()
+    names: set[str] = set()
     todo = [ROOT]
     while todo:
         path = todo.pop()
@@ -145,5 +148,5 @@ def _files(disk: SimulatedDisk) -> set[str]:
             if is_dir:
                 todo.append(inside)
             if not (f"{path}/".find(f"/{LOG_DIR}/") >= 0 and temporary_of(name) is None):
-                found.add(inside.removeprefix(ROOT))
-    return found
+                names.add(inside.removeprefix(ROOT))
+    return names

@@ -1,10 +1,13 @@
-"""One file, served through FUSE, that writes down what reaches it: a disk with a log, for a loop device to stand on.
+"""One file, served through FUSE, that logs every write and flush: a disk with a log, as the backing file of a loop
+device.
 
-The kernel's own protocol, spoken over ``/dev/fuse`` (Linux, ``include/uapi/linux/fuse.h``): a file system whose root is that file needs ten
-messages of it, and no library. Every write and every flush is appended to a log file, then counted in a *counter* file that others
-map, then answered: whoever has his answer finds it counted.
+Speaks the kernel's protocol over ``/dev/fuse`` (Linux, ``include/uapi/linux/fuse.h``) without a library. A file
+system that consists of one file needs ten of its messages. Each write and each flush is appended to a log file, then
+counted in a *counter* file that other processes map, then answered. So a process that has its answer finds the
+request counted.
 
-``logged_file`` mounts it and starts the server, a process of its own: one that waits for itself would wait for ever.
+``logged_file`` mounts the file and starts the server as a process of its own. A server in the process that uses the
+file would deadlock.
 """
 
 from __future__ import annotations
@@ -37,23 +40,26 @@ _RANGE = struct.Struct("<QQI")
 _INIT_ANSWER = struct.Struct("<IIIIHHIIHHI28x")
 _ENTRY = struct.Struct("<QI")
 _FLUSHED = (1 << 64) - 1
-"""In place of an offset."""
+"""Marks a flush, in place of an offset."""
 
 
 class DiskEntry(NamedTuple):
-    """What reached the disk: ``data`` at ``offset``; or, if there is none, a flush: all before it is on the medium."""
+    """A request that reached the disk: ``data`` written at ``offset``.
+
+    Empty ``data`` is a flush: all before it is on the medium.
+    """
 
     offset: int
     data: bytes
 
     @property
     def is_flush(self) -> bool:
-        """Whether it is one."""
+        """Return whether the entry is a flush."""
         return not self.data
 
 
 def read_log(path: str) -> list[DiskEntry]:
-    """The log that a server has written."""
+    """Return the log that a server has written."""
     entries: list[DiskEntry] = []
     with open(path, "rb") as file:
         while head := file.read(_ENTRY.size):
@@ -64,7 +70,10 @@ def read_log(path: str) -> list[DiskEntry]:
 
 @contextlib.contextmanager
 def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]:
-    """``disk`` once more at ``where``, which is an empty file: what goes through there is logged in ``log`` and counted in ``counter``."""
+    """Serve the file ``disk`` also at ``where``, an empty file.
+
+    Log its requests in ``log`` and count them in ``counter``.
+    """
     try:
         fd = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
@@ -86,7 +95,7 @@ def logged_file(disk: str, where: str, log: str, counter: str) -> Iterator[None]
         with contextlib.suppress(OSError):
             unmount(where)
         try:
-            process.wait(10)  # told by the kernel, once nobody has the file any more
+            process.wait(10)  # the kernel ends the server after the last close of the file
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -98,7 +107,7 @@ class _FuseServer:
         self._count = 0
 
     def answer(self, operation: int, body: memoryview) -> bytes | int | None:
-        """What is answered: bytes, an error number, or nothing."""
+        """Return the answer: bytes, an error number, or None for no answer."""
         if operation == _READ:
             _, offset, length = _RANGE.unpack_from(body)
             return os.pread(self._disk, length, offset)
@@ -123,7 +132,7 @@ class _FuseServer:
             return b""
         if operation in (_FORGET, _BATCH_FORGET, _INTERRUPT):
             return None
-        return errno.ENOSYS  # no holes among them: the file system then writes zeros, which is seen
+        return errno.ENOSYS  # also for punching holes: the file system then writes zeros, which are logged
 
     def _note(self, offset: int, data: memoryview) -> None:
         os.writev(self._log, [_ENTRY.pack(offset, len(data)), data])
@@ -136,8 +145,8 @@ class _FuseServer:
 
 
 def serve(fd: int, disk: str, log: str, counter: str) -> None:
-    """Answer until the kernel has no more questions. One at a time: the log has the order of the answers."""
-    ctypes.CDLL(None).mlockall(3)  # it must not wait for memory that the kernel frees by writing to it
+    """Answer requests until the file is unmounted. One at a time, so that the log has the order of the answers."""
+    ctypes.CDLL(None).mlockall(3)  # the server must not wait for memory that the kernel frees by writing to this file
     with open(counter, "r+b") as file:
         counted = mmap.mmap(file.fileno(), COUNTER_BYTES)
     server = _FuseServer(os.open(disk, os.O_RDWR), os.open(log, os.O_WRONLY | os.O_APPEND), counted)
@@ -153,21 +162,21 @@ def serve(fd: int, disk: str, log: str, counter: str) -> None:
             raise
         _, operation, unique, *_ = _HEADER.unpack_from(buffer)
         try:
-            said = server.answer(operation, memoryview(buffer)[_HEADER.size : length])
+            answer = server.answer(operation, memoryview(buffer)[_HEADER.size : length])
         except OSError as error:
-            said = error.errno or errno.EIO
-        if said is None:
+            answer = error.errno or errno.EIO
+        if answer is None:
             continue
-        data, code = (b"", -said) if isinstance(said, int) else (said, 0)
+        data, code = (b"", -answer) if isinstance(answer, int) else (answer, 0)
         try:
             os.writev(fd, [_ANSWER.pack(_ANSWER.size + len(data), code, unique), data])
         except OSError as error:
-            if error.errno != errno.ENOENT:  # whoever asked was killed
+            if error.errno != errno.ENOENT:  # the process that made the request was killed
                 raise
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The server's own command: descriptor, disk, log, counter."""
+    """Run the server: descriptor, disk, log, counter."""
     fd, disk, log, counter = arguments or sys.argv[1:]
     serve(int(fd), disk, log, counter)
     return 0

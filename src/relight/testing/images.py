@@ -1,7 +1,8 @@
-"""File systems in image files: made, attached, mounted, cut off from power. By system calls, since thousands of cuts wait for each.
+"""Make, attach, mount and cut the power of file systems in image files. Uses system calls directly, because thousands
+of cuts use it.
 
-Everything here needs root, Linux and loop devices; ``Unavailable`` says what is missing. Mounts are made in a namespace of this process's
-own (``private_mounts``), so they go when it goes, however it goes, and the loop devices with them.
+Needs root, Linux and loop devices; ``MountUnavailable`` names what is missing. Mounts are made in a namespace of this
+process (``private_mounts``). They end with the process, however it ends, and so do their loop devices.
 """
 
 from __future__ import annotations
@@ -20,9 +21,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 IMAGE_BYTES = 64 << 20
-"""Twice of what the fullest of some thousand lives came to: one that is told its disk is full has lost nothing, and shows nothing."""
+"""Twice the size of the largest of some thousand lives. A full disk loses nothing, so it would test nothing."""
 SHUTDOWN = {"default": 0, "log flushed": 1, "log not flushed": 2}
-"""How the power goes (``EXT4_IOC_SHUTDOWN``; XFS's has the same number): behind everything, behind the running transaction, or at once."""
+"""Moment of the cut: after everything is written, after the running transaction, or at once.
+
+``EXT4_IOC_SHUTDOWN``; XFS has the same number.
+"""
 
 _CLONE_NEWNS, _MS_REC, _MS_PRIVATE = 0x20000, 0x4000, 0x40000
 _IOC_SHUTDOWN = 0x8004587D
@@ -39,27 +43,27 @@ class MountUnavailable(RuntimeError):
 
 
 class FileSystem(NamedTuple):
-    """A kind of file system: how it is made, and how it is mounted. Never without barriers: what lies about fsync promises nothing."""
+    """Kind of file system: how it is made and mounted. Never without barriers, as then fsync guarantees nothing."""
 
     name: str
     make: tuple[str, ...]
-    """The command, but for the image's path."""
+    """The command without the image's path."""
     options: str
     size: int = IMAGE_BYTES
     reorders: bool = True
-    """Whether it survives that what was written between two flushes reaches the medium in another order, or torn, or not."""
+    """Whether it survives that writes between two flushes are reordered, torn or lost."""
 
     whole: int = 512
-    """So many bytes, at a multiple of them, it takes for whole or old on the medium."""
+    """Bytes of the aligned unit that it assumes to be written atomically."""
 
     @property
     def type(self) -> str:
-        """As mount(2) calls it."""
+        """Return the type for mount(2)."""
         return self.make[0].removeprefix("mkfs.")
 
 
 def _ext4(name: str, block: int, options: str, *, reorders: bool = True) -> FileSystem:
-    eager = "lazy_itable_init=0,lazy_journal_init=0"  # no thread of the kernel's may write behind our back
+    eager = "lazy_itable_init=0,lazy_journal_init=0"  # no kernel thread may write later
     return FileSystem(name, ("mkfs.ext4", "-q", "-F", "-m", "0", "-N", "2048", "-E", eager, "-b", str(block)), options, reorders=reorders)
 
 
@@ -75,25 +79,38 @@ EXT4 = (
     _ext4("ext4, journal_checksum", 4096, "data=ordered,journal_checksum"),
     _ext4("ext4, dioread_lock", 4096, "data=ordered,dioread_lock"),
 )
-"""``data=ordered`` is what people have. With ``journal_async_commit``, if the journal is torn behind its last flush, the kernel (6.18)
-refuses the disk, and ``e2fsck`` (1.47.0) repairs it by giving up all of the journal, with what had been flushed. Not here is ``fast_commit``, which
-nobody has who did not ask for it: the kernel refused some disks as a cut leaves them, and ``e2fsck`` did not repair them."""
+"""``data=ordered`` is the default. With ``journal_async_commit``, if the journal is torn after its last flush, the
+kernel (6.18) refuses the disk. ``e2fsck`` (1.47.0) repairs it by discarding the whole journal, including what had
+been flushed.
+
+``fast_commit`` is left out, as it is off by default: the kernel refused some disks after a cut, and ``e2fsck`` did
+not repair them.
+"""
 XFS = FileSystem("xfs", ("mkfs.xfs", "-q", "-f"), "nouuid", 300 << 20, whole=4096)
-"""The smallest that can be made. Copies of an image have one UUID, by which XFS would tell them apart. Of a directory's block that is torn,
-the first sector says that it is new: recovery leaves it alone, and the mount fails for its sum. So blocks are whole or old."""
+"""The smallest size that mkfs accepts. ``nouuid``: copies of an image have the same UUID, which XFS would refuse.
+
+If a directory's block is torn, its first sector marks it as new. Recovery then skips it, and the mount fails for its
+checksum. So blocks are written as a whole or not at all.
+"""
 
 
 def kinds_called(word: str) -> list[FileSystem]:
-    """Those whose name begins with a word, which can be made here: ``Unavailable`` if none can."""
-    found = [kind for kind in (*EXT4, XFS) if kind.name.startswith(word)]
-    able = [kind for kind in found if shutil.which(kind.make[0])]
+    """Return the kinds with names that begin with ``word`` and that can be made here.
+
+    Raise ``MountUnavailable`` if there are none.
+    """
+    kinds = [kind for kind in (*EXT4, XFS) if kind.name.startswith(word)]
+    able = [kind for kind in kinds if shutil.which(kind.make[0])]
     if not able:
-        raise MountUnavailable(f"{found[0].make[0]} is not installed" if found else f"no file system is called {word!r}")
+        raise MountUnavailable(f"{kinds[0].make[0]} is not installed" if kinds else f"no file system is called {word!r}")
     return able
 
 
 def private_mounts() -> None:
-    """From here on, what this process mounts is seen by it and its children alone. ``Unavailable`` without the right to."""
+    """Make later mounts visible only to this process and its children.
+
+    Raise ``MountUnavailable`` without permission.
+    """
     if not os.path.exists("/dev/loop-control"):
         raise MountUnavailable("there are no loop devices")
     if _libc.unshare(_CLONE_NEWNS) or _libc.mount(b"none", b"/", None, _MS_REC | _MS_PRIVATE, None):
@@ -101,7 +118,7 @@ def private_mounts() -> None:
 
 
 def make_image(path: str, kind: FileSystem) -> None:
-    """An empty file system of that kind, in a sparse file."""
+    """Make an empty file system of that kind in a sparse file."""
     whole = f"{path}.whole"
     with open(whole, "wb") as file:
         file.truncate(kind.size)
@@ -113,25 +130,25 @@ def make_image(path: str, kind: FileSystem) -> None:
 
 
 def copy_image(source: str, target: str, *, zeros: bool = False) -> None:
-    """A copy with holes where ``source`` has them: quick, since most of an image is. ``zeros``: and where there are nothing but zeros."""
+    """Copy a file and its holes. Fast, as most of an image is holes. ``zeros``: pieces of zeros become holes, too."""
     with open(source, "rb") as read, open(target, "wb") as write:
         write.truncate(os.fstat(read.fileno()).st_size)
-        at = 0
+        position = 0
         while True:
             try:
-                begin = os.lseek(read.fileno(), at, os.SEEK_DATA)
+                begin = os.lseek(read.fileno(), position, os.SEEK_DATA)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nothing but a hole is left
+                if error.errno == errno.ENXIO:  # the rest of the file is a hole
                     return
                 raise
-            at = min(os.lseek(read.fileno(), begin, os.SEEK_HOLE), begin + PIECE_BYTES)
-            data = os.pread(read.fileno(), at - begin, begin)
+            position = min(os.lseek(read.fileno(), begin, os.SEEK_HOLE), begin + PIECE_BYTES)
+            data = os.pread(read.fileno(), position - begin, begin)
             if not zeros or data.strip(b"\0"):
                 os.pwrite(write.fileno(), data, begin)
 
 
 def find_damage(path: str, kind: FileSystem) -> str:
-    """What the file system's own tool says of an image that was unmounted; empty if it finds nothing, or is not there."""
+    """Return what fsck reports about an unmounted image; empty if it reports nothing or is not installed."""
     tool = ("e2fsck", "-f", "-n") if kind.type == "ext4" else ("xfs_repair", "-n")
     if shutil.which(tool[0]) is None:
         return ""
@@ -141,7 +158,10 @@ def find_damage(path: str, kind: FileSystem) -> str:
 
 @contextlib.contextmanager
 def attached(path: str) -> Iterator[str]:
-    """The loop device that ``path`` lies behind. Still used when this ends, by a mount, it goes with the last use."""
+    """Attach ``path`` to a loop device and yield it.
+
+    If a mount still uses the device afterwards, it goes with the mount.
+    """
     backing = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         device, loop = _attach(backing)
@@ -173,7 +193,7 @@ def _attach(backing: int) -> tuple[str, int]:
                 fcntl.ioctl(loop, _LOOP_CONFIGURE, config)
             except OSError as error:
                 os.close(loop)
-                if error.errno != errno.EBUSY:  # somebody else took it
+                if error.errno != errno.EBUSY:  # another process took it
                     raise
             else:
                 return device, loop
@@ -183,7 +203,7 @@ def _attach(backing: int) -> tuple[str, int]:
 
 
 def mount(image: str, where: str, kind: FileSystem) -> None:
-    """Mount an image. ``OSError`` if its file system is not one any more."""
+    """Mount an image. Raise ``OSError`` if its file system is damaged."""
     with attached(image) as device:
         mount_any(device, where, kind.type, kind.options)
 
@@ -196,14 +216,14 @@ def mount_any(source: str, where: str, type_: str, options: str) -> None:
 
 
 def unmount(where: str) -> None:
-    """umount(2): everything is written that may still be, and nothing if the power has gone."""
+    """Call umount(2). Writes everything that is pending, or nothing if the power was cut."""
     if _libc.umount2(where.encode(), 0):
         code = ctypes.get_errno()
         raise OSError(code, os.strerror(code), where)
 
 
 def cut_power(where: str, how: str) -> None:
-    """From this call on nothing reaches the disk of a mounted file system; ``how`` is a key of ``SHUTDOWN``."""
+    """Shut a mounted file system down: nothing reaches its disk after this call. ``how``: a key of ``SHUTDOWN``."""
     fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.ioctl(fd, _IOC_SHUTDOWN, struct.pack("I", SHUTDOWN[how]))
@@ -213,7 +233,10 @@ def cut_power(where: str, how: str) -> None:
 
 @contextlib.contextmanager
 def scratch(prefix: str) -> Iterator[str]:
-    """A directory in memory, if there is one, with a place to mount at. What is still mounted there in the end is unmounted."""
+    """Make a scratch directory with a mount point, in memory if possible.
+
+    Unmount what is still mounted there at the end.
+    """
     memory = "/dev/shm"
     base = memory if os.path.isdir(memory) and os.access(memory, os.W_OK) else None
     directory = tempfile.mkdtemp(prefix=prefix, dir=base)

@@ -1,6 +1,6 @@
-"""Rules of the log, of commits and of reclaiming, one function each, that no crash needs to break: mistakes of people and other processes do.
+"""Rules of the log, of commits and of reclaiming that need no crash: mistakes of users and other processes break them.
 
-Each gives what is wrong; ``RULES`` lists them. Docstrings are the rules.
+One function each, which returns what is wrong. ``RULES`` lists them. The docstrings are the rules.
 """
 
 from __future__ import annotations
@@ -40,28 +40,28 @@ RULES: list[Rule] = []
 
 
 def rule(function: Rule) -> Rule:
-    """Add it to the list."""
+    """Add a function to ``RULES``."""
     RULES.append(function)
     return function
 
 
 def simulated() -> tuple[SimulatedDisk, LocalStore]:
-    """An empty store on a simulated disk."""
+    """Make an empty store on a simulated disk."""
     disk = fresh_disk()
     return disk, LocalStore(ROOT, disk=disk)
 
 
 def saves(store: ByteStore, *steps: int) -> tuple[Attempt, list[str], list[Fact]]:
-    """An attempt that saved these steps: itself, the ids, the facts."""
+    """Begin an attempt and save these steps. Return the attempt, the ids and the facts."""
     attempt = Attempt.begin(store, RUN)
-    told: list[Fact] = [("begun", str(attempt.epoch))]
+    facts: list[Fact] = [("begun", str(attempt.epoch))]
     for step in steps:
-        perform(save(attempt, f"rules/{attempt.epoch}/{step}", step), told)
-    return attempt, [fact[1] for fact in told if fact[0] == "saved"], told
+        perform(save(attempt, f"rules/{attempt.epoch}/{step}", step), facts)
+    return attempt, [fact[1] for fact in facts if fact[0] == "saved"], facts
 
 
 def rewrite(disk: SimulatedDisk, path: str, change: Callable[[bytes], bytes]) -> None:
-    """Put other bytes where a file is, as a bad disk or a person with an editor does."""
+    """Replace a file's bytes, as a bad disk or an editor does."""
     size = disk.lstat(path).st_size
     buffer = bytearray(size)
     fd = disk.open_read(path)
@@ -75,18 +75,18 @@ def rewrite(disk: SimulatedDisk, path: str, change: Callable[[bytes], bytes]) ->
 
 
 def flip(data: bytes, where: float = 0.75) -> bytes:
-    """One bit is the other way round."""
-    at = min(int(len(data) * where), len(data) - 1)
-    return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
+    """Return the bytes with one bit flipped."""
+    position = min(int(len(data) * where), len(data) - 1)
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
 
 
 def directory_of(store: ByteStore, checkpoint_id: str) -> str:
-    """The directory of a checkpoint, live or retired or lost."""
+    """Return the directory of a checkpoint, which may be live, retired or lost."""
     return next(entry.name for entry in store.list(RUN) if f"-{checkpoint_id}-" in entry.name)
 
 
 def names(store: ByteStore) -> set[str]:
-    """What is in the run."""
+    """Return the names in the run, without the log."""
     return {entry.name for entry in store.list(RUN)} - {LOG_DIR}
 
 
@@ -108,12 +108,12 @@ def fenced_attempt_cannot_save() -> list[str]:
 
 
 def record(seq: int, epoch: int, body: Body) -> Record:
-    """A record as readers get it."""
+    """Return a record as readers see it."""
     return Record(seq=seq, prev=ZERO_HEX, store="s", run="r", epoch=epoch, time="", writer="", body=body)
 
 
 def commit_body(checkpoint_id: str, step: int, epoch: int) -> CommitBody:
-    """The body of a COMMIT."""
+    """Return the body of a COMMIT."""
     return CommitBody(
         id=checkpoint_id,
         step=step,
@@ -132,7 +132,7 @@ def commit_body(checkpoint_id: str, step: int, epoch: int) -> CommitBody:
 
 @rule
 def late_records_are_void() -> list[str]:
-    """Behind a FENCE, a COMMIT, RETIRE or TAG of a lower epoch counts for nothing, for every reader."""
+    """After a FENCE, a COMMIT, RETIRE or TAG of a lower epoch is void for every reader."""
     a, b = "a" * 10, "b" * 10
     start = [
         record(0, 0, RunBody(name=RUN)),
@@ -144,7 +144,7 @@ def late_records_are_void() -> list[str]:
     late: list[Body] = [commit_body(b, 2, 1), RetireBody(ids=[a], reason=""), TagBody(name="t", id=a)]
     for body in late:
         history = fold([*start, record(4, 1, body)])
-        if [one.id for one in history.live] != [a] or history.tags or len(history.void) != 1:
+        if [checkpoint.id for checkpoint in history.live] != [a] or history.tags or len(history.void) != 1:
             wrong.append(f"a late {type(body).__name__} counts")
     if fold([*start, record(4, 2, commit_body(b, 2, 1))]).find(b):
         wrong.append("a COMMIT of another epoch's directory counts")
@@ -153,7 +153,7 @@ def late_records_are_void() -> list[str]:
 
 @rule
 def retired_is_for_good() -> list[str]:
-    """A retired checkpoint never comes back, whoever commits its id again, and its tags go with it."""
+    """A retired checkpoint stays retired if its id is committed again, and its tags are removed with it."""
     a, b = "a" * 10, "b" * 10
     history = fold(
         [
@@ -166,12 +166,12 @@ def retired_is_for_good() -> list[str]:
             record(6, 0, TagBody(name="t", id=a)),
         ]
     )
-    return [] if [one.id for one in history.live] == [b] and not history.tags else ["a retired checkpoint is back"]
+    return [] if [checkpoint.id for checkpoint in history.live] == [b] and not history.tags else ["a retired checkpoint is back"]
 
 
 @rule
 def damaged_record_holds_the_sweep() -> list[str]:
-    """While any record of the log is damaged, nothing but what is retired is swept: the record may have been the commit of it."""
+    """While a record is damaged, only retired checkpoints are swept: the damaged record may be the COMMIT of any directory."""
     disk, store = simulated()
     _, ids, _ = saves(store, 1, 2)
     directory = directory_of(store, ids[0])
@@ -184,7 +184,7 @@ def damaged_record_holds_the_sweep() -> list[str]:
 
 @rule
 def running_attempt_is_not_swept() -> list[str]:
-    """What an attempt that is not superseded is writing is never swept, whoever asks."""
+    """Files that the newest attempt may be writing are never swept."""
     _, store = simulated()
     attempt, _, _ = saves(store, 1)
     directory = str(CheckpointDir(2, "w" * 10, attempt.epoch))
@@ -201,12 +201,19 @@ def strangers_files_stay() -> list[str]:
     prefix = f"{RUN}/{directory_of(store, ids[0])}"
     put(store, f"{prefix}/notes.txt", b"mine")
     gone = delete_directory(store, prefix)
-    return [] if not gone and [entry.name for entry in store.list(prefix)] == ["notes.txt"] else ["somebody's file was deleted"]
+    return (
+        []
+        if not gone and [entry.name for entry in store.list(prefix)] == ["notes.txt"]
+        else ["a file that Relight did not name was deleted"]
+    )
 
 
 @rule
 def newest_sound_checkpoint_stays() -> list[str]:
-    """Retention keeps the newest checkpoint that verifies, although newer, damaged ones fill the quota; and the newest one in any case."""
+    """Retention keeps the newest checkpoint that verifies, although newer, damaged ones fill the quota.
+
+    It always keeps the newest one.
+    """
     disk, store = simulated()
     attempt, ids, told = saves(store, 1, 2, 3, 4)
     for checkpoint_id in ids[2:]:
@@ -214,7 +221,7 @@ def newest_sound_checkpoint_stays() -> list[str]:
         rewrite(disk, path, flip)
     plan = plan_prune(store, RUN, keep(last=1))
     execute(plan, store, epoch=attempt.epoch)
-    live = [one.id for one in attempt.history().live]
+    live = [checkpoint.id for checkpoint in attempt.history().live]
     wrong = [] if ids[1] in live else ["the newest checkpoint that verifies was retired"]
     if ids[3] not in live or ids[3] in plan.going:
         wrong.append("the newest checkpoint was retired")
@@ -223,7 +230,10 @@ def newest_sound_checkpoint_stays() -> list[str]:
 
 @rule
 def quota_is_filled_by_sound_ones() -> list[str]:
-    """Checkpoints known to be damaged count for no quota; the newest that verifies stays although no rule wants it; the newest, too."""
+    """Damaged checkpoints count for no quota.
+
+    The newest that verifies and the newest stay, even if no rule keeps them.
+    """
     old, good, damaged = (
         Candidate(name * 10, seq, seq, {"loss": float(seq)}, verified=name != "c") for seq, name in enumerate("abc", start=1)
     )
@@ -252,7 +262,7 @@ def what_is_tagged_meanwhile_stays() -> list[str]:
     plan = plan_prune(store, RUN, keep(last=1))
     Run(store, RUN).tag("gold", ids[0])
     execute(plan, store, epoch=attempt.epoch)
-    live = [one.id for one in attempt.history().live]
+    live = [checkpoint.id for checkpoint in attempt.history().live]
     return [] if ids[0] in live and ids[1] not in live else ["a checkpoint tagged meanwhile was retired"]
 
 
@@ -262,25 +272,27 @@ def plans_do_not_undo_each_other() -> list[str]:
     disk, store = simulated()
     attempt, ids, _ = saves(store, 3, 2, 1)
     rewrite(disk, f"{ROOT}/{RUN}/{directory_of(store, ids[2])}/pack-00000-000.safetensors", flip)
-    mine = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # looks, and relies on the second
-    theirs = plan_prune(store, RUN, keep(best=1, prune_abandoned=True), verified={ids[0]: True})  # remembers, and relies on the first
+    mine = plan_prune(store, RUN, keep(last=1, prune_abandoned=True))  # verifies, and relies on the second
+    theirs = plan_prune(
+        store, RUN, keep(best=1, prune_abandoned=True), verified={ids[0]: True}
+    )  # uses a known result, and relies on the first
     if ids[0] not in mine.going or ids[1] not in theirs.going:
         return ["the plans are not the ones that this rule is about"]
     execute(mine, store)
     execute(theirs, store, epoch=attempt.epoch)
-    live = [one.id for one in attempt.history().live]
+    live = [checkpoint.id for checkpoint in attempt.history().live]
     return [] if live == ids[1:] else ["only a damaged checkpoint is left"]
 
 
 @rule
 def newest_stays_whatever_the_plan_says() -> list[str]:
-    """What is the newest checkpoint when a plan is carried out stays, although it was not when the plan was made."""
+    """The newest checkpoint at a plan's execution stays, even if it was not the newest when the plan was made."""
     _, store = simulated()
     attempt, ids, _ = saves(store, 1, 2)
     plan = plan_prune(store, RUN, keep(last=1))
-    verdicts = [type(one)(one.id, one.step, False, "") for one in plan.verdicts]
+    verdicts = [type(candidate)(candidate.id, candidate.step, False, "") for candidate in plan.verdicts]
     execute(type(plan)(plan.run, plan.rules, verdicts, 0), store, epoch=attempt.epoch)
-    return [] if [one.id for one in attempt.history().live] == ids[1:] else ["the newest checkpoint was retired"]
+    return [] if [candidate.id for candidate in attempt.history().live] == ids[1:] else ["the newest checkpoint was retired"]
 
 
 @rule
@@ -299,7 +311,7 @@ def fenced_attempt_cannot_prune() -> list[str]:
 
 @rule
 def unreadable_head_stops_the_appender() -> list[str]:
-    """Nothing is chained behind a record that the store fails to give just now: it may be a good one, and would be refuted."""
+    """No record is chained after one that cannot be read for a moment: that record may be good, and would be refuted."""
     disk, store = simulated()
     _, ids, _ = saves(store, 1)
     head = f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(2)}"
@@ -322,13 +334,13 @@ def unreadable_head_stops_the_appender() -> list[str]:
 
 @rule
 def damaged_head_is_chained_as_it_is() -> list[str]:
-    """A damaged last record costs itself only: the next one is chained to its bytes as they are, and everything else still counts."""
+    """If the last record is damaged, only it is lost: the next one is chained to its unchanged bytes."""
     disk, store = simulated()
-    _, ids, told = saves(store, 1, 2)
+    _, ids, facts = saves(store, 1, 2)
     rewrite(disk, f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(3)}", flip)
-    _, more, told_more = saves(store, 3)
+    _, more, later_facts = saves(store, 3)
     view = Log(store, RUN).read()
-    live = [one.id for one in fold(view).live]
+    live = [checkpoint.id for checkpoint in fold(view).live]
     wrong = [] if [fault.seq for fault in view.faults] == [3] else [f"faults at {[fault.seq for fault in view.faults]}, not just at 3"]
     if live != [ids[0], *more]:
         wrong.append("a damaged record took others with it")
@@ -337,7 +349,7 @@ def damaged_head_is_chained_as_it_is() -> list[str]:
 
 @rule
 def resealed_record_is_refuted() -> list[str]:
-    """A record in the middle that was changed and sealed again is refuted by the one chained behind it."""
+    """A record that was changed and sealed again is refuted by the record chained to it."""
     from relight.format import decode_record, encode_record
 
     disk, store = simulated()
@@ -354,7 +366,7 @@ def resealed_record_is_refuted() -> list[str]:
 
 @rule
 def records_of_others_do_not_count() -> list[str]:
-    """A record of another store or another run counts for nothing, well sealed or not; nor does one under another's number."""
+    """A record of another store or run is a fault, although it is sealed. So is a record under another number."""
     from relight.format import decode_record, encode_record
 
     wrong = []
@@ -380,11 +392,11 @@ def records_of_others_do_not_count() -> list[str]:
 
 @rule
 def disk_that_lies_gets_no_commit() -> list[str]:
-    """A part, a root or a pack's length that reads back otherwise than it was written is noticed before the commit."""
+    """If a part, a root or a pack's length reads back differently than it was written, the save fails before its COMMIT."""
     wrong = []
     for suffix, cut in ((".msgpack", False), ("root.json", False), (".safetensors", True)):
         disk, store = simulated()
-        attempt, ids, told = saves(store, 1)
+        attempt, ids, facts = saves(store, 1)
 
         class Lying(HookedDisk):
             def close(self, fd: int, suffix: str = suffix, cut: bool = cut, under: SimulatedDisk = disk) -> None:
@@ -406,13 +418,13 @@ def disk_that_lies_gets_no_commit() -> list[str]:
             wrong.append(f"committed although {suffix} reads back differently")
         except RelightError:
             pass
-        wrong += examine(store, Log(store, RUN), told)
+        wrong += examine(store, Log(store, RUN), facts)
     return wrong
 
 
 @rule
 def damage_is_found_by_verify() -> list[str]:
-    """``verify`` names every damaged file of a checkpoint and of the log, and is silent about those that are sound."""
+    """``verify`` names every damaged file of a checkpoint and of the log, and reports no sound one."""
     wrong = []
     disk, store = simulated()
     _, ids, _ = saves(store, 1)
@@ -424,10 +436,10 @@ def damage_is_found_by_verify() -> list[str]:
             rewrite(damaged, f"{ROOT}/{key}", flip)
         sick = LocalStore(ROOT, disk=damaged)
         view = Log(sick, RUN).read()
-        findings = [one.file for one in verify_log(sick, view)]
-        for one in fold(view).live:
-            findings += [found.file for found in verify_checkpoint(sick, view, one)]
-        named = any(found.endswith(key) for found in findings) if key else not findings
+        findings = [checkpoint.file for checkpoint in verify_log(sick, view)]
+        for checkpoint in fold(view).live:
+            findings += [finding.file for finding in verify_checkpoint(sick, view, checkpoint)]
+        named = any(finding.endswith(key) for finding in findings) if key else not findings
         if not named:
             wrong.append(f"damage to {key or 'nothing'} gives findings about {findings}")
     return wrong
@@ -435,10 +447,10 @@ def damage_is_found_by_verify() -> list[str]:
 
 @rule
 def damaged_bytes_are_never_restored() -> list[str]:
-    """A restore of a checkpoint with one changed bit, in whatever file, is an error, and the ones before it restore."""
+    """A restore fails if any file of the checkpoint has one changed bit. Earlier checkpoints restore."""
     wrong = []
     disk, store = simulated()
-    _, ids, told = saves(store, 1, 2)
+    _, ids, facts = saves(store, 1, 2)
     directory = f"{RUN}/{directory_of(store, ids[1])}"
     for entry in store.list(directory):
         unread = 6 if entry.name.endswith(".safetensors") else 0  # a restore does not read the header, which verify does
@@ -447,32 +459,32 @@ def damaged_bytes_are_never_restored() -> list[str]:
             damaged = disk.clone()
             rewrite(damaged, f"{ROOT}/{directory}/{entry.name}", change)
             sick = LocalStore(ROOT, disk=damaged)
-            found = examine(sick, Log(sick, RUN), told)
-            if len(found) != 1 or "does not restore" not in found[0]:
-                wrong.append(f"{entry.name} damaged: {found or 'restored as if nothing were'}")
+            problems = examine(sick, Log(sick, RUN), facts)
+            if len(problems) != 1 or "does not restore" not in problems[0]:
+                wrong.append(f"{entry.name} damaged: {problems or 'restored without an error'}")
     return wrong
 
 
 @rule
 def files_of_others_are_not_restored() -> list[str]:
-    """A file in place of another of the same kind and length, from another checkpoint, is not taken for it."""
+    """A file of another checkpoint in place of one of the same kind is not accepted."""
     disk, store = simulated()
-    _, ids, told = saves(store, 1, 2)
+    _, ids, facts = saves(store, 1, 2)
     wrong = []
     for name in ("root.json", "part-00000.msgpack", "pack-00000-000.safetensors"):
         damaged = disk.clone()
         theirs = store.get(f"{RUN}/{directory_of(store, ids[0])}/{name}", 1 << 30)
         rewrite(damaged, f"{ROOT}/{RUN}/{directory_of(store, ids[1])}/{name}", lambda _, theirs=theirs: theirs)
         sick = LocalStore(ROOT, disk=damaged)
-        found = examine(sick, Log(sick, RUN), told)
-        if not any("does not restore" in one for one in found):
-            wrong.append(f"{name} of another checkpoint was taken")
+        problems = examine(sick, Log(sick, RUN), facts)
+        if not any("does not restore" in problem for problem in problems):
+            wrong.append(f"{name} of another checkpoint was accepted")
     return wrong
 
 
 @rule
 def links_are_not_followed() -> list[str]:
-    """A symbolic link is never followed, as the last part of a name or in the middle of it, nor is a pipe waited for."""
+    """A symbolic link is never followed, neither as the last part of a path nor within it. A pipe is not waited for."""
     wrong = []
     with tempfile.TemporaryDirectory() as directory:
         outside, root = Path(directory, "outside"), Path(directory, "store")
@@ -504,15 +516,15 @@ def links_are_not_followed() -> list[str]:
 
 @rule
 def lost_reply_is_told_by_the_link_count() -> list[str]:
-    """A ``link`` that worked but whose reply was an error, as NFS has it, is a success; one that did not is none."""
+    """A ``link`` that worked, but reported an error, as on NFS, is a success. One that did not work is a failure."""
     wrong = []
     for error in (codes.EIO, codes.EEXIST, codes.ENOENT):
         disk = fresh_disk()
         if create_once(FailNth(1, error, "link", inner=disk, lost_reply=True), "/disk/name", b"x") is not True:
-            wrong.append(f"a creation answered by {codes.errorcode[error]} was taken for none")
+            wrong.append(f"a creation answered by {codes.errorcode[error]} was taken for a failure")
     try:
         create_once(FailNth(1, codes.EIO, "link", inner=disk), "/disk/other", b"x")
-        wrong.append("a failed creation was taken for one")
+        wrong.append("a failed creation was taken for a success")
     except StoreUnavailable:
         pass
     return wrong
@@ -520,7 +532,7 @@ def lost_reply_is_told_by_the_link_count() -> list[str]:
 
 @rule
 def swept_temporary_loses_the_race() -> list[str]:
-    """Who loses the race for a name, and has his temporary swept by the winner, is told False."""
+    """The loser of a race for a name gets False, even if the winner swept its temporary."""
     disk = fresh_disk()
 
     class Raced(HookedDisk):
@@ -532,11 +544,11 @@ def swept_temporary_loses_the_race() -> list[str]:
             super().link(source, target)
 
     done: set[str] = set()
-    return [] if create_once(Raced(disk), "/disk/name", b"loser") is False else ["both were told that they won"]
+    return [] if create_once(Raced(disk), "/disk/name", b"loser") is False else ["both creators got True"]
 
 
 class AfterLinks(HookedDisk):
-    """Keeps a copy of the disk just behind each ``link``, and power cuts of many kinds behind every changing call."""
+    """Keeps a copy of the disk after each ``link``, and ``cuts`` disks with a power cut after every changing call."""
 
     def __init__(self, inner: SimulatedDisk, *, cuts: int = 0) -> None:
         super().__init__(inner)
@@ -545,7 +557,7 @@ class AfterLinks(HookedDisk):
         self.cut: list[SimulatedDisk] = []
 
     def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Do it, then copy."""
+        """Do the call, then copy."""
         result = go(*args, **kwargs)
         if call.name == "link":
             self.linked.append(self.simulated.clone())
@@ -556,7 +568,10 @@ class AfterLinks(HookedDisk):
 
 @rule
 def record_of_the_dead_is_durable_before_the_next() -> list[str]:
-    """Nothing is chained to a record whose name may still be lost: who made it may have died before his fsync of the directory."""
+    """A record is durable before the next one is chained to it.
+
+    Its process may have died before the fsync of the directory.
+    """
     wrong = set()
     disk, store = simulated()
     saves(store, 1)
@@ -572,14 +587,14 @@ def record_of_the_dead_is_durable_before_the_next() -> list[str]:
 
 
 class MadeByTheDead(HookedDisk):
-    """Just before the ``nth`` call ``name`` of ``path``, another process makes that directory, and dies before it can fsync the parent."""
+    """Just before the ``nth`` call ``name`` of ``path``, another process makes that directory and dies before the parent's fsync."""
 
     def __init__(self, inner: SimulatedDisk, name: str, path: str, nth: int) -> None:
         super().__init__(inner)
         self.wanted, self.nth, self.seen = (name, path), nth, 0
 
     def around(self, call: DiskCall, go: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Be second."""
+        """Make the directory first, if it is this call."""
         if call[:2] == self.wanted:
             self.seen += 1
             if self.seen == self.nth:
@@ -590,17 +605,17 @@ class MadeByTheDead(HookedDisk):
 
 @rule
 def directories_of_the_dead_are_made_durable() -> list[str]:
-    """A directory that another process made just before us, and died before its fsync, is durable before anything in it is acknowledged."""
+    """A directory is durable before anything in it is acknowledged, even if its maker died before its fsync."""
     wrong = []
     run, log = f"{ROOT}/{RUN}", f"{ROOT}/{RUN}/{LOG_DIR}"
-    looks = [("lstat", path, n) for path in (run, log) for n in range(1, 12)]
-    for call, path, nth in (("mkdir", run, 1), ("mkdir", log, 1), ("mkdir", ROOT, 1), *looks):
+    lstats = [("lstat", path, n) for path in (run, log) for n in range(1, 12)]
+    for call, path, nth in (("mkdir", run, 1), ("mkdir", log, 1), ("mkdir", ROOT, 1), *lstats):
         disk = fresh_disk()
 
         raced = MadeByTheDead(disk, call, path, nth)
-        _, _, told = saves(LocalStore(ROOT, disk=raced), 1)
+        _, _, facts = saves(LocalStore(ROOT, disk=raced), 1)
         after = LocalStore(ROOT, disk=disk.power_cut(0, "lost"))
-        wrong += [f"{call} {nth} of {path}: {text}" for text in examine(after, Log(after, RUN), told)]
+        wrong += [f"{call} {nth} of {path}: {text}" for text in examine(after, Log(after, RUN), facts)]
         if not raced.seen:
             wrong.append(f"there is no {call} of {path}")
     return wrong
@@ -608,7 +623,10 @@ def directories_of_the_dead_are_made_durable() -> list[str]:
 
 @rule
 def what_put_once_created_is_durable() -> list[str]:
-    """``put_once`` said True: the name, the bytes and every directory above survive a power cut, whoever made those directories."""
+    """After ``put_once`` returned True, the name, its bytes and every directory above it survive a power cut.
+
+    This holds even if another process made the directories.
+    """
     wrong = []
     for nth in range(3):
         disk = fresh_disk()
@@ -624,7 +642,7 @@ def what_put_once_created_is_durable() -> list[str]:
 
 @rule
 def packs_are_the_sources_back_to_back() -> list[str]:
-    """Whatever the size of the slabs, a pack is its sources back to back, and each hash is that of its chunk's bytes as they were written."""
+    """For any slab size, a pack is its sources back to back, and each hash is the hash of its chunk's written bytes."""
     wrong = []
     big = random.Random("packs").randbytes(20_011)
     items = [*state_of("rules/packs").items, Item("big", "uint8", (len(big),), "buffer", Bytes(big))]
@@ -634,11 +652,11 @@ def packs_are_the_sources_back_to_back() -> list[str]:
             store = MemoryStore()
             writer = store.write("pack", pack.size)
             hashes = write_pack(writer, pack, slab_bytes=slab_bytes)
-            data, at = store.get("pack", 1 << 30), 0
+            data, offset = store.get("pack", 1 << 30), 0
             for length, value in zip(pack.chunks, hashes, strict=True):
-                if digest(data[at : at + length]) != value:
-                    wrong.append(f"slabs of {slab_bytes}: a chunk is not what its hash says")
-                at += length
+                if digest(data[offset : offset + length]) != value:
+                    wrong.append(f"slabs of {slab_bytes}: a chunk does not have its hash")
+                offset += length
             if data != expected:
                 wrong.append(f"slabs of {slab_bytes}: the pack is not its sources back to back")
     return wrong
@@ -646,7 +664,10 @@ def packs_are_the_sources_back_to_back() -> list[str]:
 
 @rule
 def packs_in_memory_are_written_as_they_are() -> list[str]:
-    """A pack that lies in memory as its file will be becomes that file, no byte more, and each hash is that of its chunk's bytes."""
+    """A pack that is in memory in its file's layout is written unchanged, without extra bytes.
+
+    Each hash is its chunk's.
+    """
     wrong = []
     big = random.Random("images").randbytes(LARGE_BYTES)
     items = [*state_of("rules/images").items, Item("big", "uint8", (len(big),), "buffer", Bytes(big))]
@@ -659,61 +680,61 @@ def packs_in_memory_are_written_as_they_are() -> list[str]:
                 writer = store.write(f"{slab_bytes}/pack", pack.size)
                 hashes = write_pack(writer, replace(pack, sources=[], image=memoryview(image)), slab_bytes=slab_bytes)
                 writer.finish()
-                data, at = store.get(f"{slab_bytes}/pack", 1 << 30), 0
+                data, offset = store.get(f"{slab_bytes}/pack", 1 << 30), 0
                 for length, value in zip(pack.chunks, hashes, strict=True):
-                    if digest(data[at : at + length]) != value:
-                        wrong.append(f"{slab_bytes} at a time: a chunk is not what its hash says")
-                    at += length
+                    if digest(data[offset : offset + length]) != value:
+                        wrong.append(f"{slab_bytes} at a time: a chunk does not have its hash")
+                    offset += length
                 if data != expected:
-                    wrong.append(f"{slab_bytes} at a time: the file is not what lay in memory")
+                    wrong.append(f"{slab_bytes} at a time: the file differs from the memory")
     return wrong
 
 
 @rule
 def lost_store_record_hides_nothing() -> list[str]:
-    """Without ``relight.json`` a run is still read, and goes on under the store's old id."""
+    """Without ``relight.json`` a run is still readable, and continues under the store's old id."""
     disk, store = simulated()
-    _, _, told = saves(store, 1)
+    _, _, facts = saves(store, 1)
     disk.unlink(f"{ROOT}/relight.json")
-    wrong = examine(store, Log(store, RUN), told)
-    _, _, more = saves(store, 2)
-    return wrong + examine(store, Log(store, RUN), [*told, *more])
+    wrong = examine(store, Log(store, RUN), facts)
+    _, _, later_facts = saves(store, 2)
+    return wrong + examine(store, Log(store, RUN), [*facts, *later_facts])
 
 
 @rule
 def gap_in_the_log_is_a_fault() -> list[str]:
-    """A record that is gone is said to be missing, and costs itself only."""
+    """A missing record is reported as a fault, and only it is lost."""
     disk, store = simulated()
     _, ids, _ = saves(store, 1, 2, 3)
     disk.unlink(f"{ROOT}/{RUN}/{LOG_DIR}/{record_file(3)}")
     view = Log(store, RUN).read()
-    live = [one.id for one in fold(view).live]
+    live = [checkpoint.id for checkpoint in fold(view).live]
     return [] if [fault.seq for fault in view.faults] == [3] and live == [ids[0], ids[2]] else [f"live {live}, faults {view.faults}"]
 
 
 @rule
 def runs_do_not_appear_by_looking() -> list[str]:
-    """Reading what is not there makes nothing."""
+    """Reading an absent run creates nothing."""
     disk, store = simulated()
-    for look in (lambda: Log(store, RUN).read(), lambda: plan_sweep(store, RUN), lambda: plan_prune(store, RUN, keep(last=1))):
+    for read in (lambda: Log(store, RUN).read(), lambda: plan_sweep(store, RUN), lambda: plan_prune(store, RUN, keep(last=1))):
         try:
-            look()
-            return ["a run that is not there was read"]
+            read()
+            return ["an absent run was read"]
         except CheckpointNotFound:
             pass
-    return [] if not list(disk.scan("/disk")) else ["looking made something"]
+    return [] if not list(disk.scan("/disk")) else ["reading created something"]
 
 
 def broken() -> Iterator[str]:
-    """What is wrong with any of the rules."""
-    from relight.testing import rules_lines, rules_summaries  # add their own; they import this file
+    """Yield what is wrong with any of the rules."""
+    from relight.testing import rules_lines, rules_summaries  # they add their rules; they import this file
 
     assert rules_lines.rule is rule is rules_summaries.rule
-    for one in RULES:
+    for check in RULES:
         try:
             with no_second_looks():
-                wrong = one()
+                wrong = check()
         except Exception as error:
             wrong = [repr(error)]
         for text in wrong:
-            yield f"{one.__name__}: {text}"
+            yield f"{check.__name__}: {text}"

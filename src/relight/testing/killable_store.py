@@ -1,4 +1,4 @@
-"""A store that ends the process before its n-th change: what was changed until then stays."""
+"""A store that simulates a death before its n-th change. Earlier changes stay."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from relight.store.wrapper import StoreWrapper
 
 
 class Killed(BaseException):
-    """As if the process had ended here."""
+    """Simulated death of the process."""
 
 
 class Mortal(StoreWrapper):
-    """``inner``; ``left`` counts the changes that are still made, −1: for ever. Once one was refused, all are until ``left`` is set anew."""
+    """``inner`` with at most ``left`` more changes; −1: no limit.
+
+    After that every change is refused until ``left`` is set again.
+    """
 
     def __init__(self, inner: ByteStore, left: int = -1) -> None:
         super().__init__(inner)
@@ -22,7 +25,7 @@ class Mortal(StoreWrapper):
         return Mortal(below, self.left)
 
     def change(self) -> None:
-        """One more; ``Killed`` if it is one too many."""
+        """Count one change. Raise ``Killed`` if none is left."""
         if self.left == 0:
             raise Killed
         self.left -= 1

@@ -1,9 +1,10 @@
-"""Real SIGKILLs, without the code's cooperation: strace kills a saving process at its n-th openat, pwrite64, fsync, link, close …
+"""Real SIGKILLs without the code's cooperation: strace kills a saving process at its n-th openat, pwrite64, fsync,
+link, close …
 
-``python -m relight.testing.kills --count 5000``. A small server process imports what is needed once; strace attaches to it, and each
-process that it forks lives the life of ``scenario.life`` and is killed by the kernel on entering its n-th system call of one kind
-(strace counts for each process anew). Before call n+1 is after call n. What was promised to the dead is in shared memory; what they
-left on the disk is then checked by ``scenario.check``.
+``python -m relight.testing.kills --count 5000``. A small server process imports the product once, and strace attaches
+to it. Each process that it forks runs ``scenario.life``. The kernel kills the process when it enters its n-th system
+call of one kind (strace counts in each process from 1). Death before call n+1 is death after call n. Acknowledgements
+are kept in shared memory. ``scenario.check`` then checks what is left on the disk.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ SYSCALLS = {
     "fallocate": 29,
     "ftruncate": 1,
 }
-"""The calls, and about how many of each a life makes. Each gets an equal share of the kills: the rare ones by way of more lives."""
+"""System calls, with the approximate number of each in a life.
+
+Each gets an equal share of the kills; rare ones need more lives.
+"""
 LIVES_MAX = 60
 JOURNAL_BYTES = 1 << 20
 WAIT_S = 60.0
@@ -52,7 +56,7 @@ class KillsUnavailable(RuntimeError):
 
 @dataclass
 class KillReport:
-    """Kills by system call, and what was violated."""
+    """Kills by system call, and violations."""
 
     seed: int
     kills: Counter[str] = field(default_factory=Counter)
@@ -62,16 +66,16 @@ class KillReport:
 
     @property
     def total(self) -> int:
-        """All kills."""
+        """Return the number of kills."""
         return sum(self.kills.values())
 
     @property
     def ok(self) -> bool:
-        """Whether every invariant held after every kill, and there were kills at all."""
+        """Return whether every invariant held after every kill, and at least one process was killed."""
         return not self.violations and self.total > 0
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the report for ``--json``."""
         return {
             "ok": self.ok,
             "seed": self.seed,
@@ -84,7 +88,7 @@ class KillReport:
 
 
 def run(count: int, seed: int = 0, *, progress: Callable[[KillReport, int], None] | None = None) -> KillReport:
-    """Kill about ``count`` processes, and check after each. ``Unavailable`` if that cannot be done here."""
+    """Kill about ``count`` processes, and check after each. Raise ``KillsUnavailable`` if that is impossible here."""
     if shutil.which("strace") is None:
         raise KillsUnavailable("strace is not installed")
     report = KillReport(seed)
@@ -112,16 +116,16 @@ def _kill_at_each(
     count: int,
     progress: Callable[[KillReport, int], None] | None,
 ) -> None:
-    """Kill at the first, the first + step, … call of that kind, each of ``seeds``, until none makes so many calls."""
+    """Kill a life of each seed at call ``first``, ``first + step``, … of that kind, until no life makes that many calls."""
     n, alive = first, list(seeds)
     while alive and report.total < count:
         with server.traced(syscall, n):
             ended = [(seed, *server.live(seed)) for seed in alive]
-        for seed, directory, code, told in ended:
+        for seed, directory, code, facts in ended:
             if code == -signal.SIGKILL:
                 report.kills[syscall.split(",")[0]] += 1
                 names.seed(f"after {seed}")
-                wrong = check(LocalStore(f"{directory}/above/store"), told, seed)
+                wrong = check(LocalStore(f"{directory}/above/store"), facts, seed)
                 if wrong:
                     report.violations.append({"syscall": syscall, "n": n, "seed": seed, "wrong": wrong[:5]})
             elif code == 0:
@@ -136,7 +140,7 @@ def _kill_at_each(
 
 
 class _ForkServer:
-    """The process that forks the ones that die."""
+    """Client of the process that forks the lives."""
 
     def __init__(self, process: subprocess.Popen[bytes], directory: str, journal: mmap.mmap) -> None:
         self._process, self._directory, self._journal = process, directory, journal
@@ -144,7 +148,7 @@ class _ForkServer:
 
     @contextlib.contextmanager
     def traced(self, syscall: str, n: int) -> Iterator[None]:
-        """Its children are killed at their ``n``-th ``syscall``."""
+        """Within the block, kill each of its children at its ``n``-th ``syscall``."""
         command = ["strace", "-f", "-qq", "-o", "/dev/null", f"-etrace={syscall}", f"-einject={syscall}:signal=KILL:when={n}"]
         strace = subprocess.Popen([*command, "-p", str(self._process.pid)], stderr=subprocess.PIPE)
         try:
@@ -162,13 +166,13 @@ class _ForkServer:
             if (b"TracerPid:\t0\n" not in status.read_bytes()) == wanted:
                 return
             if strace is not None and strace.poll() is not None:
-                said = strace.stderr.read().decode(errors="replace").strip() if strace.stderr else ""
-                raise KillsUnavailable(f"strace cannot trace here: {said}")
+                message = strace.stderr.read().decode(errors="replace").strip() if strace.stderr else ""
+                raise KillsUnavailable(f"strace cannot trace here: {message}")
             time.sleep(0.001)
         raise KillsUnavailable("strace did not attach in time")
 
     def live(self, seed: int) -> tuple[str, int, list[Fact]]:
-        """One life in a directory of its own: ``(directory, exit code, what was promised)``."""
+        """Run one life in a new directory. Return ``(directory, exit code, facts)``."""
         directory = f"{self._directory}/{self._count}"
         self._count += 1
         os.mkdir(directory)
@@ -178,8 +182,8 @@ class _ForkServer:
         self._process.stdin.flush()
         code = int(self._process.stdout.readline())
         length = int.from_bytes(self._journal[:8], "little")
-        told = [tuple(json.loads(line)) for line in self._journal[8 : 8 + length].splitlines()]
-        return directory, code, told
+        facts = [tuple(json.loads(line)) for line in self._journal[8 : 8 + length].splitlines()]
+        return directory, code, facts
 
 
 @contextlib.contextmanager
@@ -204,11 +208,14 @@ def _server() -> Iterator[_ForkServer]:
 
 
 def serve(path: str) -> None:
-    """Fork a life for each line of standard input. From "ready" on this process itself makes none of the calls that kill."""
+    """Fork a life for each line of standard input.
+
+    After "ready" this process makes none of the calls at which strace kills.
+    """
     with open(path, "r+b") as file:
         journal = mmap.mmap(file.fileno(), JOURNAL_BYTES)
     with prepared() as names:
-        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as directory:  # everything is imported by living once
+        with tempfile.TemporaryDirectory(dir=os.path.dirname(path)) as directory:  # one life imports every module
             _live(names, 0, directory, journal)
         os.write(1, b"ready\n")
         pending = b""
@@ -235,12 +242,12 @@ def serve(path: str) -> None:
 def _live(names: Names, seed: int, directory: str, journal: mmap.mmap) -> None:
     names.seed(f"killed {seed}")
     store = LocalStore(f"{directory}/above/store")
-    at = 0
+    length = 0
     for fact in _facts(store, seed):
         line = json.dumps(fact).encode() + b"\n"
-        journal[8 + at : 8 + at + len(line)] = line
-        at += len(line)
-        journal[:8] = at.to_bytes(8, "little")
+        journal[8 + length : 8 + length + len(line)] = line
+        length += len(line)
+        journal[:8] = length.to_bytes(8, "little")
 
 
 def _facts(store: LocalStore, seed: int) -> Iterator[Fact]:
@@ -250,16 +257,19 @@ def _facts(store: LocalStore, seed: int) -> Iterator[Fact]:
 
 
 def show(report: KillReport) -> str:
-    """The report, for people."""
+    """Return the report as text."""
     each = report.seconds / max(report.total, 1) * 1000
     lines = [f"{report.total:,} processes killed, {len(report.violations)} violations, {report.seconds:.0f} s, {each:.0f} ms a kill"]
     lines += [f"  {name:12} {count:>7,}" for name, count in report.kills.items()]
-    lines += [f"  {one['syscall']} {one['n']} of seed {one['seed']}: {one['wrong']}" for one in report.violations[:10]]
+    lines += [
+        f"  {violation['syscall']} {violation['n']} of seed {violation['seed']}: {violation['wrong']}"
+        for violation in report.violations[:10]
+    ]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0 if every invariant held after every kill, 1 if not, 2 if nothing can be killed here."""
+    """Run the command. Return 0 if every invariant held, 1 if not, 2 if processes cannot be killed this way here."""
     parser = argparse.ArgumentParser(prog="python -m relight.testing.kills", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=5000)
     parser.add_argument("--seed", type=int, default=0)
@@ -278,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         report = run(options.count, options.seed, progress=progress)
     except KillsUnavailable as error:
-        print(f"nothing was killed: {error}", file=sys.stderr)
+        print(f"no process was killed: {error}", file=sys.stderr)
         return 2
     if sys.stderr.isatty():
         print(file=sys.stderr)

@@ -1,8 +1,9 @@
-"""Negative controls: take one fsync, link or check out of the product, and something here must fail.
+"""Negative controls: remove one fsync, link or check from the product. Some proof must then fail.
 
-``python -m relight.testing.mutation_check`` prints the table. A mutation is an edit of the source, applied while it is imported, in a process of
-its own; then the proofs run, the likeliest first, until one objects. A mutation that none objects to survives: a check is missing, or
-the line was superfluous. An edit whose line is not in the source any more is a failure too: the table must be kept.
+``python -m relight.testing.mutation_check`` prints the table. A mutation is an edit of the source, applied at its
+import in a process of its own. Then the proofs run, the likeliest first, until one fails. If none fails, the mutation
+survives: a check is missing, or the line was superfluous. A line that is no longer in the source is a failure, too:
+keep the table up to date.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from types import CodeType, ModuleType
 from typing import NamedTuple
 
 SECONDS_MAX = 300
-"""All proofs together take 52 s of a processor that does nothing else, and several times that where others compete for it."""
+"""Time limit of one mutation. All proofs together take 52 s of CPU, and several times that on a busy machine."""
 
 
 class Mutation(NamedTuple):
-    """``old`` in ``module`` becomes ``new``; ``what`` is taken away; ``proof`` is the one most likely to notice."""
+    """Replace ``old`` by ``new`` in ``module``. ``what``: what is removed. ``proof``: the proof most likely to fail."""
 
     what: str
     module: str
@@ -37,7 +38,7 @@ class Mutation(NamedTuple):
 
 
 class MutationVerdict(NamedTuple):
-    """What caught a mutation, None if it survived, and what that said."""
+    """The proof that caught a mutation (None if it survived) and its message."""
 
     mutation: Mutation
     caught_by: str | None
@@ -421,28 +422,28 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def mutate(mutation: Mutation) -> None:
-    """From here on, that module is imported with the edit. Only for a process that has not imported it yet."""
+    """Apply the edit when the module is imported. The process must not have imported the module yet."""
     _Mutated.edits = {mutation.module: mutation}
     sys.meta_path.insert(0, _Finder())
 
 
 def _cuts() -> Iterator[str]:
-    """Power cuts in a life."""
+    """Cut the power in a life."""
     yield from _points(r":cut-", share=0.25, lives=1)
 
 
 def _deaths() -> Iterator[str]:
-    """Deaths and interrupts in a life."""
+    """Kill and interrupt a life."""
     yield from _points(r":(before|after|half|byte|page|interrupt-.*):", share=0.4, lives=3)
 
 
 def _early() -> Iterator[str]:
-    """Deaths while a store is being made, then power cuts."""
+    """Kill a life while its store is made, then cut the power."""
     yield from _points(r":(kill-then-cut|cut-mixed):([1-9]|[1-6][0-9])\.", share=1.0, lives=6)
 
 
 def _takeovers() -> Iterator[str]:
-    """Another attempt in the middle of everything, then power cuts."""
+    """Let another attempt take over during a life, then cut the power."""
     yield from _points(r":takeover", share=1.0, lives=3)
 
 
@@ -455,12 +456,12 @@ def _points(pattern: str, share: float, lives: int) -> Iterator[str]:
         report = CrashReport(seed)
         with prepared() as names:
             simulate(seed, CrashSampler(report, share=share, choose=lambda point: wanted.search(point) is not None, stop=1), names)
-        for one in report.violations:
-            yield f"{one.wrong[0]} ({one.point})"
+        for violation in report.violations:
+            yield f"{violation.wrong[0]} ({violation.point})"
 
 
 def _faults() -> Iterator[str]:
-    """Every call of a save fails."""
+    """Let each call of a save fail."""
     from relight.testing.faults import fail_at, positions
     from relight.testing.scenario import prepared
 
@@ -472,14 +473,14 @@ def _faults() -> Iterator[str]:
 
 
 def _rules() -> Iterator[str]:
-    """The rules of the log, of commits, of reclaiming."""
+    """Check the rules of the log, of commits and of reclaiming."""
     from relight.testing.invariants import broken
 
     yield from broken()
 
 
 def _suite() -> Iterator[str]:
-    """The conformance suite, on a real directory."""
+    """Run the conformance suite on a real directory."""
     from relight.store import ByteStore, LocalStore
     from relight.testing.disks import ShortDisk
     from relight.testing.store_suite import StoreSuite
@@ -514,21 +515,21 @@ PROOFS: dict[str, Callable[[], Iterator[str]]] = {
 
 
 def prove(first: str) -> tuple[str | None, str]:
-    """The first proof that objects to the product as it is imported here, and what it says; None if none does."""
-    for name in (first, *(one for one in PROOFS if one != first)):
+    """Run the proofs on the imported product. Return the first that fails and its message; None if none fails."""
+    for name in (first, *(proof for proof in PROOFS if proof != first)):
         try:
-            said = next(PROOFS[name](), None)
+            message = next(PROOFS[name](), None)
         except LookupError:
             raise
         except BaseException as error:
-            said = repr(error)
-        if said is not None:
-            return name, said
+            message = repr(error)
+        if message is not None:
+            return name, message
     return None, ""
 
 
 def bite(mutation: Mutation) -> MutationVerdict:
-    """Try one mutation, in a child that has not imported the product."""
+    """Try one mutation in a child process that has not imported the product."""
     began = time.perf_counter()
     read_end, write_end = os.pipe()
     sys.stdout.flush()
@@ -550,24 +551,27 @@ def bite(mutation: Mutation) -> MutationVerdict:
     with os.fdopen(read_end, "rb") as pipe:
         data = pipe.read()
     os.waitpid(child, 0)
-    caught_by, said = json.loads(data) if data else ("the time limit", f"it ran more than {SECONDS_MAX} s")
-    return MutationVerdict(mutation, caught_by, said or "", time.perf_counter() - began)
+    caught_by, message = json.loads(data) if data else ("the time limit", f"it ran more than {SECONDS_MAX} s")
+    return MutationVerdict(mutation, caught_by, message or "", time.perf_counter() - began)
 
 
 def unmutated() -> str:
-    """What the proofs say of the product as it is; empty if they are content. Without this the table would prove nothing."""
+    """Run the proofs on the unchanged product.
+
+    Return what fails; empty if nothing does. Otherwise the table would prove nothing.
+    """
     verdict = bite(Mutation("nothing", "relight.nothing", "", "", "rules"))
     return f"{verdict.caught_by}: {verdict.said}" if verdict.caught_by or verdict.said else ""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0 if every mutation is caught, 1 if one survives."""
+    """Run the command. Return 0 if every mutation is caught, 1 if one survives."""
     parser = argparse.ArgumentParser(prog="python -m relight.testing.mutation_check", description=(__doc__ or "").split("\n\n")[0])
-    parser.add_argument("--only", default="", help="mutations whose description, module or proof contains this")
-    parser.add_argument("--every", type=int, default=1, help="one in so many mutations")
+    parser.add_argument("--only", default="", help="only mutations with this text in their description, module or proof")
+    parser.add_argument("--every", type=int, default=1, help="try every N-th mutation")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
-    import blake3  # noqa: F401  (what the children need and what is not mutated is imported once)
+    import blake3  # noqa: F401  (needed by the children and never mutated: imported once)
     import msgspec  # noqa: F401
 
     if any(name.startswith("relight.store") for name in sys.modules):
@@ -577,7 +581,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = unmutated()
     verdicts: list[MutationVerdict] = []
     if not options.json:
-        print(f"{'unmutated':64} {wrong or 'every proof is content'}")
+        print(f"{'unmutated':64} {wrong or 'no proof fails'}")
     for mutation in chosen if not wrong else []:
         verdict = bite(mutation)
         verdicts.append(verdict)

@@ -1,13 +1,14 @@
-"""Real power cuts: a process saves on a mounted ext4, the file system is shut down under it, and what was acknowledged must be there.
+"""Real power cuts: shut down a mounted ext4 while a process saves to it. What was acknowledged must still be there.
 
-``python -m relight.testing.power_cuts --count 3000``. A victim (``victims``) lives a run's life on a file system in an image file and
-tells what it was told. At some moment, at once behind an acknowledgement or any time, the shutdown ioctl cuts the power: nothing reaches
-the image from then on, not even the journal (or, now and then, no more than it). The victim is killed, the image unmounted, mounted
-again, which replays the journal, and looked at by ``acknowledged.check``. Most images then go on, so that histories have many cuts behind
-them; some victims are killed while there is power, and the next one goes on, before it is cut.
+``python -m relight.testing.power_cuts --count 3000``. A victim process (``child_processes``) saves runs on a file
+system in an image file and reports each acknowledgement. Immediately after an acknowledgement, or at a random time,
+the shutdown ioctl cuts the power. Nothing reaches the image after that, sometimes except the journal. The victim is
+killed. The image is unmounted and mounted again, which replays the journal, and ``acknowledged.check`` checks it.
+Most images are used for several cuts. Some victims are killed while there is power, and the next victim continues
+before the cut.
 
-What this does not lose is what a drive holds in its own cache: see ``block_log``. What happens when is up to the scheduler: a seed
-draws the same lives, file systems and moments again, not the same interleaving.
+The contents of a drive's own cache are not lost here: see ``block_log``. The interleaving depends on the scheduler. A
+seed repeats lives, file systems and times, but not the interleaving.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from relight.testing.images import (
 from relight.testing.scenario import Fact, prepared
 
 LIFE_S = 0.12
-"""At most so long until the cut, when it is not an acknowledgement that is waited for."""
+"""Seconds before the cut, at most, if it does not wait for an acknowledgement."""
 WAIT_S = 60.0
 CUTS_PER_IMAGE = (1, 2, 3, 4, 6, 16)
 VIOLATIONS_MAX = 20
@@ -49,34 +50,34 @@ VIOLATIONS_MAX = 20
 
 @dataclass
 class CutReport:
-    """Cuts by how and on what, acknowledgements that were looked for by kind, and what was wrong."""
+    """Cuts by kind and file system, acknowledgements by kind, and violations."""
 
     seed: int
     cuts: Counter[str] = field(default_factory=Counter)
     file_systems: Counter[str] = field(default_factory=Counter)
     facts: Counter[str] = field(default_factory=Counter)
-    """Acknowledged, each counted once, though it is looked for behind every later cut of its image, too."""
+    """Acknowledgements. Each counts once, though it is checked after every later cut of its image."""
     checked: int = 0
-    """Acknowledgements looked for, at all cuts together."""
+    """Acknowledgements checked, at all cuts together."""
     images: int = 0
     kills: int = 0
     violations: list[dict[str, object]] = field(default_factory=list)
     seconds: float = 0.0
     cpu_seconds: float = 0.0
-    """Of this process and its children: what it takes on a machine that has nothing else to do."""
+    """CPU time of this process and its children."""
 
     @property
     def total(self) -> int:
-        """All cuts."""
+        """Return the number of cuts."""
         return sum(self.cuts.values())
 
     @property
     def ok(self) -> bool:
-        """Whether all that was acknowledged was there after every cut, and there was something to be lost."""
+        """Return whether every acknowledgement held after every cut, and something was acknowledged at all."""
         return not self.violations and self.checked > 0
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the report for ``--json``."""
         return {
             "ok": self.ok,
             "seed": self.seed,
@@ -96,7 +97,7 @@ class CutReport:
 
 
 class Image:
-    """One file system, from its making on, and what somebody was told is on it."""
+    """One file system, and what was acknowledged to be on it."""
 
     def __init__(self, directory: str, seed: int, number: int, kinds: Sequence[FileSystem]) -> None:
         self.rng = random.Random(f"image {seed} {number}")
@@ -112,7 +113,10 @@ class Image:
         mount(self.path, self.where, self.kind)
 
     def cut(self, victim: Victims, report: CutReport, kept: str | None = None) -> list[str]:
-        """A life, a cut, a look: what is wrong. Mounted again afterwards. ``kept``: where to copy the image to, as the cut left it."""
+        """Run a victim, cut the power, mount again and check.
+
+        Return what is wrong. ``kept``: path for a copy of the image after the cut.
+        """
         fresh: list[Fact] = []
         wrong: list[str] = []
         while self.rng.random() < 0.15:
@@ -133,26 +137,28 @@ class Image:
             mount(self.path, self.where, self.kind)
         except OSError as error:
             return [*wrong, f"the file system does not mount: {error}"]
-        found, self.told = check(LocalStore(store_in(self.where)), self.told, self.rng.randrange(1 << 32))
-        return wrong + found
+        violations, self.told = check(LocalStore(store_in(self.where)), self.told, self.rng.randrange(1 << 32))
+        return wrong + violations
 
     def _live(self, victim: Victims, told: list[Fact], cut: Callable[[], None]) -> list[str]:
-        """Let a victim live until its moment has come, then ``cut``, and kill it."""
+        """Run a victim until a random time or acknowledgement, call ``cut``, and kill the victim."""
         at_once = self.rng.random() < 0.4
         wanted = self.rng.randrange(1, 12)
         begun = time.monotonic()
         until = begun + (WAIT_S if at_once else self.rng.uniform(0, LIFE_S))
-        heard: list[AcknowledgedFact] = []
+        received: list[AcknowledgedFact] = []
         victim.start(self.where, self.rng.randrange(1 << 32))
         while time.monotonic() < until:
-            heard += victim.receive(until)
-            if any(one.fact[0] == "died" for one in heard) or (at_once and sum(one.fact[0] in ACKNOWLEDGEMENTS for one in heard) >= wanted):
+            received += victim.receive(until)
+            if any(message.fact[0] == "died" for message in received) or (
+                at_once and sum(message.fact[0] in ACKNOWLEDGEMENTS for message in received) >= wanted
+            ):
                 break
-        before = len(heard)
+        before = len(received)
         cut()
-        heard += victim.end()
-        told += [one.fact for one in heard if one.fact[0] != "died"]
-        return [f"I4: it stopped while there was power: {one.fact[1]}" for one in heard[:before] if one.fact[0] == "died"]
+        received += victim.end()
+        told += [message.fact for message in received if message.fact[0] != "died"]
+        return [f"I4: it stopped while there was power: {message.fact[1]}" for message in received[:before] if message.fact[0] == "died"]
 
 
 def run(
@@ -165,10 +171,12 @@ def run(
     stop: int = VIOLATIONS_MAX,
     progress: Callable[[CutReport, int], None] | None = None,
 ) -> CutReport:
-    """Cut ``count`` times, or until ``stop`` cuts went wrong. ``Unavailable`` if that cannot be done here.
+    """Cut the power ``count`` times. Stop at ``stop`` violations. Raise ``MountUnavailable`` if the process cannot
+    mount.
 
-    ``file_system``: what the names of those that are used begin with. ``mutation``: what the victims lack. ``keep``: a directory for a copy
-    of each image of which something was lost, as the cut left it. From here on, mounts that this process makes are its own.
+    ``file_system``: prefix of the names of the file systems to use. ``mutation``: what is removed from the victims'
+    code. ``keep``: a directory for a copy of each image that lost something, as the cut left it. From here on, mounts
+    of this process are private to it.
     """
     private_mounts()
     kinds = kinds_called(file_system)
@@ -190,7 +198,7 @@ def run(
                     progress(report, count)
                 if wrong:
                     report.violations.append({"image": image.name, "cut": image.cuts, "file_system": image.kind.name, "wrong": wrong[:5]})
-                    break  # what comes behind would be wrong for the same reason
+                    break  # later cuts of this image would fail for the same reason
             try:
                 unmount(image.where)
             except OSError as error:
@@ -201,31 +209,34 @@ def run(
 
 
 def show(report: CutReport) -> str:
-    """The report, for people."""
+    """Return the report as text."""
     rate = report.total / max(report.seconds, 1e-9)
-    told = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
+    acknowledged = ", ".join(f"{count:,} {kind}" for kind, count in sorted(report.facts.items()))
     head = (
         f"{report.total:,} power cuts on {report.images:,} images, {len(report.violations)} violations, {report.seconds:.0f} s "
         f"({report.cpu_seconds:.0f} s of CPU), {rate:.1f} a second"
     )
     lines = [
         head,
-        f"  acknowledged: {told}; looked for {report.checked:,} times; {report.kills:,} killed before a cut",
+        f"  acknowledged: {acknowledged}; checked {report.checked:,} times; {report.kills:,} killed before a cut",
     ]
     lines += [f"    {name:48} {count:>6,}" for table in (report.cuts, report.file_systems) for name, count in sorted(table.items())]
-    lines += [f"  image {one['image']}, cut {one['cut']} ({one['file_system']}): {one['wrong']}" for one in report.violations[:10]]
+    lines += [
+        f"  image {violation['image']}, cut {violation['cut']} ({violation['file_system']}): {violation['wrong']}"
+        for violation in report.violations[:10]
+    ]
     return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command. 0 if nothing was lost, 1 if something was, 2 if no power can be cut here."""
+    """Run the command. Return 0 if nothing was lost, 1 if something was, 2 if no power can be cut here."""
     parser = argparse.ArgumentParser(prog="python -m relight.testing.power_cuts", description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=3000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="what the names of those that are used begin with: ext4, xfs")
-    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="behind so many violations")
-    parser.add_argument("--mutation", choices=MUTATIONS, help="what the victims lack: something should be lost")
-    parser.add_argument("--keep", metavar="DIRECTORY", help="for a copy of each image of which something was lost")
+    parser.add_argument("--file-system", default="ext4", metavar="WORD", help="use file systems with names that begin with this: ext4, xfs")
+    parser.add_argument("--stop", type=int, default=VIOLATIONS_MAX, help="stop after this many violations")
+    parser.add_argument("--mutation", choices=MUTATIONS, help="remove this from the victims' code: something should be lost")
+    parser.add_argument("--keep", metavar="DIRECTORY", help="keep a copy of each image that lost something")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
 

@@ -1,4 +1,7 @@
-"""What was promised to whom, and whether it is so: checked at every COMMIT, at every answer, and at the end."""
+"""Acknowledgements to simulated processes.
+
+They are checked at every COMMIT, at every acknowledgement, and at the end.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,12 @@ from relight.testing.simulated_store import Nobody, SimulatedStore
 
 ROW = 8
 FROZEN = b"\x17" * ROW
-"""What a rank has besides its row, and does not change from save to save."""
+"""A second tensor of each rank, which is equal in all saves."""
 
 
 @dataclass
 class AcknowledgedSave:
-    """One save, and what its ranks were told: ``kind`` of an error, or ``""`` and the record's number."""
+    """One save, and the result of each rank: the ``kind`` of its error and −1, or ``""`` and the record's number."""
 
     id: str
     step: int
@@ -35,23 +38,23 @@ class AcknowledgedSave:
     world: int
     agreed: bool
     doubted: bool = False
-    """Whether a rank's store could not say whether a record is there."""
+    """Whether an append of a rank failed with ``Uncertain``."""
     called_off: bool = False
-    """Whether a rank has called it off before it was ready."""
+    """Whether a rank aborted the save before it was ready."""
     told: dict[int, tuple[str, int]] = field(default_factory=dict)
 
     def row(self, rank: int) -> bytes:
-        """What ``rank`` holds of it."""
+        """Return the bytes that ``rank`` saves."""
         return row_of(self.epoch, self.step, rank)
 
 
 def row_of(epoch: int, step: int, rank: int) -> bytes:
-    """Bytes that say whose they are."""
+    """Return bytes that identify the epoch, step and rank."""
     return bytes([epoch & 255, step >> 8 & 255, step & 255, rank, 0xA5, rank, step & 255, epoch & 255])
 
 
 class Promises:
-    """The saves of a schedule and what was told of them, and somebody outside who can look at everything."""
+    """The saves and tags of a schedule that were acknowledged, and an outside observer that checks the store against them."""
 
     def __init__(self, shelf: DurableNames, kinds: frozenset[str], seed: int) -> None:
         self.shelf, self.kinds, self._seed = shelf, kinds, seed
@@ -59,28 +62,28 @@ class Promises:
         self.truth = Truth(shelf, self._check_live)
         self.saves: dict[str, AcknowledgedSave] = {}
         self.tags: dict[str, str] = {}
-        """As they were acknowledged."""
+        """Acknowledged tags."""
         self._log = Log(self.outside, RUN)
         self._cut = False
 
     def saved(self, epoch: int, step: int, turn: int, world: int, agreed: bool) -> AcknowledgedSave:
-        """The save of that attempt, step and turn: one, whichever rank asks first."""
+        """Return the save of that attempt, step and turn. The first rank that asks creates it."""
         checkpoint_id = hexdigest(f"{self._seed} {epoch} {step} {turn}".encode())[:10]
         return self.saves.setdefault(checkpoint_id, AcknowledgedSave(checkpoint_id, step, epoch, world, agreed))
 
     def after_cut(self) -> None:
-        """The power was cut: what is known of the log is known no more."""
+        """Forget what was read of the log before a power cut."""
         self._log, self._cut = Log(self.outside, RUN), True
         self.truth.after_cut()
 
     def _check_live(self, checkpoint_id: str) -> list[str]:
-        """What is wrong with a checkpoint that is live, or should be."""
+        """Return what is wrong with a checkpoint that must be live."""
         view = self._log.read()
-        one = fold(view).find(checkpoint_id)
-        if one is None:
+        checkpoint = fold(view).find(checkpoint_id)
+        if checkpoint is None:
             return [f"{checkpoint_id} counts, and the history does not show it"]
-        wrong = [f"{checkpoint_id}: {found}" for found in verify_checkpoint(self.outside, view, one)]
-        return wrong or self.content(self.outside, view, one)
+        wrong = [f"{checkpoint_id}: {finding}" for finding in verify_checkpoint(self.outside, view, checkpoint)]
+        return wrong or self.content(self.outside, view, checkpoint)
 
     def content(self, store: SimulatedStore, view: LogView, one: Checkpoint) -> list[str]:
         """Whether its bytes are one save's."""
@@ -100,30 +103,30 @@ class Promises:
         return wrong
 
     def acknowledged(self, who: str, saved: AcknowledgedSave, seq: int) -> None:
-        """``who`` was told that it is saved, as record ``seq``."""
+        """Check that process ``who`` may receive the acknowledgement of a save with record ``seq``."""
         truth = self.truth
-        found = truth.counted.get(saved.id)
-        if found is None:
-            truth.wrong.append(f"(2) {who} is told that {saved.id} is saved, and no COMMIT of it counts")
-        elif (found.seq, found.epoch) != (seq, saved.epoch):
+        commit = truth.counted.get(saved.id)
+        if commit is None:
+            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and no COMMIT of it counts")
+        elif (commit.seq, commit.epoch) != (seq, saved.epoch):
             truth.wrong.append(
-                f"(4) {who} is told that {saved.id} is record {seq} of attempt {saved.epoch}: it is {found.seq} of {found.epoch}"
+                f"(4) {who} received record {seq} of attempt {saved.epoch} for {saved.id}: it is {commit.seq} of {commit.epoch}"
             )
         elif not truth.is_durable(seq):
-            truth.wrong.append(f"(2) {who} is told that {saved.id} is saved, and its COMMIT, record {seq}, is not durable")
-        elif saved.id in truth.live and truth.loose(found):
-            truth.wrong.append(f"(2) {who} is told that {saved.id} is saved, and {truth.loose(found)[0]} is not durable")
+            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and its COMMIT, record {seq}, is not durable")
+        elif saved.id in truth.live and truth.loose(commit):
+            truth.wrong.append(f"(2) {who} has the acknowledgement of {saved.id}, and {truth.loose(commit)[0]} is not durable")
 
     def judge(self) -> None:
-        """At the end: the history, each save, each tag."""
+        """Check the history, each save and each tag at the end of a schedule."""
         truth = self.truth
         history = fold(self._log.read()) if truth.records else None
-        live = [one.id for one in history.live] if history is not None else []
+        live = [commit.id for commit in history.live] if history is not None else []
         if live != list(truth.live) or (history is not None and (history.tags != truth.tags or history.epoch != truth.epoch)):
-            truth.wrong.append(f"(3) the history is {live}; by the format's words it is {list(truth.live)}")
-        for one in truth.live.values():
-            if truth.changed(one) or self._cut:
-                truth.wrong += [f"(1) at the end: {text}" for text in self._check_live(one.id)]
+            truth.wrong.append(f"(3) the history is {live}; by the rules of the format it is {list(truth.live)}")
+        for commit in truth.live.values():
+            if truth.changed(commit) or self._cut:
+                truth.wrong += [f"(1) at the end: {text}" for text in self._check_live(commit.id)]
         for saved in self.saves.values():
             self._judge_save(saved)
         for name, target in self.tags.items():
@@ -132,28 +135,28 @@ class Promises:
 
     def _judge_save(self, saved: AcknowledgedSave) -> None:
         truth = self.truth
-        found = truth.counted.get(saved.id)
+        commit = truth.counted.get(saved.id)
         kinds = {kind for kind, _ in saved.told.values()}
         if "" in kinds and saved.id not in truth.live and saved.id not in truth.retired:
             truth.wrong.append(f"(2) {saved.id} was acknowledged, and is gone")
         if len({seq for kind, seq in saved.told.values() if not kind}) > 1:
-            truth.wrong.append(f"(4) ranks were told of different records of {saved.id}: {saved.told}")
-        if found is None:
+            truth.wrong.append(f"(4) ranks received different records of {saved.id}: {saved.told}")
+        if commit is None:
             return
         if not saved.agreed:
             truth.wrong.append(f"(5) {saved.id} is a checkpoint, though its ranks did not agree")
         if saved.called_off:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, though a rank called it off before it was ready")
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, though a rank aborted it before it was ready")
         final = kinds & {"late_ranks", "others_failed"}
         if final and saved.id in truth.live:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and a rank was told {sorted(final)[0]}: {saved.told}")
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on a rank with {sorted(final)[0]}: {saved.told}")
         if saved.doubted and "unsaid" not in self.kinds:
             return
         if len(saved.told) == saved.world and not kinds & {"", "died", "uncertain", "fenced"}:
-            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and all ranks were told that it failed: {saved.told}")
+            truth.wrong.append(f"(6) {saved.id} is a checkpoint, and its save failed on all ranks: {saved.told}")
 
     def finale(self) -> None:
-        """A last attempt, whose store never fails: it takes charge, sweeps, saves."""
+        """Begin a last attempt on a store that never fails, sweep, check for leftovers, save."""
         try:
             attempt = Attempt.begin(self.outside, RUN)
             execute_sweep(plan_sweep(self.outside, RUN), self.outside)
@@ -167,10 +170,10 @@ class Promises:
             if saved.id not in self.truth.live:
                 self.truth.wrong.append("(2) the last save does not count")
         except RelightError as error:
-            self.truth.wrong.append(f"(8) the run does not go on: {type(error).__name__}: {error}")
+            self.truth.wrong.append(f"(8) the run does not resume: {type(error).__name__}: {error}")
 
     def rebuild(self, before: Iterable[str]) -> None:
-        """Rebuild the log that was lost. Each checkpoint of ``before``, which were live, has to be live again or recallable."""
+        """Rebuild the lost log. Each checkpoint of ``before`` was live and must be live again or recallable."""
         self._log = Log(self.outside, RUN)
         self.truth.find_log()
         try:
@@ -178,12 +181,12 @@ class Promises:
         except RelightError as error:
             self.truth.wrong.append(f"(9) the log cannot be rebuilt: {type(error).__name__}: {error}")
             return
-        for one in before:
-            if one not in self.truth.live and one not in self.truth.shelved:
-                self.truth.wrong.append(f"(9) the rebuilt log lacks {one}, which was live")
+        for checkpoint_id in before:
+            if checkpoint_id not in self.truth.live and checkpoint_id not in self.truth.shelved:
+                self.truth.wrong.append(f"(9) the rebuilt log lacks {checkpoint_id}, which was live")
 
     def _left(self) -> Iterator[str]:
-        live = {f"{RUN}/{one.dir}" for one in (*self.truth.live.values(), *self.truth.shelved.values())}
+        live = {f"{RUN}/{commit.dir}" for commit in (*self.truth.live.values(), *self.truth.shelved.values())}
         for key in sorted(self.shelf.dirs):
             if key not in ("", RUN, LOG) and key not in live and key.removesuffix(f"/{READY_DIR}") not in live:
                 yield key

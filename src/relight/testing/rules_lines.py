@@ -1,4 +1,7 @@
-"""Rules about lost logs and lines of descent: what people's mistakes may neither hide nor delete. ``relight.testing.invariants`` lists them."""
+"""Rules about lost logs and lines of descent: what must stay visible and undeleted after a user's mistake.
+
+``relight.testing.invariants`` lists them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from relight.testing.scenario import RUN, log_files, state_of
 
 
 def line(store: ByteStore, reason: str, parent: str | None, *steps: int) -> tuple[Attempt, list[str]]:
-    """An attempt that saved these steps, each after the one before it, the first after ``parent``; and the ids."""
+    """Begin an attempt and save these steps, the first one after ``parent``. Return the attempt and the ids."""
     attempt, ids = Attempt.begin(store, RUN, reason=reason), list[str]()
     for step in steps:
         before, state = ids[-1] if ids else parent, state_of(f"lines/{attempt.epoch}/{step}")
@@ -24,12 +27,12 @@ def line(store: ByteStore, reason: str, parent: str | None, *steps: int) -> tupl
 
 
 def live(store: ByteStore) -> list[str]:
-    """The ids that the log lists, oldest first."""
-    return [one.id for one in fold(Log(store, RUN).read()).live]
+    """Return the live ids, oldest first."""
+    return [checkpoint.id for checkpoint in fold(Log(store, RUN).read()).live]
 
 
 def lose_records(store: ByteStore, keep_first: int = 0) -> None:
-    """Delete the run's records, but for the first ones."""
+    """Delete the run's records, except for the first ``keep_first``."""
     for key in [key for key in log_files(store) if is_record_key(key)][keep_first:]:
         store.delete(key)
 
@@ -44,7 +47,7 @@ def _refuses(store: ByteStore) -> bool:
 
 @rule
 def a_missing_log_stops_a_start() -> list[str]:
-    """Checkpoint directories beside an empty log stop a start; nothing is swept; the rebuilt log lists all of them."""
+    """Checkpoint directories next to an empty log stop a start; nothing is swept; the rebuilt log lists all of them."""
     _, store = simulated()
     _, ids, _ = saves(store, 1, 2, 3)
     lose_records(store)
@@ -62,12 +65,12 @@ def a_missing_log_stops_a_start() -> list[str]:
 
 @rule
 def a_log_without_its_newest_records_stops_a_start() -> list[str]:
-    """A log that is older than the checkpoint directories stops a start: by an attempt that it does not know, and by a parent."""
+    """A log that is older than the checkpoint directories stops a start: a directory has an unknown attempt or an unknown parent."""
     wrong = []
-    for kept, steps, what in ((4, (3,), "whose last FENCE is gone"), (6, (3, 4, 5), "whose last COMMITs are gone")):
+    for kept, steps, what in ((4, (3,), "without its last FENCE"), (6, (3, 4, 5), "without its last COMMITs")):
         _, store = simulated()
         _, first = line(store, "fresh", None, 1, 2)  # records: RUN, FENCE, two COMMITs
-        line(store, "restored", first[-1], *steps)  # step 3 names a known parent: only the FENCE tells that its attempt is lost
+        line(store, "restored", first[-1], *steps)  # step 3 names a known parent: only the FENCE shows that its attempt is lost
         lose_records(store, keep_first=kept)
         wrong += [] if _refuses(store) else [f"an attempt has begun in a log {what}"]
     return wrong
@@ -75,7 +78,7 @@ def a_log_without_its_newest_records_stops_a_start() -> list[str]:
 
 @rule
 def an_interrupted_rebuild_stops_a_start() -> list[str]:
-    """While a log is being rebuilt no attempt begins, whatever of it is there already."""
+    """No attempt begins while a log is being rebuilt, however many of its records exist already."""
     _, store = simulated()
     _, ids, _ = saves(store, 1, 2)
     lose_records(store)
@@ -87,7 +90,7 @@ def an_interrupted_rebuild_stops_a_start() -> list[str]:
 
 @rule
 def what_is_no_ancestor_stays() -> list[str]:
-    """Retention retires only ancestors of the newest good checkpoint: of a run that began again from scratch, and of one that went back."""
+    """Retention retires only ancestors of the newest good checkpoint: in a run that restarted from scratch, and in one that was rolled back."""
     wrong = []
     for reason, back in (("fresh", False), ("restored", True)):
         _, store = simulated()
@@ -104,22 +107,25 @@ def what_is_no_ancestor_stays() -> list[str]:
 
 @rule
 def a_line_that_comes_after_the_plan_counts() -> list[str]:
-    """A checkpoint of another line that is committed between plan and RETIRE spares what the plan took for ancestors."""
+    """A checkpoint of another line that is committed between plan and RETIRE keeps what the plan took for ancestors."""
     _, store = simulated()
     _, old = line(store, "fresh", None, 1, 2, 3)
     plan = plan_prune(store, RUN, keep(last=1))
     line(store, "fresh", None, 0)
     execute(plan, store)
-    return [] if set(old) <= set(live(store)) else ["what the newest checkpoint does not descend from was retired"]
+    return [] if set(old) <= set(live(store)) else ["a checkpoint that is not an ancestor of the newest was retired"]
 
 
 @rule
 def an_unknown_parent_may_be_any_older_one() -> list[str]:
-    """Where a parent is not in the log, as in a copy of some checkpoints, older ones of earlier steps may be ancestors, later ones may not."""
+    """If a parent is not in the log, older checkpoints of earlier steps may be ancestors. Those of later steps are not.
+
+    A copy of some checkpoints has such a log.
+    """
     _, store = simulated()
     line(store, "start", None, 1, 7)
     _, ids = line(store, "start", "absentxxxx", 5)
     history = fold(Log(store, RUN).read())
     head = newest_good(history)
-    steps = sorted(one.step for one in history.live if head is not None and one.id in line_of(history, head))
+    steps = sorted(checkpoint.step for checkpoint in history.live if head is not None and checkpoint.id in line_of(history, head))
     return [] if steps == [1, 5] and head is not None and head.id == ids[0] else [f"ancestors are steps {steps}"]

@@ -1,4 +1,4 @@
-"""Rules about the summaries of logs: what a reader takes them for. ``relight.testing.invariants`` lists them."""
+"""Rules about the summaries of logs: when a reader may use them. ``relight.testing.invariants`` lists them."""
 
 from __future__ import annotations
 
@@ -28,21 +28,26 @@ def _replace(store: ByteStore, key: str, data: bytes) -> None:
 
 
 def _differs(store: ByteStore, what: str) -> list[str]:
-    """Where a reader that begins at a summary sees another history than one of every record."""
+    """Return where a reader that starts at a summary sees another history than a reader of all records."""
     brief, whole = Log(store, RUN).read(), Log(store, RUN, whole=True).read()
-    one, other = fold(brief), fold(whole)
+    short, full = fold(brief), fold(whole)
     wrong = []
-    if [each.id for each in one.live] != [each.id for each in other.live] or (one.tags, one.epoch) != (other.tags, other.epoch):
-        wrong.append(f"{what}: a reader that begins at a summary sees another history")
+    if [checkpoint.id for checkpoint in short.live] != [checkpoint.id for checkpoint in full.live] or (short.tags, short.epoch) != (
+        full.tags,
+        full.epoch,
+    ):
+        wrong.append(f"{what}: a reader that starts at a summary sees another history")
     if brief.head != whole.head or [fault.seq for fault in brief.faults] != [fault.seq for fault in whole.faults]:
         wrong.append(f"{what}: it sees another head, or other faults")
-    if any(line_of(one, each) != line_of(other, other.by_id[each.id]) for each in one.live if each.id in other.by_id):
+    if any(
+        line_of(short, checkpoint) != line_of(full, full.by_id[checkpoint.id]) for checkpoint in short.live if checkpoint.id in full.by_id
+    ):
         wrong.append(f"{what}: it sees other lines of descent")
     return wrong
 
 
 def _run() -> ByteStore:
-    """A run of two lines, the older one retired but for its last checkpoint."""
+    """Make a run of two lines. The older one is retired, except for its last checkpoint."""
     _, store = simulated()
     _, ids = line(store, "fresh", None, 1, 2, 3, 4)
     line(store, "fresh", None, 1, 2)
@@ -54,16 +59,16 @@ def _run() -> ByteStore:
 
 @rule
 def a_summary_changes_nothing_that_is_seen() -> list[str]:
-    """A reader that begins at a summary sees the history, the head and the lines of descent that one of every record sees."""
+    """A reader that starts at a summary sees the same history, head and lines of descent as a reader of all records."""
     with short_folders(1):
         store = _run()
-        return _differs(store, "a run") + ([] if Log(store, RUN).read().base > 0 else ["no summary was taken"])
+        return _differs(store, "a run") + ([] if Log(store, RUN).read().base > 0 else ["no summary was used"])
 
 
 def _vouched(store: ByteStore) -> list[tuple[Record, tuple[int, str, int]]]:
-    """The NOTEs of summaries, oldest first, and what each names."""
+    """Return the NOTEs of summaries, oldest first, and what each names."""
     records = Log(store, RUN, whole=True).read().records
-    return [(record, found) for record in records if (found := vouched(record)) is not None]
+    return [(record, named) for record in records if (named := vouched(record)) is not None]
 
 
 def _key(upto: int, hash: str) -> str:
@@ -72,7 +77,7 @@ def _key(upto: int, hash: str) -> str:
 
 @rule
 def a_forged_summary_counts_for_nothing() -> list[str]:
-    """A summary whose bytes are not those that its NOTE names is not taken, though it is well formed and of the same log."""
+    """A summary with other bytes than its NOTE names is not used, though it is well formed and of the same log."""
     with short_folders(1):
         store = _run()
         notes = _vouched(store)
@@ -85,7 +90,7 @@ def a_forged_summary_counts_for_nothing() -> list[str]:
 
 @rule
 def a_void_note_vouches_for_nothing() -> list[str]:
-    """A NOTE to which the next record is not chained is void, and the summary that it names is not taken."""
+    """A NOTE to which the next record is not chained is void, and the summary that it names is not used."""
     with short_folders(1):
         store = _run()
         note, (upto, hash, _) = _vouched(store)[-1]
@@ -102,7 +107,10 @@ def a_void_note_vouches_for_nothing() -> list[str]:
 
 @rule
 def a_stray_record_is_no_head() -> list[str]:
-    """A record whose number is far above the log's end is named, and the next record goes where it would have gone without it."""
+    """A record with a number far above the log's end is reported.
+
+    The next record gets the number that it would have without it.
+    """
     _, store = simulated()
     attempt, _ = line(store, "fresh", None, 1, 2)
     before = attempt.view().head
@@ -111,12 +119,12 @@ def a_stray_record_is_no_head() -> list[str]:
     line(store, "start", None, 3)
     after = Log(store, RUN).read()
     wrong = [] if view.head == before and [fault.seq for fault in view.faults] == [999_999] else ["a stray record is the head"]
-    return wrong + ([] if after.head == before + 2 and len(fold(after).live) == 3 else ["records go behind a stray one"])
+    return wrong + ([] if after.head == before + 2 and len(fold(after).live) == 3 else ["records are appended after a stray one"])
 
 
 @rule
 def a_folder_is_durable_with_its_records() -> list[str]:
-    """What a process stands on is durable, also where another process was killed between making a folder and its fsync."""
+    """A record is durable before the next one is chained to it, even if its process was killed before the fsync of its folder."""
     wrong: set[str] = set()
     with short_folders(1):
         disk = fresh_disk()
@@ -127,12 +135,12 @@ def a_folder_is_durable_with_its_records() -> list[str]:
                 seen.append(inner.clone())
 
         line(LocalStore(ROOT, disk=Observed(disk, see)), "fresh", None, 1, 2, 3, 4, 5)
-        for one in seen:
-            store = LocalStore(ROOT, disk=one)
+        for clone in seen:
+            store = LocalStore(ROOT, disk=clone)
             _, ids = line(store, "start", None, 9)
             for kind in CUTS:
-                after = LocalStore(ROOT, disk=one.power_cut(1, kind))
-                if ids[-1] not in [each.id for each in fold(Log(after, RUN).read()).live]:
+                after = LocalStore(ROOT, disk=clone.power_cut(1, kind))
+                if ids[-1] not in [checkpoint.id for checkpoint in fold(Log(after, RUN).read()).live]:
                     wrong.add("a checkpoint that was acknowledged is lost with the folder of its record")
     return sorted(wrong) if seen else ["no folder was made"]
 
@@ -165,7 +173,7 @@ def a_synced_record_survives_with_its_folder() -> list[str]:
 
 @rule
 def a_summary_keeps_the_line_of_descent_of_forgotten_parents() -> list[str]:
-    """A summary leaves a retired parent out: its child keeps its own ancestors, and gets none of an abandoned line."""
+    """A summary leaves a retired parent out: its child keeps its ancestors, and gets none of an abandoned line."""
     with short_folders(1), patched((summary_module, "REPEATED_WITHIN", 1)):
         _, store = simulated()
         line(store, "fresh", None, 1, 2, 3)

@@ -1,7 +1,8 @@
-"""A small life of a run, and what must hold of the store wherever that life is cut off.
+"""A short life of a run, and the invariants that must hold wherever it is cut off.
 
-A scenario is a generator of *facts*: each is yielded only after the call it tells of has returned, so what has been yielded is what
-somebody was promised. ``examine`` compares a store with the facts; ``resume`` goes on with the run; ``check`` does it all.
+A scenario is a generator of *facts*. An acknowledgement is yielded after its call has returned, so the facts are what
+the caller knows to be durable. ``examine`` compares a store with the facts; ``resume`` continues the run; ``check``
+does both.
 """
 
 from __future__ import annotations
@@ -42,27 +43,27 @@ PACK_BYTES_MAX = 9000
 """Small, so that a state of a few tensors fills several packs."""
 
 LARGE_BYTES = (1 << 20) + 4 * 1111
-"""Large enough for direct I/O, and no multiple of a page."""
+"""Large enough for direct I/O, and not a multiple of a page."""
 ROOT = "/disk/above/store"
-"""On the simulated disk: ``/disk`` is there and durable, what is below it the run makes."""
+"""Path on the simulated disk. ``/disk`` exists and is durable; the run makes the directories below it."""
 
 
 @dataclass(frozen=True)
 class SavedState:
-    """What is saved: tensors by name, ``(dtype, shape, role, trainable, bytes)``, and the tree that names them."""
+    """A state to save: tensors by name as ``(dtype, shape, role, trainable, bytes)``, and the tree that names them."""
 
     tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]]
     tree: bytes
 
     @property
     def items(self) -> list[Item]:
-        """As a save takes them."""
+        """Return the items of a save."""
         return [Item(n, dtype, shape, role, Bytes(data), None, train) for n, (dtype, shape, role, train, data) in self.tensors.items()]
 
 
 @functools.lru_cache(maxsize=4096)
 def state_of(key: str) -> SavedState:
-    """The state that ``key`` stands for: equal keys, equal bytes. A few tensors, several chunks, mostly two packs."""
+    """Return the state of ``key``; equal keys give equal bytes. A few tensors, several chunks, mostly two packs."""
     rng = random.Random(key)
     tensors: dict[str, tuple[str, tuple[int, ...], str, bool, bytes]] = {}
 
@@ -74,7 +75,7 @@ def state_of(key: str) -> SavedState:
 
     add("model/w", "float32", 4, (rng.randrange(1, 1500),), "param", True)
     add("model/b", "bfloat16", 2, (3, rng.randrange(1, 40)), "param", True)
-    add("model/frozen", "float32", 4, (300,), "param", False, random.Random(key.partition("/")[0]))  # the same in all of a life
+    add("model/frozen", "float32", 4, (300,), "param", False, random.Random(key.partition("/")[0]))  # equal in all saves of a life
     add("optim/m", "float32", 4, (rng.randrange(1, 1500),), "optim", False)
     add("optim/step", "int64", 8, (), "optim", False)
     add("rng/state", "uint8", 1, (rng.randrange(1, 5000),), "rng", False)
@@ -87,7 +88,7 @@ def state_of(key: str) -> SavedState:
 
 @dataclass
 class KnownFacts:
-    """What is known to somebody, from the facts told so far. ``retiring`` were to go: they may be there or not."""
+    """What the facts so far establish. Checkpoints in ``retiring`` may have been retired or not."""
 
     saving: set[str] = field(default_factory=set)
     saved: dict[str, str] = field(default_factory=dict)
@@ -98,27 +99,27 @@ class KnownFacts:
 
     @classmethod
     def from_facts(cls, told: Iterable[Fact]) -> KnownFacts:
-        """Gathered from the telling."""
-        facts = cls()
+        """Gather it from facts."""
+        known = cls()
         for kind, *rest in told:
             if kind == "saving":
-                facts.saving.add(rest[0])
+                known.saving.add(rest[0])
             elif kind == "saved":
-                facts.saved[rest[0]] = rest[1]
+                known.saved[rest[0]] = rest[1]
             elif kind == "retiring":
-                facts.retiring.update(rest)
+                known.retiring.update(rest)
             elif kind == "retired":
-                facts.retired.update(rest)
+                known.retired.update(rest)
             elif kind == "tagging":
-                facts.tagging.setdefault(rest[0], set()).add(rest[1])
+                known.tagging.setdefault(rest[0], set()).add(rest[1])
             elif kind == "tagged":
-                facts.tags[rest[0]] = rest[1]
-                facts.tagging[rest[0]] = {rest[1]}
-        return facts
+                known.tags[rest[0]] = rest[1]
+                known.tagging[rest[0]] = {rest[1]}
+        return known
 
 
 def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:
-    """Save the state of ``key``, telling before that it is tried and after that it is durable."""
+    """Save the state of ``key``. Yield a fact before the save, and another when it is durable."""
     yield ("saving", key)
     state = state_of(key)
     report = attempt.save(SaveRequest(step=step, tree=state.tree, items=state.items, user={"key": key}, metrics={"loss": 1.0 / (step + 1)}))
@@ -126,7 +127,7 @@ def save(attempt: Attempt, key: str, step: int) -> Iterator[Fact]:
 
 
 def prune(store: ByteStore, rules: dict[str, int], epoch: int | None) -> Iterator[Fact]:
-    """Retention: plan, tell what may go, do it, tell what has gone."""
+    """Prune: yield what the plan retires, execute the plan, yield what was retired."""
     plan = plan_prune(store, RUN, keep(**rules), verified={})  # type: ignore[arg-type]
     yield ("retiring", *plan.going)
     report = execute(plan, store, epoch=epoch)
@@ -134,13 +135,16 @@ def prune(store: ByteStore, rules: dict[str, int], epoch: int | None) -> Iterato
 
 
 def sweep(store: ByteStore) -> Iterator[Fact]:
-    """Delete what nobody can need."""
+    """Sweep the run."""
     report = execute_sweep(plan_sweep(store, RUN), store)
     yield ("swept", *report.deleted)
 
 
 def life(store: ByteStore, seed: int) -> Iterator[Fact]:
-    """Two attempts: saves, a tag, retention, a fence under the first one's feet, a sweep, more saves. Varies with ``seed``."""
+    """Run two attempts: saves, a tag, retention, a second attempt that fences the first, a sweep, more saves.
+
+    Varies with ``seed``.
+    """
     rng = random.Random(f"life {seed}")
     step = 0
     first = _begin(store, seed, "first")
@@ -170,7 +174,7 @@ def life(store: ByteStore, seed: int) -> Iterator[Fact]:
 
 
 def _begin(store: ByteStore, seed: int, reason: str) -> Attempt:
-    """An attempt; in every other life one whose saves share chunks, from the second on, and code what they can."""
+    """Begin an attempt. For odd seeds its saves share unchanged chunks, from the second save on, and use codecs."""
     attempt = Attempt.begin(store, RUN, reason=reason)
     if seed % 2:
         attempt.make_smaller(Compact(codecs="always"), Experience(equal=1.0))
@@ -178,14 +182,14 @@ def _begin(store: ByteStore, seed: int, reason: str) -> Attempt:
 
 
 def save_large(store: ByteStore, seed: int) -> Iterator[Fact]:
-    """An attempt that saves once, a state large enough for the store's other way of writing."""
+    """Begin an attempt that saves one state, large enough for direct I/O."""
     attempt = Attempt.begin(store, RUN, reason="large")
     yield ("begun", str(attempt.epoch))
     yield from save(attempt, f"{seed}/large", 0)
 
 
 def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
-    """What a restarted job does: take charge, sweep, save, and thin out."""
+    """Do what a restarted job does: begin an attempt, sweep, save."""
     attempt = _begin(store, seed, "resume")
     yield ("begun", str(attempt.epoch))
     yield from sweep(store)
@@ -195,7 +199,7 @@ def resume(store: ByteStore, seed: int) -> Iterator[Fact]:
 
 
 def read_state(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> tuple[str, SavedState]:
-    """A checkpoint as it is stored, every byte verified: ``(its key, its state)``."""
+    """Return the key and the state of a stored checkpoint. Verifies every byte."""
     opened = open_checkpoint(store, RUN, checkpoint, store_id=view.store_id, run_id=view.run_id)
     (part,) = opened.parts
     buffers = {index: bytearray(tensor.length) for index, tensor in enumerate(part.tensors)}
@@ -210,7 +214,7 @@ def read_state(store: ByteStore, view: LogView, checkpoint: Checkpoint) -> tuple
 
 
 def check_history(log: Log, told: Sequence[Fact]) -> list[str]:
-    """What is wrong with the history as it lies there, before anybody touches it. Empty if nothing is."""
+    """Return what is wrong with the history before anything is changed; empty if nothing is."""
     facts = KnownFacts.from_facts(told)
     try:
         view = log.read()
@@ -225,13 +229,15 @@ def check_history(log: Log, told: Sequence[Fact]) -> list[str]:
 
 def _compare(history: History, facts: KnownFacts) -> list[str]:
     wrong = []
-    live = {one.id for one in history.live}
+    live = {checkpoint.id for checkpoint in history.live}
     for checkpoint_id, key in facts.saved.items():
         if checkpoint_id not in live and checkpoint_id not in facts.retiring:
             wrong.append(f"I1: checkpoint {checkpoint_id} ({key}) was acknowledged and is gone")
     for checkpoint_id in sorted(facts.retired & live):
         wrong.append(f"I12: checkpoint {checkpoint_id} was retired and is back")
-    newest = max((one for one in (*history.live, *history.retired.values())), key=lambda one: one.seq, default=None)
+    newest = max(
+        (checkpoint for checkpoint in (*history.live, *history.retired.values())), key=lambda checkpoint: checkpoint.seq, default=None
+    )
     if newest and newest.id in history.retired:
         wrong.append(f"I7: the newest checkpoint {newest.id} was retired")
     for name, checkpoint_id in facts.tags.items():
@@ -241,7 +247,7 @@ def _compare(history: History, facts: KnownFacts) -> list[str]:
 
 
 def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
-    """What is wrong with any checkpoint that the history lists, each restored to the last byte; and what is missing from it."""
+    """Restore every byte of each live checkpoint. Return what is wrong with them, and what the history lacks."""
     facts = KnownFacts.from_facts(told)
     try:
         view = log.read()
@@ -250,8 +256,8 @@ def examine(store: ByteStore, log: Log, told: Sequence[Fact]) -> list[str]:
     wrong = [f"I12: record {fault.seq} counts for nothing: {fault.reason}" for fault in view.faults]
     history = fold(view)
     wrong += _compare(history, facts)
-    for one in history.live:
-        wrong += _restore(store, view, one, facts, "I2: a live")
+    for checkpoint in history.live:
+        wrong += _restore(store, view, checkpoint, facts, "I2: a live")
     return wrong
 
 
@@ -268,10 +274,10 @@ def _restore(store: ByteStore, view: LogView, one: Checkpoint, facts: KnownFacts
 
 def log_files(store: ByteStore, prefix: str = f"{RUN}/{LOG_DIR}") -> list[str]:
     """Keys of all files of the run's log, those in its folders included."""
-    found: list[str] = []
+    keys: list[str] = []
     for entry in list(store.list(prefix)):
-        found += log_files(store, f"{prefix}/{entry.name}") if entry.is_dir else [f"{prefix}/{entry.name}"]
-    return sorted(found)
+        keys += log_files(store, f"{prefix}/{entry.name}") if entry.is_dir else [f"{prefix}/{entry.name}"]
+    return sorted(keys)
 
 
 def _is_logs(name: str) -> bool:
@@ -279,22 +285,28 @@ def _is_logs(name: str) -> bool:
 
 
 def leftovers(store: ByteStore, log: Log) -> list[str]:
-    """Files and directories that are neither a live checkpoint's nor the log's. To be asked after a new attempt has swept."""
-    live = {one.body.dir for one in fold(log.read()).live}
-    found = [entry.name for entry in store.list("") if entry.name not in (STORE_FILE, RUN)]
+    """Return files and directories that belong to neither a live checkpoint nor the log.
+
+    Call it after a new attempt has swept.
+    """
+    live = {checkpoint.body.dir for checkpoint in fold(log.read()).live}
+    names = [entry.name for entry in store.list("") if entry.name not in (STORE_FILE, RUN)]
     for entry in store.list(RUN):
         if entry.name == LOG_DIR:
-            found += [key.removeprefix(f"{RUN}/") for key in log_files(store) if not _is_logs(key.rpartition("/")[2])]
+            names += [key.removeprefix(f"{RUN}/") for key in log_files(store) if not _is_logs(key.rpartition("/")[2])]
         elif entry.name in live:
             files = store.list(f"{RUN}/{entry.name}")
-            found += [f"{entry.name}/{one.name}" for one in files if one.is_dir or not is_written_file(one.name)]
+            names += [f"{entry.name}/{file.name}" for file in files if file.is_dir or not is_written_file(file.name)]
         else:
-            found.append(entry.name)
-    return [f"I10: left behind: {name}" for name in found]
+            names.append(entry.name)
+    return [f"I10: left behind: {name}" for name in names]
 
 
 def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
-    """All of it: look, go on with the run, restore everything, look for leftovers. Empty if every invariant holds."""
+    """Check the history, resume the run, restore every checkpoint, search for leftovers.
+
+    Return what is wrong; empty if nothing is.
+    """
     log = Log(store, RUN)
     wrong = check_history(log, told)
     more = list(told)
@@ -302,7 +314,7 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
         for fact in resume(store, seed):
             more.append(fact)
     except RelightError as error:
-        wrong.append(f"I4: the run does not go on: {type(error).__name__}: {error}")
+        wrong.append(f"I4: the run does not resume: {type(error).__name__}: {error}")
     wrong += examine(store, log, more)
     with contextlib.suppress(RelightError):
         wrong += leftovers(store, log)
@@ -310,12 +322,14 @@ def check(store: ByteStore, told: Sequence[Fact], seed: int) -> list[str]:
 
 
 def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
-    """Delete the run's log, and return what is wrong then: an attempt that begins all the same, a file that is gone, a checkpoint that was
-    listed before and is not listed by the rebuilt log, or one that does not restore.
+    """Delete and rebuild the run's log. Return what is wrong.
+
+    Wrong is: an attempt begins without the log, a file is gone, the rebuilt log lacks a checkpoint that was live, or
+    a checkpoint does not restore.
     """
     log, facts = Log(store, RUN), KnownFacts.from_facts(told)
     try:
-        before = {one.id for one in fold(log.read()).live}
+        before = {checkpoint.id for checkpoint in fold(log.read()).live}
     except RelightError:
         return []
     for key in log_files(store):
@@ -336,47 +350,47 @@ def check_lost_log(store: ByteStore, told: Sequence[Fact]) -> list[str]:
         return ["I1: the log could not be rebuilt"] if before else []  # no directory has a root
     view = Log(store, RUN).read()
     history = fold(view)
-    wrong = [f"I1: checkpoint {one} is not listed by the rebuilt log" for one in sorted(before - history.by_id.keys())]
-    for one in history.live:
-        wrong += _restore(store, view, one, facts, "I2: a rebuilt")
+    wrong = [f"I1: checkpoint {lost} is not listed by the rebuilt log" for lost in sorted(before - history.by_id.keys())]
+    for checkpoint in history.live:
+        wrong += _restore(store, view, checkpoint, facts, "I2: a rebuilt")
     now = sorted(f"{name}/{entry.name}" for name in checkpoint_dirs(store, RUN) for entry in store.list(f"{RUN}/{name}"))
     return wrong + ([] if now == files else ["I1: rebuilding the log has removed or added files"])
 
 
 def fresh_disk() -> SimulatedDisk:
-    """A simulated disk with a directory that has been there for long."""
+    """Return a simulated disk with one durable directory."""
     disk = SimulatedDisk()
     disk.mkdir("/disk")
     return disk.sync()
 
 
 def perform(facts: Iterable[Fact], told: list[Fact]) -> None:
-    """Live through ``facts``, writing each down as it happens."""
+    """Exhaust ``facts`` and append each to ``told``."""
     for fact in facts:
         told.append(fact)
 
 
 class Names:
-    """Where the random names come from that the product makes, so that what is replayed is the same to the byte."""
+    """Source of the product's random names. It is seeded, so that a replay has identical bytes."""
 
     def __init__(self) -> None:
         self._rng = random.Random()
 
     def token_hex(self, nbytes: int | None = None) -> str:
-        """As ``secrets.token_hex``."""
+        """Replace ``secrets.token_hex``."""
         return self._rng.randbytes(nbytes or 32).hex()
 
     def choice(self, among: Sequence[Any]) -> Any:
-        """As ``secrets.choice``."""
+        """Replace ``secrets.choice``."""
         return among[self._rng.randrange(len(among))]
 
     def seed(self, seed: object) -> None:
-        """Start again."""
+        """Seed the names."""
         self._rng.seed(f"names {seed}")
 
     @contextlib.contextmanager
     def apart(self, seed: object) -> Iterator[None]:
-        """Other names, as in another process; afterwards go on where it was."""
+        """Within the block, draw other names, as another process would. Restore the state afterwards."""
         state = self._rng.getstate()
         self.seed(seed)
         try:
@@ -399,7 +413,7 @@ def patched(*changes: tuple[Any, str, Any]) -> Iterator[None]:
 
 
 def no_second_looks() -> contextlib.AbstractContextManager[None]:
-    """Within the block, a log that lacks records is not read again after a pause: a simulated disk stays as it is."""
+    """Within the block, a log that lacks records is not read again after a pause: a simulated disk does not change."""
     return patched((chain_module, "MISSING_PAUSES_S", ()), (truncated_module, "PAUSES_S", ()))
 
 
@@ -430,7 +444,7 @@ def short_folders(seed: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def prepared() -> Iterator[Names]:
-    """Small packs; pure decoding remembered, for speed; names from a seed; ``no_second_looks``."""
+    """Within the block: small packs, cached decoding for speed, seeded names, and ``no_second_looks``."""
     names = Names()
     changes: tuple[tuple[Any, str, Any], ...] = (
         (secrets, "token_hex", names.token_hex),

@@ -1,7 +1,8 @@
-"""Simulated processes that run one at a time: threads which hand a baton on, and a seed that says to whom.
+"""Simulated processes that run one at a time: threads that pass a baton, in an order drawn from a seed.
 
-Real code runs in them, as it is. It gives the baton up where it calls the store, the clock or ``sleep``; nothing waits in real time, and
-nothing depends on the machine. A process that dies is refused everything from then on, so that its ``except`` and ``finally`` do nothing.
+They run the product's unchanged code. A process passes the baton when it calls the store or ``sleep``. Nothing waits
+in real time, and nothing depends on the machine. After a process has died, every call of it raises ``Died``, so that
+its ``except`` and ``finally`` blocks have no effect.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from relight.format.names import LOG_DIR
 from relight.testing.simulated_store import FAULTS, Died
 
 STEPS_MAX = 20_000
-"""More than any schedule needs: whoever is still at it then waits for ever."""
+"""Steps after which a schedule counts as endless: more than any schedule needs."""
 MOMENT_S = 0.001
 
 
@@ -35,37 +36,37 @@ class Action(NamedTuple):
 
 
 class Weather(NamedTuple):
-    """What a schedule is like: who goes on, how often, and what goes wrong, all drawn from its seed."""
+    """Parameters of a schedule, drawn from its seed: how often it switches processes, and which faults happen."""
 
     sticky: float
-    """How likely the same process goes on."""
+    """Probability that the same process continues."""
     slow: float
-    """How likely a call takes long, and a sleep too."""
+    """Probability that a call, or a sleep, takes long."""
     pause: float
     death: float
     rates: dict[tuple[str, str], float]
-    """How likely each ``(operation, fault)`` is."""
+    """Probability of each ``(operation, fault)``."""
     budget: int
-    """Faults, at most."""
+    """Largest number of faults."""
     deaths: int
     unread: bool
-    """Whether records of the log may be impossible to read for a moment."""
+    """Whether records of the log may be unreadable for a moment."""
     ranked: bool
-    """Whether the process that is first in a random order goes on as long as it can; the order changes now and then."""
+    """Whether the first process of a random order runs as long as it can. The order changes now and then."""
 
     @classmethod
     def draw(cls, rng: random.Random, kinds: frozenset[str]) -> Weather:
-        """Drawn; of faults only ``kinds``."""
+        """Draw the parameters, with faults of ``kinds`` only."""
         calm = rng.random() < 0.2
-        every = [(operation, kind) for operation, found in FAULTS.items() for kind in found if kind in kinds]
+        every = [(operation, kind) for operation, faults in FAULTS.items() for kind in faults if kind in kinds]
         if calm or not every:
             rates = {}
-        elif rng.random() < 0.4:  # a storm: a few things, which fail often
-            often = [*every, *(one for one in every if one[0] == "put_once")]
+        elif rng.random() < 0.4:  # a few faults that are frequent
+            often = [*every, *(pair for pair in every if pair[0] == "put_once")]
             rates = {rng.choice(often): rng.choice((0.1, 0.3, 0.6)) for _ in range(rng.randrange(1, 5))}
         else:
             likely = {kind: rng.choice((0.004, 0.02, 0.1)) for kind in sorted(kinds) if rng.random() < 0.5}
-            rates = {one: likely[one[1]] for one in every if one[1] in likely}
+            rates = {pair: likely[pair[1]] for pair in every if pair[1] in likely}
         return cls(
             sticky=rng.choice((0.0, 0.5, 0.8, 0.95)),
             slow=rng.choice((0.0, 0.02, 0.1)),
@@ -89,34 +90,34 @@ class Actor:
         self.dead = False
         self.epoch: int | None = None
         self.struck = 0
-        """Faults it has met."""
+        """Faults of its calls so far."""
         self.doubts = 0
-        """Records of which it was told that they may be there or not."""
+        """Appends of log records that failed with ``Uncertain``."""
         self.rank_of_all = rng.random()
         self._rate, self._offset = rng.choice((0.5, 0.9, 1.0, 1.0, 1.1, 2.0)), rng.uniform(-1e6, 1e6)
         self.step: Callable[[str, str], None] = functools.partial(stage.step, self)
-        """Let others go on."""
+        """Let other processes run."""
         self.worker = stage.crew.hire(self)
 
     def clock(self) -> float:
-        """Its own time, which runs at its own pace."""
+        """Return its own time, which has its own rate and offset."""
         return self.stage.now * self._rate + self._offset
 
     def sleep(self, seconds: float) -> None:
-        """As long or longer, without real waiting."""
+        """Wait ``seconds`` or longer in simulated time."""
         stage = self.stage
         more = stage.rng.choice((0.0, 0.05, 0.3, 0.7)) + (stage.rng.uniform(0, 5) if stage.rng.random() < stage.weather.slow else 0)
         self.wake = stage.now + seconds / self._rate + more
         stage.step(self, "sleep", "")
 
     def takes(self, operation: str, key: str, moments: int) -> None:
-        """Do something that takes so many moments, in which others go on."""
+        """Let other processes run for about ``moments`` steps."""
         stage = self.stage
         self.wake = max(self.wake, stage.now + moments * MOMENT_S)
         stage.step(self, operation, key)
 
     def fault(self, operation: str, key: str) -> str:
-        """What goes wrong with an operation, if anything."""
+        """Return the fault of an operation, or an empty string."""
         stage = self.stage
         if not stage.budget or not stage.tables[operation]:
             return ""
@@ -129,13 +130,13 @@ class Actor:
 
 
 class ScheduleStage:
-    """The processes, and whose turn it is."""
+    """The processes, and which of them runs."""
 
     def __init__(self, rng: random.Random, weather: Weather, crew: Crew) -> None:
         self.rng, self.weather, self.crew = rng, weather, crew
         self.now = 0.0
         self.actors = 0
-        """How many there were."""
+        """Number of processes so far."""
         self.trace: list[tuple[float, str, str, str, str]] = []
         """Each an ``Action``."""
         self.faults: Counter[str] = Counter()
@@ -147,13 +148,13 @@ class ScheduleStage:
         self.after_step: Callable[[], None] | None = None
         """Called at each step while anything is ``under_way``."""
         self.ends_at = STEPS_MAX + 1
-        """The step at which all die."""
+        """Step at which all processes die."""
         self.over = False
         self._waiting: list[Actor] = []
         self._main = threading.Lock()
         self._main.acquire()
         self.tables: dict[str, list[tuple[float, str]]] = {}
-        """The faults of each operation, by the number that has to be drawn."""
+        """Faults of each operation with their cumulated probabilities."""
         for operation, kinds in FAULTS.items():
             total, table = 0.0, []
             for kind in kinds:
@@ -163,21 +164,21 @@ class ScheduleStage:
             self.tables[operation] = table
 
     def add(self, name: str, program: Callable[[Actor], None], at: float = 0.0) -> Actor:
-        """One more process, from that time on."""
+        """Add a process that starts ``at`` seconds from now."""
         actor = Actor(self, name, program, self.now + at)
         self.actors += 1
         self._waiting.append(actor)
         return actor
 
     def run(self) -> None:
-        """Until all are done or dead."""
+        """Run until all processes have ended or died."""
         first = self._next(None)
         if first is not None:
             first.worker.lock.release()
             self._main.acquire()
 
     def step(self, actor: Actor, operation: str, key: str) -> None:
-        """``actor`` is about to do something: choose who goes on."""
+        """Choose the process that runs next. ``actor`` calls this before each operation."""
         if actor.dead or self.over:
             actor.dead = True
             raise Died
@@ -194,7 +195,7 @@ class ScheduleStage:
         if self.steps >= self.ends_at:
             self.over = True
             if self.steps > STEPS_MAX:
-                self.problems.append(f"(8) {actor.name} is still at it after {self.steps} steps and {self.now:.0f} s")
+                self.problems.append(f"(8) {actor.name} has not ended after {self.steps} steps and {self.now:.0f} s")
         elif actor.wake > self.now or draw() >= weather.sticky:
             chosen = self._next(actor)
             if chosen is not actor and chosen is not None:
@@ -224,11 +225,11 @@ class ScheduleStage:
         return kind
 
     def note(self, actor: Actor | None, operation: str, key: str, note: str = "") -> None:
-        """A line of the trace that is no operation."""
+        """Add a line to the trace that is not an operation."""
         self.trace.append((self.now, actor.name if actor else "", operation, key, note))
 
     def ended(self, actor: Actor) -> None:
-        """``actor`` is done, or dead: hand the baton on."""
+        """Pass the baton on after ``actor`` has ended or died."""
         self._waiting.remove(actor)
         chosen = self._next(None)
         if chosen is None:
@@ -243,10 +244,10 @@ class ScheduleStage:
         if self.over:
             return waiting[0] if actor is None else actor
         now = self.now
-        able = [one for one in waiting if one.wake <= now]
+        able = [waiter for waiter in waiting if waiter.wake <= now]
         if not able:
-            self.now = now = min([one.wake for one in waiting])
-            able = [one for one in waiting if one.wake <= now]
+            self.now = now = min([waiter.wake for waiter in waiting])
+            able = [waiter for waiter in waiting if waiter.wake <= now]
         if len(able) == 1:
             return able[0]
         if self.weather.ranked:
@@ -261,19 +262,19 @@ def _rank_of_all(actor: Actor) -> float:
 
 
 class Crew:
-    """Threads that play one process after the other: to start one costs more than to go on with it."""
+    """Threads that run one process after the other. A new thread costs more than a reused one."""
 
     def __init__(self) -> None:
         self._free: list[_Worker] = []
 
     def hire(self, actor: Actor) -> _Worker:
-        """A thread for ``actor``, which waits for the baton."""
+        """Return a thread for ``actor``. It waits for the baton."""
         worker = self._free.pop() if self._free else _Worker(self)
         worker.actor = actor
         return worker
 
     def free(self, worker: _Worker) -> None:
-        """It has nothing to do."""
+        """Return a thread to the free ones after its process has ended."""
         self._free.append(worker)
 
     def dismiss(self) -> None:

@@ -1,7 +1,7 @@
-"""Schedules by the thousand: ``python -m relight.testing.schedules --count 1000000 --seed 0 --jobs 2``.
+"""Run many schedules: ``python -m relight.testing.schedules --count 1000000 --seed 0 --jobs 2``.
 
-Each is a run's life among many processes, see ``simulate``; a seed repeats it exactly. ``--mutation`` plants a bug first, and
-``--mutation all`` one after the other, each until it is found; ``--count 1`` prints what happened, line by line.
+Each schedule is a run's life among many processes, see ``simulate``; a seed repeats it exactly. ``--mutation`` plants
+a bug first. ``--mutation all`` plants one after the other, each until it is found. ``--count 1`` prints the trace.
 """
 
 from __future__ import annotations
@@ -25,18 +25,21 @@ from relight.testing.simulate import KINDS, ScheduleOutcome, simulate
 from relight.testing.staged import staged
 
 OPEN: frozenset[str] = frozenset()
-"""What the product does not stand yet. Left out unless asked for by ``--with``; what is mended leaves this list."""
+"""Faults that the product does not survive yet.
+
+Left out unless ``--with`` names them. Remove a fault once it is fixed.
+"""
 BLOCK = 100
 SHOWN = 20
-"""Seeds with violations that are kept."""
+"""Number of violating seeds that are kept."""
 TRACED = 3
-"""Of how many of them all is told that happened."""
+"""Number of violating seeds with a full trace."""
 WRONG = "WRONG"
 
 
 @dataclass
 class ScheduleReport:
-    """What many schedules came to."""
+    """Outcome of many schedules."""
 
     schedules: int = 0
     actions: int = 0
@@ -48,7 +51,7 @@ class ScheduleReport:
     """``(seed, what was wrong)`` of the first ones."""
 
     def add(self, outcome: ScheduleOutcome) -> None:
-        """One more."""
+        """Add the outcome of one schedule."""
         self.schedules += 1
         self.actions += outcome.actions
         self.faults.update(outcome.faults)
@@ -59,7 +62,7 @@ class ScheduleReport:
             self.violations = [*self.violations, (outcome.seed, outcome.violations)][:SHOWN]
 
     def join(self, other: ScheduleReport) -> None:
-        """And what another has."""
+        """Add another report."""
         self.schedules += other.schedules
         self.actions += other.actions
         self.counts.update(other.counts)
@@ -68,7 +71,7 @@ class ScheduleReport:
         self.violations = sorted([*self.violations, *other.violations])[:SHOWN]
 
     def to_dict(self) -> dict[str, object]:
-        """For ``--json``."""
+        """Return the report for ``--json``."""
         return {
             "ok": not self.violated and self.schedules > 0,
             "schedules": self.schedules,
@@ -85,7 +88,7 @@ class ScheduleReport:
 def play(
     first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | None = None, stop: bool = False
 ) -> ScheduleReport:
-    """Schedules ``first`` to ``first + count - 1`` in this process; with ``stop`` none after the first violation."""
+    """Run schedules ``first`` to ``first + count - 1`` in this process. ``stop``: end at the first violation."""
     report = ScheduleReport()
     started = time.perf_counter()
     with planted(mutation), staged() as (crew, names):
@@ -100,25 +103,28 @@ def play(
 
 
 def find(mutation: str, first: int, count: int, *, kinds: frozenset[str] = KINDS - OPEN) -> ScheduleReport:
-    """Schedules with that bug, until one finds it."""
+    """Run schedules with that bug until one finds it."""
     bug = PLANTED[mutation]
     return play(first, count, kinds=(kinds | bug.besides) - bug.without, mutation=mutation, stop=True)
 
 
 def trace(seed: int, *, kinds: frozenset[str] = KINDS - OPEN, mutation: str | None = None) -> ScheduleOutcome:
-    """One schedule, with all that happened in it."""
+    """Run one schedule and return its outcome with its trace."""
     with planted(mutation), staged() as (crew, names):
         return simulate(seed, crew, names, kinds)
 
 
 def _run_schedule(seed: int, kinds: frozenset[str], mutation: str | None) -> list[str]:
-    """All that happened, and what is wrong with it."""
-    found = trace(seed, kinds=kinds, mutation=mutation)
-    return [*(str(Action(*one)) for one in found.trace), *(f"{WRONG} {text}" for text in found.violations)]
+    """Run one schedule. Return its trace as lines, then its violations."""
+    outcome = trace(seed, kinds=kinds, mutation=mutation)
+    return [*(str(Action(*line)) for line in outcome.trace), *(f"{WRONG} {text}" for text in outcome.violations)]
 
 
 def _take_core(turns: Synchronized[int]) -> None:
-    """Stay on one core, each process on another: threads that hand a baton on cost a fifth less there. And what is loaded stays loaded."""
+    """Bind this process to a core of its own: threads that pass a baton are a fifth cheaper there.
+
+    Exempt loaded objects from collection.
+    """
     gc.freeze()
     if hasattr(os, "sched_setaffinity"):
         with turns.get_lock():
@@ -134,25 +140,25 @@ def _block(work: tuple[int, int, frozenset[str], str | None]) -> ScheduleReport:
 
 
 def _blocks(first: int, count: int, kinds: frozenset[str], mutation: str | None) -> Iterator[tuple[int, int, frozenset[str], str | None]]:
-    for at in range(first, first + count, BLOCK):
-        yield at, min(BLOCK, first + count - at), kinds, mutation
+    for start in range(first, first + count, BLOCK):
+        yield start, min(BLOCK, first + count - start), kinds, mutation
 
 
 def many(first: int, count: int, *, jobs: int, kinds: frozenset[str], mutation: str | None = None, quiet: bool = False) -> ScheduleReport:
-    """Schedules in several processes, with progress on stderr."""
+    """Run schedules in several processes, with progress on stderr."""
     report = ScheduleReport()
-    started = told = time.perf_counter()
+    started = reported = time.perf_counter()
     spawn = multiprocessing.get_context("spawn")
     with safe_spawn():
         made = spawn.Pool(jobs, _take_core, (spawn.Value("i", 0),))
     with made as pool:
-        for one in pool.imap_unordered(_block, _blocks(first, count, kinds, mutation)):
-            report.join(one)
+        for block in pool.imap_unordered(_block, _blocks(first, count, kinds, mutation)):
+            report.join(block)
             report.seconds = time.perf_counter() - started
-            for seed, wrong in one.violations if not quiet else ():
+            for seed, wrong in block.violations if not quiet else ():
                 print(f"seed {seed}: {wrong}", file=sys.stderr, flush=True)
-            if not quiet and time.perf_counter() - told > 10:
-                told = time.perf_counter()
+            if not quiet and time.perf_counter() - reported > 10:
+                reported = time.perf_counter()
                 rate = report.schedules / report.seconds
                 left = (count - report.schedules) / rate / 60
                 print(
@@ -182,11 +188,13 @@ def _every_mutation(first: int, count: int, kinds: frozenset[str], as_json: bool
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command."""
+    """Run the command. Return 0 if every invariant held, else 1."""
     parser = argparse.ArgumentParser(prog="python -m relight.testing.schedules", description=__doc__)
     parser.add_argument("--count", type=int, default=1000)
-    parser.add_argument("--seed", type=int, default=0, help="the first one's; the others follow it")
-    parser.add_argument("--mutation", help="plant this bug, or each (all) until it is found", choices=[*PLANTED, "all"], metavar="NAME")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first schedule; the others follow it")
+    parser.add_argument(
+        "--mutation", help="plant this bug, or each in turn (all), until it is found", choices=[*PLANTED, "all"], metavar="NAME"
+    )
     parser.add_argument("--without", default="", help=f"faults that do not happen: {' '.join(sorted(KINDS))}")
     parser.add_argument("--with", dest="besides", default="", help=f"faults that happen as well: {' '.join(sorted(OPEN))}")
     parser.add_argument("--jobs", type=int, default=1)

@@ -1,6 +1,7 @@
-"""Bugs of the protocol, planted one at a time: the schedules must find each. Edits of a function's source, made while the process runs.
+"""Bugs of the protocol, planted one at a time. The schedules must find each. A bug is an edit of a function's source
+at run time.
 
-A bug whose line is not in the source any more is a failure too: the table must be kept.
+A line that is no longer in the source is a failure, too: keep the table up to date.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Edit(NamedTuple):
 
 
 class Bug:
-    """Edits that make it, and the faults that have to happen, or must not, for it alone to be found."""
+    """Edits, and the faults that must happen (``besides``) or must not happen (``without``) for the bug to be found."""
 
     def __init__(self, *edits: Edit, besides: frozenset[str] = frozenset(), without: frozenset[str] = frozenset()) -> None:
         self.edits, self.besides, self.without = edits, besides, without
@@ -205,21 +206,21 @@ PLANTED: dict[str, Bug] = {
     "a checkpoint does not say whose chunks it needs": Bug(Edit(f"{SAVE}:commit_body", "requires=root.requires", "requires=[]")),
     "retention retires what a tag holds": Bug(Edit(f"{PRUNE}:execute", " and not history.tags_of(checkpoint.id)", "")),
 }
-"""By what is wrong."""
+"""Bugs by description."""
 
 
 @contextlib.contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """With that bug, until the end."""
+    """Plant the bug within the block."""
     kept: list[tuple[FunctionType, CodeType]] = []
     try:
         edits: dict[str, list[Edit]] = {}
         for edit in PLANTED[name].edits if name else ():
             edits.setdefault(edit.function, []).append(edit)
-        for where, found in edits.items():
+        for where, function_edits in edits.items():
             function = _function(where)
             kept.append((function, function.__code__))
-            function.__code__ = _edited(function, found)
+            function.__code__ = _edited(function, function_edits)
         yield
     finally:
         for function, code in kept:
@@ -228,10 +229,10 @@ def planted(name: str | None) -> Iterator[None]:
 
 def _function(where: str) -> FunctionType:
     module, _, path = where.partition(":")
-    found: Any = importlib.import_module(module)
+    owner: Any = importlib.import_module(module)
     for name in path.split("."):
-        found = found.__dict__[name] if isinstance(found, type) else getattr(found, name)
-    function = inspect.unwrap(getattr(found, "__func__", found))
+        owner = owner.__dict__[name] if isinstance(owner, type) else getattr(owner, name)
+    function = inspect.unwrap(getattr(owner, "__func__", owner))
     assert isinstance(function, FunctionType)
     return function
 
@@ -240,11 +241,11 @@ def _edited(function: FunctionType, edits: list[Edit]) -> CodeType:
     source = inspect.getsource(function)
     for edit in edits:
         if source.count(edit.old) != 1:
-            raise LookupError(f"{edit.function} does not hold, once: {edit.old!r}")
+            raise LookupError(f"{edit.function} does not have exactly once: {edit.old!r}")
         source = source.replace(edit.old, edit.new)
     flags = __future__.annotations.compiler_flag
     code = compile(textwrap.dedent(source), function.__code__.co_filename, "exec", flags)
-    (found,) = [one for one in code.co_consts if isinstance(one, CodeType) and one.co_name == function.__name__]
-    if found.co_freevars != function.__code__.co_freevars:
+    (edited,) = [constant for constant in code.co_consts if isinstance(constant, CodeType) and constant.co_name == function.__name__]
+    if edited.co_freevars != function.__code__.co_freevars:
         raise LookupError(f"{function.__qualname__} is a closure: it cannot be edited")
-    return found
+    return edited

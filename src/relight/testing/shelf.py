@@ -1,6 +1,6 @@
-"""What a simulated store holds: files and names, which of them a power cut would take, and what was there before.
+"""Contents of a simulated store: files and names, which of them are durable, and the recent changes.
 
-Whoever watches is told of each change at once. Nothing here waits or fails; that is ``simulated_store``'s.
+A listener is notified of each change at once. Nothing here waits or fails; ``simulated_store`` adds that.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from relight.errors import CheckpointNotFound
 
 
 class ChangeListener(Protocol):
-    """Told of each change, at once."""
+    """Listener that is notified of each change, at once."""
 
     def created(self, key: str, data: bytes, who: str, over: bool) -> None:
-        """A file that is whole from its beginning on: what ``put_once`` makes."""
+        """A complete file was created, as by ``put_once``."""
 
     def deleted(self, key: str, who: str) -> None:
-        """A file is gone."""
+        """A file was deleted."""
 
     def on_durable(self, keys: list[str]) -> None:
         """These names are durable from now on."""
@@ -45,28 +45,28 @@ class DurableNames:
         self.changes: dict[str, list[tuple[str, str, bool, bool]]] = {}
         self.watch: ChangeListener | None = None
         self.under_way: list[tuple[str, bytes, str]] = []
-        """Creations whose callers were told ``Uncertain``, and which take effect later."""
+        """Creations that failed with ``Uncertain`` for their callers and take effect later."""
 
     def put(self, key: str, file: DurableFile, who: str) -> None:
-        """Enter a file's name. ``CheckpointNotFound`` if its directory has gone."""
+        """Add a file. Raise ``CheckpointNotFound`` if its directory is gone."""
         self._enter(key, False, who)
         self.files[key] = file
 
     def make_dir(self, key: str, who: str) -> None:
-        """Make a directory, unless it is there."""
+        """Make a directory, unless it exists."""
         if key not in self.dirs:
             self._enter(key, True, who)
             self.dirs[key] = {}
 
     def remove(self, key: str, who: str) -> None:
-        """Remove a file's name, if it is there. Open files live on."""
+        """Remove a file's name, if it exists. Open files stay readable."""
         if self.files.pop(key, None) is not None:
             self._leave(key, False, who)
             if self.watch is not None:
                 self.watch.deleted(key, who)
 
     def lose(self, folder: str, names: Iterable[str]) -> None:
-        """Remove files as an accident does: it is not watched. By then every process sees what is there."""
+        """Remove files as an accident does: without notifying the listener. Listings are not stale afterwards."""
         for key in [f"{folder}/{name}" for name in names]:
             self.files.pop(key, None)
             self.loose.discard(key)
@@ -74,7 +74,7 @@ class DurableNames:
         self.changes.clear()
 
     def remove_dir(self, key: str, who: str) -> bool:
-        """Remove an empty directory; whether it is gone."""
+        """Remove an empty directory. Return whether it is gone."""
         if self.dirs.get(key):
             return False
         if self.dirs.pop(key, None) is not None:
@@ -82,15 +82,15 @@ class DurableNames:
         return True
 
     def sync(self, prefix: str) -> None:
-        """The names directly below are durable."""
+        """Make the names directly below ``prefix`` durable."""
         start = f"{prefix}/" if prefix else ""
-        found = [key for key in self.loose if key.startswith(start) and "/" not in key[len(start) :]]
-        self.loose.difference_update(found)
-        if found and self.watch is not None:
-            self.watch.on_durable(sorted(found))
+        keys = [key for key in self.loose if key.startswith(start) and "/" not in key[len(start) :]]
+        self.loose.difference_update(keys)
+        if keys and self.watch is not None:
+            self.watch.on_durable(sorted(keys))
 
     def past(self, prefix: str, who: str, rng: random.Random) -> dict[str, bool]:
-        """The names below ``prefix`` some changes ago, but not before the last change that ``who`` made there."""
+        """Return the names below ``prefix`` some changes ago, but not before the last change that ``who`` made there."""
         names = dict(self.dirs.get(prefix, {}))
         changes = self.changes.get(prefix, [])
         for by, name, is_dir, added in reversed(changes[-rng.randrange(1, 6) :]):
@@ -103,14 +103,17 @@ class DurableNames:
         return names
 
     def cut(self, rng: random.Random) -> list[str]:
-        """The power fails: of the names that are not durable any may be gone, and what was being written is not whole. What is gone."""
+        """Cut the power: drop a random subset of the names that are not durable, and truncate unfinished files.
+
+        Return the dropped names.
+        """
         share = rng.choice((0.3, 0.7, 1.0))
         gone = [key for key in sorted(self.loose) if rng.random() < share]
         for key in gone:
-            for file in [one for one in self.files if one == key or one.startswith(f"{key}/")]:
+            for file in [path for path in self.files if path == key or path.startswith(f"{key}/")]:
                 del self.files[file]
                 self._forget(file)
-            for folder in [one for one in self.dirs if one == key or one.startswith(f"{key}/")]:
+            for folder in [path for path in self.dirs if path == key or path.startswith(f"{key}/")]:
                 del self.dirs[folder]
                 self._forget(folder)
         for file in self.files.values():
@@ -139,7 +142,7 @@ class DurableNames:
 
 
 def create(shelf: DurableNames, key: str, data: bytes, who: str) -> bool:
-    """The moment at which a name exists: one caller gets True."""
+    """Create a name atomically. Exactly one caller gets True."""
     over = key in shelf.files
     if over:
         return False

@@ -1,23 +1,21 @@
-"""One schedule: a run's life among many processes, drawn from a seed, and whether everything that was promised held.
+"""One schedule: a run's life among many processes, drawn from a seed, and the check of all invariants.
 
-The processes are ranks of attempts that come one after the other, of which older ones may wake up late; tools that prune and sweep;
-readers; somebody who tags; who recalls what was retired, or gives it up. They run the product's own code on a ``SimulatedStore``, one at a time. What must hold:
+The processes are ranks of successive attempts, where an older attempt may continue late; tools that prune, sweep,
+recall, or delete what is recallable; readers; and one that sets tags. They run the product's own code on a
+``SimulatedStore``, one at a time. The invariants:
 
-1. Whatever the log calls live opens and verifies to the last byte, from its COMMIT until its RETIRE, and again from its RECALL on; a durable
-   COMMIT names durable files.
-2. A save that was acknowledged is live, or was retired by somebody who may.
-3. Nothing counts that a superseded attempt does, and none is told that it saved.
-4. At most one COMMIT of an id counts, and all ranks that were told of success were told the same.
-5. A checkpoint holds the bytes of one save: of its attempt, step and ranks.
-6. A save that was told to have failed is none. ``late_ranks`` and ``others_failed`` say so for good, on whatever rank (but for
-   one that comes so late that the checkpoint has been retired and swept: it finds nothing). Of other errors this:
-   if *all* ranks were told of one, and none died, was told ``Uncertain`` or ``Fenced``, there is no checkpoint. (Some rank may have completed
-   it otherwise, and this one's store did not answer any more.)
-7. Nothing is deleted that a checkpoint needs which is live, or may be recalled; a tagged or the newest one is not retired; and once a last attempt has fenced and swept,
-   nothing is left but what those need.
-8. Nobody waits for ever.
-9. A log that was lost, or its newest records, is left alone: no attempt begins, nothing is appended or deleted. Once it is rebuilt, what
-   was live is live or may be recalled, and the run goes on.
+1. Every byte of a live checkpoint verifies, from its COMMIT to its RETIRE, and again from its RECALL on. The files
+that a durable COMMIT names are durable. 2. An acknowledged save is live, or was retired by a process that had the
+right to. 3. Records of a superseded attempt are void, and none of its saves is acknowledged after that. 4. At most
+one COMMIT of an id counts. All ranks with an acknowledgement received the same record number. 5. A checkpoint has the
+bytes of one save: of one attempt, one step and its ranks. 6. A save that failed is not a checkpoint. ``late_ranks``
+and ``others_failed`` on any rank are final. (The exception is a rank so late that the checkpoint was already retired
+and swept.) For other errors: if *all* ranks failed, and no rank died or got ``Uncertain`` or ``Fenced``, there is no
+checkpoint. If only some ranks failed, another rank may have completed the save. 7. No file is deleted that a live or
+recallable checkpoint needs. Tagged checkpoints and the newest one are not retired. After a last attempt has fenced
+and swept, only the files of those checkpoints are left. 8. No process waits forever. 9. While the log, or its newest
+records, are lost, no attempt begins, and nothing is appended or deleted. After the log is rebuilt, what was live is
+live or recallable, and the run resumes.
 """
 
 from __future__ import annotations
@@ -50,14 +48,14 @@ KINDS = frozenset(
     {"refused", "full", "left", "done", "unsure", "unsure_done", "answered_twice", "late", "stale", "pause", "death", "cut"}
     | {"torn", "torn_log", "undurable", "temporary", "unsaid", "unread", "lost_log"}
 )
-"""All that may go wrong: the store's faults by their names, pauses, deaths, power cuts, and
+"""All kinds of faults: the store's faults by their names, pauses, deaths, power cuts, and
 
 - *torn*: listings take time (*torn_log*: those of the log)
 - *unread*: a record of the log cannot be read for a moment
-- *undurable*: names are seen by others before they are durable
-- *temporary*: what a death left of a ``put_once`` in a live checkpoint's directory is told of
+- *undurable*: names are visible to other processes before they are durable
+- *temporary*: the check reports the temporary of a dead ``put_once`` in a live checkpoint's directory
 - *lost_log*: the log vanishes, or all of its records from some number on, and is rebuilt
-- *unsaid*: a save of which a rank's store could not say whether it was committed has to end as ``Uncertain``, whatever happens then
+- *unsaid*: if a rank's append failed with ``Uncertain``, its save must end with ``Uncertain``, whatever happens then
 """
 
 
@@ -68,7 +66,7 @@ LOST_LOGS = 0.1
 
 
 class ScheduleOutcome(NamedTuple):
-    """What came of a schedule."""
+    """Outcome of a schedule."""
 
     seed: int
     actions: int
@@ -84,7 +82,7 @@ class ScheduleOutcome(NamedTuple):
 
 
 def simulate(seed: int, crew: Crew, names: Names, kinds: frozenset[str] = KINDS) -> ScheduleOutcome:
-    """Play the schedule of ``seed``. Within ``staged()`` only."""
+    """Run the schedule of ``seed``. Call it within ``staged()`` only."""
     return _Play(seed, crew, names, kinds).outcome()
 
 
@@ -95,7 +93,7 @@ class _Play:
         names.seed(f"schedule {seed}")
         self.shelf = DurableNames()
         self.listed: list[str] = []
-        """What some tool has seen to be recallable: another may have given it up since."""
+        """Checkpoints that a tool has seen as recallable. Another tool may have deleted them since."""
         self.promises = Promises(self.shelf, kinds, seed)
         self.truth = self.promises.truth
         self.stage = ScheduleStage(rng, Weather.draw(rng, kinds), crew)
@@ -133,25 +131,25 @@ class _Play:
             actors,
             stage.faults,
             len(self.truth.counted),
-            sum(kind == "" for one in saves for kind, _ in one.told.values()),
-            sum(all(kind for kind, _ in one.told.values()) for one in saves),
+            sum(kind == "" for save in saves for kind, _ in save.told.values()),
+            sum(all(kind for kind, _ in save.told.values()) for save in saves),
             len(self.truth.retired),
             list(dict.fromkeys([*stage.problems, *self.truth.wrong])),
             stage.trace,
         )
 
     def _cast(self, rng: random.Random) -> None:
-        """Who is there."""
-        at = 0.0
+        """Add the processes."""
+        start = 0.0
         for number in range(rng.choice((1, 2, 2, 3))):
-            self._job(number, at)
-            at += rng.choice((0.0, 0.05, 0.3, 1.0, 4.0))
+            self._job(number, start)
+            start += rng.choice((0.0, 0.05, 0.3, 1.0, 4.0))
         for number in range(rng.choice((0, 0, 1, 2))):
-            self.stage.add(f"tool{number}", self._tool, rng.uniform(0, 1 + at))
+            self.stage.add(f"tool{number}", self._tool, rng.uniform(0, 1 + start))
         if rng.random() < 0.4:
-            self.stage.add("reader", self._reader, rng.uniform(0, 1 + at))
+            self.stage.add("reader", self._reader, rng.uniform(0, 1 + start))
         if rng.random() < 0.3:
-            self.stage.add("tagger", self._tagger, rng.uniform(0, 1 + at))
+            self.stage.add("tagger", self._tagger, rng.uniform(0, 1 + start))
 
     # -- programs
 
@@ -162,7 +160,7 @@ class _Play:
         return ("torn_log" if prefix == LOG else "torn") in self.kinds
 
     def _job(self, number: int, at: float) -> None:
-        """An attempt: rank 0 begins it and tells the others, as the checkpointer does."""
+        """Add an attempt: rank 0 begins it and starts the other ranks, as the checkpointer does."""
         rng = self.rng
         world = rng.choice((1, 2, 2, 2, 3, 4))
         count = rng.choice((1, 1, 2, 3)) if world < 3 else 1
@@ -199,7 +197,7 @@ class _Play:
             store = self._store(actor)
             own = place if rank == 0 else CommitTarget(store, Log(store, RUN), place.store_id, place.run_id, place.epoch)
             attempt = Attempt(own)
-            if smaller:  # as if it had seen already that some of two saves is equal
+            if smaller:  # as if two saves with equal chunks had been seen already
                 attempt.make_smaller(Compact(codecs="never"), Experience(equal=1.0))
             for turn in range(count):
                 step = number * 10 + turn
@@ -223,7 +221,7 @@ class _Play:
         tree = encode_tree({"t": Leaf("tensor", (0,)), "u": Leaf("tensor", (1,))} if rank == 0 else {"rank": {}})
         items = [item, Item("u", "uint8", shape, "param", Bytes(FROZEN), box, False)]
         plan = plan_save(items, id=saved.id, rank=rank)
-        if again:  # as a layout that was saved before
+        if again:  # as for a layout that was saved before
             plan.proven.add("read")
         seat = None if alone else Participant(rank, saved.world, ("1" if other else "0") * 16, timeout_s)
         leaves = self.stage.now + self.rng.uniform(0, 3) if self.rng.random() < 0.06 else None
@@ -231,7 +229,7 @@ class _Play:
         def packs_written() -> None:
             if leaves is not None and self.rng.random() < 0.5:
                 saved.called_off = True
-                raise SaveFailed("called off")
+                raise SaveFailed("aborted")
 
         request = SaveRequest(
             step=saved.step,
@@ -255,10 +253,10 @@ class _Play:
         except RelightError as error:
             saved.told[rank] = (error.kind, -1)
             saved.doubted |= actor.doubts > doubts
-            self.stage.note(actor, "told", saved.id, f"{error.kind}: {error.what}")
+            self.stage.note(actor, "save failed", saved.id, f"{error.kind}: {error.what}")
             return error
         saved.told[rank] = ("", report.seq)
-        self.stage.note(actor, "told", saved.id, f"saved, record {report.seq}")
+        self.stage.note(actor, "saved", saved.id, f"record {report.seq}")
         self.promises.acknowledged(actor.name, saved, report.seq)
         return None
 
@@ -278,7 +276,7 @@ class _Play:
                     execute_sweep(plan_sweep(store, RUN), store)
                 elif chosen != "prune":
                     ids = list(fold(Log(store, RUN).read()).recallable)
-                    self.listed += [one for one in ids if one not in self.listed]
+                    self.listed += [checkpoint_id for checkpoint_id in ids if checkpoint_id not in self.listed]
                     if self.listed and chosen == "recall":
                         recall(store, RUN, [rng.choice(self.listed)])
                     else:
@@ -291,14 +289,14 @@ class _Play:
             with contextlib.suppress(RelightError):
                 log = Log(store, RUN)
                 view = log.read()
-                for one in candidates(fold(view)):
+                for checkpoint in candidates(fold(view)):
                     struck = actor.struck
-                    found = verify_checkpoint(store, view, one)
-                    if not found:
-                        self.truth.wrong += self.promises.content(store, view, one)
+                    findings = verify_checkpoint(store, view, checkpoint)
+                    if not findings:
+                        self.truth.wrong += self.promises.content(store, view, checkpoint)
                         break
-                    if actor.struck == struck and one.id in self.truth.live:
-                        self.truth.wrong.append(f"(1) {actor.name} finds {one.id} live, and {found[0]}")
+                    if actor.struck == struck and checkpoint.id in self.truth.live:
+                        self.truth.wrong.append(f"(1) {actor.name} finds {checkpoint.id} live, and {findings[0]}")
             actor.sleep(rng.choice((0.01, 0.5, 2.0)))
 
     def _tagger(self, actor: Actor) -> None:
@@ -306,7 +304,7 @@ class _Play:
         log = Log(store, RUN)
         for number in range(12):
             with contextlib.suppress(RelightError):
-                free = [one for one in fold(log.read()).live if one.id not in self.promises.tags.values()]
+                free = [checkpoint for checkpoint in fold(log.read()).live if checkpoint.id not in self.promises.tags.values()]
                 if free and len(self.promises.tags) < 4:
                     chosen = free[0].id
                     Run(store, RUN).tag(f"tag{number}", chosen)
@@ -316,7 +314,7 @@ class _Play:
     # -- the world around them
 
     def _late(self) -> None:
-        """Requests that are under way take effect at some time."""
+        """Let a request that is under way take effect, now and then."""
         waiting = self.shelf.under_way
         if self.rng.random() < 0.05:
             key, data, who = waiting.pop(0)
@@ -326,10 +324,10 @@ class _Play:
                     self.shelf.sync(key.rpartition("/")[0])
 
     def _lose_log(self, rng: random.Random) -> None:
-        """Lose the log, or what the newest attempt and maybe others appended. Jobs and tools come upon it; then it is rebuilt."""
+        """Lose the log, or all records since some FENCE or earlier. Jobs and tools run on it; then it is rebuilt."""
         if rng.random() >= LOST_LOGS:
             return
-        fence = max(number for number, one in enumerate(self.truth.records) if one["kind"] == "FENCE")
+        fence = max(number for number, record in enumerate(self.truth.records) if record["kind"] == "FENCE")
         first = rng.choice((0, rng.randrange(fence) + 1))
         before = self.stage
         self.rng = rng

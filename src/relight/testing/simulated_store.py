@@ -1,14 +1,16 @@
-"""A store in memory that many simulated processes share, where each call is a moment at which others may go on and at which it may fail.
+"""A store in memory that many simulated processes share. At each call another process may run, and the call may fail.
 
-``SimulatedStore`` is one process's way to what is stored, which is a ``Shelf``. What is modelled, after the local store:
+``SimulatedStore`` is one process's access to the contents (``DurableNames``). It models the local store:
 
-- ``put_once`` is a temporary file, a link, and an fsync: others see the name before it is durable, a death leaves the temporary.
-- ``write`` makes a name that needs ``sync``; directories on the way to it are made, and made durable, one by one.
-- A listing takes time: names that come or go meanwhile are in it or not, each for itself.
-- *Refused*: without effect. *Done*: it had its effect, and the answer was lost; a creation says so by ``Uncertain`` (*unsure*, done or
-  not), or was tried again by the layer below and says that the name is there (*answered twice*). *Late*: the request was under way still,
-  and takes effect after the caller was told ``Uncertain``. *Stale*: a listing from some changes ago, never from before one's own.
-- A power cut takes any of the names that were not settled.
+- ``put_once`` is a temporary file, a link, and an fsync: other processes see the name before it is durable, a death
+  leaves the temporary.
+- ``write`` makes a name that needs ``sync``. Missing directories above it are made, and made durable, one by one.
+- A listing takes time: each name that is created or deleted meanwhile may be in it or not.
+- *Refused*: without effect. *Done*: with its effect, but the answer was lost. A creation then raises ``Uncertain``
+  (*unsure*, done or not), or the layer below tried again and reports that the name exists (*answered twice*). *Late*:
+  the request takes effect after it raised ``Uncertain``. *Stale*: a listing from some changes ago, but never from
+  before the caller's own last change.
+- A power cut drops any of the names that are not durable.
 """
 
 from __future__ import annotations
@@ -37,31 +39,33 @@ FAULTS: dict[str, tuple[str, ...]] = {
     "delete": ("refused", "done"),
     "delete_dir": ("refused", "done"),
 }
-"""What may happen to which operation."""
+"""Faults of each operation."""
 
 
 class Died(BaseException):
-    """The process is no more: it is refused everything from then on, so that nothing it would still do has an effect."""
+    """The process has died. Every later call of it raises this too, so that its cleanup has no effect."""
 
 
 class SimulatedProcess(Protocol):
-    """A process, as the store sees it."""
+    """Interface of a process for its store."""
 
     name: str
 
     def step(self, operation: str, key: str) -> None:
-        """Let others go on. ``Died`` if this one does not."""
+        """Let other processes run. Raise ``Died`` if this one dies."""
 
     def takes(self, operation: str, key: str, moments: int) -> None:
-        """The same, for something that takes so many of others' steps."""
+        """Let other processes run for about ``moments`` steps."""
 
     def fault(self, operation: str, key: str) -> str:
-        """What goes wrong with this operation: one of its ``FAULTS``, or nothing."""
+        """Return the fault of this operation: one of ``FAULTS``, or an empty string."""
 
 
 class SimulatedStore:
-    """One process's store. ``fine``: others get to see what lies between the steps of one call; ``torn``: whether listings of a prefix take time;
-    ``undurable``: names are seen before they are durable.
+    """One process's store.
+
+    ``fine``: other processes may run between the steps of one call. ``torn``: whether listings of a prefix take time.
+    ``undurable``: names are visible before they are durable.
     """
 
     parallel_reads = 1
@@ -83,7 +87,7 @@ class SimulatedStore:
         self._fine, self._torn, self._undurable = fine, torn if fine else None, fine and undurable
 
     def properties(self) -> Properties:
-        """All that a store can honour."""
+        """Return that the store has both guarantees."""
         return Properties(exclusive_create=True, durable=True)
 
     def put_once(self, key: str, data: bytes) -> bool:
@@ -178,14 +182,14 @@ class SimulatedStore:
         return gone
 
     def uploads(self, prefix: str) -> Sequence[Upload]:
-        """There is no such thing here."""
+        """Return an empty list: this store has no uploads."""
         return []
 
     def drop_upload(self, upload: Upload) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def free_bytes(self) -> int | None:
-        """Unknown."""
+        """Return None: unknown."""
         return None
 
     def _enter(self, operation: str, key: str) -> str:
@@ -263,16 +267,16 @@ class _SimulatedReader:
 
 
 class Nobody:
-    """Whoever looks from outside: nothing waits for it, and nothing fails."""
+    """Process that observes from outside: it never waits, and its calls never fail."""
 
     name = "outside"
 
     def step(self, operation: str, key: str) -> None:
-        """At once."""
+        """Return at once."""
 
     def takes(self, operation: str, key: str, moments: int) -> None:
-        """At once."""
+        """Return at once."""
 
     def fault(self, operation: str, key: str) -> str:
-        """Never."""
+        """Return no fault."""
         return ""

@@ -1,4 +1,4 @@
-"""What a process has to be for schedules to be played in it: no clock, no names of this machine, nothing that differs from run to run."""
+"""Prepare a process to run schedules: no clock, no host name, nothing that differs from run to run."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from relight.testing.scenario import Names, patched, prepared
 from relight.testing.schedule_explorer import Crew
 
 PAUSES_S = truncated_module.PAUSES_S
-"""As in the product: here a listing may show less than there is, and a second look shows more."""
+"""Unchanged from the product, because listings may be stale here, and a second listing may show more."""
 THEN = "2026-01-01T00:00:00Z"
 
 
@@ -56,11 +56,11 @@ _PURE = (
     (promises_module, "is_written_file"),
     (promises_module, "temporary_of"),
 )
-"""What is asked again and again, by all processes, and always answered alike."""
+"""Pure functions to cache: all processes call them again and again."""
 
 
 class _AtOnce:
-    """Threads to read with that are none: what is handed to them is done before they return."""
+    """Replacement of the reading threads: does the work in ``submit``."""
 
     def __init__(self, *args: object, **options: object) -> None:
         pass
@@ -88,7 +88,7 @@ def _then() -> str:
 
 
 def _no_rest(pause_s: float) -> None:
-    """Time is simulated: what is read again is read at once."""
+    """Return at once, because time is simulated."""
 
 
 def _buffer(size: int) -> memoryview:
@@ -97,8 +97,10 @@ def _buffer(size: int) -> memoryview:
 
 @contextlib.contextmanager
 def staged() -> Iterator[tuple[Crew, Names]]:
-    """Names from seeds, and one moment for all time stamps. For speed: pure decoding is remembered, JSON is not looked at for what only a
-    hostile writer would put there, buffers are plain memory, and the collector rests.
+    """Within the block: seeded names, and one time for all time stamps.
+
+    For speed: decoding is cached, JSON is not checked for hostile contents, buffers are plain memory, and garbage
+    collection is off.
     """
     clocks: list[dict[str, Any]] = [function.__kwdefaults__ for function in (chain_module.Log.__init__, Attempt.begin.__func__)]
     now = clocks[0]["now"]
@@ -137,36 +139,36 @@ def staged() -> Iterator[tuple[Crew, Names]]:
 
 
 def _same(record: Any) -> Any:
-    """``_shared``, of a record that all logs share."""
+    """Return the record: replaces ``_shared``, as all logs share their records here."""
     return record
 
 
 def _remembered(decode: Any) -> Any:
-    """``decode_record``, told a record's bytes again: it has the same to say, wherever they lie."""
+    """Return ``decode_record`` with a cache: equal bytes give the same record, whatever their path."""
     known: dict[tuple[bytes, int], Any] = {}
 
     def decoded(data: bytes, seq: int, where: str) -> Any:
-        found = known.get((data, seq))
-        if found is None:
+        record = known.get((data, seq))
+        if record is None:
             if len(known) > 4096:
                 known.clear()
-            found = known[data, seq] = decode(data, seq, where)
-        return found
+            record = known[data, seq] = decode(data, seq, where)
+        return record
 
     return decoded
 
 
 def _remembered_part(decode: Any) -> Any:
-    """``decode_part``, told the same bytes again by a root that says the same of them."""
+    """Return ``decode_part`` with a cache for equal bytes and an equal reference in the root."""
     known: dict[tuple[object, ...], Any] = {}
 
     def decoded(data: bytes, root: Root, ref: PartRef, where: str) -> Any:
         key = (data, root.store, root.run, root.id, root.step, root.epoch, root.world, ref.rank, ref.hash, ref.size)
-        found = known.get(key)
-        if found is None:
+        part = known.get(key)
+        if part is None:
             if len(known) > 1024:
                 known.clear()
-            found = known[key] = decode(data, root, ref, where)
-        return found
+            part = known[key] = decode(data, root, ref, where)
+        return part
 
     return decoded

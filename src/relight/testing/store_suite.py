@@ -1,4 +1,4 @@
-"""What every ``ByteStore`` promises, as tests: subclass, make a store, run pytest.
+"""The guarantees of every ``ByteStore``, as tests: subclass, make a store, run pytest.
 
 ::
 
@@ -6,7 +6,7 @@
         def make(self, tmp_path):
             return MyStore(tmp_path)
 
-Each test's docstring is the promise. A test gets a new, empty store.
+Each test's docstring is the guarantee. A test gets a new, empty store.
 """
 
 from __future__ import annotations
@@ -27,11 +27,14 @@ from relight.store.base import Entry, Reader, Writer
 
 BAD_KEYS = ("", "..", ".", "../x", "a/../../x", "a/..", "/etc/passwd", "a//b", "a/", "a/./b", "a\0b")
 LARGE = (1 << 20) + 12345
-"""Above the size from which a store may write past the page cache, and no multiple of anything."""
+"""Above the size from which a store may use direct I/O, and not a multiple of a page or sector."""
 
 
 def refuses(kind: type[RelightError] | tuple[type[RelightError], ...], call: Callable[[], object]) -> RelightError:
-    """The error that ``call`` raises, which is one of ``kind``; ``AssertionError`` if it raises none, or another."""
+    """Return the error that ``call`` raises.
+
+    Raise ``AssertionError`` if it raises none, or one that is not of ``kind``.
+    """
     try:
         result = call()
     except kind as error:
@@ -40,7 +43,7 @@ def refuses(kind: type[RelightError] | tuple[type[RelightError], ...], call: Cal
 
 
 def read_all(store: ByteStore, key: str) -> bytes:
-    """A whole file through a reader."""
+    """Return the contents of a file, read through a reader."""
     reader = store.open(key)
     try:
         data = bytearray(reader.size)
@@ -51,7 +54,7 @@ def read_all(store: ByteStore, key: str) -> bytes:
 
 
 def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> None:
-    """A whole file through a writer, in pieces, aligned as the writer asks, not in order."""
+    """Write a whole file through a writer: in pieces with the writer's alignment, last piece first."""
     writer = store.write(key, len(data))
     padded = mmap.mmap(-1, max(-(-len(data) // mmap.PAGESIZE) * mmap.PAGESIZE, mmap.PAGESIZE))
     padded[: len(data)] = data
@@ -63,7 +66,7 @@ def write_all(store: ByteStore, key: str, data: bytes, step: int = 1 << 19) -> N
 
 
 def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) -> None:
-    """What each of several processes does: create the same names, all at the same moment. Tells which it won."""
+    """Create the same names as the other processes, all at the same moment. Put into ``told`` which ones it won."""
     won = []
     try:
         for round_ in range(rounds):
@@ -74,20 +77,20 @@ def _create_all(store: ByteStore, rounds: int, me: int, gate: Any, told: Any) ->
 
 
 class StoreSuite:
-    """Subclass it as ``TestSomething`` and give ``make``."""
+    """Subclass it as ``TestSomething`` and define ``make``."""
 
     across_processes = True
     """Whether another process reaches the same files through the store, which then can be pickled."""
 
     own: frozenset[str] = frozenset()
-    """Names that it keeps at its top for itself."""
+    """Names at the store's top that the store itself uses."""
 
     def make(self, tmp_path: Path) -> ByteStore:
-        """A new, empty store; ``tmp_path`` is an empty directory to use if it needs one."""
+        """Return a new, empty store. ``tmp_path``: an empty directory that it may use."""
         raise NotImplementedError
 
     def top(self, store: ByteStore) -> list[Entry]:
-        """What is at its top, but for its own."""
+        """Return the entries at the store's top, without its ``own``."""
         return sorted(entry for entry in store.list("") if entry.name not in self.own)
 
     def test_put_once_creates_what_get_gives(self, tmp_path: Path) -> None:
@@ -99,7 +102,7 @@ class StoreSuite:
             assert read_all(store, key) == data
 
     def test_put_once_never_replaces(self, tmp_path: Path) -> None:
-        """The second ``put_once`` of a name gives False and changes nothing, whatever it brings."""
+        """The second ``put_once`` of a name returns False and changes nothing, whatever its bytes."""
         store = self.make(tmp_path)
         assert store.put_once("a/b", b"first")
         assert store.put_once("a/b", b"second, and longer") is False
@@ -108,7 +111,7 @@ class StoreSuite:
         assert [entry.name for entry in store.list("a")] == ["b"], "nothing is left of the losers"
 
     def test_put_once_has_one_winner_among_threads(self, tmp_path: Path) -> None:
-        """Of any number of threads that create a name at the same moment, exactly one is told True, and it is its bytes that are there."""
+        """Of any number of threads that create a name at the same moment, exactly one gets True, and the file has its bytes."""
         store = self.make(tmp_path)
         for round_ in range(20):
             won: list[int] = []
@@ -129,18 +132,18 @@ class StoreSuite:
         assert len(list(store.list("log"))) == 20
 
     def test_put_once_has_one_winner_among_processes(self, tmp_path: Path) -> None:
-        """Of any number of processes that create a name at the same moment, exactly one is told True."""
+        """Of any number of processes that create a name at the same moment, exactly one gets True."""
         if not self.across_processes:
             return
         store = self.make(tmp_path)
         rounds, processes = 25, 4
         fresh = multiprocessing.get_context("spawn")  # the libraries behind some stores do not survive a fork
         with safe_spawn():
-            gate, told = fresh.Barrier(processes), fresh.SimpleQueue()
-            children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, told), daemon=True) for me in range(processes)]
+            gate, results = fresh.Barrier(processes), fresh.SimpleQueue()
+            children = [fresh.Process(target=_create_all, args=(store, rounds, me, gate, results), daemon=True) for me in range(processes)]
             for child in children:
                 child.start()
-        wins = dict(told.get() for _ in children)
+        wins = dict(results.get() for _ in children)
         for child in children:
             child.join()
         for round_ in range(rounds):
@@ -163,7 +166,7 @@ class StoreSuite:
         assert store.get("dir/empty", 0) == b""
 
     def test_write_never_replaces(self, tmp_path: Path) -> None:
-        """``write`` of a name that is there fails, and leaves what is there as it was."""
+        """``write`` of an existing name fails and does not change the file."""
         store = self.make(tmp_path)
         put(store, "dir/file", b"first")
         refuses(StoreUnavailable, lambda: store.write("dir/file", 9))
@@ -182,7 +185,7 @@ class StoreSuite:
         assert store.get("dir/file", 99) == b"again"
 
     def test_what_was_put_can_be_settled(self, tmp_path: Path) -> None:
-        """``settle`` takes the top, a directory, and a directory of directories."""
+        """``sync`` accepts the top, a directory, and a directory of directories."""
         store = self.make(tmp_path)
         put(store, "a/b/file", b"x")
         for prefix in ("a/b", "a", ""):
@@ -197,7 +200,7 @@ class StoreSuite:
         refuses(UnsafeContent, lambda: store.get("file", 4))
 
     def test_absent_files_are_not_found(self, tmp_path: Path) -> None:
-        """Reading what is not there is ``CheckpointNotFound``, in a store that is not there yet, too."""
+        """Reading an absent file raises ``CheckpointNotFound``, also in a store that does not exist yet."""
         store = self.make(tmp_path)
         refuses(CheckpointNotFound, lambda: store.get("nothing", 9))
         refuses(CheckpointNotFound, lambda: store.open("run/nothing"))
@@ -206,7 +209,7 @@ class StoreSuite:
         refuses(CheckpointNotFound, lambda: store.open("other/file"))
 
     def test_reading_behind_the_end_is_corruption(self, tmp_path: Path) -> None:
-        """A reader never fills up with anything else: a file shorter than what is asked of it is ``CorruptCheckpoint``."""
+        """A read past the end of the file raises ``CorruptCheckpoint``. It never pads."""
         store = self.make(tmp_path)
         put(store, "file", b"12345")
         reader: Reader = store.open("file")
@@ -221,7 +224,10 @@ class StoreSuite:
             reader.close()
 
     def test_fetch_gives_the_same_bytes_or_leaves_it_to_read_into(self, tmp_path: Path) -> None:
-        """``fetch`` gives what was written, from any offset, at the end and across it, or None; behind the end it is ``CorruptCheckpoint``."""
+        """``fetch`` returns the written bytes at any offset, or None.
+
+        Past the end it raises ``CorruptCheckpoint`` or returns None.
+        """
         store = self.make(tmp_path)
         data = random.Random(7).randbytes((2 << 20) + 12345)
         write_all(store, "file", data)
@@ -231,19 +237,19 @@ class StoreSuite:
             for offset, length in ((0, len(data)), (0, 1), (1, 4095), (4095, 2), (4096, 8192), (100_001, 1 << 20), (len(data) - 1, 1)):
                 got = reader.fetch(offset, length, room[: length + 2 * PAGE])
                 if got is not None and bytes(got) != data[offset : offset + length]:
-                    raise AssertionError(f"{length} bytes from {offset} are not what was written")
+                    raise AssertionError(f"{length} bytes from {offset} are not the written ones")
             for offset, length in ((len(data) - 1, 2), (1 << 40, 1)):
                 try:
                     got = reader.fetch(offset, length, room[: length + 2 * PAGE])
                 except CorruptCheckpoint:
                     continue
                 if got is not None:
-                    raise AssertionError(f"gave {len(got)} bytes from {offset}, behind the end")
+                    raise AssertionError(f"gave {len(got)} bytes from {offset}, past the end")
         finally:
             reader.close()
 
     def test_reader_survives_delete(self, tmp_path: Path) -> None:
-        """What was opened can be read to its end after its name is gone, and after another file got the name."""
+        """An open file can be read to its end after its name is gone, and after another file got the name."""
         store = self.make(tmp_path)
         put(store, "dir/file", b"first")
         reader = store.open("dir/file")
@@ -257,7 +263,10 @@ class StoreSuite:
             reader.close()
 
     def test_list_gives_names_directly_below(self, tmp_path: Path) -> None:
-        """``list`` gives each name directly below the prefix once, and says which are directories; nothing where there is nothing."""
+        """``list`` yields each name directly below the prefix once, with whether it is a directory.
+
+        An absent prefix has none.
+        """
         store = self.make(tmp_path)
         assert self.top(store) == []
         assert list(store.list("run")) == []
@@ -269,7 +278,7 @@ class StoreSuite:
         assert list(store.list("ru")) == [], "a prefix is a directory, not the beginning of a name"
 
     def test_delete_is_idempotent(self, tmp_path: Path) -> None:
-        """Deleting what is not there is fine; deleting takes exactly the one name."""
+        """Deleting an absent name succeeds. Deleting removes exactly the one name."""
         store = self.make(tmp_path)
         store.delete("nothing/at/all")
         put(store, "dir/a", b"a")
@@ -279,7 +288,7 @@ class StoreSuite:
         assert [entry.name for entry in store.list("dir")] == ["ab"]
 
     def test_delete_dir_spares_what_is_not_empty(self, tmp_path: Path) -> None:
-        """``delete_dir`` removes an empty directory, says False of one that is not empty, and never removes a file."""
+        """``delete_dir`` removes an empty directory, returns False for one that is not empty, and never removes a file."""
         store = self.make(tmp_path)
         put(store, "dir/file", b"x")
         assert store.delete_dir("dir") is False
@@ -321,7 +330,7 @@ class StoreSuite:
         assert {key: read_all(store, key) for key in datas} == datas
 
     def test_properties_and_room(self, tmp_path: Path) -> None:
-        """A store says what it honours, and how much room is left or that it does not know, before it exists, too."""
+        """A store reports its guarantees and its free bytes (None if unknown), also before it exists."""
         store = self.make(tmp_path)
         assert isinstance(store.properties().exclusive_create, bool)
         assert isinstance(store.properties().durable, bool)
@@ -332,10 +341,11 @@ class StoreSuite:
         assert store.url
 
     def test_no_room_is_said_before_anything_is_written(self, tmp_path: Path) -> None:
-        """A file larger than any disk is ``NoSpace`` (or refused otherwise) when its writer is made, and leaves no name."""
+        """A writer for a file larger than any disk raises ``NoSpace`` (or ``StoreUnavailable``) at once, and leaves no name."""
         store = self.make(tmp_path)
         if store.free_bytes() is None:
             return
-        # More than a file may have: merely more than is free would fill the disk for everybody until it is refused.
+        # Above the largest size of a file. Slightly more than the free bytes would fill the disk for other processes
+        # first.
         refuses((NoSpace, StoreUnavailable), lambda: store.write("dir/huge", 1 << 52))
         assert list(store.list("dir")) == []

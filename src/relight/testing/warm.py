@@ -175,7 +175,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int]) -> None:
 
 
 def _run_quickly() -> NoReturn:
-    """Run the script and end as Python does, but for the modules, which stay as they are."""
+    """Run the script and end as Python does, but do not free the modules."""
     code = 0
     try:
         runpy.run_path(sys.argv[0], run_name="__main__")
