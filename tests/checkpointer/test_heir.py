@@ -103,13 +103,13 @@ def test_one_who_cannot_save_leaves_it_to_the_next(
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
     def broken(place: CommitTarget, request: SaveRequest) -> SaveReport:
-        return saves(place, replace(request, items=[replace(itemk, source=Broken(bytes(itemk.source.length))) for itemk in request.items]))
+        return saves(place, replace(request, items=[replace(item, source=Broken(bytes(item.source.length))) for item in request.items]))
 
     monkeypatch.setattr(heir, "save_multi_rank", broken)
     assert not first.hand_over(attempt)
     monkeypatch.setattr(heir, "save_multi_rank", saves)
     assert second.hand_over(attempt)
-    assert [checkpointk.step for checkpointk in attempt.history().live] == [STEP]
+    assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
     assert not first.hand_over(attempt), "already saved"
 
 
@@ -185,7 +185,7 @@ def test_what_was_left_in_front_of_an_update_counts_if_it_has_always_been_what_i
     living.ends(alike + 1)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert living.hand_over(attempt) is taken
-    assert [checkpointk.step for checkpointk in attempt.history().live] == [alike + 1] * taken
+    assert [checkpoint.step for checkpoint in attempt.history().live] == [alike + 1] * taken
 
 
 def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ranks: Callable[..., list[Rank]], tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_who_is_told_that_another_has_failed_ends_its_step_and_hands_it_over(ran
         living.ends(STEP)
     attempt = Attempt.begin(open_bytes(tmp_path / "store"), "run")
     assert living.hand_over(attempt)
-    assert [checkpointk.step for checkpointk in attempt.history().live] == [STEP]
+    assert [checkpoint.step for checkpoint in attempt.history().live] == [STEP]
 
 
 def test_what_is_slow_to_leave_is_given_up_by_its_quickest(tmp_path: Path) -> None:
