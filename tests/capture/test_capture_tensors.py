@@ -49,7 +49,7 @@ def views(base: str) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_in_every_stride_comes_back_to_the_bit(name: str) -> None:
-    """What was saved is what is loaded, for every dtype torch has, however it lay in memory, whole or three elements at a time."""
+    """Load every dtype of torch bit-exactly, whatever its strides, whole or three elements at a time."""
     state = views(name)
     for piece in (0, 3):
         loaded = load(save({"state": state}, rng=False, piece=piece), piece=piece)["state"]
@@ -59,7 +59,7 @@ def test_every_dtype_in_every_stride_comes_back_to_the_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_dtype_in_every_stride_is_restored_in_place(name: str) -> None:
-    """Restoring writes into the live tensor itself, wherever it lies, and moves its version counter."""
+    """Write into the live tensor's own memory, and increment its version counter."""
     state = views(name)
     stored = save({"state": state}, rng=False)
     for piece in (0, 3):
@@ -70,7 +70,7 @@ def test_every_dtype_in_every_stride_is_restored_in_place(name: str) -> None:
             same_object, address, version = before[key]
             assert live[key] is same_object and live[key].data_ptr() == address
             assert raw(live[key]) == raw(tensor), key
-            assert live[key]._version > version, f"{key}: autograd was not told"
+            assert live[key]._version > version, f"{key}: autograd's version counter is unchanged"
 
 
 def test_contiguous_memory_is_read_and_written_without_a_copy() -> None:
@@ -125,7 +125,7 @@ def test_tied_tensors_are_one_item_and_tied_again() -> None:
 
 
 def test_lazy_conjugates_and_negatives_are_saved_as_their_values() -> None:
-    """A view whose conjugation or negation torch has only noted down is saved as what one sees."""
+    """Save a lazily conjugated or negated view as the values that reading it gives."""
     z = torch.randn(5, dtype=torch.complex64)
     state = {"conj": z.conj(), "neg": z.conj().imag, "half": z.to(torch.complex32).conj(), "wide": z.to(torch.complex128).conj()}
     loaded = load(save({"s": state}, rng=False))["s"]
@@ -195,7 +195,7 @@ def test_quantised_tensors_come_back() -> None:
 
 
 class Odd(torch.Tensor):
-    """A subclass nobody knows."""
+    """An unknown subclass."""
 
 
 def _unsavable() -> dict[str, object]:
@@ -275,10 +275,10 @@ def test_numpy_arrays_are_restored_in_place() -> None:
     """A live array of the same dtype and shape is written, not replaced, on its own and inside containers."""
     stored = save({"s": ARRAYS, "alone": np.arange(3.0)}, rng=False)
     live = {key: np.zeros_like(value) for key, value in ARRAYS.items()}
-    held = dict(live)
+    originals = dict(live)
     alone = np.zeros(3)
     plan = restore(stored, {"s": live, "alone": alone})
-    assert all(live[key] is held[key] for key in live)
+    assert all(live[key] is originals[key] for key in live)
     assert alone.tolist() == [0, 1, 2] and plan.values.get("alone", alone) is alone
     assert all(live[key].tobytes() == value.tobytes() for key, value in ARRAYS.items())
 
@@ -319,7 +319,8 @@ def test_numpy_scalars_stay_numpy_scalars() -> None:
     ],
 )
 def test_a_malformed_leaf_is_unsafe_content(kind: str, dtype: str, shape: tuple[int, ...], meta: object) -> None:
-    """What a file says about its tensors is checked against them: a typed error, no crash, no absurd allocation."""
+    """Validate a file's statements about its tensors. An invalid one raises a typed error, without a crash or a huge
+    allocation."""
     length = int(np.prod(shape)) * DTYPES[dtype].itemsize
     stored = Stored([Tensor("x", dtype, shape, "value", 0, 0, length)], encode_tree({"x": Leaf(kind, (0,), meta)}), [bytes(length)], {})
     with pytest.raises(UnsafeContent):
@@ -335,7 +336,7 @@ def test_sparse_indices_are_checked_before_they_are_used() -> None:
 
 
 def test_the_store_is_asked_before_memory_is_made() -> None:
-    """Once for each pack that something is wanted of, before the first tensor of it is made."""
+    """Check the store's pack once for each pack with requested tensors, before the first tensor is allocated."""
     asked: list[int] = []
 
     def check(pack: int) -> None:
@@ -343,11 +344,11 @@ def test_the_store_is_asked_before_memory_is_made() -> None:
         if pack == 2:
             raise CorruptCheckpoint("shorter than it should be")
 
-    held = [Tensor(name, "uint8", (size,), "value", pack, 0, size) for name, size, pack in (("a", 4, 0), ("b", 4, 0), ("c", 1 << 50, 2))]
-    build_tree(held, encode_tree({name: Leaf("tensor", (index,)) for index, name in enumerate("ab")}), where="test", check=check)
+    records = [Tensor(name, "uint8", (size,), "value", pack, 0, size) for name, size, pack in (("a", 4, 0), ("b", 4, 0), ("c", 1 << 50, 2))]
+    build_tree(records, encode_tree({name: Leaf("tensor", (index,)) for index, name in enumerate("ab")}), where="test", check=check)
     assert asked == [0]
     with pytest.raises(CorruptCheckpoint):
-        build_tree(held, encode_tree({"c": Leaf("tensor", (2,))}), where="test", check=check)
+        build_tree(records, encode_tree({"c": Leaf("tensor", (2,))}), where="test", check=check)
 
 
 def test_a_shape_that_overflows_is_unsafe_content() -> None:
@@ -418,7 +419,7 @@ def test_capturing_what_was_loaded_gives_the_same_bytes(state: dict[str, object]
     """Save, load, save: the second checkpoint holds what the first does (sets may come in another order)."""
     first = save({"s": _native(state)}, rng=False)
     second = save({"s": load(first)["s"]}, rng=False)
-    assert first.data == second.data and [one.name for one in first.tensors] == [one.name for one in second.tensors]
+    assert first.data == second.data and [tensor.name for tensor in first.tensors] == [tensor.name for tensor in second.tensors]
     assert same(load(first), load(second))
 
 

@@ -101,7 +101,7 @@ def test_a_value_whose_type_would_change_is_refused(value: object) -> None:
 
 
 class Phase(enum.Enum):
-    """An enum whose members are no plain values."""
+    """An enum with members that are not plain values."""
 
     WARM, MAIN = "warm", ("main", 2)
 
@@ -125,7 +125,7 @@ def alike(one: Any, other: Any) -> bool:
 
 
 class Stateful:
-    """An object whose state holds such values, and that takes them as they are given."""
+    """An object with such values in its state. It does not convert them when it loads."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -170,7 +170,7 @@ def test_values_the_format_cannot_hold_are_refused_by_capture(value: object) -> 
 
 
 def test_the_captured_tree_does_not_change_with_the_live_values() -> None:
-    """Plain values are taken as they are when captured."""
+    """Copy plain values at the capture."""
     live = {"a": [1, {"b": 2}], "s": {1}}
     captured = capture({"d": live}, rng=False)
     live["a"][1]["b"] = 3
@@ -201,7 +201,7 @@ def test_an_object_with_a_state_gets_it_back(state: object) -> None:
 
 
 def test_an_object_that_refuses_its_state_is_named() -> None:
-    """An exception in somebody's ``load_state_dict`` becomes an error that says whose."""
+    """Name the component if its ``load_state_dict`` raises an exception."""
 
     class Picky(Meter):
         def load_state_dict(self, state: object) -> None:
@@ -212,7 +212,7 @@ def test_an_object_that_refuses_its_state_is_named() -> None:
 
 
 def test_only_touches_what_it_names() -> None:
-    """Partial recovery: what matches is restored; everything else of the live state, generators too, is as it was."""
+    """Restore what a pattern selects, and leave all other live state unchanged, generators included."""
     torch.manual_seed(1)
     state = {"a": {"x": 1, "y": torch.ones(2)}, "b": {"x": 1}, "n": 5, "m": Meter({"k": 1})}
     stored = save(state)

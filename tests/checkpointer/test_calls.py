@@ -30,7 +30,7 @@ def test_steps_count_up(tmp_path: Path) -> None:
     with pytest.raises(relight.ConfigError, match="step 1 was reported after step 2"):
         ckpt.save(1)
     ckpt.close()
-    assert [one.step for one in relight.open(tmp_path / "demo").checkpoints()] == [2]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "demo").checkpoints()] == [2]
 
 
 def test_steps_count_up_from_what_was_restored(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_forked_child_is_refused(tmp_path: Path, call: str) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
     ckpt.step(1)
     ckpt.close()
-    assert [one.step for one in relight.open(tmp_path / "demo").checkpoints()] == [1]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "demo").checkpoints()] == [1]
 
 
 def test_ranks_that_are_not_connected_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

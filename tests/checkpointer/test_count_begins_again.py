@@ -30,7 +30,7 @@ def train(run: Path, first: int, last: int, **options: Any) -> None:
 
 
 def steps_of(run: Path) -> list[int]:
-    return [one.step for one in relight.open(run).checkpoints()]
+    return [checkpoint.step for checkpoint in relight.open(run).checkpoints()]
 
 
 @pytest.mark.parametrize("options", [{}, {"fresh": True}])

@@ -66,7 +66,7 @@ def test_a_thread_that_dies_before_its_first_line_holds_no_start(dead_at_start: 
 
 
 def test_a_late_thread_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread whose start was given up must not do the work that its caller does instead."""
+    """Do no work in a thread after its caller aborted the start and does the work itself."""
     monkeypatch.setattr(thread_start, "START_S", 0.1)
     monkeypatch.setattr(thread_start, "_given_up", threading.Event())
     may, worked, bootstrap = threading.Event(), [], threading.Thread._bootstrap  # type: ignore[attr-defined]
@@ -88,7 +88,7 @@ def test_a_late_thread_does_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_pool_works_without_threads(dead_at_start: list[str]) -> None:
-    """A pool whose threads die at their start has its tasks done by the caller."""
+    """Run a pool's tasks in the caller if its threads die at their start."""
     results: list[int] = []
 
     def work() -> None:
@@ -148,10 +148,10 @@ def test_steps_and_close_do_not_wait_for_dead_threads(tmp_path: Path, dead_at_st
 
 def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thread that reads the agent's messages runs out of memory: a call that waits for an answer ends at once."""
-    here, there = socket.socketpair()
+    here, remote = socket.socketpair()
 
     def none(self: AgentConnection[object]) -> tuple[object, list[int]]:
-        there.recv(1)  # the question
+        remote.recv(1)  # the question
         raise MemoryError
 
     monkeypatch.setattr(AgentConnection, "receive", none)
@@ -161,7 +161,7 @@ def test_no_memory_for_an_answer_ends_the_wait_for_it(monkeypatch: pytest.Monkey
         agent.slots(1 << 20, 2, None, 60.0)
     assert time.monotonic() - before < 30
     assert not agent.alive
-    there.close()
+    remote.close()
 
 
 @pytest.mark.parametrize("who", ["thread", "trainer"])
@@ -169,8 +169,8 @@ def test_no_memory_while_copying_holds_no_step(who: str, monkeypatch: pytest.Mon
     """A slice that a thread could not copy is the trainer's. If it cannot either, the snapshot counts as changed; nothing waits for good."""
     tensor = torch.arange((3 * SLICE_BYTES) // 4, dtype=torch.float32)
     watched, target = GuardedTensors([("t", tensor, 0)]), ctypes.create_string_buffer(3 * SLICE_BYTES)
-    found: list[list[str]] = []
-    snapshot = Snapshot(watched.begin(), ctypes.addressof(target), found.append)
+    completions: list[list[str]] = []
+    snapshot = Snapshot(watched.begin(), ctypes.addressof(target), completions.append)
     trainer, copy, tried = threading.current_thread(), Snapshot._copy, threading.Event()
 
     def refused(self: Snapshot, index: int) -> None:
@@ -186,7 +186,7 @@ def test_no_memory_while_copying_holds_no_step(who: str, monkeypatch: pytest.Mon
     assert tried.wait(20)
     snapshot.wait()
     threads.close()
-    assert found == [[] if who == "thread" else ["t"]]
+    assert completions == [[] if who == "thread" else ["t"]]
     if who == "thread":
         assert bytes(memoryview(target)) == tensor.numpy().tobytes()
 
@@ -203,7 +203,7 @@ def test_first_calls_that_fail_end_no_job(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_end_of_a_run_that_saved_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, events: list[Event]) -> None:
-    """A run whose saves all failed does not end as if the last step were stored."""
+    """Do not end a run with only failed saves as if the last step were stored."""
     ckpt = relight.Checkpointer(tmp_path / "s" / "run", model=nn.Linear(8, 8), save=relight.every(steps=1), background=False, signals=False)
     ckpt.restore()
 

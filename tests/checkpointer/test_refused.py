@@ -26,9 +26,9 @@ from relight.store.retry import FirstContact, first_contact
 
 @pytest.fixture
 def seen() -> Iterator[list[Event]]:
-    found: list[Event] = []
-    undo = subscribe(found.append)
-    yield found
+    events: list[Event] = []
+    undo = subscribe(events.append)
+    yield events
     undo()
 
 
@@ -87,14 +87,14 @@ def life(folder: Path, refusals: Refusals, at: int, *, always: bool = False, bac
 
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Refusals:
-    found, start = Refusals(lambda: RuntimeError("can't start new thread")), threading.Thread.start
+    refusals, start = Refusals(lambda: RuntimeError("can't start new thread")), threading.Thread.start
 
     def counted(self: threading.Thread) -> None:
-        found.count()
+        refusals.count()
         start(self)
 
     monkeypatch.setattr(threading.Thread, "start", counted)
-    return found
+    return refusals
 
 
 def test_no_thread_ends_training(tmp_path: Path, threads: Refusals, seen: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,8 +102,8 @@ def test_no_thread_ends_training(tmp_path: Path, threads: Refusals, seen: list[E
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     calls = life(tmp_path / "none", threads, 0, background=True)
     assert calls >= 3
-    for at in range(1, calls + 1):
-        life(tmp_path / f"{at}", threads, at, background=True)
+    for call in range(1, calls + 1):
+        life(tmp_path / f"{call}", threads, call, background=True)
     life(tmp_path / "all", threads, 1, always=True, background=True)
     assert len([event for event in seen if event.name == "threads.refused"]) == 1
 
@@ -136,8 +136,8 @@ def test_no_descriptor_ends_training(tmp_path: Path, descriptors: Refusals, monk
     """A descriptor refused at one call, from the restore on: the first contact is tried again, a save is made again by the next one."""
     monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
     calls = life(tmp_path / "none", descriptors, 0)
-    for at in range(1, calls + 1, 23):
-        life(tmp_path / f"{at}", descriptors, at)
+    for call in range(1, calls + 1, 23):
+        life(tmp_path / f"{call}", descriptors, call)
 
 
 def test_no_process_ends_training(tmp_path: Path, seen: list[Event], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,14 +226,14 @@ def test_the_first_contact_has_a_bound() -> None:
 def test_one_failing_write_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """One write that fails (EIO), the very first or any later one, costs one save at most."""
     monkeypatch.setattr("relight.store.retry.FirstContact.__new__.__defaults__", (3.0, 0.001, 0.01))
-    found, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
+    refusals, real = Refusals(lambda: OSError(errno.EIO, "Input/output error")), getattr(os, name)
 
     def counted(*words: Any, **named: Any) -> Any:
-        found.count()
+        refusals.count()
         return real(*words, **named)
 
     monkeypatch.setattr(os, name, counted)
-    calls = life(tmp_path / "none", found, 0)
+    calls = life(tmp_path / "none", refusals, 0)
     assert calls
-    for at in [*range(1, min(calls, 6) + 1), *range(7, calls + 1, 11)]:
-        life(tmp_path / f"{at}", found, at)
+    for call in [*range(1, min(calls, 6) + 1), *range(7, calls + 1, 11)]:
+        life(tmp_path / f"{call}", refusals, call)

@@ -57,8 +57,8 @@ class Trainer:
     def until(self, line: str) -> None:
         """Read its output up to ``line``."""
         assert self.process.stdout is not None and self.process.stderr is not None
-        for found in self.process.stdout:
-            if found.strip() == line:
+        for printed in self.process.stdout:
+            if printed.strip() == line:
                 return
         raise AssertionError(self.process.stderr.read())
 
@@ -80,9 +80,9 @@ def run(tmp_path: Path) -> str:
 
 @pytest.fixture
 def events() -> Iterator[list[str]]:
-    found: list[str] = []
-    undo = subscribe(lambda event: found.append(f"{event.name}: {event.fields.get('say', '')}"))
-    yield found
+    lines: list[str] = []
+    undo = subscribe(lambda event: lines.append(f"{event.name}: {event.fields.get('say', '')}"))
+    yield lines
     undo()
 
 
@@ -91,7 +91,7 @@ def make(run: str, **options: object) -> relight.Checkpointer:
 
 
 def taken(events: list[str]) -> list[str]:
-    return [one for one in events if one.startswith("takeover.taken")]
+    return [line for line in events if line.startswith("takeover.taken")]
 
 
 def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> None:
@@ -169,7 +169,7 @@ OTHER = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchel
         ({"SLURM_JOB_ID": "7"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "take"),
         ({"TORCHELASTIC_RUN_ID": "x"}, {"TORCHELASTIC_RESTART_COUNT": "2", "TORCHELASTIC_RUN_ID": "x"}, "take"),
         (AGENT, {**AGENT, "TORCHELASTIC_RESTART_COUNT": "1"}, "take"),
-        (AGENT, {**OTHER, "TORCHELASTIC_RESTART_COUNT": "1"}, "refuse"),  # whose first start was refused, too
+        (AGENT, {**OTHER, "TORCHELASTIC_RESTART_COUNT": "1"}, "refuse"),  # its first start was refused, too
         ({"SLURM_JOB_ID": "6"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
         ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
         ({}, {"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "1"}, "refuse"),
@@ -275,7 +275,7 @@ def test_an_evaluation_beside_training_takes_nothing_over(run: str, events: list
     try:
         first.until("step 1")
         ckpt = make(run, takeover="take")
-        assert ckpt.restore() >= 2 and "only reads" in taken(events)[0] and not any("takes it over" in one for one in taken(events))
+        assert ckpt.restore() >= 2 and "only reads" in taken(events)[0] and not any("takes it over" in line for line in taken(events))
         ckpt.close()
         first.until("step 59")
     finally:
@@ -296,7 +296,7 @@ def test_a_dead_host_delays_a_start_for_a_bounded_time(run: str, events: list[st
     assert ckpt.restore() == 3
     ckpt.step(3)
     assert time.monotonic() - started < 6
-    assert any("takeover.waiting" in one and 'takeover="take" skips the wait' in one for one in events)
+    assert any("takeover.waiting" in line and 'takeover="take" skips the wait' in line for line in events)
     ckpt.close()
 
 
@@ -339,7 +339,7 @@ def test_a_second_checkpointer_of_one_process_takes_over(run: str, events: list[
         with pytest.raises(Fenced, match="took the run over"):
             first.save(2)
     second.close()
-    assert [one.step for one in relight.open(run).checkpoints()] == [1, 2]
+    assert [checkpoint.step for checkpoint in relight.open(run).checkpoints()] == [1, 2]
 
 
 def test_a_second_checkpointer_under_another_path_takes_over(run: str, tmp_path: Path, events: list[str]) -> None:
@@ -359,7 +359,7 @@ def test_a_second_checkpointer_under_another_path_takes_over(run: str, tmp_path:
 def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str) -> None:
     """The one that is superseded learns it at its next call, in its own thread."""
     going, over = threading.Event(), threading.Event()
-    found: list[type[BaseException]] = []
+    errors: list[type[BaseException]] = []
 
     def train() -> None:
         ckpt = make(run, signals=False)
@@ -369,7 +369,7 @@ def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str
         try:
             ckpt.step(1)
         except Fenced as error:
-            found.append(type(error))
+            errors.append(type(error))
 
     thread = threading.Thread(target=train)
     thread.start()
@@ -379,7 +379,7 @@ def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str
         second.save(1)
         over.set()
         thread.join()
-    assert found == [Fenced]
+    assert errors == [Fenced]
 
 
 def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None:
@@ -409,7 +409,7 @@ def test_a_forked_child_of_a_killed_trainer_is_no_sign_of_life(run: str) -> None
 
 
 def test_every_superseded_writer_names_who_has_the_run(run: str) -> None:
-    """Fenced names host, process and time, and says what to do."""
+    """Name host, process and time in Fenced, and what to do."""
     first = make(run)
     first.save(0)
     Attempt.begin(first._store, "run", reason="restored")

@@ -117,7 +117,7 @@ class KillingDisk(Disk):
 
 
 def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> None:
-    """Train to the end, or to the kill. A resumed call goes on where the last save was."""
+    """Train to the end, or to the kill. A second call resumes from the last save."""
     torch.set_num_threads(1)
     torch.manual_seed(11)
     import relight.store.local as local

@@ -1,4 +1,4 @@
-"""One text for one value: how the golden stores say what their trees hold."""
+"""One text for one value: the form in which the golden stores record what their trees contain."""
 
 from __future__ import annotations
 

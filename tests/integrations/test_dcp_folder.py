@@ -72,18 +72,18 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
     }
     for number, options in enumerate(({}, {"single_file_per_rank": False}, {"thread_count": 2})):
         dcp.save(state, storage_writer=FileSystemWriter(tmp_path / str(number), **options))
-        found = interop.read(tmp_path / str(number))
-        assert found.keys() == state.keys()
+        state_read = interop.read(tmp_path / str(number))
+        assert state_read.keys() == state.keys()
         for key, value in state.items():
             if isinstance(value, torch.Tensor):
-                assert found[key].dtype == value.dtype and found[key].shape == value.shape, key
+                assert state_read[key].dtype == value.dtype and state_read[key].shape == value.shape, key
                 if value.dtype != torch.float8_e4m3fn:
-                    assert torch.equal(found[key], value), key
+                    assert torch.equal(state_read[key], value), key
             elif key not in ("list", "inner", "array"):
-                assert found[key] == value and type(found[key]) is type(value), key
-        assert torch.equal(found["list"][0], torch.ones(2)) and found["list"][1] == {"x": None}
-        assert torch.equal(found["inner"][0], torch.arange(3)) and found["inner"][1] == "x"
-        assert found["array"].dtype == np.float64 and found["array"].tolist() == [0, 1, 2, 3]
+                assert state_read[key] == value and type(state_read[key]) is type(value), key
+        assert torch.equal(state_read["list"][0], torch.ones(2)) and state_read["list"][1] == {"x": None}
+        assert torch.equal(state_read["inner"][0], torch.arange(3)) and state_read["inner"][1] == "x"
+        assert state_read["array"].dtype == np.float64 and state_read["array"].tolist() == [0, 1, 2, 3]
 
 
 def test_only_what_matches(tmp_path: Path) -> None:
@@ -132,9 +132,9 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "out")
     other = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2), nn.Linear(2, 2))
     before = [tensor.clone() for tensor in other.state_dict().values()]
-    with pytest.raises(IncompatibleState) as found:
+    with pytest.raises(IncompatibleState) as caught:
         interop.restore(tmp_path / "out", model=other)
-    assert len(found.value.details) == 9
+    assert len(caught.value.details) == 9
     assert all(torch.equal(a, b) for a, b in zip(before, other.state_dict().values(), strict=True))
     interop.restore(tmp_path / "out", strict=False, model=other)
     assert torch.equal(other[2].bias, net[2].bias)
@@ -152,7 +152,7 @@ def test_plain_values_are_refilled_in_place(tmp_path: Path) -> None:
 
 
 def test_memory_is_bounded(tmp_path: Path) -> None:
-    """What is read goes straight to where it belongs: besides the tensors, a slab."""
+    """Read into the tensors directly, with one buffer of a slab in addition."""
     dcp.save({"w": torch.ones(1 << 22), "v": torch.ones(1 << 22)}, checkpoint_id=tmp_path / "out")
     net = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1 << 22)), "v": nn.Parameter(torch.zeros(1 << 22))})
     tracemalloc.start()

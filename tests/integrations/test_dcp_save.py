@@ -1,4 +1,5 @@
-"""Saved through torch.distributed.checkpoint by one process: a checkpoint like any other, and loaded as it was."""
+"""Checkpoints saved through torch.distributed.checkpoint by one process. They are ordinary checkpoints, and load
+unchanged."""
 
 from __future__ import annotations
 
@@ -67,11 +68,11 @@ def same(one: Any, other: Any) -> bool:
 
 
 def caught(action: Any) -> RelightError:
-    """What DCP wrapped."""
-    with pytest.raises(CheckpointException) as found:
+    """Return the error that DCP wrapped."""
+    with pytest.raises(CheckpointException) as failure:
         action()
-    error = found.value.failures[0][0]
-    assert isinstance(error, RelightError), found.value
+    error = failure.value.failures[0][0]
+    assert isinstance(error, RelightError), failure.value
     return error
 
 
@@ -86,7 +87,7 @@ def pack_of(run: Path, step: int) -> Path:
 
 
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
-    """Tensors of any layout, nested values, and names that Relight uses itself come back as they were."""
+    """Restore tensors of any layout, nested values, and names that Relight itself uses, all unchanged."""
     state = a_state()
     dcp.save(state, storage_writer=StorageWriter(tmp_path / "store" / "run", step=7))
     loaded = zeroed(state)
@@ -105,7 +106,7 @@ def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
     assert same(state["nested"], tree["nested"]) and same(state["w"], tree["w"]) and tree["step"] == 7
     assert torch.equal(relight.load(run, only=["nested/list"])["nested"]["list"][0], torch.arange(3))
     listed = json.loads(CliRunner().invoke(cli, ["ls", str(run), "--json"]).stdout)
-    assert [(one["step"], one["metrics"]) for one in listed] == [(7, {"loss": 0.5})]
+    assert [(row["step"], row["metrics"]) for row in listed] == [(7, {"loss": 0.5})]
     shown = CliRunner().invoke(cli, ["show", str(run)])
     assert shown.exit_code == 0 and "8 tensors" in shown.stdout
     names = {path.name.split("-")[0] for path in next(run.glob("00*")).iterdir()}
@@ -127,15 +128,15 @@ def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
     state = {"model": model, "optim": optim}
     dcp.load(state, storage_reader=StorageReader(tmp_path / "run"))
     set_state_dict(other, others, model_state_dict=state["model"], optim_state_dict=state["optim"])
-    assert all(torch.equal(one, two) for one, two in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
+    assert all(torch.equal(saved, loaded) for saved, loaded in zip(net.state_dict().values(), other.state_dict().values(), strict=True))
     assert others.param_groups[0]["lr"] == 0.125
-    for one, two in zip(net.parameters(), other.parameters(), strict=True):
-        assert same(dict(optimizer.state[one]), dict(others.state[two]))
+    for saved, loaded in zip(net.parameters(), other.parameters(), strict=True):
+        assert same(dict(optimizer.state[saved]), dict(others.state[loaded]))
     third = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     checkpointer = relight.Checkpointer(tmp_path / "run", model=third, signals=False)
     assert checkpointer.restore(only=["model/*"]) == 2
     checkpointer.close(save=False)
-    assert all(torch.equal(one, two) for one, two in zip(net.parameters(), third.parameters(), strict=True))
+    assert all(torch.equal(saved, loaded) for saved, loaded in zip(net.parameters(), third.parameters(), strict=True))
 
 
 def test_states_that_the_planner_leaves_nested(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_a_step_is_named_in_either_way(tmp_path: Path) -> None:
     assert isinstance(caught(lambda: dcp.save({"n": 1}, storage_writer=writer)), ConfigError)
     for step in (5, 10):
         dcp.save({"n": step}, storage_writer=writer, checkpoint_id=f"out/step-{step}")
-    assert [one.step for one in relight.open(tmp_path / "run").checkpoints()] == [5, 10]
+    assert [checkpoint.step for checkpoint in relight.open(tmp_path / "run").checkpoints()] == [5, 10]
     state = {"n": 0}
     dcp.load(state, storage_reader=StorageReader(tmp_path / "run"), checkpoint_id="out/step-5")
     assert state["n"] == 5
@@ -210,7 +211,7 @@ def test_one_attempt_a_writer_and_the_newest_is_in_charge(tmp_path: Path) -> Non
     for _ in range(3):
         dcp.save({"n": 1}, storage_writer=first)
     dcp.save({"n": 2}, storage_writer=second)
-    assert {one.epoch for one in relight.open(tmp_path / "run").checkpoints()} == {1, 2}
+    assert {checkpoint.epoch for checkpoint in relight.open(tmp_path / "run").checkpoints()} == {1, 2}
     assert isinstance(caught(lambda: dcp.save({"n": 1}, storage_writer=first)), Fenced)
 
 
@@ -239,7 +240,7 @@ def test_ranks_that_save_each_for_itself_are_refused(tmp_path: Path) -> None:
 
 
 def test_what_relight_saved_by_itself_is_not_for_dcp(tmp_path: Path) -> None:
-    """It says so, and how to read it."""
+    """State so in the error, and how to read it."""
     relight.save(tmp_path / "run", {"w": torch.ones(2)}, step=1)
     error = caught(lambda: dcp.load({"w": torch.zeros(2)}, storage_reader=StorageReader(tmp_path / "run")))
     assert isinstance(error, IncompatibleState) and "relight.load" in error.hint

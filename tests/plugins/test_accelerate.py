@@ -1,4 +1,4 @@
-"""Accelerate: killed and gone on, in one process and in two."""
+"""Accelerate: killed and resumed, in one process and in two."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Megatron-Core's dist_checkpointing on two ranks, its tensors in Relight's format: killed and gone on."""
+"""Megatron-Core's dist_checkpointing on two ranks, with its tensors in Relight's format: killed and resumed."""
 
 from __future__ import annotations
 
@@ -31,5 +31,5 @@ def test_another_number_of_ranks_goes_on(tmp_path) -> None:
     killed = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV)
     alone = run([*TORCHRUN, "--nproc-per-node=1", "examples/megatron_sharded.py", str(tmp_path / "b")], env=ENV)
     assert killed.killed and alone.numbers[0] in (13, 17, 21)
-    for name, one in alone.steps.items():
-        assert float(one.split()[1]) == pytest.approx(float(straight.steps[name].split()[1]), rel=1e-4), name
+    for name, values in alone.steps.items():
+        assert float(values.split()[1]) == pytest.approx(float(straight.steps[name].split()[1]), rel=1e-4), name

@@ -1,4 +1,4 @@
-"""Which metric "best" goes by, and what a rule does whose metric nothing shows: pure choices."""
+"""Which metric "best" uses, and what a rule does if no checkpoint has its metric. Pure functions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from relight.policy.keep import with_recorded
 
 def found(*metrics: dict[str, float]) -> list[Candidate]:
     """Checkpoints at steps 0, 1, …, all known to verify."""
-    return [Candidate(f"c{at}", at, at, values, verified=True) for at, values in enumerate(metrics)]
+    return [Candidate(f"c{step}", step, step, values, verified=True) for step, values in enumerate(metrics)]
 
 
 def kept(rules: Keep, *metrics: dict[str, float]) -> list[int]:
     """The steps that stay."""
-    return [one.step for one in decide_keep(rules, found(*metrics)) if one.keep]
+    return [verdict.step for verdict in decide_keep(rules, found(*metrics)) if verdict.keep]
 
 
 @pytest.mark.parametrize(

@@ -50,14 +50,14 @@ def test_it_turns_back_when_things_have_changed(seed: int) -> None:
 
 
 def test_with_a_tie_it_is_copied_while_training_goes_on() -> None:
-    """It is the way whose cost does not grow with the state."""
+    """Prefer copying during training, because its cost does not grow with the state."""
     overlap = Overlap()
     train(overlap, {True: (0.002, 0.03), False: (0.03, 0.0)}, 100, noise=0.0)
     assert overlap.prefers
 
 
 def test_nothing_is_learned_without_quiet_steps() -> None:
-    """Steps of unknown length tell nothing."""
+    """Learn nothing from steps of unknown length."""
     overlap = Overlap()
     for _ in range(50):
         overlap.began(overlap.choose(), 5.0)

@@ -29,9 +29,9 @@ class Slip:
     refused: bool = False
     """Whether the script must end with an error of Relight's."""
     shows: tuple[str, ...] = ()
-    """Regular expressions, all of which the output must match."""
+    """Regular expressions that must all match the output."""
     hides: tuple[str, ...] = ()
-    """Regular expressions, none of which the output may match."""
+    """Regular expressions that must not match the output."""
     quote: str = ""
     """Regular expression of the line that the page quotes; for a refused slip the error is quoted by default."""
     takes: tuple[int, int] | str = (9, 1)
@@ -63,9 +63,9 @@ def plain(text: str, directory: str) -> str:
 
 
 def error_in(output: str) -> str:
-    """The last error of Relight's in a traceback: its message, with its hint."""
-    found = list(re.finditer(r"^relight\.errors\.\w+: (.*(?:\n  (?:- |→ |… ).*)*)", output, re.MULTILINE))
-    return found[-1][1] if found else ""
+    """Return the last Relight error in a traceback: its message with its hint."""
+    errors = list(re.finditer(r"^relight\.errors\.\w+: (.*(?:\n  (?:- |→ |… ).*)*)", output, re.MULTILINE))
+    return errors[-1][1] if errors else ""
 
 
 def matches(quoted: str, output: str) -> bool:
