@@ -23,7 +23,7 @@ from relight.errors import RelightError
 
 
 def draw() -> tuple:
-    """Numbers from each host generator, normals too, as they come in pairs."""
+    """Return numbers from each host generator. Normals are drawn too, because they are generated in pairs."""
     return random.random(), random.gauss(0, 1), float(np.random.randn()), np.random.permutation(5).tolist(), torch.randn(3).tolist()
 
 
@@ -40,7 +40,7 @@ def test_host_generators_go_on_where_they_were() -> None:
 
 
 def test_generators_are_left_alone_when_not_asked_for() -> None:
-    """``rng=False`` saves none, and a restore without them moves none."""
+    """Save no generators with ``rng=False``. A restore without them changes none."""
     stored = save({"n": 1}, rng=False)
     torch.manual_seed(3)
     before = torch.get_rng_state()
@@ -49,7 +49,7 @@ def test_generators_are_left_alone_when_not_asked_for() -> None:
 
 
 def test_generators_come_last() -> None:
-    """Whatever draws numbers while it is restored does not move what was restored."""
+    """Restore generators after everything else, so that draws during the restore do not change them."""
 
     class Greedy:
         def state_dict(self) -> dict:
@@ -115,7 +115,7 @@ def test_a_failing_block_swaps_back() -> None:
 
 
 def test_a_save_while_swapped_resumes_swapped() -> None:
-    """The flag survives, so that swapping back after the resume gives the model its own weights."""
+    """Save the flag, so that swapping back after a resume gives the model its own weights."""
     model, averaged = pair()
     own = values(model)
     swap = Swap(model, averaged)
@@ -261,7 +261,7 @@ def test_changed_code_is_told_also_where_it_is_not_committed() -> None:
 
 
 def test_public_names_are_pinned() -> None:
-    """What other rooms stand on."""
+    """Check the names that other packages import."""
     assert {
         "Captured", "LoadPlan", "RestorePlan", "Swap", "build_tree", "capture", "differences", "environment", "environment_soon", "fingerprint",
         "is_large", "observe_batches", "plan_restore", "unwatch_loaders", "watch_loaders",
@@ -269,6 +269,6 @@ def test_public_names_are_pinned() -> None:
 
 
 def test_the_tree_of_generators_loads_without_objects() -> None:
-    """Random states are arrays and numbers for anybody to read."""
+    """Store random states as arrays and numbers, which any reader can load."""
     tree = load(save({}))["rng"]
     assert isinstance(tree["torch"], torch.Tensor) and isinstance(tree["python"], dict) and isinstance(tree["numpy"], dict)

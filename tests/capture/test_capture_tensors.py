@@ -84,7 +84,7 @@ def test_contiguous_memory_is_read_and_written_without_a_copy() -> None:
 
 
 def test_an_expanded_tensor_is_saved_once() -> None:
-    """Stride-0 dimensions cost one copy, come back expanded, and are restored through the one copy."""
+    """Save a stride-0 dimension once, load it expanded, and restore it through the one copy."""
     base = torch.arange(3.0)
     wide = base.view(3, 1).expand(3, 1000)
     stored = save({"x": wide}, rng=False)
@@ -100,7 +100,7 @@ def test_an_expanded_tensor_is_saved_once() -> None:
 
 
 def test_a_full_tensor_does_not_silently_go_into_an_expanded_one() -> None:
-    """Live memory that cannot hold what is stored is a mismatch, never a part of it written."""
+    """Refuse a tensor that live memory cannot hold, instead of writing a part of it."""
     stored = save({"x": torch.arange(6.0).view(2, 3)}, rng=False)
     live = torch.zeros(2, 1).expand(2, 3)
     plan = None
@@ -112,7 +112,7 @@ def test_a_full_tensor_does_not_silently_go_into_an_expanded_one() -> None:
 
 
 def test_tied_tensors_are_one_item_and_tied_again() -> None:
-    """The same memory is saved once; loaded it is one memory again; restored it fills every place that was tied."""
+    """Save shared memory once. Load it shared again, and restore it into every tied place."""
     weight = torch.arange(4.0)
     stored = save({"state": {"a": weight, "b": weight, "c": weight.view(2, 2), "d": weight[:2]}}, rng=False)
     assert len(stored.data) == 3
@@ -134,7 +134,7 @@ def test_lazy_conjugates_and_negatives_are_saved_as_their_values() -> None:
 
 
 def test_a_live_conjugate_view_gets_the_values_too() -> None:
-    """Restoring into a lazily conjugated or negated view makes the view show what was saved."""
+    """Restore into a lazily conjugated or negated view so that the view has the saved values."""
     z = torch.randn(5, dtype=torch.complex64)
     stored = save({"s": {"conj": z.conj(), "neg": z.conj().imag}}, rng=False)
     other = torch.zeros(5, dtype=torch.complex64)
@@ -352,7 +352,8 @@ def test_the_store_is_asked_before_memory_is_made() -> None:
 
 
 def test_a_shape_that_overflows_is_unsafe_content() -> None:
-    """No bytes, so nothing that sizes could be checked against; torch multiplies the other extents all the same."""
+    """Refuse a shape that overflows. It has zero bytes, so sizes cannot reveal it, and torch multiplies the other
+    extents."""
     stored = Stored([Tensor("x", "uint8", (0, 1 << 62, 1 << 62), "value", 0, 0, 0)], encode_tree({"x": Leaf("tensor", (0,))}), [b""], {})
     with pytest.raises(UnsafeContent):
         load(stored)
@@ -416,7 +417,7 @@ def test_any_tree_comes_back(state: dict[str, object], piece: int) -> None:
 @LIGHT
 @given(st.dictionaries(st.text(max_size=3), plain, max_size=4))
 def test_capturing_what_was_loaded_gives_the_same_bytes(state: dict[str, object]) -> None:
-    """Save, load, save: the second checkpoint holds what the first does (sets may come in another order)."""
+    """Save, load and save again: the second checkpoint equals the first. Sets may be in another order."""
     first = save({"s": _native(state)}, rng=False)
     second = save({"s": load(first)["s"]}, rng=False)
     assert first.data == second.data and [tensor.name for tensor in first.tensors] == [tensor.name for tensor in second.tensors]
@@ -435,7 +436,7 @@ def test_large_strided_tensors_are_gathered_in_bounded_memory() -> None:
 
 
 def test_paths_that_print_alike_do_not_collide() -> None:
-    """Two keys that read the same (two NaNs) still give two names, as a part refuses a name twice."""
+    """Give two keys with the same text (two NaNs) two names, because a part refuses duplicate names."""
     state = {float("nan"): torch.ones(1), float("nan") * 1: torch.zeros(1)}
     stored = store(capture({"s": state}, rng=False))
     assert len(stored.tensors) == 2

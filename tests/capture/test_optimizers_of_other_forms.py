@@ -51,11 +51,11 @@ class Lookahead(torch.optim.Optimizer):
                 fast.copy_(slow.lerp_(fast, 0.5))
 
     def state_dict(self) -> dict[str, Any]:
-        """The inner state, and what is around it."""
+        """Return the inner state and the slow weights."""
         return {"inner": self.inner.state_dict(), "slow": list(self.slow), "n": self.n}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take it back."""
+        """Restore both."""
         self.inner.load_state_dict(state_dict["inner"])
         self.param_groups, self.n = self.inner.param_groups, state_dict["n"]
         for mine, theirs in zip(self.slow, state_dict["slow"], strict=True):
@@ -63,7 +63,7 @@ class Lookahead(torch.optim.Optimizer):
 
 
 class Several(torch.optim.Optimizer):
-    """A list of optimizers, one for each parameter; its state is the list of theirs."""
+    """A list of optimizers, one for each parameter. Its state is the list of their states."""
 
     def __init__(self, parameters: list[torch.Tensor]) -> None:
         super().__init__(parameters, {})
@@ -79,7 +79,7 @@ class Several(torch.optim.Optimizer):
         return [optimizer.state_dict() for optimizer in self.inner]
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Take it back."""
+        """Restore each state."""
         for optimizer, state in zip(self.inner, state_dict, strict=True):
             optimizer.load_state_dict(state)
 
@@ -97,7 +97,7 @@ class Silent(torch.optim.Optimizer):
         self._step = self.base_step
 
     def base_step(self) -> None:
-        """Step the inner one, wherever it is."""
+        """Step the inner optimizer, wherever it is referenced."""
         inner = self.held["one"][0] if isinstance(self.held, dict) else self.held
         inner.step()
 
@@ -107,7 +107,7 @@ class Silent(torch.optim.Optimizer):
 
 
 class LoadsItself(Silent):
-    """The same, with loading code of its own."""
+    """A SAM-like optimizer with its own loading code."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As SAM has it."""
@@ -116,7 +116,7 @@ class LoadsItself(Silent):
 
 
 class Side(Enum):
-    """On which side a projector multiplies."""
+    """Side on which a projector multiplies."""
 
     LEFT, RIGHT = "l", "r"
 
@@ -129,7 +129,7 @@ class Projector:
         self.recent: deque[torch.Tensor] = deque(maxlen=2)
 
     def low(self, gradient: torch.Tensor) -> torch.Tensor:
-        """The gradient in fewer dimensions; the basis is that of the first one."""
+        """Return the gradient in fewer dimensions. The basis is that of the first gradient."""
         if self.matrix is None:
             self.matrix = torch.linalg.svd(gradient, full_matrices=False)[0][:, : self.rank].clone()
         self.recent.append(gradient.norm())
@@ -146,7 +146,7 @@ class LowRank(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """One step; vectors are stepped plainly."""
+        """Take one step. Vectors are stepped without a projector."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.ndim != 2:
@@ -175,7 +175,7 @@ class Other:
 
 
 class OtherLowRank(LowRank):
-    """The same optimizer with projectors of another class."""
+    """A low-rank optimizer with projectors of another class."""
 
     projector = Other
 

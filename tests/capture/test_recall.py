@@ -1,4 +1,4 @@
-"""A capture that knows the one before gives the same as one that does not, whatever happened in between."""
+"""A capture that reuses the previous one equals a full capture, whatever changed in between."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def extra(model, optimizer, rng):
 
 
 class Odd(nn.Module):
-    """A module with a state of its own making."""
+    """A module with custom state."""
 
     def get_extra_state(self):
         return {"drawn": random.random()}
@@ -168,7 +168,7 @@ CHANGES = [
 
 @pytest.mark.parametrize("seed", range(60))
 def test_what_was_seen_before_changes_nothing(seed: int) -> None:
-    """Random changes between captures: names, roles, bytes and tree are those of a capture that knows nothing."""
+    """Compare names, roles, bytes and tree with a full capture after random changes."""
     rng = random.Random(seed)
     torch.manual_seed(seed)
     model = Model()

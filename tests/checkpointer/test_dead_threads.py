@@ -1,4 +1,5 @@
-"""A thread that starts and dies, or that stops reading, holds no call: each wait for it ends, and the result of close() is true."""
+"""A thread that dies at its start, or stops reading, blocks no call. Each wait for it ends, and close() returns the
+true result."""
 
 from __future__ import annotations
 
@@ -51,7 +52,7 @@ def dead_at_start(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def within(seconds: float, work: Callable[[], object]) -> None:
-    """Have ``work`` done in a thread of its own; fail if it is not over in time."""
+    """Run ``work`` in its own thread. Fail if it does not end in time."""
     done = threading.Thread(target=work, daemon=True)
     done.start()
     done.join(seconds)
@@ -59,7 +60,8 @@ def within(seconds: float, work: Callable[[], object]) -> None:
 
 
 def test_a_thread_that_dies_before_its_first_line_holds_no_start(dead_at_start: list[str]) -> None:
-    """Thread.start waits for an event that such a thread never sets; Relight's start counts it as refused."""
+    """Count a thread that dies at its start as refused. Thread.start would wait for an event that this thread never
+    sets."""
     started: list[bool] = []
     within(20, lambda: started.append(new_threads.start(threading.Thread(target=lambda: None, name="relight-test", daemon=True))))
     assert started == [False] and dead_at_start == ["relight-test"]
@@ -111,7 +113,7 @@ def test_a_dropped_pool_lets_its_threads_end() -> None:
 
 
 def test_a_pool_starts_no_more_threads_than_tasks() -> None:
-    """An idle thread is used again; a full pool queues; what is not begun can be cancelled."""
+    """Reuse an idle thread, queue calls if the pool is full, and cancel calls that have not started."""
     with ThreadPool(4, "relight-few") as pool:
         for value in range(10):
             assert pool.submit(lambda one: one, value).result(10) == value
@@ -129,7 +131,8 @@ def test_a_pool_starts_no_more_threads_than_tasks() -> None:
 
 
 def test_steps_and_close_do_not_wait_for_dead_threads(tmp_path: Path, dead_at_start: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With every thread of Relight dead at its start, three steps are saved and close() returns; the deadline is ten minutes."""
+    """Save three steps and return from close() although every Relight thread dies at its start. The deadline is ten
+    minutes."""
     monkeypatch.setenv("RELIGHT_EVENTS", str(tmp_path / "events"))
     ended: list[object] = []
 

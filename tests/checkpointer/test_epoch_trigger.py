@@ -73,7 +73,7 @@ def test_every_second_epoch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", [6, 7, 9, 10])
 def test_a_resumed_run_saves_where_the_uninterrupted_one_would(tmp_path: Path, stop: int) -> None:
-    """Wherever the process ended, epochs 2 and 4 end at the same steps."""
+    """End epochs 2 and 4 at the same steps, wherever the process ended."""
     save = relight.every(epochs=2) | relight.every(steps=1)
     before = train(tmp_path, save, 4, stop=stop)
     after = train(tmp_path, save, 4)
@@ -110,12 +110,13 @@ def test_a_batch_that_is_looked_at_before_training_is_no_epoch(tmp_path: Path) -
 
 
 def test_without_a_loader_step_counts_epochs(tmp_path: Path) -> None:
-    """``epoch=`` is all there is: the first step of the next epoch is saved."""
+    """Save the first step of the next epoch if only ``epoch=`` is given."""
     assert [step for step, _ in train(tmp_path, relight.every(epochs=1), 3, loaders=lambda loader: {}, count=True)] == [5, 10]
 
 
 def test_what_cannot_be_counted_is_refused_at_the_first_step(tmp_path: Path) -> None:
-    """No loader and no ``epoch=``; two loaders and no name; a name that no loader has."""
+    """Refuse an epoch trigger without a loader or ``epoch=``, with two loaders and no name, and with an unknown
+    name."""
     with pytest.raises(ConfigError, match=r"a loader, or epoch= of step"):
         train(tmp_path / "a", relight.every(epochs=1), 1, loaders=lambda loader: {})
     other = DataLoader(samples(4))

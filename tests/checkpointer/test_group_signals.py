@@ -53,7 +53,8 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
 
 
 def script(tmp_path: Path, text: str, timeout: float = 90) -> tuple[subprocess.CompletedProcess[str], list[tuple[int, str]], int]:
-    """Run a script in a process group of its own. Return its end, the saved steps with their reasons, and the last finished step."""
+    """Run a script in its own process group. Return its exit, the saved steps with their reasons, and the last finished
+    step."""
     path, run = tmp_path / "script.py", tmp_path / "store" / "run"
     path.write_text(HEAD + textwrap.dedent(text))
     done = run_script(path, str(run), timeout_s=timeout, cwd=tmp_path, leads=True)

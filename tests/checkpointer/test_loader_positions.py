@@ -1,4 +1,5 @@
-"""A loader's position has units: what they cannot find again is an error with ways out, and what a prefetcher holds is not delivered."""
+"""Loader positions with units. An ambiguous position is an error with remedies, and batches in a prefetcher do not
+count as delivered."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ def test_several_changes_in_one_training_epoch(kind, tmp_path) -> None:
 
 
 def test_a_grown_data_set_under_a_shuffle_is_refused_with_the_cause(tmp_path) -> None:
-    """The error names what changed and both ways out, before anything is restored."""
+    """Name the change and both remedies in the error, before anything is restored."""
     interrupted(tmp_path, build(), 5)
     live = torch.zeros(1)
     loader = build(60)
@@ -140,7 +141,7 @@ class Clocked(IterableDataset):
 
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_a_stream_with_a_seed_of_its_own_is_refused_until_a_way_out_is_taken(kind, tmp_path, events) -> None:
-    """The refusal comes again at each attempt; afterwards each way out works."""
+    """Refuse each attempt until one of the remedies is used. Each remedy works."""
     interrupted(tmp_path, kind(Clocked(), batch_size=BATCH), 5)
     loader = kind(Clocked(), batch_size=BATCH)
     with checkpointer(tmp_path, loader) as ckpt:
@@ -231,7 +232,7 @@ def test_a_checkpoint_without_units_restores_as_before(kind) -> None:
 
 
 def one_ahead(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds the following batch."""
+    """A generator that prefetches one batch."""
     batches = iter(loader)
     following = next(batches)
     while following is not None:
@@ -240,7 +241,7 @@ def one_ahead(loader: DataLoader) -> Iterator[Any]:
 
 
 def copies_ahead(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds a copy of the following batch, as on an accelerator."""
+    """A generator that prefetches a copy of the next batch, as on an accelerator."""
     following = None
     for batch in loader:
         copy = batch.clone()
@@ -251,7 +252,7 @@ def copies_ahead(loader: DataLoader) -> Iterator[Any]:
 
 
 class Preloading:
-    """An object that holds a copy of the following batch."""
+    """An object that prefetches a copy of the next batch."""
 
     def __init__(self, loader: DataLoader) -> None:
         self.batches = iter(loader)
@@ -288,7 +289,7 @@ def in_a_thread(loader: DataLoader) -> Iterator[Any]:
 
 
 def several_ahead(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds three batches."""
+    """A generator that prefetches three batches."""
     batches: list[Any] = []
     for batch in loader:
         batches.append(batch)
@@ -298,7 +299,7 @@ def several_ahead(loader: DataLoader) -> Iterator[Any]:
 
 
 def passed_on(loader: DataLoader) -> Iterator[Any]:
-    """A generator that holds nothing."""
+    """A generator without a prefetch."""
     for batch in loader:
         yield batch.clone()
 
@@ -328,7 +329,7 @@ def trained(path: Any, loader: DataLoader, through: Callable[[DataLoader], Any],
 @pytest.mark.parametrize("name", AHEAD)
 @pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
 def test_what_a_prefetcher_holds_comes_again(kind, name, steps, each, tmp_path) -> None:
-    """No batch is lost and none is used twice, wherever the save is."""
+    """Lose no batch and use none twice, wherever the save is."""
     if name == "several" and steps < 5 and not each:
         pytest.skip("one save of two steps does not show how many batches a step uses")
     seen = trained(tmp_path, build(kind=kind), AHEAD[name], steps, each)
@@ -395,7 +396,7 @@ def test_used_states_what_was_used(tmp_path) -> None:
 
 @pytest.mark.parametrize("wrong", [-1, 99, True, "3"])
 def test_used_refuses_what_is_no_count_of_delivered_batches(wrong, tmp_path) -> None:
-    """More batches than were delivered, and what is not a count, are errors."""
+    """Refuse more batches than were delivered, and a value that is not a count."""
     loader = build()
     with checkpointer(tmp_path, loader):
         next(iter(loader))

@@ -1,4 +1,4 @@
-"""No save fails for one of its metrics: what cannot be read is left out, with a warning."""
+"""Unreadable metrics make no save fail. They are omitted with a warning."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_anything_of_one_element_is_read(tmp_path: Path, value: Any) -> None:
 @pytest.mark.parametrize("value", [decimal.Decimal("sNaN"), fractions.Fraction(10**400), Late()])
 @pytest.mark.parametrize("background", [False, True])
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, events: list[Event], value: Any, background: bool) -> None:
-    """The save keeps the other metrics; one line names the metric that is missing, once."""
+    """Save the other metrics. One warning names the missing metric."""
     path = tmp_path / "store" / "run"
     with relight.Checkpointer(path, x=torch.zeros(2), save=relight.best("odd", "min"), background=background, signals=False) as ckpt:
         ckpt.restore()
@@ -107,7 +107,7 @@ def test_more_metrics_than_a_record_holds_are_left_out(tmp_path: Path, events: l
 
 
 def test_an_array_that_the_script_reuses_keeps_the_steps_value(tmp_path: Path) -> None:
-    """A later save of the same step, as at the end, has the value that the step reported."""
+    """Record the value that the step reported in a later save of the same step, as at the end."""
     buffer = np.array([1.0])
     with relight.Checkpointer(tmp_path / "run", x=torch.zeros(2), save=None, background=False, signals=False) as ckpt:
         ckpt.restore()

@@ -81,7 +81,8 @@ def test_training_continues_and_verify_finds_nothing(tmp_path: Path, how: Callab
 
 
 def test_a_copy_trains_beside_the_run_that_it_was_made_of(tmp_path: Path) -> None:
-    """Both have the same ids and the same attempt, and are two runs: neither takes the other over, nor ends it."""
+    """Treat the two copies as two runs, though they have the same ids and the same attempt: neither takes over or ends
+    the other."""
     model = torch.nn.Linear(1, 1, bias=False)
     with relight.Checkpointer(tmp_path / "a" / "mine", model=model, save=relight.every(steps=1), background=False) as ckpt:
         ckpt.restore()

@@ -115,7 +115,7 @@ def test_what_has_a_state_is_a_component_under_any_name(tmp_path: Path) -> None:
 )  # fmt: skip
 @pytest.mark.parametrize("by_state", [False, True])
 def test_containers_of_components_are_taken_apart(tmp_path: Path, given: dict[str, Any], names: list[str], by_state: bool) -> None:
-    """Each optimizer of a list, tuple or dict is a component of its own, named by the container and its place in it."""
+    """Save each optimizer of a list, tuple or dict as its own component, named by the container and its position."""
 
     def objects(lr: float) -> tuple[torch.nn.Module, list[torch.optim.Optimizer]]:
         model = torch.nn.Linear(2, 2)
@@ -152,7 +152,7 @@ def test_a_container_of_components_and_plain_values_is_refused(tmp_path: Path) -
 
 
 def test_state_takes_any_name_and_any_plain_value(tmp_path: Path) -> None:
-    """``state={…}`` is explicit: nothing is guessed there, and plain values are set and restored by name."""
+    """Set and restore plain values of ``state={…}`` by name, without guessing."""
     plain = {"save_every": 10, "epoch": 3, "sate": {"a": 1}, "name": "x", "nothing": None}
     with made(tmp_path / "run", save=None, state=plain) as ckpt:
         ckpt["epoch"] = 4
@@ -163,7 +163,8 @@ def test_state_takes_any_name_and_any_plain_value(tmp_path: Path) -> None:
 
 
 def test_every_answer_for_other_frameworks_names_something_that_exists() -> None:
-    """An answer leads to a real option, a method of the Checkpointer, or its first argument; and no entry is an option of ours."""
+    """Name a real option, a method of the Checkpointer, or its first argument in each answer. No entry is one of
+    Relight's options."""
     for name, meant in option_names._MEANT.items():
         assert name not in OPTIONS, name
         options = set(re.findall(r"(\w+)=", meant)) & OPTIONS
@@ -191,7 +192,7 @@ def test_every_answer_for_other_frameworks_names_something_that_exists() -> None
     ids=lambda one: re.sub(r" at 0x[0-9a-f]+", "", str(one))[:60],  # workers must collect the same names
 )  # fmt: skip
 def test_an_option_of_another_type_is_refused(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Each option is checked where it is given, before anything is written."""
+    """Check each option at construction, before anything is written."""
     with pytest.raises(ConfigError) as caught:
         made(tmp_path / "store" / "run", **options)
     assert [*options][0] in str(caught.value) or "run" in options, str(caught.value)
@@ -217,7 +218,8 @@ def test_a_file_is_not_a_run(tmp_path: Path, below: str) -> None:
 
 
 def test_without_save_a_run_saves_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The default is ``relight.adaptive()``; ``save=None`` saves only when asked, on signals and at the end, whatever a file sets."""
+    """Use ``relight.adaptive()`` by default. ``save=None`` saves only on request, on signals and at the end, whatever a
+    file sets."""
 
     def trigger(**options: Any) -> Any:
         ckpt = made(tmp_path / "run", signals=False, **options)
@@ -241,7 +243,7 @@ def test_without_save_a_run_saves_by_itself(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_restore_arguments_of_another_type_are_refused(tmp_path: Path) -> None:
-    """``restore`` refuses a text as a list of patterns, and what names no checkpoint."""
+    """Refuse a text as a list of patterns in ``restore``, and an invalid selector."""
     wrong: list[dict[str, Any]] = [
         {"only": "model/*"}, {"only": [1]}, {"strict": "no"}, {"map": ["a"]}, {"which": None}, {"which": ""}, {"which": -1}, {"which": 2.0},
         {"which": True}, {"which": Path("x")}, {"which": torch.ones(2)},

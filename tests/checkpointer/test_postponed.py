@@ -38,7 +38,7 @@ def one_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
 
 
 def test_a_postponed_save_is_taken_at_the_first_step_with_a_slot(tmp_path: Path, events: list[Event]) -> None:
-    """It is reported once with the step at which it was due, its checkpoint names that step, and it stands for the milestone."""
+    """Report the postponement once with the due step. The checkpoint names that step, and counts as its milestone."""
     model, optimizer = make()
     free: dict[int, bool] = {}
     due: dict[int, bool] = {}
@@ -101,7 +101,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("when_busy", ["newest", "queue"])
 def test_several_ranks_do_as_limits_state(tmp_path: Path, when_busy: str) -> None:
-    """With "queue" two ranks make every save that is due; with "newest" they postpone some, and the last step is saved all the same."""
+    """With "queue", save every due step on two ranks. With "newest", postpone some saves, and save the last step."""
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()),
         "--no-python", sys.executable, "-c", TRAIN, str(tmp_path / "s" / "run"), when_busy,

@@ -1,4 +1,5 @@
-"""The system refuses a thread, a descriptor, memory or a process: a save is made with less, or fails; training continues."""
+"""The system refuses a thread, a descriptor, memory or a process. A save uses less, or fails, and training
+continues."""
 
 from __future__ import annotations
 
@@ -191,7 +192,8 @@ def test_an_error_of_the_callers_own_is_raised() -> None:
 
 
 def test_a_pool_without_threads(threads: Refusals) -> None:
-    """A pool's caller does what no thread does: results, errors and their order are the same, and each call is made once."""
+    """Run a pool's calls in its caller if there is no thread. Results, errors and order are equal, and each call is
+    made once."""
     threads.on = True
     for at, always in ((1, True), (1, False), (2, True)):
         threads.calls, threads.at, threads.always = 0, at, always
@@ -206,7 +208,7 @@ def test_a_pool_without_threads(threads: Refusals) -> None:
 
 
 def test_the_first_contact_has_a_bound() -> None:
-    """A store that stays broken raises its own error after the bound; an error that no repetition changes is raised at once."""
+    """Raise a store's own error after the time limit. Raise an error that is not retryable at once."""
     tries: list[int] = []
 
     def broken(retryable: bool) -> None:

@@ -72,7 +72,7 @@ def per_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]], work: Cal
 
 @pytest.mark.parametrize("build", [many, layers])
 def test_a_restore_does_little_for_each_tensor(tmp_path: Path, build: Callable[[int], dict[str, Any]]) -> None:
-    """Reading the part, decoding the tree, checking what fits, reading into place: a handful of calls for each tensor."""
+    """Make only a few calls for each tensor to read the part, decode the tree, check what fits, and read in place."""
     store = LocalStore(tmp_path)
 
     def work(run: str, live: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def test_so_does_a_load(tmp_path: Path, build: Callable[[int], dict[str, Any]]) 
 
 
 def test_many_tensors_come_back_to_the_bit(tmp_path: Path) -> None:
-    """The quick way gives what the thorough one gives, and moves every version counter."""
+    """Restore by the fast path what the full path restores, and increment every version counter."""
     saved, live = layers(160), layers(160)
     with torch.no_grad():
         for parameter in saved["model"].parameters():

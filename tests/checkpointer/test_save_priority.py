@@ -15,7 +15,7 @@ from relight.errors import ConfigError, SaveFailed
 from relight.observe import Event
 
 SLOW = relight.Limits(bytes_per_second=3e6)
-"""The state of 1.7 MB takes about half a second; there is room for two of it."""
+"""Writing the state of 1.7 MB takes about half a second, and two snapshots fit into memory."""
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +129,7 @@ def test_many_times_over(tmp_path: Path) -> None:
 
 
 def test_another_word_is_refused(tmp_path: Path) -> None:
-    """With the words there are."""
+    """Refuse an unknown priority, and list the valid ones."""
     with (
         relight.Checkpointer(tmp_path / "run", x=torch.ones(3), background=False, save=None) as ckpt,
         pytest.raises(ConfigError, match="'low' or 'normal' or 'high'"),

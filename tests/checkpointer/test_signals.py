@@ -1,4 +1,4 @@
-"""Signals of a script that has handlers of its own, of nohup, of notebooks; and what a closed Checkpointer reports."""
+"""Signals in scripts with their own handlers, under nohup and in notebooks, and what a closed Checkpointer reports."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_a_signal_during_a_save_is_for_the_next_step() -> None:
 
 @pytest.mark.parametrize("how", ["close", "with", "error", "signal"])
 def test_a_closed_checkpointer_says_why_it_is_closed(run: str, how: str) -> None:
-    """What closed it, after which step, when, and what to do."""
+    """Report what closed it, after which step, when, and what to do."""
     ckpt = relight.Checkpointer(run, state={"x": 1}, save=None, background=False)
     if how == "close":
         ckpt.step(3)

@@ -95,7 +95,8 @@ def taken(events: list[str]) -> list[str]:
 
 
 def test_a_second_start_is_refused_while_the_first_process_trains(run: str) -> None:
-    """A run that another process trains is refused at restore(), with that process's id and the ways out; nothing is written."""
+    """Refuse restore() of a run that another process trains. The error has that process's id and the remedies, and
+    nothing is written."""
     first = Trainer(run)
     try:
         first.until("step 2")
@@ -139,7 +140,8 @@ def test_a_process_that_closed_its_checkpointer_is_not_in_the_way(run: str) -> N
 
 
 def test_the_superseded_process_fails_at_its_next_step_and_names_the_other(run: str, events: list[str]) -> None:
-    """With takeover="take" both sides name the other: here a warning before and at the takeover, there Fenced at the next step."""
+    """Name the other process on both sides with takeover="take": in a warning before and at the takeover, and in Fenced
+    at the other's next step."""
     first = Trainer(run, steps=1000, pause=0.2)
     try:
         first.until("step 1")
@@ -179,7 +181,8 @@ OTHER = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_ERROR_FILE": "/tmp/torchel
     ],
 )
 def test_a_launcher_takes_over_from_its_own_job_only(run: str, first: dict[str, str], second: dict[str, str], way: str) -> None:
-    """A restarted job takes its run back from its former process; a first start, or another job's restart, takes no run that trains well."""
+    """Let a restarted job take over from its own former process. A first start, or another job's restart, takes over no
+    healthy run."""
     former = Trainer(run, **first)
     try:
         former.until("step 2")
@@ -232,7 +235,7 @@ def test_a_second_relight_run_leaves_the_first_alone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("answer", "takes"), [("y\n", True), pytest.param("\n", False, marks=pytest.mark.slow)])
 def test_ask_asks_on_a_terminal(run: str, answer: str, takes: bool) -> None:
-    """takeover="ask" shows the process and asks; only yes takes over. Without a terminal it refuses."""
+    """Show the other process and ask with takeover="ask". Only yes takes over. Without a terminal it refuses."""
     first = Trainer(run)
     try:
         first.until("step 2")
@@ -343,7 +346,7 @@ def test_a_second_checkpointer_of_one_process_takes_over(run: str, events: list[
 
 
 def test_a_second_checkpointer_under_another_path_takes_over(run: str, tmp_path: Path, events: list[str]) -> None:
-    """The run is known by its ids, so a link to the store is no other run."""
+    """Identify a run by its ids, so that a link to the store is the same run."""
     first = make(run)
     first.save(0)
     (tmp_path / "link").symlink_to(tmp_path / "store")
@@ -357,7 +360,7 @@ def test_a_second_checkpointer_under_another_path_takes_over(run: str, tmp_path:
 
 
 def test_a_checkpointer_of_another_thread_is_not_touched_while_it_works(run: str) -> None:
-    """The one that is superseded learns it at its next call, in its own thread."""
+    """Raise Fenced in the superseded trainer at its next call, in its own thread."""
     going, over = threading.Event(), threading.Event()
     errors: list[type[BaseException]] = []
 

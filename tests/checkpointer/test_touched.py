@@ -37,7 +37,7 @@ def adapters() -> tuple[dict[str, Any], Callable[[], int]]:
 
 
 def experts() -> tuple[dict[str, Any], Callable[[], int]]:
-    """Eight of 4 MiB, with AdamW's moments; two of them see samples in each step."""
+    """Return eight experts of 4 MiB with AdamW's moments. Two of them receive samples in each step."""
     model = nn.ModuleList(nn.Linear(1024, 1024, bias=False) for _ in range(8))
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():  # all of them have moments
@@ -82,7 +82,7 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_little_is_stored_of_what_is_little_touched(tmp_path: Path, name: str) -> None:
-    """Within a share of the state, or of what changed; each save restores to its bits."""
+    """Write at most a share of the state, or of what changed. Each save restores bit-exactly."""
     make, compact, of_state, of_changed = CASES[name]
     torch.manual_seed(0)
     parts, step = make()

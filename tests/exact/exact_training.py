@@ -44,7 +44,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class Kill:
-    """SIGKILL oneself at the end of ``step``; or, with ``call``, at that disk call (counted from 0) of the save at ``step``."""
+    """Kill this process at the end of ``step``; or, with ``call``, at that disk call (counted from 0) of the save at
+    ``step``."""
 
     step: int
     call: int | None = None

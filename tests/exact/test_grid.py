@@ -39,7 +39,7 @@ def start(folder: Path, run: str, cell: Cell, kill: Kill | None, every: int) -> 
 
 
 def read_ledger(folder: Path, run: str) -> list[dict]:
-    """The last entry written for each step, in order: what the run amounts to."""
+    """Return the last entry of each step, in order."""
     entries = {}
     for line in (folder / f"{run}.ledger").read_text().splitlines():
         entry = json.loads(line)

@@ -27,7 +27,7 @@ WIDTH = 48
 
 
 def train(run: Path, **options: object) -> dict[str, dict[str, str]]:
-    """Some saves; of each, by its id, what every tensor's bytes hash to."""
+    """Make some saves. Return the hash of each tensor's bytes, by checkpoint id."""
     torch.manual_seed(0)
     base = torch.nn.Linear(WIDTH, WIDTH, bias=False).requires_grad_(False)
     model = torch.nn.Linear(WIDTH, WIDTH, bias=False, dtype=torch.bfloat16)

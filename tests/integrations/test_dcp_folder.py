@@ -87,7 +87,7 @@ def test_every_kind_of_value(tmp_path: Path) -> None:
 
 
 def test_only_what_matches(tmp_path: Path) -> None:
-    """By DCP's flat names or by paths; a value that cannot be read is no matter then."""
+    """Select by DCP's flat names or by paths. An unreadable value that is not selected causes no error."""
     dcp.save({"model": {"a.w": torch.ones(2), "b.w": torch.zeros(2)}, "odd": FileSystemWriter, "step": 3}, checkpoint_id=tmp_path / "out")
     assert list(interop.read(tmp_path / "out", only=["model.a*"])["model"]) == ["a.w"]
     assert list(interop.read(tmp_path / "out", only=["model", "step"])) == ["model", "step"]
@@ -98,7 +98,7 @@ def test_only_what_matches(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flat", [False, True])
 def test_a_model_and_its_optimizer_come_back(tmp_path: Path, flat: bool) -> None:
-    """As ``get_state_dict`` gives them, flattened or not: every parameter, buffer, moment and setting of each group."""
+    """Restore every parameter, buffer, moment and group setting of ``get_state_dict``, flattened or not."""
     net, optimizer = trained()
     model, optim = get_state_dict(net, optimizer, options=StateDictOptions(flatten_optimizer_state_dict=flat))
     dcp.save({"model": model, "optim": optim}, checkpoint_id=tmp_path / "out")
@@ -109,7 +109,7 @@ def test_a_model_and_its_optimizer_come_back(tmp_path: Path, flat: bool) -> None
 
 
 def test_an_optimizers_own_state_dict(tmp_path: Path) -> None:
-    """By number: numbers are those of the live optimizer's parameters, in its order."""
+    """Restore state by number into the live optimizer's parameters in their order."""
     net, optimizer = trained()
     dcp.save({"model": net.state_dict(), "optim": optimizer.state_dict()}, checkpoint_id=tmp_path / "out")
     other = a_net()
@@ -118,7 +118,7 @@ def test_an_optimizers_own_state_dict(tmp_path: Path) -> None:
 
 
 def test_a_modules_own_state_dict(tmp_path: Path) -> None:
-    """Saved without a name above it, it goes into the one component that is given; compiled or wrapped, too."""
+    """Restore a state dict without a top-level name into the one given component, compiled or wrapped too."""
     net, _ = trained()
     dcp.save(net.state_dict(), checkpoint_id=tmp_path / "out")
     other = a_net()[0]
@@ -127,7 +127,7 @@ def test_a_modules_own_state_dict(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
-    """All of it is listed; ``strict=False`` takes what fits."""
+    """List all mismatches. With ``strict=False``, restore what fits."""
     net, _ = trained()
     dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "out")
     other = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.Linear(6, 2), nn.Linear(2, 2))
@@ -141,7 +141,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_plain_values_are_refilled_in_place(tmp_path: Path) -> None:
-    """Dicts, lists and tensors; what cannot be changed in place is refused."""
+    """Restore dicts, lists and tensors in place. Refuse an immutable value."""
     dcp.save({"own": {"n": 3, "t": torch.arange(3)}, "step": 7}, checkpoint_id=tmp_path / "out")
     own = {"n": 0, "t": torch.zeros(3, dtype=torch.int64)}
     tensor = own["t"]
@@ -164,7 +164,7 @@ def test_memory_is_bounded(tmp_path: Path) -> None:
 
 
 def test_no_checkpoint_there(tmp_path: Path) -> None:
-    """A directory without metadata is none, or was never finished."""
+    """Raise CheckpointNotFound for a directory without metadata, such as an unfinished one."""
     with pytest.raises(CheckpointNotFound):
         interop.read(tmp_path)
     with pytest.raises(CheckpointNotFound):

@@ -96,7 +96,7 @@ def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
 
 
 def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
-    """It verifies, loads as a plain tree, and is listed and shown; the state dict's own names lead to its tensors."""
+    """Verify, load, list and show the checkpoint. Names of the state dict select its tensors."""
     run, state = tmp_path / "run", a_state()
     writer = StorageWriter(run, step=7, metrics={"loss": 0.5})
     dcp.save(state, storage_writer=writer)
@@ -114,7 +114,8 @@ def test_it_is_a_checkpoint_like_any_other(tmp_path: Path) -> None:
 
 
 def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
-    """``get_state_dict`` and ``set_state_dict`` of DCP, flattened or not; and the module by Relight's own Checkpointer."""
+    """Load by DCP's ``get_state_dict`` and ``set_state_dict``, flattened or not, and the module by Relight's
+    Checkpointer."""
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5))
     optimizer = torch.optim.AdamW(net.parameters(), lr=0.125)
@@ -140,7 +141,7 @@ def test_a_model_and_its_optimizer(tmp_path: Path) -> None:
 
 
 def test_states_that_the_planner_leaves_nested(tmp_path: Path) -> None:
-    """Without flattening a value may have tensors in it: they are stored as tensors, and come back in it."""
+    """Store tensors inside unflattened values as tensors, and load them into the values."""
     state = {"w": torch.arange(4.0), "inner": {"t": torch.ones(2), "n": [1, 2]}}
     dcp.save(state, storage_writer=StorageWriter(tmp_path / "run", step=1), planner=DefaultSavePlanner(flatten_state_dict=False))
     loaded: dict[str, Any] = {"w": torch.zeros(4), "inner": None}
@@ -149,7 +150,7 @@ def test_states_that_the_planner_leaves_nested(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path) -> None:
-    """All of it at once; the run has no checkpoint then."""
+    """Name all values that cannot be saved in one error. The run has no checkpoint."""
     state = {"w": torch.ones(2), "a": {"f": lambda: 1}, "s": torch.eye(2).to_sparse(), "o": object()}
     error = caught(lambda: dcp.save(state, storage_writer=StorageWriter(tmp_path / "run", step=1)))
     assert isinstance(error, IncompatibleState)
@@ -158,7 +159,8 @@ def test_what_cannot_be_saved_is_named_and_nothing_is_written(tmp_path: Path) ->
 
 
 def test_one_flipped_byte_is_refused(tmp_path: Path) -> None:
-    """By its step the damaged one is an error; ``latest`` takes the one before it, also where the part is what is damaged."""
+    """Raise an error for a damaged checkpoint that is selected by its step. ``latest`` selects the previous one, also
+    if the part file is damaged."""
     run = tmp_path / "run"
     writer = StorageWriter(run)
     for step in (1, 2, 3):
@@ -179,7 +181,7 @@ def test_one_flipped_byte_is_refused(tmp_path: Path) -> None:
 
 
 def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
-    """Damage in what a plan does not need is not met."""
+    """Ignore damage in bytes that the plan does not read."""
     run = tmp_path / "run"
     state = {"a": torch.zeros(1 << 19), "b": torch.ones(1 << 19)}
     dcp.save(state, storage_writer=StorageWriter(run, step=1))
@@ -191,7 +193,8 @@ def test_only_what_is_asked_for_is_read(tmp_path: Path) -> None:
 
 
 def test_a_step_is_named_in_either_way(tmp_path: Path) -> None:
-    """By ``step``, or as the last number of ``checkpoint_id``, for saving and for loading; without one nothing is begun."""
+    """Take the step from ``step`` or from the last number of ``checkpoint_id``, in saves and loads. Without a step, no
+    save begins."""
     writer = StorageWriter(tmp_path / "run")
     assert isinstance(caught(lambda: dcp.save({"n": 1}, storage_writer=writer)), ConfigError)
     for step in (5, 10):
@@ -206,7 +209,7 @@ def test_a_step_is_named_in_either_way(tmp_path: Path) -> None:
 
 
 def test_one_attempt_a_writer_and_the_newest_is_in_charge(tmp_path: Path) -> None:
-    """A writer takes charge once, whatever it saves; one that was superseded is refused."""
+    """Begin one attempt for each writer. A superseded writer is refused."""
     first, second = StorageWriter(tmp_path / "run", 1), StorageWriter(tmp_path / "run", 2)
     for _ in range(3):
         dcp.save({"n": 1}, storage_writer=first)
@@ -216,11 +219,12 @@ def test_one_attempt_a_writer_and_the_newest_is_in_charge(tmp_path: Path) -> Non
 
 
 def test_plans_that_are_cached(tmp_path: Path) -> None:
-    """A planner that sends unchanged plans as empty ones saves with the same writer, not with another."""
+    """Save empty plans of a caching planner, which mean unchanged plans, with the same writer. Another writer refuses
+    them."""
     writer = StorageWriter(tmp_path / "run")
 
     class Planner(DefaultSavePlanner):
-        """With a cache of its own."""
+        """A planner with its own cache."""
 
     for step in (1, 2, 3):
         writer.step = step

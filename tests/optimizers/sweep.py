@@ -39,21 +39,21 @@ EXACT, REFUSED, REPORTED, ARGUMENTS, ALONE, WRONG = "exact", "refused", "reporte
 
 
 class Outcome(NamedTuple):
-    """What became of one optimizer, and why."""
+    """Outcome of one optimizer, and its reason."""
 
     kind: str
     why: str = ""
 
 
 class Net(torch.nn.Module):
-    """A matrix, a vector, and a matrix again: what all optimizers know how to step."""
+    """A module with a matrix, a vector and another matrix, which every optimizer can step."""
 
     def __init__(self) -> None:
         super().__init__()
         self.first, self.norm, self.last = torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 8)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One pass."""
+        """Return the output of one pass."""
         return self.last(torch.tanh(self.norm(self.first(x))))
 
 
@@ -65,7 +65,7 @@ def fresh(build: Build, seed: int) -> tuple[Net, Any]:
 
 
 def plain(model: torch.nn.Module, optimizer: Any) -> float:
-    """One step, as most scripts make it."""
+    """Take one step, as most scripts do."""
     loss = model(torch.randn(4, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward()
@@ -74,7 +74,7 @@ def plain(model: torch.nn.Module, optimizer: Any) -> float:
 
 
 def second_order(model: torch.nn.Module, optimizer: Any) -> float:
-    """One step of an optimizer that differentiates the gradients."""
+    """Take one step of an optimizer that differentiates the gradients."""
     loss = model(torch.randn(4, 8)).square().mean()
     optimizer.zero_grad()
     loss.backward(create_graph=True)
@@ -86,7 +86,7 @@ def second_order(model: torch.nn.Module, optimizer: Any) -> float:
 
 
 def closed(model: torch.nn.Module, optimizer: Any) -> float:
-    """One step of an optimizer that computes the loss itself."""
+    """Take one step of an optimizer that computes the loss itself."""
     x = torch.randn(4, 8)
     met: list[float] = []
 
@@ -142,7 +142,7 @@ def _run(build: Build, step: Callable[[torch.nn.Module, Any], float]) -> list[fl
 
 
 def _torchs_way(build: Build, step: Callable[[torch.nn.Module, Any], float]) -> list[float] | str:
-    """The losses after ``load_state_dict`` alone, or why it fails."""
+    """Return the losses after ``load_state_dict`` alone, or why it fails."""
     try:
         model, optimizer = fresh(build, 0)
         for _ in range(BEFORE):
@@ -222,7 +222,8 @@ def _line(error: BaseException) -> str:
 
 
 def _of_class(kind: Any, **arguments: Any) -> list[Build]:
-    """Ways to build an optimizer, the simplest first: of all parameters, of the model, of matrices apart from vectors, of matrices alone."""
+    """Return builders of an optimizer, the simplest first: of all parameters, of the model, of matrices and vectors
+    separately, of matrices alone."""
 
     def of(target: Callable[[torch.nn.Module], Any], more: dict[str, Any]) -> Build:
         return lambda model: kind(target(model), **{**arguments, **more})
@@ -261,7 +262,7 @@ def _with_base(kind: Any, **arguments: Any) -> list[Build]:
 
 
 def _training(builds: Sequence[Build]) -> list[Build]:
-    """The same optimizers in their training mode, where they have one."""
+    """Return the same builders with the optimizers in training mode, if they have one."""
 
     def training(build: Build) -> Build:
         def made(model: torch.nn.Module) -> torch.optim.Optimizer:
@@ -400,7 +401,7 @@ def _version(library: str) -> str:
 
 
 def main() -> int:
-    """Try them all; write the table if asked to."""
+    """Try all optimizers, and write the table if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", action="append", choices=LIBRARIES, help="try this library alone")
     parser.add_argument("--name", action="append", help="try the optimizers of this name alone")

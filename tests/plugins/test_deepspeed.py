@@ -22,7 +22,8 @@ def test_the_example_goes_on_to_the_bit(stage: str, tmp_path) -> None:
 
 
 def test_its_own_objects_come_back_and_others_are_refused(tmp_path) -> None:
-    """A loss scaler is one again, with its fields; an object of any other class is named and not saved, and not made on load."""
+    """Restore a loss scaler as its class with its fields. Report an object of any other class, and neither save nor
+    create it."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
     from relight.integrations.deepspeed_engine import CheckpointEngine

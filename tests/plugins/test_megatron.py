@@ -26,7 +26,7 @@ def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
 
 
 def test_another_number_of_ranks_goes_on(tmp_path) -> None:
-    """What two ranks have saved one rank loads: nearly the same losses, as sums are taken in another order."""
+    """Load on one rank what two ranks saved. The losses are nearly equal, because sums have another order."""
     straight = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "a")], env=ENV)
     killed = run([*TORCHRUN, "--nproc-per-node=2", "examples/megatron_sharded.py", str(tmp_path / "b")], kill_at=18, env=ENV)
     alone = run([*TORCHRUN, "--nproc-per-node=1", "examples/megatron_sharded.py", str(tmp_path / "b")], env=ENV)

@@ -1,4 +1,4 @@
-"""torchft: what one replica group sends by way of a store, another that comes back receives."""
+"""torchft: a replica group sends its state through a store, and a restarted group receives it."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ pytest.importorskip("torchtitan", reason="torchtitan is not installed: make plug
 
 
 def test_the_example_goes_on_to_the_bit(tmp_path) -> None:
-    """Killed twice, in the first and the second epoch: the straight run's losses and rates; so many are kept as were asked for."""
+    """Repeat the uninterrupted run's losses and rates, killed twice, in the first and the second epoch. Keep the
+    requested number of checkpoints."""
     killed_and_resumed(["examples/torchtitan_manager.py"], [8, 25], tmp_path)
     run = relight.open(tmp_path / "killed" / "run" / "checkpoint" / "run")
     assert [checkpoint.step for checkpoint in run.checkpoints()] == [39, 40]

@@ -11,7 +11,7 @@ from relight.testing.store_suite import refuses
 
 
 def test_places_are_spread_out() -> None:
-    """Each gets a name of its own and the same rules; alone it keeps the name it was given."""
+    """Give each place its own name and the same rules. A single place keeps the given name."""
     rules = keep(last=3)
     tiers = Tiers(hot="/a/run", cold=tier("s3://eu/run", "s3://us/run", "s3://ap/run", keep=rules, quorum=2))
     assert [(tier_.name, tier_.url, tier_.keep) for tier_ in tiers.further] == [
@@ -35,7 +35,7 @@ def test_a_quorum_is_a_number_of_places(quorum: object) -> None:
 
 
 def test_names_and_places_do_not_repeat() -> None:
-    """Two copies in one place are one; two tiers of one name are none."""
+    """Refuse two copies in one place, and two tiers with one name."""
     refuses(ConfigError, lambda: Tiers(hot="/a/run", cold=tier("/b/run", "/b/run")))
     refuses(ConfigError, lambda: Tiers(cold_1="/a/run", **{"cold-1": "/d/run"}, cold=tier("/b/run", "/c/run")))
 
@@ -56,21 +56,21 @@ def test_above_its_capacity_the_oldest_go_that_are_elsewhere() -> None:
 
 @pytest.mark.parametrize("spared", [{"tags": ["x"]}, {"held": "not on cold yet"}, {"elsewhere": ""}, {"needed_by": ["id4"]}])
 def test_want_of_room_takes_nothing_that_is_named_or_nowhere_else(spared: dict[str, object]) -> None:
-    """A tag, a hold, a need, or being the only copy: each keeps it, and another goes in its stead."""
+    """Keep a checkpoint with a tag, a hold or a dependent, and an only copy. Another one is deleted instead."""
     checkpoints = some()
     checkpoints[0] = Candidate("id0", 0, 0, **{"verified": True, "bytes": 100, "elsewhere": "cold", **spared})  # type: ignore[arg-type]
     assert [verdict.id for verdict in decide_keep(Keep(capacity=350), checkpoints) if not verdict.keep] == ["id1", "id2"]
 
 
 def test_the_newest_and_the_newest_verified_stay_in_the_smallest_room() -> None:
-    """A run never evicts what it would resume from."""
+    """Keep the checkpoints that a resume would use, whatever the capacity."""
     checkpoints = some()
     checkpoints[4] = Candidate("id4", 4, 4, verified=False, bytes=100, elsewhere="cold")
     assert [verdict.id for verdict in decide_keep(Keep(capacity=1), checkpoints) if verdict.keep] == ["id3", "id4"]
 
 
 def test_what_a_tier_was_given_it_may_have_removed() -> None:
-    """It is safe there if the tier's own rules keep it, of what it got."""
+    """Count a checkpoint as safe on a tier if the tier received it and the tier's own rules keep it."""
     checkpoints = some()
     assert safe_on(tier("/c", keep=keep(last=2)), checkpoints, {"id0", "id1", "id2"}) == {"id1", "id2"}
     assert safe_on(tier("/c"), checkpoints, {"id0"}) == {"id0"}

@@ -1,4 +1,5 @@
-"""One slip: the script that a hurried user wrote, and what is right. Scripts run as processes of their own, in fresh directories."""
+"""One slip: the script that a hurried user wrote, and the expected result. Scripts run in their own processes and new
+directories."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ STEPS = (2, 5, 8)
 
 @dataclass(frozen=True)
 class Slip:
-    """A slip, its script, and what is right."""
+    """A slip, its script, and the expected result."""
 
     name: str
     item: str
@@ -50,7 +51,7 @@ class Slip:
 
 
 def plain(text: str, directory: str) -> str:
-    """Output without what differs between two runs: paths, ids, times, process numbers."""
+    """Return output without what differs between two runs: paths, ids, times, process numbers."""
     text = text.replace(os.path.realpath(directory), "…").replace(directory, "…")
     text = re.sub(r"\b\d{10}-[0-9a-z]{10}-e\d+", "…", text)
     text = re.sub(r"(?<=checkpoint )[0-9a-z]{10}\b|(?<=saved as )[0-9a-z]{10}\b|(?<=\()[0-9a-z]{10}(?=\))", "…", text)

@@ -1,4 +1,4 @@
-"""The way of device tensors, without a device: what is queued where and in which order, and that every byte arrives."""
+"""Copies of device tensors, tested without a device: the streams, their order, and every byte."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CPU = torch.device("cpu")
 
 
 class Fake:
-    """Streams that write down what they are asked for. Copies on this "device" are done at once."""
+    """Streams that record the requested operations. Copies on this "device" run at once."""
 
     def __init__(self) -> None:
         self.log: list[tuple[str, ...]] = []
