@@ -102,7 +102,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("table", "says"), WRONG)
+@pytest.mark.parametrize(("table", "message"), WRONG)
 def test_a_wrong_table_is_refused_before_a_job_needs_it(table: Any, message: str) -> None:
     """Every mistake is one of the file, found when it is read."""
     with pytest.raises(ConfigError, match=message):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch import nn
 import relight
 from relight.checkpointer.slot_copy_plan import SlotCopyPlan
 from relight.commit import incremental_writer
-from relight.observe import Event, subscribe
+from relight.observe import Event
 
 SIDE = 1024
 BASE = 4 * SIDE * SIDE * 4
@@ -68,15 +67,6 @@ class Run:
         for id_, then in self.saved.items():
             loaded = relight.load(self.path, id_)["model"]
             assert id_ in without or all(torch.equal(torch.as_tensor(loaded[name]), value) for name, value in then.items()), id_
-
-
-@pytest.fixture
-def told() -> Iterator[list[Event]]:
-    """Return the emitted events."""
-    events: list[Event] = []
-    undo = subscribe(events.append)
-    yield events
-    undo()
 
 
 def of(events: list[Event], name: str) -> list[Event]:

@@ -139,7 +139,7 @@ def train(folder: str, run: str, cell: Cell, kill: Kill | None, every: int) -> N
         data=loader,
         save=relight.every(steps=every),
         keep=relight.keep(last=2),
-        # To die inside a save one must make it oneself. The other kills, right behind a step, find the agent writing.
+        # A kill inside a save needs a save in the foreground. The other kills, directly after a step, interrupt the agent.
         background=False if kill and kill.call is not None else None,
     )
     start = ckpt.restore()

@@ -26,7 +26,7 @@ def job(world: int, plan: list[list[Any]]) -> list[list[dict[str, Any]]]:
 
 
 @pytest.fixture(scope="module")
-def reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[dict[str, Any]]]]:
+def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[dict[str, Any]]]]:
     """Run everything on two ranks in one job: saves, a save that fails, loads under other layouts, and damage in
     between. Return the stores' folder and each rank's reports."""
     store = tmp_path_factory.mktemp("dcp")

@@ -184,7 +184,7 @@ def _agent_here(store: str, name: str) -> int:
 
 
 def _words(output: str) -> str:
-    """Return the last lines that a rank printed besides its reports, and its last report."""
+    """Return the last lines that a rank printed in addition to its reports, and its last report."""
     lines = output.splitlines()
     reports = [line for line in lines if line.startswith("{")]
     return "\n".join([*[line for line in lines if not line.startswith("{")][-30:], *reports[-1:]])

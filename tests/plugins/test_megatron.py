@@ -13,7 +13,7 @@ pytest.importorskip("megatron.core", reason="megatron-core is not installed: mak
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone"]
 ENV = {"OMP_NUM_THREADS": "1", "MKL_CBWR": "COMPATIBLE"}
-"""Matrix products that do not depend on where in memory their operands lie: else the last bit may differ from life to life."""
+"""Make matrix products independent of their operands' addresses. Otherwise the last bit may differ between attempts."""
 
 
 def test_the_example_goes_on_to_the_bit(tmp_path) -> None:

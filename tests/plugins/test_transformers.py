@@ -23,7 +23,7 @@ def test_two_ranks_go_on_to_the_bit(tmp_path) -> None:
 
 
 def test_a_run_that_has_begun_is_not_begun_anew(tmp_path) -> None:
-    """Without ``resume``, or with a folder of somebody else's, training does not start over the run."""
+    """Refuse to train over an existing run if the callback does not know its Trainer."""
     from types import SimpleNamespace
 
     from relight.errors import ConfigError

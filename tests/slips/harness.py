@@ -95,7 +95,7 @@ class Runner:
             **environment,
         )
         if code != 0:
-            return {"checkpoints": {}, "next": None, "why": f"looking failed: {output[-2000:]}"}
+            return {"checkpoints": {}, "next": None, "why": f"reading the run failed: {output[-2000:]}"}
         content: dict[str, object] = json.loads((directory / "look.json").read_text(encoding="utf-8"))
         return content
 
